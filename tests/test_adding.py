@@ -40,7 +40,7 @@ from collections.abc import Iterator
 
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
-from .base import NOWHERE, said_of
+from .check_interface import NOWHERE, said_of
 
 
 class Idleness:
@@ -51,8 +51,8 @@ class Idleness:
         yield said_of(self, context, NOWHERE, 1, ["no request was served"] if context.kind == "idle" else [])
 '''
 CHECK: tuple[Text, ...] = (
-    (f"{CHECKS}/__init__.py", "from .labels import Labels\n",
-     "from .idleness import Idleness\nfrom .labels import Labels\n"),
+    (f"{CHECKS}/__init__.py", "from .kept_copies import Copies\n",
+     "from .idleness import Idleness\nfrom .kept_copies import Copies\n"),
     (f"{CHECKS}/__init__.py", "return (Bounds(), ", "return (Bounds(), Idleness(), "),
 )  # fmt: skip
 SCALAR = "decay, beta = log_decay[None, :, :, None], "
@@ -71,17 +71,19 @@ EVENT: tuple[Text, ...] = (
     ("instep_reference/contract/engine.py", "AnyEvent = (\n    ", f"{PAUSE}AnyEvent = (\n    Pause | "),
     ("instep_reference/contract/engine.py", "    def idle(self) -> None: ...\n",
      "    def idle(self) -> None: ...\n    def pause(self) -> None: ...\n"),
-    ("instep_reference/rounds.py", "    def idle(self) -> None:\n", METHOD),
+    ("instep_reference/speculative_rounds.py", "    def idle(self) -> None:\n", METHOD),
     ("instep_optimized/engine.py", "    def idle(self) -> None:\n", METHOD),
     # when it is legal, and what it may write
     ("instep_reference/contract/event_facts.py", "    Load,\n", "    Load,\n    Pause,\n"),
     ("instep_reference/contract/event_facts.py", "    Idle: Event", "    Pause: EventFacts(),\n    Idle: Event"),
     # how a policy asks for it
     ("instep/trace/policy.py", '"abort", "idle", ', '"abort", "idle", "pause", '),
-    ("instep/trace/driver.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
+    ("instep/trace/event_scheduler.py", '"idle", "offload", "evict")', '"idle", "offload", "evict", "pause")'),
 )  # fmt: skip
 # An event that fuzz also draws, and that the contract's package exports, changes three more files.
-BESIDE = {"instep/campaign/fuzz/coverage.py", "instep/campaign/fuzz/draw.py", "instep_reference/contract/__init__.py"}
+BESIDE = {
+    "instep/campaign/fuzz/coverage.py", "instep/campaign/fuzz/draw_events.py", "instep_reference/contract/__init__.py",
+}
 # In the copy's own process: a policy that asks for it is recorded, and the trace is replayed.
 RECORD_AND_REPLAY = """
 import sys

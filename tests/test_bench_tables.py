@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from instep_speed.bench.base import TOO
+from instep_speed.bench.bench_types import TOO
 from support import bench_tables
 from support.bench_tables import figure, spread
 

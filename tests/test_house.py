@@ -47,10 +47,10 @@ ALLOWED = {
 }
 # Modules that may bring an engine into being; every other harness module is handed one.
 BUILDS_ENGINES = {
-    "instep.run.participants", "instep.run.engine_without_comparison", "instep.run.large_model",
-    "instep.run.storing_reference",
+    "instep.run.build_compared_engines", "instep.run.engine_without_comparison", "instep.run.large_model",
+    "instep.run.reference_with_declared_storage",
 }
-ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.ledger")
+ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.label_ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
 CONTRACT_TORCH_NAMES = {
     "Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "isfinite",
@@ -118,9 +118,10 @@ def test_a_package_imports_only_what_its_layer_may() -> None:
 
 
 @pytest.mark.parametrize(("name", "other", "may"), [
-    ("instep_reference.gdn", "instep_optimized.layout", False), ("instep_reference.gdn", "support.traces", False),
+    ("instep_reference.gdn", "instep_optimized.memory_addresses", False),
+    ("instep_reference.gdn", "support.traces", False),
     ("instep_optimized.engine", "instep_reference.gdn", False), ("instep_optimized.engine", "torch", True),
-    ("instep_optimized.engine", "instep_reference.contract.place", True), ("instep.player", "perf", False),
+    ("instep_optimized.engine", "instep_reference.contract.place_names", True), ("instep.player", "perf", False),
     ("instep_optimized.engine", "instep_reference", True), ("instep.player", "instep_reference.gdn", True),
     ("instep_optimized.engine", "instep.player", False),
 ])  # fmt: skip
@@ -130,17 +131,17 @@ def test_an_import_across_layers_is_seen(name: str, other: str, may: bool) -> No
 
 # The rooms of `instep` in their order: a room imports only from rooms before it, in functions too.
 ROOMS = (
-    "finding_problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "allowance", "player",
-    "trace", "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report", "generate",
-    "campaign", "audit", "attach", "kit", "cli", "plugin", "__main__",
+    "finding_problem", "options", "atomic_write", "lru_cache", "bundled", "threads", "verdict", "tier_allowances",
+    "player", "trace", "watch", "oracle", "checks", "adapters", "subject", "setting", "run", "diagnose", "report",
+    "generate", "campaign", "audit", "attach", "kit", "cli", "plugin", "__main__",
 )
 # Imports of a later room, or in a circle, that are still there: (module, imported module) -> what removes them.
 UPWARD: dict[tuple[str, str], str] = {
-    ("instep_optimized.ops.base", "instep_optimized.ops.fused"): "part two: the protocols of fusions get a file",
+    ("instep_optimized.ops.op_protocols", "instep_optimized.ops.fused"): "part two: protocols of fusions get a file",
 }
 HARNESS = ("instep", "instep_proof", "instep_speed")
 # Files under SMALL_FILE lines that keep their one importer next to them: members of a family, which its table lists.
-TABLES = {"instep.checks", "instep.diagnose.bank", "instep.kit.cases", "instep_proof.faults.catalogue"}
+TABLES = {"instep.checks", "instep.diagnose.explanation_bank", "instep.kit.cases", "instep_proof.faults.catalogue"}
 
 
 def edges(modules: Iterable[tuple[str, Path]]) -> list[Import]:
@@ -287,7 +288,8 @@ PARSES = {
 SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split"}
 # Modules that may read a sentence, and why.
 READ_SENTENCES = {
-    "instep_proof.faults.judge": "it judges the report, so it compares what a reader sees with the catalogue",
+    "instep_proof.faults.compare_with_control":
+        "it judges the report, so it compares what a reader sees with the catalogue",
     "instep_proof.commands.demo": "it shows a report and checks that the report names the planted fault",
     "instep_proof.faults.catalogue.fault": "it checks the sentences that people write into the catalogue",
 }

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from instep.cli import app
 from instep.report.machine import digest, kernels_syntax
-from instep_reference.contract.adaptive import RELEASES
+from instep_reference.contract.adaptive_controller_file import RELEASES
 from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, Row, SetNumSteps
 from instep_reference.contract.engine import Path as Way

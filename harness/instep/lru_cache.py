@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from instep_optimized.ops.around import tensors_of
+from instep_optimized.ops.watch_op_calls import tensors_of
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from instep_reference.contract.engine import Answer, Draft, Drafted, Engine, Event, RequestState
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 Places = Mapping[Place, torch.Tensor]
 

@@ -1,7 +1,7 @@
 """The setting of a subject: one frozen value for the command line, the engine's options and printed commands.
 
-Leaves out: building anything from it (`run/participants.py`, `run/engine_without_comparison.py`), and combinations that
-an engine refuses.
+Leaves out: building anything from it (`run/build_compared_engines.py`, `run/engine_without_comparison.py`), and
+combinations that an engine refuses.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 
 from instep_optimized import Options, options
 from instep_optimized.commit import OURS, known
-from instep_optimized.layout import StateLayout
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.interpreter import wanted_on
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
 
 from .adapters import Maker, find, in_a_shell
-from .adapters.keepers import OPTIONS, with_keeper
+from .adapters.strategy_by_name import OPTIONS, with_keeper
 from .options import CHOICES, FP8, either
 from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
 from .subject.proposers import NAMES, mode_of, proposer
-from .trace.driver import Propose
+from .trace.event_scheduler import Propose
 from .trace.header import Recording
 
 DEFAULTS = Options()  # values without an option

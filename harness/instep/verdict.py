@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Literal
 
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .finding_problem import Explained, Problem, sentence
 from .options import tiers_named
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tier(Enum):
-    """The strongest applicable comparison of a probe; see `allowance.py` for the constants."""
+    """The strongest applicable comparison of a probe; see `tier_allowances.py` for the constants."""
 
     IDENTITY = "T0"
     BITWISE = "T1"

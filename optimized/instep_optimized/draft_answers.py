@@ -1,6 +1,6 @@
 """The answer of a draft: a table of the drafts in use, and one of the head's own.
 
-Leaves out: trees that the drafter grows, which come as tables (`round.py`).
+Leaves out: trees that the drafter grows, which come as tables (`round_for_step_count.py`).
 """
 
 from __future__ import annotations

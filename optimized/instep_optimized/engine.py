@@ -1,7 +1,9 @@
 """The optimized engine: one method per event. The engine only routes; the ops compute.
 
-Leaves out: arithmetic (`ops/`), addresses (`commit/`, `batch.py`), the model (`model/`, `draft/`), and the bodies of
-the events: `round.py` for what depends on the step count, `forwards.py` and `mixed.py` for rows of several kinds.
+Leaves out: arithmetic (`ops/`), addresses (`commit/`, `packed_batch.py`), the model (`model/`, `draft/`), and the
+bodies of
+the events: `round_for_step_count.py` for what depends on the step count, `window_and_decode_forwards.py` and
+`forward_with_prefill_chunks.py` for rows of several kinds.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from typing import Any
 
 import torch
 
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import (
     Capacity,
     Committed,
@@ -29,34 +30,35 @@ from instep_reference.contract.engine import (
     Row,
 )
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
-from instep_reference.contract.place import Place, See, unseen
+from instep_reference.contract.kept_copies import Copy
+from instep_reference.contract.place_names import Place, See, unseen
 from instep_reference.contract.sampling import Sampling
 
-from . import mixed
-from .batch import empty_commit
-from .build import budget, built
+from . import forward_with_prefill_chunks
 from .commit import write_set
 from .commit.base import changes
 from .commit.verified_windows import answered, forced_paths
 from .controllers import controller
 from .draft_answers import cut_to_trees, split_tables
-from .forwards import BOTH, DECODES, WINDOWS, Forwards
+from .engine_from_checkpoint import budget, built
+from .forward_with_prefill_chunks import planned
 from .graphs import Runner
 from .graphs.capture import prepared
-from .memory.saved import Kept, copied, read, write
+from .kept_on_device_or_host import Entry, Tiers
+from .memory.saved_states import Kept, copied, read, write
 from .memory.tiled_units import SCALES
-from .mixed import planned
-from .ops.base import Ops
-from .ops.placing import Acceptance
+from .ops.integer_op_protocols import Acceptance
+from .ops.op_protocols import Ops
 from .ops.unpadded_view import covers, noting, show, watched
 from .options import Options, check
-from .prefixes import Prefixes
+from .packed_batch import empty_commit
 from .refusals import Refusals
-from .request import Request, logical
-from .round import IDLE, inputs_of, kind_of, tree_inputs
-from .tiers import Entry, Tiers
+from .request_record import Request, logical
+from .round_for_step_count import IDLE, inputs_of, kind_of, tree_inputs
+from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints
 from .transfer.to_host import Drafts, HostCopy, Parents, Roots
+from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
 
 class OptimizedEngine:
@@ -188,7 +190,9 @@ class OptimizedEngine:
         elif kinds == BOTH:
             own, roots = alike.both(plan)
         else:  # prefill chunks, which are in no graph
-            own, roots, final = mixed.forward(self._ops, self._model, at.strategy, plan, at.num_steps)
+            own, roots, final = forward_with_prefill_chunks.forward(
+                self._ops, self._model, at.strategy, plan, at.num_steps
+            )
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
             p.ran()
@@ -242,7 +246,8 @@ class OptimizedEngine:
         (kept, memory), live = self._saved[name], self._requests[request]
         self._restore(kept.given_to(live), memory)
         if memory.final is not None:  # a prefix
-            mixed.extend_prefix(self._ops, self._model, self._requests[request], memory, self._round.num_steps)
+            steps = self._round.num_steps
+            forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)
 
     def offload(self, name: str) -> None:
         self._refusals.offload(name)

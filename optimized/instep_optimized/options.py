@@ -13,15 +13,15 @@ import torch
 
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, scaled
 from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.grown import MOST_BEAMS
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, scaled
+from instep_reference.contract.grown_draft_tree import MOST_BEAMS
 
 from .commit import known
-from .layout import StateLayout
 from .memory.budget import Component
-from .ops.base import Ops, Types
+from .memory_addresses import StateLayout
+from .ops.op_protocols import Ops, Types
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import UNIFORM, Sampling
 
-from .request import Request
+from .request_record import Request
 
 WAITING, PREFILLING, READY, DRAFTED, VERIFIED = "waiting", "prefilling", "ready", "drafted", "verified"
 MAY_RUN = {"prefill": (WAITING, PREFILLING), "verify": (DRAFTED,), "decode": (READY,)}

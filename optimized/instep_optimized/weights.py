@@ -15,7 +15,7 @@ import torch
 
 from instep_reference.contract.config import ModelConfig
 
-from .ops.base import ExpertWeights
+from .ops.op_protocols import ExpertWeights
 
 
 @dataclass(frozen=True)

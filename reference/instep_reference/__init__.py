@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine import ReferenceEngine
-    from .ledger import LedgerEngine
+    from .label_ledger import LedgerEngine
     from .weights import Weights
 
 __all__ = ["LedgerEngine", "ReferenceEngine", "Weights"]
 
-_HOMES = {"LedgerEngine": "ledger", "ReferenceEngine": "engine", "Weights": "weights"}
+_HOMES = {"LedgerEngine": "label_ledger", "ReferenceEngine": "engine", "Weights": "weights"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
 """Acceptance: how many drafts of a window the target accepts, along a chain or a tree, greedily or by sampling.
 
 A chain is the tree in which every node's parent is the previous node. Leaves out: the source of the target's picks or
-probabilities (`trunk.py`), and the rest of a commit (`rounds.py`).
+probabilities (`trunk.py`), and the rest of a commit (`speculative_rounds.py`).
 """
 
 from __future__ import annotations

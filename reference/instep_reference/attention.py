@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .contract.config import ModelConfig
-from .contract.place import At
+from .contract.place_names import At
 from .norms import rms_norm
 from .weights import AttentionWeights
 

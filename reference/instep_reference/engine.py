@@ -1,4 +1,4 @@
-"""The reference engine: the rounds of `rounds.py` over the model of `trunk.py`, in plain tensors.
+"""The reference engine: the rounds of `speculative_rounds.py` over the model of `trunk.py`, in plain tensors.
 
 Memories are values: they are never written in place, so no request can change the memory of another. Leaves out: speed.
 """
@@ -13,16 +13,16 @@ import torch
 
 from . import trunk
 from .attention import AttentionMemory
-from .contract.adaptive import AdaptiveFile
+from .contract.adaptive_controller_file import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.controllers import Controlled
 from .contract.engine import RequestState
-from .contract.place import AFTER_LAYERS, Place, See, unseen
+from .contract.place_names import AFTER_LAYERS, Place, See, unseen
 from .draft import Drafter, drafter, head
 from .gdn import GdnMemory
-from .rounds import Rounds
 from .sampling import Drawing, drawn, most_probable
+from .speculative_rounds import Rounds
 from .weights import Weights
 
 Memories = tuple[trunk.LayerMemory, ...]

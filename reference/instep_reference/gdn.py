@@ -1,6 +1,6 @@
 """The gated delta rule, one token at a time, as the papers state it, and the layer around it.
 
-Leaves out: chunking (`chunked.py`), fusing, caches. For those see `instep_optimized`.
+Leaves out: chunking (`chunked_delta_rule.py`), fusing, caches. For those see `instep_optimized`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from .contract.config import ModelConfig
-from .contract.place import At
+from .contract.place_names import At
 from .norms import gated_norm, l2_norm
 from .weights import GdnWeights
 

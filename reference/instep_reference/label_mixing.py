@@ -1,13 +1,13 @@
-"""The mixture of two labels (`contract/labels.py`), and numbers that follow from the token that a label names.
+"""The mixture of two labels (`contract/label_algebra.py`), and numbers that follow from the token that a label names.
 
-Leaves out: the engine that moves labels (`ledger.py`).
+Leaves out: the engine that moves labels (`label_ledger.py`).
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
 
-from .contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SCORES
+from .contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SCORES
 
 MASK = (1 << 64) - 1
 

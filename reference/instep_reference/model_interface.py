@@ -1,6 +1,7 @@
 """The model interface of a round of speculation. So the same rounds run over numbers and over labels.
 
-Leaves out: the two models (tensors in `engine.py`, labels in `ledger.py`), and the rounds (`rounds.py`).
+Leaves out: the two models (tensors in `engine.py`, labels in `label_ledger.py`), and the rounds
+(`speculative_rounds.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from .contract.config import ModelConfig
 from .contract.engine import RequestState
-from .contract.place import See
+from .contract.place_names import See
 from .sampling import Drawing
 
 Rows = TypeVar("Rows")  # hidden rows of some tokens, in order

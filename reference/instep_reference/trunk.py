@@ -1,6 +1,6 @@
 """The model: embedding, layers, final norm, head. Memory is a value: a function takes it and returns a new one.
 
-Leaves out: the draft head (`draft/`), and the choice of tokens to run (`rounds.py`).
+Leaves out: the draft head (`draft/`), and the choice of tokens to run (`speculative_rounds.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from . import attention, gdn
 from .attention import AttentionMemory
 from .contract.config import LayerKind, ModelConfig
-from .contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .gdn import GdnMemory
 from .mlp import mlp
 from .norms import rms_norm

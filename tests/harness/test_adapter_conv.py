@@ -20,7 +20,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import load
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.errors import Unsupported
 from support.covering import few
 from support.fake_kernels import Kernels

@@ -29,8 +29,8 @@ from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import Options, load
 from instep_optimized.commit import STRATEGIES
-from instep_optimized.layout import StateLayout
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import StateLayout
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.errors import Unsupported
 from support.command import Runner, complaint
 from support.covering import WHOLE, few

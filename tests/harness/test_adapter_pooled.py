@@ -17,7 +17,7 @@ from instep.diagnose import diagnose
 from instep.report.messages import exercised
 from instep.report.outcome_data import of
 from instep.run.replay import Outcome, Replay
-from instep.run.variant import AS_IS, Variant
+from instep.run.run_variants import AS_IS, Variant
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit

@@ -14,7 +14,7 @@ import torch
 
 from instep import kit
 from instep.adapters.returned_tensors import WrongResult, rows_of
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 
 PLAIN = kit.load("plain")
 Change = Callable[[Any], Any]

@@ -13,24 +13,24 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from instep.allowance import REDRAWS
-from instep.checks.propagated import Propagated
+from instep.checks.accumulated_errors import Propagated
 from instep.oracle import recomputation
 from instep.oracle.recomputation import Runner
-from instep.oracle.reordering import FUNCTIONS, REDUCTIONS, Reordered
+from instep.oracle.reordered_arithmetic import FUNCTIONS, REDUCTIONS, Reordered
+from instep.run.build_compared_engines import participants_of, rounded_participant, truth_participant
+from instep.run.compared_engine import Participant, RepeatedRuns
 from instep.run.lockstep import Lockstep
-from instep.run.participant import Participant, RepeatedRuns
-from instep.run.participants import participants_of, rounded_participant, truth_participant
 from instep.run.replay import Replay
 from instep.setting import Setting
+from instep.tier_allowances import REDRAWS
 from instep.trace.file import read
 from instep.verdict import Comparison, Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.engine import Commit
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.covering import WHOLE, few

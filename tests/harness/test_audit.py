@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from instep.audit.audit import Audit, audit, opened
 from instep.audit.token_origins import CUT, last_commits
 from instep.audit.tokens import AtToken
-from instep.checks import directed
+from instep.checks import known_wrong_states
 from instep.generate.decode import Ask, decode
 from instep.generate.tokenizer import Bytes, prompts_from
 from instep.run.replay import Replay
@@ -453,8 +453,9 @@ def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(copy, monkeypat
 
 @pytest.mark.slow
 def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_path, monkeypatch):
-    look, file = directed.look, tmp_path / "r.json"
-    monkeypatch.setattr(directed, "look", lambda *given, **named: replace(look(*given, **named), blocks=0, undecided=0))
+    look, file = known_wrong_states.look, tmp_path / "r.json"
+    nothing = {"blocks": 0, "undecided": 0}
+    monkeypatch.setattr(known_wrong_states, "look", lambda *given, **named: replace(look(*given, **named), **nothing))
     short = " ".join(instep("audit", brief, "--model", TINY).out.split())
     assert "not judged: 9 kinds of results and memory that the engine does not show; " in short
     assert short.count("not judged: ") == 1 and "did not compare" not in short
@@ -463,7 +464,7 @@ def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_pa
     found = [one for one in json.loads(file.read_text())["not_compared"] if one["check"] == "directed"]
     assert len({one["where"] for one in found}) > 3 and len(found) > 20
     first = f"first at event {found[0]['event']}, {found[0]['where']}"
-    assert f"directed did not compare {len(found)} times: {directed.INDISTINCT}, {first}" in out
+    assert f"directed did not compare {len(found)} times: {known_wrong_states.INDISTINCT}, {first}" in out
     assert out.count("directed did not compare") == 1 and "left out: T1" in out and "--tiers" not in out
 
 

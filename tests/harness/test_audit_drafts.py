@@ -14,9 +14,9 @@ from instep.audit.token_origins import Text, Window
 from instep.audit.tokens import Drafts, Measured, _count
 from instep.verdict import Exit
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.draft import drafter
-from instep_reference.draft.base import Asked
+from instep_reference.draft.drafter_protocol import Asked
 from instep_reference.engine import TensorModel
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint

@@ -15,19 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from instep.allowance import TRUTH_ERROR
 from instep.audit import write
 from instep.audit.audit import audit, opened
-from instep.audit.layerwise import Precision, pieces, walk
+from instep.audit.layerwise_reference import Precision, pieces, walk
 from instep.audit.recording import as_usual
 from instep.audit.token_origins import Origin, Text
 from instep.audit.write import Recording, digest
 from instep.setting import Setting
+from instep.tier_allowances import TRUTH_ERROR
 from instep.verdict import Exit
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint, OnDisk
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import Product
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint

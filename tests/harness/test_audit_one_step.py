@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from instep.audit import recorded_engine, render
 from instep.audit.audit import Audit, audit
-from instep.audit.circumstances import changed
 from instep.audit.recording import read, read_plain, with_short_names
+from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
-from instep.run.participant import RepeatedRuns, of_one
+from instep.run.compared_engine import RepeatedRuns, of_one
 from instep.verdict import Exit, Tier
 from instep_reference import trunk
 from instep_reference.contract import engine as e

@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 
 from instep.verdict import Exit
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, render, run
-from instep_speed.bench.base import TOO, Arm
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.bench_types import TOO, Arm
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick, rounds, strategies
 from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
 from instep_speed.bench.run import Asked, Bench, bench

@@ -19,13 +19,13 @@ from rich.console import Console
 
 from instep.options import FP8
 from instep.verdict import Exit
-from instep_optimized.layout import Pages
+from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops import load
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 from instep_speed.bench import render, run
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import attend
 from instep_speed.bench.peers import flashinfer
 from instep_speed.bench.resume import joined

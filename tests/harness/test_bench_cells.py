@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized.ops.base import ExpertWeights
+from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 from instep_speed.bench import kernels_of_peers, kind
-from instep_speed.bench.base import SEED, TO, Cell, Ground
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.bench_types import SEED, TO, Cell, Ground
 from instep_speed.bench.drawn_rows import redrawn
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import mixer
-from instep_speed.bench.peers import torch_own
+from instep_speed.bench.peers import torch_functions
 from support.covering import WHOLE
 from support.process import ENVIRONMENT, ROOTS, start
 
@@ -104,7 +104,7 @@ def test_experts_are_chosen_by_scores_that_are_not_rounded() -> None:
     gate_up, down = torch.ones(8, 16, 8).bfloat16(), torch.ones(8, 8, 8).bfloat16()
     down[7] = 3.0
     weights = ExpertWeights(router, gate_up, down, None, None, None)
-    found = torch_own._moe(x, weights, 1, True)
+    found = torch_functions._moe(x, weights, 1, True)
     assert torch.equal(found, PLAIN.moe(x=x, weights=weights, top_k=1, norm_topk=True, to=TO))
     assert found.amin() > 3 * 8 * 60  # no other expert gives so much
 
@@ -128,7 +128,7 @@ def test_products_of_torch_are_ours(op: str, dtype: torch.dtype) -> None:
     ("moe", "_mlp", lambda x, *weights: torch.zeros_like(x)), ("moe", "_gated", lambda both: both.chunk(2, dim=-1)[0]),
 ])  # fmt: skip
 def test_wrong_product_of_torch_is_reported(op: str, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_own, name, wrong)
+    monkeypatch.setattr(torch_functions, name, wrong)
     number = [at["op"] for at in kind("products").cells(ground(), "tiny")].index(op)
     assert "is off by" in made("products", ground(), number).arms[-1].judged().finding
 

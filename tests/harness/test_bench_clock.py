@@ -23,10 +23,10 @@ import torch
 
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
-from instep_speed.bench import clock
-from instep_speed.bench.base import Ground
-from instep_speed.bench.clock import SAMPLES, TRIES, Rates, Times, less, timed
+from instep_speed.bench import interleaved_timing
+from instep_speed.bench.bench_types import Ground
 from instep_speed.bench.drawn_rows import Rows
+from instep_speed.bench.interleaved_timing import SAMPLES, TRIES, Rates, Times, less, timed
 from instep_speed.bench.kinds import strategies
 from instep_speed.bench.peers import sglang
 
@@ -78,10 +78,11 @@ class Held:
 def test_sample_on_a_card_directly_follows_the_same_work(said: list[str]) -> None:
     """The device does not begin before all is launched. Work that waits for the device would wait for itself then."""
     card: Any = Held(said)
-    assert clock._between_events(lambda: said.append("work"), card, 2) == 1e-3  # two turns before: three have no half
+    between = interleaved_timing._between_events(lambda: said.append("work"), card, 2)
+    assert between == 1e-3  # two turns before: three have no half
     assert said == ["idle", "hold", "work", "work", "event", "work", "event", "release", "wait"]
     said.clear()
-    clock._between_events(lambda: said.append("work"), None, 1)
+    interleaved_timing._between_events(lambda: said.append("work"), None, 1)
     assert said == ["work", "event", "work", "event", "wait"]
 
 
@@ -90,7 +91,7 @@ def test_a_sample_for_which_the_host_was_late_is_taken_again_or_left_out(
     said: list[str], late: int, turns: int, seconds: float | None
 ) -> None:
     card: Any = Held(said, late)
-    assert clock._between_events(lambda: said.append("work"), card, 1) == seconds
+    assert interleaved_timing._between_events(lambda: said.append("work"), card, 1) == seconds
     assert said.count("release") == turns and (said[-1] == "wait") is (seconds is not None)
 
 
@@ -113,7 +114,7 @@ def test_work_that_waits_for_the_host_is_not_held_back(
     for name, fake in (("synchronize", lambda: None), ("CUDAGraph", Graph), ("graph", captured)):
         monkeypatch.setattr(torch.cuda, name, fake)
     card: Any = Held(said)
-    sample, told, replay = clock._ready(lambda: said.append("work") or "left", card, 1)
+    sample, told, replay = interleaved_timing._ready(lambda: said.append("work") or "left", card, 1)
     said.clear()
     sample()
     assert told == how and ("hold" in said) is not waits and said.count("work" if waits else "replay") == 2
@@ -144,7 +145,7 @@ class Turns:
         held: Any = self
 
         def sample() -> float | None:
-            return None if clock._between_events(self.work, held, period) is None else float(self.turn)
+            return None if interleaved_timing._between_events(self.work, held, period) is None else float(self.turn)
 
         return sample, "graph", None
 
@@ -157,7 +158,7 @@ def test_every_phase_of_a_period_is_timed_alike(
     """For any number of repeated or dropped samples, and next to arms of other periods."""
     draw = random.Random(period)
     arms = {f"of {one}": (one, Turns(lambda: draw.random() < late)) for one in (period, 1, 13)}
-    monkeypatch.setattr(clock, "_ready", lambda work, card, period: work().ready(work, card, period))
+    monkeypatch.setattr(interleaved_timing, "_ready", lambda work, card, period: work().ready(work, card, period))
     works = {name: (lambda turns=turns: turns) for name, (_, turns) in arms.items()}
     found = timed(works, CPU, periods={name: one for name, (one, _) in arms.items()})
     for name, (one, _) in arms.items():
@@ -170,16 +171,16 @@ def test_every_phase_of_a_period_is_timed_alike(
 
 
 def test_dropped_samples_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_ready", lambda work, card, period: (work, "graph", None))
+    monkeypatch.setattr(interleaved_timing, "_ready", lambda work, card, period: (work, "graph", None))
     turn = iter(range(1000))
     found = timed({"never": lambda: None, "rarely": lambda: [None, 2.0][next(turn) % 6 == 0]}, CPU)
     assert found["never"].data() == {"samples": 0, "how": "graph, 20 of 20 left out: the host was late"}
     assert found["rarely"].data() == Times((2.0,) * 10, "graph, 10 of 20 left out: the host was late").data()
     both = less(found["rarely"], found["never"], 1)
     assert not both.samples and both.lacking == SAMPLES
-    monkeypatch.setattr(clock, "timed", lambda works, *_: {name: Times((), "graph", 5) for name in works})
+    monkeypatch.setattr(interleaved_timing, "timed", lambda works, *_: {name: Times((), "graph", 5) for name in works})
     with pytest.raises(Unsupported, match="the host was late"):
-        clock.rates(CPU, torch.float32)
+        interleaved_timing.rates(CPU, torch.float32)
 
 
 # Periods that arms declare
@@ -268,6 +269,8 @@ def test_replayssm_folds_once_per_period(window: int, monkeypatch: pytest.Monkey
 def test_a_floor_is_made_of_the_fastest_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second tensor is read twice as fast as the first."""
     took = {"copy": 4.0, "product": 1.0, "read 0": 2.0, "read 1": 1.0, "read 2": 3.0}
-    monkeypatch.setattr(clock, "timed", lambda works, *_: {name: Times((took[name],), "called") for name in works})
-    found = clock.rates(CPU, torch.float32)
+    monkeypatch.setattr(
+        interleaved_timing, "timed", lambda works, *_: {name: Times((took[name],), "called") for name in works}
+    )
+    found = interleaved_timing.rates(CPU, torch.float32)
     assert found.read == 4.0 * 2**23 and found.copy == found.read / 2

@@ -20,15 +20,15 @@ import torch
 from rich.console import Console
 
 from instep.verdict import Exit
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_speed.bench import arms, clock, grid, kernels_of_peers, kind, render, run
+from instep_speed.bench import arms, grid, interleaved_timing, kernels_of_peers, kind, render, run
 from instep_speed.bench import page as pages
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.arms import measured
-from instep_speed.bench.base import Arm, Cell
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.bench_types import Arm, Cell
 from instep_speed.bench.drawn_rows import on
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner
@@ -189,7 +189,7 @@ def test_exception_during_timing_is_a_finding_and_others_are_timed(first: int, q
     row = found.rows[0]
     assert found.exit is Exit.DIVERGED and [one["kind"] for one in found.rows].count("conv") > 1 and not found.left
     assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"}
-    assert row["arms"]["it"]["samples"] == clock.SAMPLES and not row["arms"]["it"]["finding"]
+    assert row["arms"]["it"]["samples"] == interleaved_timing.SAMPLES and not row["arms"]["it"]["finding"]
     assert "ValueError: planted; no speed is shown" in text(found)
 
 
@@ -292,7 +292,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], 
     """Work is timed as a card does it: what is replayed is not what is called, but what `changed` makes of it."""
 
     def as_on_a_card(changed: Callable[[Any], Any]) -> None:
-        monkeypatch.setattr(clock, "_ready", lambda work, card, period: (lambda: 1.0, "graph", changed(work)))
+        monkeypatch.setattr(
+            interleaved_timing, "_ready", lambda work, card, period: (lambda: 1.0, "graph", changed(work))
+        )
 
     return as_on_a_card
 
@@ -347,5 +349,5 @@ def test_graph_of_irreproducible_calls_needs_no_equal_bits() -> None:
 
 def measured_in_a_graph(arm: Arm) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "_ready", lambda *given: (lambda: 1.0, "graph", lambda: torch.zeros(2)))
+        patch.setattr(interleaved_timing, "_ready", lambda *given: (lambda: 1.0, "graph", lambda: torch.zeros(2)))
         return measured(Cell([arm]), CPU)[arm.name]

@@ -17,7 +17,7 @@ import torch
 from instep.campaign import runner
 from instep_optimized.ops.plain import PLAIN
 from instep_speed.bench import kind, run
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import decoding, prefill, strategies
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from instep_optimized.ops import load
-from instep_optimized.ops.around import Op, around
-from instep_optimized.ops.base import GdnInputs
-from instep_reference.contract.place import unseen
-from instep_speed.bench.base import Ground
-from instep_speed.bench.clock import Rates
+from instep_optimized.ops.op_protocols import GdnInputs
+from instep_optimized.ops.watch_op_calls import Op, around
+from instep_reference.contract.place_names import unseen
+from instep_speed.bench.bench_types import Ground
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.interpreted]

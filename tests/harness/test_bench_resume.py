@@ -22,7 +22,7 @@ from instep.campaign.runner import Campaign
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench import render
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick
 from instep_speed.bench.resume import going_on, joined
 from instep_speed.bench.run import Asked, Bench, bench

@@ -17,9 +17,9 @@ from instep.subject.memory_per_request import PAGE_SIZE, need
 from instep.verdict import Comparison
 from instep.watch.event_log import Room
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.build import budget
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_optimized.engine_from_checkpoint import budget
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity

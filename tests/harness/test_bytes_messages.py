@@ -13,16 +13,16 @@ import msgspec
 import pytest
 import torch
 
-from instep.checks.bytes import Bytes
 from instep.checks.poison import poisoned
+from instep.checks.unchanged_bytes import Bytes
 from instep.checks.wrong_conv_windows import shifted
 from instep.oracle.oracle import Oracle
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
 from instep.watch.event_context import RowSpan
-from instep.watch.rows import row_spans
+from instep.watch.rows_by_request import row_spans
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -15,24 +15,24 @@ import pytest
 import torch
 
 from instep.adapters import find
-from instep.allowance import UNDECIDED_CAP
-from instep.checks.derived import Derived
+from instep.checks.recomputed_values import Derived
 from instep.oracle.oracle import Oracle
+from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep, run
-from instep.run.participants import participants_of
 from instep.setting import Setting
+from instep.tier_allowances import UNDECIDED_CAP
 from instep.verdict import Comparison, Tier
-from instep_optimized.ops.base import ExpertWeights
+from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_proof.calibrate import correct_variants
-from instep_proof.calibrate.graded import IN_MEMORY, NUMBERS, OWN, limit, names
-from instep_proof.calibrate.graded import STORAGES as ACTIVATIONS
+from instep_proof.calibrate.allowance_use import STORAGES, STRATEGIES, Stage, Variant, variants
+from instep_proof.calibrate.calibration_traces import scene, trees
+from instep_proof.calibrate.graded_errors import IN_MEMORY, NUMBERS, OWN, limit, names
+from instep_proof.calibrate.graded_errors import STORAGES as ACTIVATIONS
 from instep_proof.calibrate.injected_errors import ERRORS
-from instep_proof.calibrate.scenes import scene, trees
 from instep_proof.calibrate.tables import Calibration, Rate, by_tier
-from instep_proof.calibrate.variants import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.calibration_tables import of_a_correct_engine, undecided
 from support.command import complaint
 from support.covering import WHOLE, few

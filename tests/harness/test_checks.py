@@ -11,17 +11,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.allowance import allowed
 from instep.checks import for_labels, for_numbers
-from instep.checks.bytes import Bytes
-from instep.checks.identity import Identity, greedy
-from instep.checks.labels import Labels
-from instep.checks.measure import Spot, blocks, measured, relative_error
+from instep.checks.error_measurement import Spot, blocks, measured, relative_error
+from instep.checks.exact_labels import Labels
+from instep.checks.trace_bookkeeping import Identity, greedy
+from instep.checks.unchanged_bytes import Bytes
 from instep.oracle.oracle import Oracle
+from instep.tier_allowances import allowed
 from instep.verdict import Exit, Tier
-from instep.watch.rows import row_spans, rows
+from instep.watch.rows_by_request import row_spans, rows
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
 from support.covering import WHOLE, few
 

@@ -16,17 +16,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.oracle.declared_product_rounding import MULTIPLY, Operands, in_chunks, launched, to_bits
-from instep.oracle.reordering import Reordered
-from instep.run.variant import swapped
+from instep.oracle.reordered_arithmetic import Reordered
+from instep.run.run_variants import swapped
 from instep.subject.declared_rounding import NOTHING, Declared, declared
 from instep.subject.engines.verbs import product_of
-from instep.subject.guard import SubjectFailed
+from instep.subject.guarded_calls import SubjectFailed
 from instep_optimized import load
 from instep_reference import gdn, trunk
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import FORMATS, FORMS, Product, checked
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import FORMATS, FORMS, Product, checked
+from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import GdnWeights, MoeWeights, Weights
 from support import contexts as m

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from instep.campaign.shapes.random_weights import random_checkpoint
-from instep.campaign.shapes.run import course
+from instep.campaign.shapes.run_real_shape import course
 from instep.cli.record import make
 from instep.run.large_model import outcome
 from instep.run.replay import Replay

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from instep.kit.cases import CASES
-from instep.kit.judge import judged
+from instep.kit.compare_with_reference import judged
 from instep.oracle.declared_product_rounding import added
 from instep.subject.declared_rounding import declared
 from instep.subject.engines.verbs import product_of
 from instep_optimized import load
+from instep_reference.contract.declared_rounding import SUMS, Product, Sums, checked
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SUMS, Product, Sums, checked
+from instep_reference.contract.place_names import Place
 from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
 from support.narrow_products import BF16, BLOCK

@@ -17,18 +17,18 @@ from torch.nn import functional as F
 from instep.checks import for_labels
 from instep.checks.poison import Poison
 from instep.checks.wrong_state_inputs import step
-from instep.diagnose import RunHistory, bank, explained
-from instep.diagnose.mistakes.case import Case, Explanation
+from instep.diagnose import RunHistory, explained, explanation_bank
 from instep.diagnose.mistakes.explanation_fit import best
-from instep.diagnose.mistakes.misplaced import elsewhere
+from instep.diagnose.mistakes.finding_case import Case, Explanation
+from instep.diagnose.mistakes.misplaced_entries import elsewhere
 from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import RowSpan
-from instep.watch.rows import row_spans, rows
+from instep.watch.rows_by_request import row_spans, rows
 from instep_reference import gdn
 from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Forward
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.norms import gated_norm, rms_norm
 from support import contexts as m
 from support.covering import few
@@ -214,7 +214,7 @@ def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
     def raises(case):
         raise ValueError("no such row")
 
-    monkeypatch.setattr("instep.diagnose.bank.explanation_of", raises)
+    monkeypatch.setattr("instep.diagnose.explanation_bank.explanation_of", raises)
     said = scene.at_place(Place("trunk", GDN, "z"), noise).diagnosis
     raised = "; unexplained: the search for an explanation raised ValueError: no such row"
     assert said.startswith("relative error") and said.endswith(raised)
@@ -315,7 +315,7 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
 
 
 def test_a_run_that_agrees_is_not_explained(scene, monkeypatch):
-    monkeypatch.setattr("instep.diagnose.bank.case_of", None)
+    monkeypatch.setattr("instep.diagnose.explanation_bank.case_of", None)
     assert explained([], scene.contexts[3], None, RunHistory()) == []
     assert not scene.said(scene.contexts[3])
 
@@ -336,8 +336,8 @@ def test_poison_gets_the_explanation_of_another_request(monkeypatch):
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
                      problem=Problem("poison", "is poison"))  # fmt: skip
     known = {"a": Explained("bank", "is all zero"), "b": None}
-    monkeypatch.setattr(bank, "_said", lambda finding, *_: known[finding.request])
-    first, second = bank.explained([one, replace(one, request="b")], SimpleNamespace(index=0), None, None)
+    monkeypatch.setattr(explanation_bank, "_said", lambda finding, *_: known[finding.request])
+    first, second = explanation_bank.explained([one, replace(one, request="b")], SimpleNamespace(index=0), None, None)
     assert first.explained == known["a"] and second.explained is None
     assert 'is all zero (seen in request "a"); is poison' in second.diagnosis
 

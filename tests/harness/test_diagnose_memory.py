@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks.directed import scene_of
+from instep.checks.known_wrong_states import scene_of
 from instep.checks.wrong_state_inputs import Scene, add
 from instep.diagnose import RunHistory, explained
 from instep.finding_problem import UNEXPLAINED, Explained, Problem

@@ -16,7 +16,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.covering import few
 from support.few_channels import few_channels
 from support.planting import begun, planted_here
@@ -92,7 +92,8 @@ OTHERS = [
     (by_id()["mtp-hidden-row-stride"].edits, "short", Setting(guarded=False), "post_normed",
      "reads the verified rows with a wrong stride: it takes slot r, step t from row r * 2 + t"),
     # The snapshots of another row at its own column: inside the other request's window.
-    ((Edit("instep_optimized/round.py", "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
+    ((Edit("instep_optimized/round_for_step_count.py",
+           "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
            "inputs.rows.flip(0), inputs.slots, acceptance.last_correct_step_indices,"),),
      "ragged", Setting(strategy="snapshot"), "state", 'holds the state of request "a" after 3 tokens of its step'),
 ]  # fmt: skip

@@ -10,22 +10,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.allowance import PROJECTION_LIMIT
-from instep.checks.directed import Directed, grouped, look
-from instep.checks.hypotheses import BANK, one_more, wrong_states
-from instep.checks.ring_hypotheses import RUN_AGAIN
-from instep.checks.ring_overflows import overfull
+from instep.checks.known_wrong_states import Directed, grouped, look
+from instep.checks.wrong_ring_states import RUN_AGAIN
+from instep.checks.wrong_state_bank import BANK, one_more, wrong_states
 from instep.checks.wrong_state_inputs import Scene, Wrong, step
-from instep.oracle.folding import Run
+from instep.checks.wrong_states_of_full_rings import overfull
 from instep.oracle.miscounted_states import joined, lacking_oldest
 from instep.oracle.oracle import Oracle
-from instep.oracle.reordering import up_or_down
+from instep.oracle.reordered_arithmetic import up_or_down
+from instep.oracle.states_with_folded_tokens import Run
 from instep.run.replay import Replay
 from instep.setting import Setting
+from instep.tier_allowances import PROJECTION_LIMIT
 from instep.verdict import Tier, Verdict
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Commit
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support import contexts as m
 from support.few_channels import few_channels
 
@@ -169,7 +169,7 @@ def test_unknown_wrong_state_counts_the_rare_ones_too():
 
 
 def test_chunk_after_a_conv_window_of_later_tokens_is_named(plant):
-    plant(Edit("instep_optimized/ops/plain/conv.py", LINE, LINE + """
+    plant(Edit("instep_optimized/ops/plain/causal_conv.py", LINE, LINE + """
 if part.form != "window":
     later = torch.cat([line[:, :, 2 : 2 + history], line[:, :, history:]], dim=2)
     line = torch.where(part.fresh[who.which][:, None, None], line, later)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.checks.draws import Said, against, choices, wrong_way
+from instep.checks.sampled_tokens import Said, against, choices, wrong_way
 from instep.checks.sampling_bounds import Row as DrawnRow
 from instep.checks.sampling_bounds import part, reachable
 from instep.trace.event_rules import EventRules, verified

@@ -121,7 +121,7 @@ EVERY = {
     "memory": ("instep.campaign.shapes.sized_like", ("qwen3.5-9b",)), "doctor": ("instep.cli.doctor.findings", ()),
     "record": ("instep.cli.record.make", ("--checkpoint", "MODEL", "--prompts", "P", "--policy", "O", "--out", "N")),
     "relations": ("instep.campaign.relations.hold", ("TRACE",)),
-    "streams": ("instep.campaign.streams.run.streamed", ("TRACE",)),
+    "streams": ("instep.campaign.streams.run_stamped_trace.streamed", ("TRACE",)),
 }
 
 
@@ -133,7 +133,7 @@ def test_every_command_can_show_its_traceback(instep, trace, monkeypatch, tmp_pa
         raise RuntimeError("a wheel came off")
 
     monkeypatch.setattr(place, broken)
-    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing is run
+    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing is run
     if command == "record":
         for name in ("read_policy", "read_prompts"):
             monkeypatch.setattr(f"instep.trace.policy.{name}", lambda path: policy())

@@ -16,7 +16,7 @@ from instep.diagnose import diagnose, locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.subject.engines.callbacks import Asked
-from instep.subject.engines.derived import DerivedEngine
+from instep.subject.engines.engine_from_verbs import DerivedEngine
 from instep.trace.file import read
 from instep.verdict import Exit, Tier
 from instep_reference.contract import answers

@@ -19,8 +19,8 @@ from torch.nn.functional import linear
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.row_by_row_ops import row_by_row
+from instep.checks.accumulated_errors import OTHER_EXPERTS
 from instep.checks.experts import Experts
-from instep.checks.propagated import OTHER_EXPERTS
 from instep.diagnose import diagnose
 from instep.oracle.expert_routes import Route, Routes, scores_of
 from instep.run.replay import Replay

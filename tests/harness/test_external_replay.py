@@ -13,13 +13,13 @@ from msgspec import structs
 
 from instep.cli.record import make
 from instep.diagnose import diagnose
+from instep.run.build_compared_engines import Plan, reference
 from instep.run.engine_without_comparison import header_of
-from instep.run.participants import Plan, reference
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.proposers import ngram
-from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
+from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
@@ -78,9 +78,10 @@ def test_command_without_anything_to_judge_is_inconclusive(handed):
     assert "no draft head is in use, as drafts come from outside" in reasons
 
 
-RUNS = (Edit("instep_optimized/build.py", "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),
-        Edit("instep_optimized/build.py", "in_use(config, options.drafter)", "config"),
-        Edit("instep_optimized/build.py", "MODES[options.drafter]", 'MODES["vanilla"]'))  # fmt: skip
+RUNS = (Edit("instep_optimized/engine_from_checkpoint.py",
+             "in_use(checkpoint.config, options.drafter)", "checkpoint.config"),
+        Edit("instep_optimized/engine_from_checkpoint.py", "in_use(config, options.drafter)", "config"),
+        Edit("instep_optimized/engine_from_checkpoint.py", "MODES[options.drafter]", 'MODES["vanilla"]'))  # fmt: skip
 OPINION = (Edit("instep_optimized/draft_answers.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
 
 

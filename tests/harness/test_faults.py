@@ -21,12 +21,12 @@ from instep_proof.faults import plant, render
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Fault, speaking
-from instep_proof.faults.judge import Judged, Result, hear, judge
-from instep_proof.faults.matrix import Mark, Matrix
-from instep_proof.faults.picture import picture_of
-from instep_proof.faults.runs import Arm, Said, both, replayed, spoken
+from instep_proof.faults.compare_with_control import Judged, Result, hear, judge
+from instep_proof.faults.fault_check_matrix import Mark, Matrix
+from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
+from instep_proof.faults.matrix_svg import picture_of
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.command import Runner
 from support.covering import WHOLE
 from support.few_channels import few_channels

@@ -12,10 +12,10 @@ from pathlib import Path
 from instep.report.result import read
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit, Fault
-from instep_proof.faults.judge import HYPOTHESIS, Judged
+from instep_proof.faults.compare_with_control import HYPOTHESIS, Judged
+from instep_proof.faults.fault_runs import Arm
 from instep_proof.faults.render import surprises
-from instep_proof.faults.runs import Arm
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 TOP = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,8 @@ from instep_proof.commands.faults import _part
 from instep_proof.faults import render, resume
 from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.catalogue.fault import Fault
-from instep_proof.faults.judge import Heard, Judged, Result, Session, judge
-from instep_proof.faults.runs import Arm
+from instep_proof.faults.compare_with_control import Heard, Judged, Result, Session, judge
+from instep_proof.faults.fault_runs import Arm
 from support.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
@@ -85,7 +85,7 @@ def test_interrupted_campaign_keeps_what_was_judged_and_goes_on_with_the_rest(
             yield row(fault.id, 1)
 
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", pressed_at_the_second)
-    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing is planted
+    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing is planted
     words = ("faults", FIRST.id, SECOND.id, THIRD.id, "--json", tmp_path / "a.json")
     ran = instep(*words)
     assert ran.code == Exit.INCONCLUSIVE and "interrupted" in ran.out, ran

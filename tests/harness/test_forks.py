@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from instep_proof.faults import forks, plant
+from instep_proof.faults import plant, run_in_forks
 from support.covering import WHOLE
 
 SAYS = """
@@ -34,7 +34,7 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "instep" / "__init__.py").write_text("SAID = 'the copy'\n")
     (tmp_path / "instep" / "within.py").write_text("import sys\nprint(__name__, sys.argv)\n")
     fresh = [plant.run_python(tmp_path, *words) for words in WORDS]
-    with forks.warm():
+    with run_in_forks.warm():
         assert plant.forks is not None
         for words, new in zip(WORDS, fresh, strict=True):
             fork = plant.run_python(tmp_path, *words)
@@ -48,7 +48,7 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
         assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "one that was ended ends no other"
         server = plant.forks._server
     assert plant.forks is None and server.returncode == 0
-    with forks.warm():
+    with run_in_forks.warm():
         assert plant.forks is not None
         plant.forks._server.kill()
         for _ in range(2):

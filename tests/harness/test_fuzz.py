@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from instep.campaign.fuzz import campaign as fuzzing
-from instep.campaign.fuzz import machine
+from instep.campaign.fuzz import hypothesis_machine
 from instep.campaign.fuzz.campaign import Settings, campaign, place
-from instep.campaign.fuzz.example import Example
+from instep.campaign.fuzz.drawn_run import Example
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Exit
@@ -142,7 +142,7 @@ def test_a_harness_that_fails_is_not_a_finding(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     counting = "self.elements += verdict.elements"
-    broken = Edit("instep/campaign/fuzz/example.py", counting, 'raise RuntimeError("a broken check")')
+    broken = Edit("instep/campaign/fuzz/drawn_run.py", counting, 'raise RuntimeError("a broken check")')
     with planted_here(broken):
         done = instep("fuzz", "--checkpoint", model, "--ops", "ledger", "--examples", 20)
     assert done.code == Exit.HARNESS_FAILED, done
@@ -157,7 +157,7 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
         calls.append(given)
         raise RuntimeError("a broken drawer")
 
-    monkeypatch.setattr(machine.draw, "commit", commit)
+    monkeypatch.setattr(hypothesis_machine.draw, "commit", commit)
     with pytest.raises(RuntimeError, match="a broken drawer"):
         campaign(Settings(Setting("ledger"), model, 50, int(SEED), tmp_path / "found"))
     assert len(calls) == 1

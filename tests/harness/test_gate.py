@@ -126,7 +126,7 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
 @pytest.mark.usefixtures("warm")
 def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) -> None:
     future = "from __future__ import annotations\n"
-    broken = Edit("instep_optimized/layout.py", future, "raise ValueError('planted')\n")
+    broken = Edit("instep_optimized/memory_addresses.py", future, "raise ValueError('planted')\n")
     with pytest.raises(BadInput, match=r"AFTER .*its process ended.*planted"):
         run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 

@@ -20,7 +20,7 @@ from instep import bundled
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
-from instep_speed.gate import baseline, render
+from instep_speed.gate import calibration_files, render
 from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from instep_speed.gate.cases import CASES
 from instep_speed.gate.clock import judged
@@ -45,11 +45,11 @@ def calibrated(trials: int) -> Power:
 def test_invalid_calibration_is_reported_and_changes_no_verdict(
     wrong: dict[str, Any] | str, says: str, tmp_path: Path
 ) -> None:
-    whole = baseline.result(calibrated(2))
-    file, report = baseline.file_of(QUESTION, tmp_path), Report(QUESTION)
+    whole = calibration_files.result(calibrated(2))
+    file, report = calibration_files.file_of(QUESTION, tmp_path), Report(QUESTION)
     file.write_text(wrong if isinstance(wrong, str) else json.dumps(whole.data() | wrong))
     with pytest.raises(BadInput, match=re.escape(says)):
-        baseline.known(QUESTION, tmp_path)
+        calibration_files.known(QUESTION, tmp_path)
     told = render.of(report, tmp_path).data()
     assert told["calibrated"] is None and told["exit"] == report.exit
     line = render._calibrated(QUESTION, tmp_path)
@@ -58,7 +58,7 @@ def test_invalid_calibration_is_reported_and_changes_no_verdict(
 
 def test_a_run_reads_the_folder_that_it_is_given(tmp_path: Path) -> None:
     known = calibrated(1)
-    baseline.result(known).write(baseline.file_of(QUESTION, tmp_path))
+    calibration_files.result(known).write(calibration_files.file_of(QUESTION, tmp_path))
     assert render.of(Report(QUESTION), tmp_path).data()["calibrated"]["trials"] == 1
     assert "this machine, of 1 trial each (" in render._calibrated(QUESTION, tmp_path)
     (tmp_path / "empty").mkdir()
@@ -67,11 +67,12 @@ def test_a_run_reads_the_folder_that_it_is_given(tmp_path: Path) -> None:
 
 
 def test_another_machine_has_another_baseline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    here, real = baseline.file_of(QUESTION, tmp_path), baseline.fingerprint
-    monkeypatch.setattr(baseline, "fingerprint", lambda device: real(device) | {"load": "9.9 in the last minute"})
-    assert baseline.file_of(QUESTION, tmp_path) == here
-    monkeypatch.setattr(baseline, "fingerprint", lambda device: real(device) | {"torch": "1.0"})
-    assert baseline.file_of(QUESTION, tmp_path) != here
+    here, real = calibration_files.file_of(QUESTION, tmp_path), calibration_files.fingerprint
+    loaded = {"load": "9.9 in the last minute"}
+    monkeypatch.setattr(calibration_files, "fingerprint", lambda device: real(device) | loaded)
+    assert calibration_files.file_of(QUESTION, tmp_path) == here
+    monkeypatch.setattr(calibration_files, "fingerprint", lambda device: real(device) | {"torch": "1.0"})
+    assert calibration_files.file_of(QUESTION, tmp_path) != here
 
 
 @pytest.mark.parametrize("other", [
@@ -82,23 +83,23 @@ def test_another_machine_has_another_baseline(monkeypatch: pytest.MonkeyPatch, t
 def test_another_question_has_another_baseline(other: dict[str, Any], tmp_path: Path) -> None:
     """The op set of BEFORE is calibrated, whatever a tree would run and whatever AFTER is."""
     asked = replace(QUESTION, **other)
-    file = baseline.file_of(asked, tmp_path)
-    assert file != baseline.file_of(QUESTION, tmp_path)
-    assert file == baseline.file_of(replace(asked, after="triton"), tmp_path)
+    file = calibration_files.file_of(asked, tmp_path)
+    assert file != calibration_files.file_of(QUESTION, tmp_path)
+    assert file == calibration_files.file_of(replace(asked, after="triton"), tmp_path)
     ops = other.get("before", "plain")
-    assert f"-{ops}-" in file.name and baseline.result(Power(Report(asked))).data()["setting"]["ops"] == ops
+    assert f"-{ops}-" in file.name and calibration_files.result(Power(Report(asked))).data()["setting"]["ops"] == ops
 
 
 def test_default_setting_is_not_in_the_name(tmp_path: Path) -> None:
     """So files keep their names: both cases in any order, and the model by whatever path, or with other weights."""
     both = replace(QUESTION, cases=("verify", "commit"))
-    assert {"cases", "model", "clocks"}.isdisjoint(baseline.setting(both))
+    assert {"cases", "model", "clocks"}.isdisjoint(calibration_files.setting(both))
     shutil.copy(bundled.model() / "config.json", tmp_path)
     for other in ({"cases": ("commit", "verify")}, {"checkpoint": tmp_path}):
-        assert baseline.setting(replace(both, **other)) == baseline.setting(both)
-    named = baseline.setting(replace(QUESTION, checkpoint=bundled.fixtures() / "experts"))
+        assert calibration_files.setting(replace(both, **other)) == calibration_files.setting(both)
+    named = calibration_files.setting(replace(QUESTION, checkpoint=bundled.fixtures() / "experts"))
     assert named["cases"] == ["commit"] and len(named["model"]) == 64
-    assert baseline.result(Power(Report(both))).data()["setting"]["cases"] == ["verify", "commit"]
+    assert calibration_files.result(Power(Report(both))).data()["setting"]["cases"] == ["verify", "commit"]
 
 
 BASELINES = sorted(Path("fixtures/baselines").glob("*.json"))
@@ -112,14 +113,14 @@ def test_committed_baseline_is_found_by_a_current_run(file: Path) -> None:
     assert told["setting"]["cases"] == [*CASES], "others would be named"
     clocks = tuple(QUESTION.judged_by[:1] if "clocks" in asked else ())  # clocks are named so
     one = replace(QUESTION, cases=tuple(CASES), clocks=clocks)
-    today = {"setting": baseline.setting(one).keys(), "machine": baseline.fingerprint("cpu").keys()}
+    today = {"setting": calibration_files.setting(one).keys(), "machine": calibration_files.fingerprint("cpu").keys()}
     for what, found in {"setting": asked, "machine": told["machine"]}.items():
         apart = sorted(found.keys() ^ today[what])
         assert not apart, (
             f"{file}: no run looks for this {what}: only one of both has {apart}. If you know the values for that "
             "measurement, add them to the file and rename it; or else calibrate again."
         )
-    assert baseline.named(told["machine"], asked) == file.name
+    assert calibration_files.named(told["machine"], asked) == file.name
 
 
 @pytest.mark.parametrize("file", BASELINES, ids=lambda file: str(file.stem))

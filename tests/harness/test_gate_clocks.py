@@ -23,7 +23,7 @@ from instep.report.html.page_choice import page_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import input_and_result, power
-from instep_speed.gate.baseline import setting
+from instep_speed.gate.calibration_files import setting
 from instep_speed.gate.clock import CLOCKS, NOTHING, Clock, Reading
 from instep_speed.gate.gate import ARMS, as_samples, judge, laps_of, resolved
 from instep_speed.gate.gpu_operations import HELD_S

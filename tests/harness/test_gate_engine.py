@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instep.run.participants import bare
+from instep.run.build_compared_engines import bare
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit

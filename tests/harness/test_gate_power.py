@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import bundled
 from instep.report.html.page_choice import page_of
-from instep.run.participants import Plan, bare
+from instep.run.build_compared_engines import Plan, bare
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
-from instep_speed.gate import baseline, power, render, statistics
+from instep_speed.gate import calibration_files, power, render, statistics
 from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
 from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import CLOCKS, Clock
@@ -76,9 +76,9 @@ def test_trials_count_the_gates_verdicts(
     alone = known.clocks["slowed"]["commit"]
     assert set(alone) == {"wall", "cpu"} and all(sum(counts.values()) == TRIALS for counts in alone.values())
     assert all(f"{counts['slower'] / TRIALS:.1%} by {clock}" in told for clock, counts in alone.items())
-    file = baseline.file_of(QUESTION, tmp_path)
-    baseline.result(known).write(file)
-    kept = baseline.known(QUESTION, tmp_path)
+    file = calibration_files.file_of(QUESTION, tmp_path)
+    calibration_files.result(known).write(file)
+    kept = calibration_files.known(QUESTION, tmp_path)
     assert kept is not None and file.name.endswith(".json")
     assert (kept["trials"], kept["independent"], kept["pairs"]) == (TRIALS, TRIALS, 60 * TRIALS)
     assert kept["bounds"]["slowed"]["commit"] == sure == bounds(kept)["slowed"]["commit"]
@@ -96,7 +96,7 @@ def test_few_trials_are_inconclusive(trials: int, enough: bool) -> None:
     words = f"inconclusive: {few} too little, 22 are the fewest; --minutes 6 would do"
     assert ("plain: 1 trial each; 60 pairs, 60" in told) is (trials == 1) and " 1 trials" not in told
     assert (words in told) is not enough
-    page = page_of(baseline.result(known).data()).decode()
+    page = page_of(calibration_files.result(known).data()).decode()
     assert ("too few to tell" in page) is not enough
     assert f"commit: at most {highest(0, trials):.1%} of A/A are called slower" in page
 
@@ -204,7 +204,7 @@ SKIPS = Edit(
     "pass\n",
 )
 ACCEPTS_MORE = Edit(
-    "instep_optimized/ops/plain/pick.py", "own = right.long().cumprod(dim=1).sum(dim=1)\n",
+    "instep_optimized/ops/plain/argmax_and_acceptance.py", "own = right.long().cumprod(dim=1).sum(dim=1)\n",
     "own = right.long().cumprod(dim=1).sum(dim=1).clamp_min(1)\n",
 )
 SNAPSHOT = Setting("plain", strategy="snapshot")

@@ -107,7 +107,7 @@ def test_sampled_tokens_are_checked_with_their_uniforms(instep, tmp_path):
     assert instep("replay", tmp_path / "t.jsonl", "--ops", "ledger").code == 0
     for slip in (("torch.where(heat > 0, heat, 1)", "torch.where(heat > 0, 2 * heat, 1)"),
                  ("rest.scatter(1, token, 0.0)", "rest.scatter(1, token, 9.0)")):
-        with planted_here(Edit("instep_optimized/ops/plain/draw.py", *slip)):
+        with planted_here(Edit("instep_optimized/ops/plain/top_k_top_p_sampling.py", *slip)):
             ran = instep(*told, "--seed", 1)
         assert ran.code == 1 and "the truth's" in ran.out and "tokens/s" not in ran.out, ran.out
 

@@ -14,8 +14,8 @@ import torch
 
 from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.campaign.fuzz.coverage import Coverage
-from instep.checks.grown import Grown, Scores
-from instep.checks.identity import Identity
+from instep.checks.grown_trees import Grown, Scores
+from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -30,7 +30,7 @@ from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.draft.growing import Growing
+from instep_reference.draft.grow_draft_tree import Growing
 from instep_reference.sampling import most_probable
 from support.checkpoints import write
 from support.covering import few

@@ -195,7 +195,7 @@ def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
     assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
-    assert "run/participants.py" in divergence(outcome) and line in divergence(outcome)
+    assert "run/build_compared_engines.py" in divergence(outcome) and line in divergence(outcome)
     outcome_data.of([outcome]).write(tmp_path / "result.json")
     found = json.loads((tmp_path / "result.json").read_text())["runs"][0]["findings"][0]["raised"]
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]

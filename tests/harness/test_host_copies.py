@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from instep.watch import batched_host_copies
-from instep_optimized.layout import Address
+from instep_optimized.memory_addresses import Address
 
 DTYPES = (torch.float32, torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16, torch.float64)
 

@@ -15,7 +15,7 @@ import torch
 from instep.watch import batched_host_copies
 from instep.watch import op_calls as calls_file
 from instep.watch.op_calls import Calls, HostIndexCache
-from instep_optimized.ops.contracts import before
+from instep_optimized.ops.check_op_calls import before
 
 
 @pytest.fixture(autouse=True)

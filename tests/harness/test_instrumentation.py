@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from instep.checks import structure
+from instep.run.build_compared_engines import bare, participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import bare, participants_of
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

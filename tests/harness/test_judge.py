@@ -12,13 +12,13 @@ from operator import ne
 import pytest
 import torch
 
-from instep.allowance import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.checks.decisions import apart
-from instep.checks.measure import Spot
+from instep.checks.error_measurement import Spot
 from instep.checks.sampling_bounds import Row
 from instep.checks.tensor_and_choice_judgement import Chosen, Draw, Ties, chosen, flips, judge
+from instep.tier_allowances import LUCK, MARGIN_ERRORS, TIES_ALWAYS, allowed
 from instep.verdict import Tier
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
 

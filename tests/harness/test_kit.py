@@ -24,10 +24,10 @@ from hypothesis import given, settings
 from instep import kit
 from instep.kit.cases import CASES
 from instep.kit.cases.real_sizes import REAL
-from instep.kit.workload import POLICY
+from instep.kit.model_and_trace import POLICY
 from instep.report.tensors import files
 from instep.trace.event_rules import EventRules
-from instep_optimized.layout import Part
+from instep_optimized.memory_addresses import Part
 from instep_reference.contract.errors import BadInput, InstepError
 from support import warm
 from support.by_verbs import right as make

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from instep import kit
-from instep.kit import judge
+from instep.kit import compare_with_reference
 from instep.kit.cases import CASES
 from instep.kit.cases.case import Call, mapped, moved, packed
 from instep.watch import batched_host_copies
-from instep_optimized.ops.around import memory_of
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.watch_op_calls import memory_of
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL
 
@@ -55,7 +55,7 @@ def launched(op: Any) -> Any:
 
 
 def test_judge_mixes_no_tensors_of_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "moved", on_card)
+    monkeypatch.setattr(compare_with_reference, "moved", on_card)
     ops = sorted({case.op for case in CASES})
     card = replace(PLAIN, name="card", **{op: launched(getattr(PLAIN, op)) for op in ops})
     found = kit.served([case for op in ops for case in kit.op_cases(op, trees=True)[:4]], card)
@@ -77,7 +77,8 @@ def test_moved_case_keeps_its_layout_and_bits(device: str) -> None:
             if device == "cuda":
                 here, away = ([memory_of(x) for x in tensors if x.numel()] for tensors in (mine, theirs))
                 assert [here.index(x) for x in here] == [away.index(x) for x in away]
-                assert all(judge._bytes(x).equal(judge._bytes(y)) for x, y in zip(mine, theirs, strict=True))
+                bits = compare_with_reference._bytes
+                assert all(bits(x).equal(bits(y)) for x, y in zip(mine, theirs, strict=True))
             for name, pool in there.pools.items():  # the op writes into an input that is a pool
                 assert pool.view._base is pool.raw._base, name
 
@@ -91,9 +92,9 @@ def every(value: Any) -> list[torch.Tensor]:
 
 def test_result_on_a_wrong_device_and_a_failed_gpu_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # all of it stays on the CPU
-        patch.setattr(judge, "moved", lambda call, device: call)
-        patch.setattr(judge, "settle", lambda device: None)
-        first, *_ = judge.judged(PLAIN, kit.op_cases("gdn")[:1], "cuda").findings
+        patch.setattr(compare_with_reference, "moved", lambda call, device: call)
+        patch.setattr(compare_with_reference, "settle", lambda device: None)
+        first, *_ = compare_with_reference.judged(PLAIN, kit.op_cases("gdn")[:1], "cuda").findings
     assert first.check == "contract" and first.diagnosis == "a result lies on cpu"
     launches: list[int] = []
 
@@ -102,7 +103,7 @@ def test_result_on_a_wrong_device_and_a_failed_gpu_are_findings(monkeypatch: pyt
         if len(launches) > 2:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    for module in (judge, batched_host_copies):  # which asks whether the card still works
+    for module in (compare_with_reference, batched_host_copies):  # which asks whether the card still works
         monkeypatch.setattr(module, "settle", settled)
     fell = kit.served(kit.op_cases("gdn")[:6], PLAIN)
     assert fell.exit is kit.Exit.DIVERGED and "raised RuntimeError (CUDA error: an illegal" in fell.message

@@ -19,13 +19,13 @@ from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Located
 from instep_optimized import load
-from instep_optimized.graphs import runner
+from instep_optimized.graphs import capture_and_replay
 from instep_optimized.model import gdn
 from instep_optimized.ops import plain
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -216,7 +216,7 @@ def test_unowned_bytes_are_memory_too(trace, plant):
 
 def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
     """Inputs are not copied into the graph's buffers, so every replay has the idle rows of the capture."""
-    monkeypatch.setattr(runner, "_fill", lambda *given: None)
+    monkeypatch.setattr(capture_and_replay, "_fill", lambda *given: None)
     _, found = located(rounds, ops="ledger", graphs=True)
     assert found.cause == "graph" and found.replays == 1
     assert found.says.startswith("cause: the CUDA graph (run eagerly, ")

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.campaign.shapes import run as shapes_run
+from instep.campaign.shapes import run_real_shape as shapes_run
 from instep.campaign.shapes.random_weights import random_checkpoint
-from instep.campaign.shapes.run import course
+from instep.campaign.shapes.run_real_shape import course
 from instep.cli import main
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation

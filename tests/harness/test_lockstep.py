@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import pytest
 
-from instep.checks.base import exact
-from instep.checks.identity import LENGTH
+from instep.checks.check_interface import exact
+from instep.checks.trace_bookkeeping import LENGTH
+from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import participants_of
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

@@ -17,12 +17,12 @@ from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.subject.memory_per_request import PAGE_SIZE, need, needs, spelled, weights_bytes
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
-from instep_optimized.layout import Pages
+from instep_optimized.memory_addresses import Pages
+from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.declared_rounding import SCALED_STATE
 from instep_reference.contract.engine import Capacity, Row
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SCALED_STATE
-from instep_reference.contract.shapes import expected_shapes
+from instep_reference.contract.place_names import Place
 from support.checkpoints import config_of
 from support.command import complaint
 from support.narrow import narrow
@@ -82,7 +82,7 @@ def test_prefix_figure_equals_the_engines_bytes(layers, state):
 
 def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
     """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
-    attention = pytest.importorskip("instep_optimized.kernels.attention.attend")
+    attention = pytest.importorskip("instep_optimized.kernels.attention.dispatch")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
     for requests, positions in ((1, 64), (1, 160), (3, 160)):
         pages, taken = positions // PAGE_SIZE, list[int]()

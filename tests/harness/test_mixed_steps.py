@@ -19,7 +19,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit, Tier
-from instep_optimized.layout import StateLayout
+from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
 from support.checkpoints import write

@@ -10,15 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.checks.derived import Derived
-from instep.checks.directed import Directed
+from instep.checks.known_wrong_states import Directed
+from instep.checks.recomputed_values import Derived
 from instep.checks.wrong_state_inputs import add, step
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
-from instep.watch.rows import rows
+from instep.watch.rows_by_request import rows
 from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Forward
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
 from support import contexts as m
 

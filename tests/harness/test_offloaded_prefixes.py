@@ -16,9 +16,9 @@ from instep.campaign.streams.stamped_trace import relabelled
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.subject.engines.derived import DerivedEngine
-from instep.trace.driver import drive
+from instep.subject.engines.engine_from_verbs import DerivedEngine
 from instep.trace.event_rules import verified
+from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Tier
@@ -29,7 +29,7 @@ from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.covering import few
 from support.planting import planted_here
 

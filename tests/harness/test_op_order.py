@@ -10,11 +10,11 @@ from dataclasses import fields
 import pytest
 
 from instep.diagnose.ops_by_place import RESULTS, WRITERS, also_writes, ops_of, siblings
-from instep.run.variant import in_memory
+from instep.run.run_variants import in_memory
 from instep.verdict import Comparison, Tier, Verdict
-from instep_optimized.ops.around import OPS
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, Place
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.watch_op_calls import OPS
+from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, Place
 
 
 def wrong(kind: str, stage: str, layer: int, component: str, event: int = 4) -> Comparison:

@@ -23,7 +23,7 @@ from instep.cli.setting import PANEL, named
 from instep.options import CHOICES, OPTIONS, TIERS, USUAL
 from instep.verdict import Tier
 from instep_optimized.commit import OURS
-from instep_optimized.layout import StateLayout
+from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops import BY_NAME
 from support.covering import few
 

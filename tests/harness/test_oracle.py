@@ -10,17 +10,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.checks.directed import look, scene_of
+from instep.checks.known_wrong_states import look, scene_of
 from instep.checks.wrong_tree_states import branches
 from instep.lru_cache import forget
 from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
-from instep.oracle.reordering import by_a_unit, up_or_down
-from instep.watch.rows import paths, row_spans, rows
-from instep.watch.rows_to_show import due
+from instep.oracle.reordered_arithmetic import by_a_unit, up_or_down
+from instep.watch.rows_by_request import paths, row_spans, rows
+from instep.watch.rows_subject_must_show import due
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, computed again place by place

@@ -10,9 +10,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from instep.checks.identity import Identity
+from instep.checks.trace_bookkeeping import Identity
+from instep.run.build_compared_engines import bare, participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import bare, participants_of
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules

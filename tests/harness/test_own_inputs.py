@@ -12,7 +12,7 @@ import torch
 
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation, rerun
-from instep.watch.rows_to_show import UPDATE
+from instep.watch.rows_subject_must_show import UPDATE
 from instep_reference.contract.engine import Commit
 from support import contexts as m
 

@@ -25,7 +25,7 @@ from instep.report.messages import divergence
 from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
 from instep_proof.faults.catalogue import TRACES, by_id
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.browser import Browser
 from support.command import Runner, complaint
 from support.covering import WHOLE

@@ -35,14 +35,14 @@ from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults import render as faults
-from instep_proof.faults.judge import Result as Campaign
+from instep_proof.faults.compare_with_control import Result as Campaign
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.run import Asked, Bench
 from instep_speed.gate import render as gate
-from instep_speed.gate.baseline import result as of_power
+from instep_speed.gate.calibration_files import result as of_power
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power
@@ -265,7 +265,7 @@ def test_faults_write_the_page_of_their_result(
 ) -> None:
     found = [judged("stale-tile")]
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: found)
-    monkeypatch.setattr("instep_proof.faults.forks.warm", nullcontext)  # nothing runs, so no process has to be prepared
+    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing runs, so nothing is prepared
     ran = instep("faults", "stale-tile", "--html", tmp_path / "p.html")
     page = Read((tmp_path / "p.html").read_text())
     assert ran.code == 0 and page.texts["span"] == ["all found"] and "instep faults stale-tile" in page.texts["pre"]

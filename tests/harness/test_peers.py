@@ -122,7 +122,7 @@ def test_replay_row_has_events_tiers_and_the_finding(
     (tmp_path / "peer.py").write_text(
         "from dataclasses import replace\n"
         "from instep_optimized import load\n"
-        "from instep_optimized.layout import Address\n"
+        "from instep_optimized.memory_addresses import Address\n"
         "PLAIN = load('plain')\n"
         "def move(*, source, target):\n"
         "    if source.column is not None:\n"
@@ -283,7 +283,7 @@ def test_maintainer_script_has_thirty_lines_or_a_reason(file: Path) -> None:
 MADE_UP = '''
 import json
 from pathlib import Path
-from instep_reference.contract.adaptive import DEFAULT_FILES
+from instep_reference.contract.adaptive_controller_file import DEFAULT_FILES
 from instep_reference.contract.controllers import Controlled
 from instep_reference.controllers import controller
 from sglang.srt.utils import log_info_on_rank0

@@ -131,7 +131,7 @@ def test_error_of_the_subject_is_printed_with_line_and_traceback(home: Path) -> 
     assert done.code == 1, done.out + done.err
     assert "op attend (trunk." in done.out and "raised IndexError" in done.out
     assert "support/fallen.py" in done.out and 'given["query"][:, 99]' in done.out
-    assert "guard.py" not in done.out
+    assert "guarded_calls.py" not in done.out
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_ini_options_apply_unless_a_path_is_named(home: Path) -> None:
 
 @pytest.mark.slow
 def test_printed_name_of_an_item_runs_it(home: Path) -> None:
-    named = "instep_optimized.ops.ledger:LEDGER"
+    named = "instep_optimized.ops.ledger_label_ops:LEDGER"
     root = "--rootdir=."  # names are relative to it
     options = (root, "--instep-traces=traces", "--instep-ops=ledger", f"--instep-ops={named}")
     listed = session(home, *options, "--collect-only", "-q").out.splitlines()

@@ -12,14 +12,14 @@ import pytest
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.timeline import alone, timelines_of
+from instep.campaign.relations.request_timelines import alone, timelines_of
 from instep.campaign.streams.stamped_trace import relabelled
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.subject.engines.derived import DerivedEngine
-from instep.trace.driver import drive
+from instep.subject.engines.engine_from_verbs import DerivedEngine
 from instep.trace.event_rules import verified
+from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
@@ -28,7 +28,7 @@ from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.covering import WHOLE, few
 from support.planting import planted_here
 from support.rounds import config
@@ -36,8 +36,9 @@ from support.traces import PROMPTS, ROOM, header, policy, recorded
 
 pytestmark = pytest.mark.slow  # runs with and without a shared prefix
 
-SAVED, UNITS, ENGINE = (f"instep_optimized/{name}.py" for name in ("memory/saved", "memory/tiled_units", "engine"))
-PREFIXES, COLUMNS, MIXED = (f"instep_optimized/{name}.py" for name in ("prefixes", "commit/columns", "mixed"))
+SAVED, UNITS = "instep_optimized/memory/saved_states.py", "instep_optimized/memory/tiled_units.py"
+ENGINE, PREFIXES = "instep_optimized/engine.py", "instep_optimized/tracked_prefixes.py"
+COLUMNS, MIXED = "instep_optimized/commit/columns.py", "instep_optimized/forward_with_prefill_chunks.py"
 BEGIN = "request.length.exact - len(final)"
 TOLD = policy(
     capacity=msgspec.structs.replace(ROOM, track_interval=4, pages=tuple(range(12, 0, -1))),

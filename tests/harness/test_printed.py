@@ -20,9 +20,9 @@ from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
 from instep_proof.faults import render as faults
-from instep_proof.faults.judge import Heard
-from instep_proof.faults.judge import Result as Campaign
-from instep_proof.faults.runs import Arm
+from instep_proof.faults.compare_with_control import Heard
+from instep_proof.faults.compare_with_control import Result as Campaign
+from instep_proof.faults.fault_runs import Arm
 from instep_speed.gate import render as gate
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report

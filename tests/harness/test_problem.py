@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from instep.diagnose.bank import _contracts, _unknown
-from instep.diagnose.mistakes.case import UNRECOGNISED
+from instep.diagnose.explanation_bank import _contracts, _unknown
+from instep.diagnose.mistakes.finding_case import UNRECOGNISED
 from instep.finding_problem import Explained, Problem, Unexplained, sentence
 from instep.report.outcome_data import finding
 from support.outcomes import comparison

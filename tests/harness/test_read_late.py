@@ -23,7 +23,7 @@ from instep_optimized.commit import OURS
 from instep_optimized.transfer.to_host import Roots
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Fault
-from instep_proof.faults.catalogue.readings import FAULTS
+from instep_proof.faults.catalogue.late_reads import FAULTS
 from support.command import Runner
 from support.covering import WHOLE, each_value, every_trace, few
 from support.few_channels import few_channels, same_events

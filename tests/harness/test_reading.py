@@ -12,18 +12,18 @@ from typing import cast
 
 import pytest
 
-from instep import allowance
-from instep.campaign.streams.run import streamed
+from instep import tier_allowances
+from instep.campaign.streams.run_stamped_trace import streamed
 from instep.campaign.streams.stream_check import Stream
 from instep.checks import for_labels, for_numbers
-from instep.diagnose import diagnose, ladder
+from instep.diagnose import confirm_cause, diagnose
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.report import outcome_data
 from instep.report.messages import divergence
 from instep.report.outcome_data import FINDINGS
 from instep.run.replay import Outcome, RecordedChoices, Replay
-from instep.run.variant import Variant, patch_of
+from instep.run.run_variants import Variant, patch_of
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import FAMILIES
@@ -112,20 +112,21 @@ def test_the_faults_of_a_check_are_those_that_it_is_meant_to_see() -> None:
 def test_the_numbers_are_the_constants() -> None:
     flowing = " ".join((PAGE + DERIVED).split())
     for told in (
-        f"{FEWEST_DRAWS} to {DRAWS} times", f"{allowance.YARDSTICK_FACTOR:g} times the largest draw's",
-        f"{allowance.ULPS:g} ulp of the stored dtype", f"per head and {allowance.COLUMNS} columns of V",
-        f"at most 1/{1 / allowance.PROJECTION_ERROR:g}", f"{allowance.MORE_DRAWS} of them before anything",
-        f"drawn up to {allowance.REDRAWS} times more", f"over {allowance.TIES_CAP:.0%} of all choices",
-        f"and over {allowance.TIES_ALWAYS}, they are", f"up to {ladder.BEYOND} events on",
+        f"{FEWEST_DRAWS} to {DRAWS} times", f"{tier_allowances.YARDSTICK_FACTOR:g} times the largest draw's",
+        f"{tier_allowances.ULPS:g} ulp of the stored dtype", f"per head and {tier_allowances.COLUMNS} columns of V",
+        f"at most 1/{1 / tier_allowances.PROJECTION_ERROR:g}", f"{tier_allowances.MORE_DRAWS} of them before anything",
+        f"drawn up to {tier_allowances.REDRAWS} times more", f"over {tier_allowances.TIES_CAP:.0%} of all choices",
+        f"and over {tier_allowances.TIES_ALWAYS}, they are", f"up to {confirm_cause.BEYOND} events on",
         f"the first {FINDINGS} are written out",
     ):
         assert told in flowing
-    assert (allowance.PROJECTION_LIMIT, allowance.UNDECIDED_CAP, allowance.MARGIN_ERRORS) == (0.5, 0.5, 2.0)
-    assert {"contracts", "capacity", "hostreads"} <= set(ladder.DIRECT)
+    limits = tier_allowances.PROJECTION_LIMIT, tier_allowances.UNDECIDED_CAP, tier_allowances.MARGIN_ERRORS
+    assert limits == (0.5, 0.5, 2.0)
+    assert {"contracts", "capacity", "hostreads"} <= set(confirm_cause.DIRECT)
 
 
 def test_page_quotes_the_ladders_sentences() -> None:
-    source = Path(ladder.__file__).read_text()
+    source = Path(confirm_cause.__file__).read_text()
     for words in (
         "cause: the CUDA graph (run eagerly, ", "cause: the call itself", "(with the ", "this place", " places",
         "(with the reference's ", ", the rest of the event agrees", "the reads from memory", " writes wrong memory",

@@ -15,20 +15,20 @@ import torch
 
 from instep.lru_cache import BESIDE, Shelf
 from instep.oracle import recomputation
-from instep.oracle.layer_work import LayerWork
 from instep.oracle.recomputation import Runner
 from instep.oracle.reference_weights import digest_of, weights_of
+from instep.oracle.single_layer_run import LayerWork
 from instep.player import Side
-from instep.run.participants import Plan, rounded_participant, truth_participant
+from instep.run.build_compared_engines import Plan, rounded_participant, truth_participant
 from instep.run.reference_cache import Served
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from instep_optimized.ops.around import tensors_of
+from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.rounds import Rounds
+from instep_reference.speculative_rounds import Rounds
 from support.covering import each_value, few
 from support.first_rounds import first
 from support.planting import planted_here

@@ -18,10 +18,8 @@ import torch
 from instep.campaign import relations as table
 from instep.campaign.relations import NAMES, Held, held, relations, worst
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.drift import LongRun, judged, long_request
-from instep.campaign.relations.same_events import PAIRWISE
-from instep.campaign.relations.same_tokens import REWRITTEN
-from instep.campaign.relations.timeline import (
+from instep.campaign.relations.compare_within_allowance import Yardstick
+from instep.campaign.relations.request_timelines import (
     alone,
     as_traced,
     chunked,
@@ -31,7 +29,9 @@ from instep.campaign.relations.timeline import (
     rescheduled,
     timelines_of,
 )
-from instep.campaign.relations.tolerance import Yardstick
+from instep.campaign.relations.same_events import PAIRWISE
+from instep.campaign.relations.same_tokens import REWRITTEN
+from instep.campaign.relations.state_error_drift import LongRun, judged, long_request
 from instep.checks.tensor_and_choice_judgement import Ties
 from instep.run.replay import Replay
 from instep.setting import FP8, Setting

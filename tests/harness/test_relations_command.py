@@ -20,9 +20,9 @@ from instep.campaign.relations.row_by_row_ops import row_by_row
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import load
-from instep_optimized.ops.around import Op, around
-from instep_optimized.ops.by_row import BY_ROW
-from instep_reference.contract.place import Place, unseen
+from instep_optimized.ops.rowwise_ops import BY_ROW
+from instep_optimized.ops.watch_op_calls import Op, around
+from instep_reference.contract.place_names import Place, unseen
 from support.command import Runner
 from support.golden import COUNTED, Golden
 from support.traces import policy, recorded

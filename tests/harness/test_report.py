@@ -13,12 +13,12 @@ from typing import Any
 from instep.report import outcome_data
 from instep.report.messages import divergence, spelled
 from instep.report.terminal import cells_of, short, show, tiers
+from instep.run.run_variants import Variant, patch_of
 from instep.run.trace_history import Text
-from instep.run.variant import Variant, patch_of
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
 from instep.verdict import Exit, Located, Raised, Skipped, Tier
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.golden import Golden, sections
 from support.outcomes import comparison, outcome, printed
 

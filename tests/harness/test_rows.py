@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from instep.watch.event_context import EventContext
-from instep.watch.rows import row_spans, rows, whose
+from instep.watch.rows_by_request import row_spans, rows, whose
 from instep_reference.contract.engine import Forward
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.contexts import checkpoint, events_of, run_labels
 
 LOGITS, FINAL = (Place("trunk", AFTER_LAYERS, component) for component in ("logits", "final"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.data import ConjectureData
 
-from instep.campaign.fuzz.seeded import by_seed_alone
+from instep.campaign.fuzz.same_draws_from_seed import by_seed_alone
 from instep.campaign.soak.drawn_rounds import Seeded
 from instep_reference.contract.errors import InstepError
 

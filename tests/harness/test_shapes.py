@@ -14,9 +14,9 @@ import torch
 from instep.campaign.shapes import NAMES, cut, shape, sized_like
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep_reference import trunk
+from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
-from instep_reference.contract.shapes import expected_shapes
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 from support.narrow import narrow
 

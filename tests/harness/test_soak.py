@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instep.campaign.fuzz import draw
+from instep.campaign.fuzz import draw_events
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.runner import Campaign
 from instep.campaign.soak import drawn_rounds, resume, soak
@@ -119,7 +119,7 @@ def test_permanent_memory_of_engines_stays_bounded(
     """They are rebuilt in time; no further copies are saved; all answers are compared where requests leave alone."""
     monkeypatch.setattr(soak, "STRETCHES", 2)
     monkeypatch.setattr(drawn_rounds, "MOST_SAVED", 1)
-    monkeypatch.setattr(draw, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
+    monkeypatch.setattr(draw_events, "INTERVALS", (None,))  # tracked prefixes have a bound of their own
     most, whole = [], []
     serve = soak.Example.serve
 
@@ -165,6 +165,6 @@ def test_refused_event_is_followed_by_one_that_frees_room(
 
     monkeypatch.setattr(drawn_rounds.Turns, "turn", noted)
     monkeypatch.setattr(soak, "Example", Ruled)
-    monkeypatch.setattr(draw, "ROOMY", draw.TIGHT)
+    monkeypatch.setattr(draw_events, "ROOMY", draw_events.TIGHT)
     soaking = soaked(model, tmp_path / "found", 60, stretch=30)
     assert soaking.soaked.refused >= len(behind) > 2 and set(behind) <= {*drawn_rounds.MAKES_ROOM}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from instep.diagnose.mistakes.step_controller import MOST, RULES, Told, _wishes, wrong_rule
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.controllers.sglang_0_5_12 import Brackets, resolve
 
 FILE = AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7], "ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2,

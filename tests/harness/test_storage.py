@@ -24,15 +24,15 @@ from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_optimized import Options, load
-from instep_optimized.layout import Chance
 from instep_optimized.memory.tiled_units import Block, Units, tensors
+from instep_optimized.memory_addresses import Chance
 from instep_optimized.ops.plain import scaled_tiles
 from instep_optimized.options import check
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.few_channels import few_channels

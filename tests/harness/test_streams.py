@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from instep.campaign.streams.run import LEVELS, streamed
+from instep.campaign.streams.run_stamped_trace import LEVELS, streamed
 from instep.campaign.streams.stamp_model import before_silu, config, stream_checkpoint
 from instep.campaign.streams.stamped_trace import relabelled
 from instep.campaign.streams.token_stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
@@ -131,12 +131,12 @@ def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: 
 
 
 IN_TREES = [
-    ("the node before the last accepted one", "instep_optimized/round.py",
+    ("the node before the last accepted one", "instep_optimized/round_for_step_count.py",
      "acceptance.last_correct_step_indices, acceptance.accept_lens,",
      "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,", "snapshot", "state"),
-    ("a node continues the one before it", "instep_optimized/batch.py", "plan.before.flatten()",
+    ("a node continues the one before it", "instep_optimized/packed_batch.py", "plan.before.flatten()",
      "(plan.before - (plan.before > 0).long()).flatten()", "snapshot", "conv"),
-    ("keys and values stay at their nodes", "instep_optimized/ops/plain/round_integers.py",
+    ("keys and values stay at their nodes", "instep_optimized/ops/plain/row_places_and_lengths.py",
      "place = before[:, None] + node", "place = before[:, None] + torch.arange(node.shape[1])", "columns", "values"),
 ]
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from instep.checks import structure
+from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import participants_of
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
@@ -26,14 +26,14 @@ from instep.verdict import Comparison, Exit, Verdict
 from instep.watch import op_calls
 from instep_optimized import engine
 from instep_optimized.commit import rerun
-from instep_optimized.graphs import Emulator, runner
+from instep_optimized.graphs import Emulator, capture_and_replay
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Wrap
 from support.covering import few
 from support.traces import ROOM, recorded
 
-BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("batch", "memory/budget", "engine"))
-MEMORY, RUNNER = "instep_optimized/memory/__init__.py", "instep_optimized/graphs/runner.py"
+BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("packed_batch", "memory/budget", "engine"))
+MEMORY, RUNNER = "instep_optimized/memory/__init__.py", "instep_optimized/graphs/capture_and_replay.py"
 REPLACE = "from dataclasses import replace"
 NAMES = {check.name for check in structure()}
 FAR = 12  # an event after a narrow window and a wide one
@@ -255,11 +255,11 @@ def _on_the_slot_table(self: Any, requests: Any, picks: Any = None, parents: Any
 def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
     def kept(outputs: Any, bucket: int, rows: int, join: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
-            return runner._cut(outputs, bucket, rows)
+            return capture_and_replay._cut(outputs, bucket, rows)
         parts = [kept(output, bucket, rows) for output in outputs]
-        return runner._like(outputs, parts) if join is None else join(parts)
+        return capture_and_replay._like(outputs, parts) if join is None else join(parts)
 
-    monkeypatch.setattr(runner, "_copied", kept)
+    monkeypatch.setattr(capture_and_replay, "_copied", kept)
     said = [finding.diagnosis for finding in found(trace, "aliasing", graphs=True)]
     assert said[0].startswith("earlier answers changed while this event ran: ")
 
@@ -295,7 +295,9 @@ def test_a_bucket_that_is_too_wide_is_named(trace, plant):
 
 def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
     plant(Wrap(RUNNER, "Runner.run", "key = (key[0].replace('commit', 'verify'), key[1])"))
-    monkeypatch.setattr(engine, "prepared", lambda ops, of, device, **_: runner.Runner(Emulator(), (1, 2), device))
+    monkeypatch.setattr(
+        engine, "prepared", lambda ops, of, device, **_: capture_and_replay.Runner(Emulator(), (1, 2), device)
+    )
     said = [finding.diagnosis for finding in replayed(trace, graphs=True).findings]
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
 
@@ -315,11 +317,11 @@ def test_reallocated_pool_is_named(trace, plant):
 
 def test_a_read_between_ops_is_named(trace, plant):
     waits = "assert int(result[-1].max()) <= self.width"  # accept_lens
-    plant(Wrap("instep_optimized/round.py", "Round.commit", result=waits))
+    plant(Wrap("instep_optimized/round_for_step_count.py", "Round.commit", result=waits))
     first = found(trace, "hostreads")[0]
     assert first.kind == "commit"
     assert first.diagnosis.startswith("the host reads the device 1 time (between ops; ")
-    assert "instep_optimized.round.Round.commit line" in first.diagnosis
+    assert "instep_optimized.round_for_step_count.Round.commit line" in first.diagnosis
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ import pytest
 from instep import kit
 from instep.kit.declaration_search import declarations, suggested
 from instep.verdict import Exit
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.rounding import Product
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.declared_rounding import Product
 from support import narrow_products as narrow
 from support.wrong_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
 

@@ -10,8 +10,8 @@ import torch
 
 from instep.oracle.declared_product_rounding import added
 from instep_optimized import load
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SUMS
+from instep_reference.contract.declared_rounding import SUMS
+from instep_reference.contract.place_names import Place
 
 CARD = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not CARD, reason="no Hopper card here")]

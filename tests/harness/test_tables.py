@@ -20,7 +20,7 @@ import instep
 from instep.cli import doctor, memory
 from instep.report import tables, terminal
 from instep.verdict import Tier
-from instep_proof.calibrate.graded import NUMBERS, Limit
+from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
 from instep_proof.commands import calibrate
 from support.command import Runner

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep.oracle.layer_work import positions_of
+from instep.oracle.single_layer_run import positions_of
 from instep.trace.tree_shape import depths, lines
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 from support.checkpoints import Kind, write
 

@@ -34,7 +34,8 @@ from support.event_clock import count_events
 from support.planting import planted_here
 
 BATCH, INDEX, ROUND, RERUN = (
-    f"instep_optimized/{name}.py" for name in ("batch", "ops/plain/round_integers", "round", "commit/rerun")
+    f"instep_optimized/{name}.py"
+    for name in ("packed_batch", "ops/plain/row_places_and_lengths", "round_for_step_count", "commit/rerun")
 )
 NODES_OF = "Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])"
 
@@ -105,9 +106,9 @@ SLIPS = [
     ("another node", (Edit(ROUND, "acceptance.last_correct_step_indices, acceptance.accept_lens,",
                            "(acceptance.last_correct_step_indices - 1).clamp(min=0), acceptance.accept_lens,"),),
      "snapshot", 6, "labels", ""),
-    ("an own path", (Edit("instep_optimized/ops/plain/pick.py", "fits.long().argmax(dim=1)",
+    ("an own path", (Edit("instep_optimized/ops/plain/argmax_and_acceptance.py", "fits.long().argmax(dim=1)",
                           "(parents == at[:, None]).long().argmax(dim=1)"),
-                     Edit("instep_optimized/ops/plain/pick.py", "fits.any(dim=1)",
+                     Edit("instep_optimized/ops/plain/argmax_and_acceptance.py", "fits.any(dim=1)",
                           "(parents == at[:, None]).any(dim=1)")), "rerun", 6, "identity", ""),
 ]  # fmt: skip
 

@@ -22,7 +22,7 @@ from instep.trace.header import Part, Recording
 from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Wrap
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.traces import PROMPTS, VOCAB, policy

@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
+from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import participants_of
 from instep.run.replay import Replay
+from instep.run.run_variants import AS_IS, Patch, Variant, patch_of, place_of, spelled, swapped, swaps_of
 from instep.run.tensor_patching import Patching
-from instep.run.variant import AS_IS, Patch, Variant, patch_of, place_of, spelled, swapped, swaps_of
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit, Tier
 from instep_optimized import load
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.traces import brief, recorded
 
 LOUDER = "support.subjects:LOUDER"
@@ -190,7 +190,7 @@ def test_a_finding_is_dropped_only_where_its_memory_is_patched():
 ])  # fmt: skip
 def test_op_set_serves_trees_if_each_of_its_tree_ops_does(swap, trees, monkeypatch):
     sets = {"plain": load("plain"), "ledger": load("plain"), "chains": replace(load("plain"), trees=False)}
-    monkeypatch.setattr("instep.run.variant.find", sets.__getitem__)
+    monkeypatch.setattr("instep.run.run_variants.find", sets.__getitem__)
     assert swapped(load("plain"), swap).trees is trees
     assert not swapped(replace(load("plain"), trees=False), {"gdn": "plain"}).trees
 

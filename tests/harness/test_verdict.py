@@ -11,7 +11,7 @@ import pytest
 
 from instep.finding_problem import Explained, Problem, WrongContent
 from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 HIDDEN = Place("trunk", 0, "hidden")
 

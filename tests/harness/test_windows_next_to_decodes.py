@@ -16,16 +16,16 @@ import torch
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.diagnose import diagnose
-from instep.diagnose.ladder import locate
+from instep.diagnose.confirm_cause import locate
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit
-from instep_optimized import forwards, round
-from instep_optimized.batch import Batch, Group
+from instep_optimized import round_for_step_count, window_and_decode_forwards
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.graphs import Runner
+from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
 from support.checkpoints import write
@@ -140,11 +140,13 @@ def test_op_wrong_in_mixed_launches_is_not_blamed_on_the_graph(model: Path) -> N
     assert (found.cause, found.op) == ("op", "gdn"), found.says
 
 
-def told(monkeypatch: pytest.MonkeyPatch, change: Callable[[round.Inputs], round.Inputs]) -> None:
+def told(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[round_for_step_count.Inputs], round_for_step_count.Inputs]
+) -> None:
     """The host describes windows next to decodes wrongly."""
-    inputs_of = round.inputs_of
+    inputs_of = round_for_step_count.inputs_of
 
-    def other(*given: Any) -> round.Inputs:
+    def other(*given: Any) -> round_for_step_count.Inputs:
         inputs = inputs_of(*given)
         return change(inputs) if inputs.kinds.numel() else inputs
 
@@ -188,13 +190,13 @@ def test_window_in_the_row_of_another_request_is_reported(
 
 
 def of_groups(monkeypatch: pytest.MonkeyPatch, change: Callable[[Group, Group], tuple[Group, ...]]) -> None:
-    beside = round.windows_beside_decodes
+    beside = round_for_step_count.windows_beside_decodes
 
     def other(*given: Any) -> Batch:
         batch = beside(*given)
         return replace(batch, groups=change(*batch.groups))
 
-    monkeypatch.setattr(round, "windows_beside_decodes", other)
+    monkeypatch.setattr(round_for_step_count, "windows_beside_decodes", other)
 
 
 @few(2)
@@ -215,11 +217,13 @@ def test_wrong_groups_are_reported(
 
 
 def test_windows_in_the_decodes_draft_extend_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round, "replace", lambda who, **given: who if "slots" in given else replace(who, **given))
+    monkeypatch.setattr(
+        round_for_step_count, "replace", lambda who, **given: who if "slots" in given else replace(who, **given)
+    )
     assert "changed in proposals slot 4, which this event may not write" in first(model)
 
 
 def test_rows_cut_as_windows_are_reported(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwards.Forwards, "_spots", lambda self, plan, device: torch.arange(
+    monkeypatch.setattr(window_and_decode_forwards.Forwards, "_spots", lambda self, plan, device: torch.arange(
         sum(p.span.count for p in plan)))  # fmt: skip
     assert first(model).startswith("own choices are")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep_optimized.layout import Address
 from instep_optimized.memory import Memory
+from instep_optimized.memory_addresses import Address
 from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults import plant
 from instep_proof.faults.catalogue.fault import Edit, Wrap
@@ -20,7 +20,7 @@ from instep_proof.faults.syntax_edit import wrapped
 from instep_reference.contract.errors import BadInput
 from support.planting import planted_here
 
-MOVE = "instep_optimized/ops/plain/move.py"
+MOVE = "instep_optimized/ops/plain/copy_units.py"
 TEXT = '''
 import functools
 
@@ -133,7 +133,8 @@ def test_methods_are_planted_too_and_several_edits_add_up() -> None:
     [
         (Edit(MOVE, "import torch", "import math\nimport torch"), "changes more than the code of functions"),
         (Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0"), "changes more than the code"),
-        (Edit("instep_optimized/kernels/windows/window.py", "read + unit * read_unit", "read"), "no plain function"),
+        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit", "read"),
+         "no plain function"),
     ],
 )
 def test_edit_that_needs_a_copy_is_refused(edit: Edit, says: str) -> None:

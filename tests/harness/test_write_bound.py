@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 
 from instep.report import outcome_data
+from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
-from instep.run.participants import participants_of
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules

@@ -15,7 +15,7 @@ import torch
 
 import instep_optimized.kernels
 from instep_optimized.ops import BY_NAME
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 
 INTERPRETED = ("triton", "precise", "invariant")
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from instep_optimized.controllers import TABLE, Controller, controller
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket, Dialect
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket, Dialect
 from instep_reference.contract.controllers import DIALECTS, Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import controller as reference

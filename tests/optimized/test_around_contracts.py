@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import AttentionInputs, GdnInputs
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.op_protocols import AttentionInputs, GdnInputs
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import Place, unseen
+from instep_reference.contract.place_names import Place, unseen
 from support.checkpoints import write
 from support.covering import few
 from support.two_sides import CAPACITY, scenario

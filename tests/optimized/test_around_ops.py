@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from instep_optimized.ops import load
-from instep_optimized.ops.around import around
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place, unseen
+from instep_reference.contract.place_names import Place, unseen
 from support import warm
 
 HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")

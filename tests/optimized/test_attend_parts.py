@@ -17,14 +17,14 @@ import torch
 from instep.kit.cases import Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, at
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.paged_kv import Reading, attend_case
 from instep.kit.cases.trees import seen
-from instep_optimized.kernels.attention import attend as attend_file
-from instep_optimized.kernels.attention.attend import GROUP, PART, WINDOW
-from instep_optimized.layout import Pages
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.invariant import INVARIANT
+from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.attention.dispatch import GROUP, PART, WINDOW
+from instep_optimized.memory_addresses import Pages
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
 from support.ops_agree import agree
 from support.time_slices import beside_another_process

@@ -16,11 +16,11 @@ import torch
 
 from instep.kit.cases.case import BF16, FP32, Draw, at
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.paged import Reading, attend_case
+from instep.kit.cases.paged_kv import Reading, attend_case
 from instep.kit.cases.trees import ancestors, seen
-from instep_optimized.kernels.attention import attend as attend_file
-from instep_optimized.kernels.attention.attend import GROUP, PART
-from instep_optimized.layout import Pages
+from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.attention.dispatch import GROUP, PART
+from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.triton import TRITON
 from support.covering import few
 from support.overlapped import same_in_a_graph
@@ -133,7 +133,7 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
 def test_fault_in_rows_read_alone_is_detected(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other: Any = planted_kernels("attention.attend_alone", (FAULTS[fault],), tmp_path, monkeypatch)
+    other: Any = planted_kernels("attention.tree_node_parts", (FAULTS[fault],), tmp_path, monkeypatch)
     assert not same_bits(*both(given(FP32), 0, other.read_alone, monkeypatch))
 
 
@@ -183,9 +183,9 @@ def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
         wanted = TRITON.attend(query=query, pages=pages, to=at("attended"))
     assert launched[-2:] == ["read_parts", "join_parts"] and bool(wanted.isfinite().all())
     if (plant := STAGED_FAULTS[fault]) is not None:
-        planted_kernels("attention.attend_items", (plant,), tmp_path, monkeypatch)
-        other = planted_kernels("attention.attend_parts_staged", ((".attend_items", ".planted_attend_items"),),
-                                tmp_path, monkeypatch)  # fmt: skip
+        planted_kernels("attention.split_kv_work_items_gluon", (plant,), tmp_path, monkeypatch)
+        items = ".split_kv_work_items_gluon", ".planted_split_kv_work_items_gluon"
+        other = planted_kernels("attention.split_kv_gluon", (items,), tmp_path, monkeypatch)
         monkeypatch.setattr(attend_file, "windows", other)
     same, as_is, all_places = [], attend_file.FEW, attend_file.multiprocessors
     for places in (2, 9999, None):  # programs; in items of two tiles, of one, and as is
@@ -221,7 +221,7 @@ def test_rows_read_alone_wait_for_the_rows_before(
             start.copy_(one)
             right.append([x.clone() for x in chain()])
     if not waits:
-        other: Any = planted_kernels("attention.attend_alone", (
+        other: Any = planted_kernels("attention.tree_node_parts", (
             ("                if EARLY:\n                    wait_alone()\n", ""),
             ("mask=there)\n    if EARLY:\n        wait_alone()\n", "mask=there)\n"),
         ), tmp_path, monkeypatch)  # fmt: skip

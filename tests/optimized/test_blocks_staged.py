@@ -13,13 +13,13 @@ import torch
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels.prompts.blocks import blocks
+from instep_optimized.kernels.gdn_prefill.chunk64 import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from support.planted_kernels import planted_kernels
 
-staged = explicit("prompts.blocks_staged")
+staged = explicit("gdn_prefill.chunk64_launches_gluon")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]
 H, K, V = 2, 128, 128
 COUNTS, SLOTS = (330, 1, 64, 0, 65, 63, 200, 16), (3, 1, 0, 2, 5, 6, -1, 7)  # more blocks than places for them
@@ -150,7 +150,7 @@ FUSED_FAULTS = {
 def test_fault_in_the_fused_kernel_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = drawn(2, torch.bfloat16, True, SHORT)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
-    module = planted_kernels("prompts.blocks_fused_staged", (FUSED_FAULTS[fault],), tmp_path, monkeypatch)
+    module = planted_kernels("gdn_prefill.chunk64_fused_gluon", (FUSED_FAULTS[fault],), tmp_path, monkeypatch)
     monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
     found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
     assert not all(map(same_bits, found, right))
@@ -193,7 +193,7 @@ def test_a_fault_in_later_items_of_a_program_changes_bits(
 ) -> None:
     inputs = drawn(2, torch.bfloat16, True, SHORT, 2 * V)
     right = served(inputs, torch.bfloat16, torch.float32, 0, counts=SHORT)
-    module = planted_kernels("prompts.blocks_fused_staged", ITEM_FAULTS[fault], tmp_path, monkeypatch)
+    module = planted_kernels("gdn_prefill.chunk64_fused_gluon", ITEM_FAULTS[fault], tmp_path, monkeypatch)
     monkeypatch.setattr(staged, "fused_staged", module.fused_staged)
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)
     found = served(inputs, torch.bfloat16, torch.float32, fused=True, counts=SHORT)
@@ -230,7 +230,7 @@ def test_fault_in_either_kernel_changes_bits(fault: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(staged, "multiprocessors", lambda _: 1)  # a program has several blocks
     inputs = drawn(2, torch.bfloat16, True)
     right = served(inputs, torch.bfloat16, torch.float32, 0)
-    module = planted_kernels(f"prompts.blocks_{name}_staged", ((old, new),), tmp_path, monkeypatch)
+    module = planted_kernels(f"gdn_prefill.chunk64_{name}_gluon", ((old, new),), tmp_path, monkeypatch)
     monkeypatch.setattr(staged, f"{name}_staged", getattr(module, f"{name}_staged"))
     if beside:  # what is compiled now comes late
         served(inputs, torch.bfloat16, torch.float32, 1, beside)

@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from instep_optimized import commit as strategies
-from instep_optimized.batch import Batch
 from instep_optimized.commit.base import AcceptedWindows, RequestWrites, Table, changes
+from instep_optimized.commit.conv_form_windows import Windows
 from instep_optimized.commit.snapshot import Snapshot
 from instep_optimized.commit.strategy_pair import CommitPair
-from instep_optimized.commit.windows import Windows
-from instep_optimized.layout import StateLayout
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, demands
-from instep_optimized.ops.base import Types
+from instep_optimized.memory_addresses import StateLayout
+from instep_optimized.ops.op_protocols import Types
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.packed_batch import Batch
 from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from instep_optimized.kernels.products import slim
+from instep_optimized.kernels.products import few_rows
 from support.beside import made_beside
 from support.covering import WHOLE
 
@@ -162,8 +162,8 @@ def test_barrier_memory_is_not_reused(taken: Mapping[str, list[Taken]]) -> None:
 
 def test_products_of_few_rows_spill_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["products"]
-    forms = {form: "_linear_parts" if form == (128, True) else "_linear_staged" for form in slim.STAGED}
-    both = [(form, twice) for form, known in slim.STAGED.items() for _, shape in known
+    forms = {form: "_linear_parts" if form == (128, True) else "_linear_staged" for form in few_rows.STAGED}
+    both = [(form, twice) for form, known in few_rows.STAGED.items() for _, shape in known
             for twice in range(1 + (not form[1] and not shape["pair"]))]  # with fp32 results, too
     assert [one.kernel for one in told] == [forms[form] for form, _ in both]
     narrow, wide = (one for one, (form, _) in zip(told, both, strict=True) if form == (128, False))

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from instep_optimized.ops.contracts import before
+from instep_optimized.ops.check_op_calls import before
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from instep_optimized.sampling import numbers
+from instep_optimized.sampling_inputs import numbers
 from instep_reference.acceptance import chain
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn
 

@@ -18,7 +18,7 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.graphs import Recorder
 from instep_optimized.graphs.capture import prepared
 from instep_optimized.transfer.to_host import HostCopy
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Admit,

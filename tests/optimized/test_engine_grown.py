@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.ops.around import around
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Abort,
@@ -34,9 +34,9 @@ from instep_reference.contract.engine import (
     Row,
 )
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.rounds import begin

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.layout import StateLayout
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.memory_addresses import StateLayout
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import Kind, write
 from support.covering import each_value, few
 from support.two_sides import CAPACITY, TwoSides, scenario

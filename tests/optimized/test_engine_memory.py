@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.layout import Address, Part, StateLayout
 from instep_optimized.memory.slot_table import NAMES
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Address, Part, StateLayout
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Admit,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.layout import StateLayout
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.memory_addresses import StateLayout
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.engine import ReferenceEngine, Weights

@@ -16,7 +16,7 @@ import torch
 
 from instep.watch.frozen_memory import KeptCopies
 from instep_optimized import OptimizedEngine, Options, load
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Admit,

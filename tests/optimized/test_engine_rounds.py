@@ -14,7 +14,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.transfer.to_host import HostCopy
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import (
     Abort,
@@ -34,7 +34,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
-from instep_reference.contract.place import Place, unseen
+from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.ops.around import around
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Draft, Finish, Forward, Load, Preempt, Resume, Row, Save
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
 from support.covering import WHOLE, few

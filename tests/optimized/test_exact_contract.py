@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from instep.kit.cases.case import at
-from instep.kit.cases.recurrent import Heads
-from instep_optimized.layout import Address, Part, Updates
-from instep_optimized.ops.around import around
-from instep_optimized.ops.contracts import contracts
+from instep.kit.cases.conv_and_gdn import Heads
+from instep_optimized.memory_addresses import Address, Part, Updates
+from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import unseen
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
 from support.ring_world import Turn, World, cut, joined, stream
 
 HEADS = Heads(1, 2, 4, 3)

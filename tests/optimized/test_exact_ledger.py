@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from instep.kit.cases.recurrent import Heads
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.ledger import LEDGER
+from instep.kit.cases.conv_and_gdn import Heads
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from support.covering import few
 from support.label_numbers import block, folded, labels_of, mixed, rows
 from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.recurrent import Heads
+from instep_optimized.kernels.gdn_windows import token_by_token as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.kernels.windows import window as window_file
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.triton import TRITON
 from support.ring_world import Turn, World, cut, stream
 

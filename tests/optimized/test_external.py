@@ -14,12 +14,12 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.acceptance import block_greedy
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.contract.errors import Unsupported
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
 from support.covering import few

@@ -18,22 +18,22 @@ import torch
 from instep.kit.cases import CASES, Case, serve
 from instep.kit.cases.case import BF16, FP32, Call, Draw, Inputs, at
 from instep.kit.cases.guarded_pools import guarded
-from instep.kit.cases.paged import READINGS, Reading, attend_case
+from instep.kit.cases.paged_kv import READINGS, Reading, attend_case
 from instep.kit.cases.rows import linear_blocks, norm, row_case
-from instep.run.variant import swapped
-from instep_optimized.kernels.attention import attend as attend_file
+from instep.run.run_variants import swapped
+from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.runtime import launches_early
-from instep_optimized.layout import Address
 from instep_optimized.memory.tiled_units import Units
+from instep_optimized.memory_addresses import Address
 from instep_optimized.ops import fused
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.fused import FUSIONS, Moved, in_parts
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.op_shapes import misfits
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ops.shapes import misfits
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import unseen
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
 from support.covering import few
 from support.ops_agree import agree
 from support.planted_kernels import planted_kernels
@@ -231,7 +231,7 @@ def test_wrong_gate_is_detected(
     case = gated_attend(Case("attend", "verify", attend_case(703, reading, BF16)))
     parts = serve(composed(in_parts(TRITON), case.op), case, device)
     assert agree(case, parts, serve(composed(TRITON, case.op), case, device)) == []
-    other = planted_kernels("attention.attend_parts", (GATES[fault],), tmp_path, monkeypatch)
+    other = planted_kernels("attention.split_kv", (GATES[fault],), tmp_path, monkeypatch)
     monkeypatch.setattr(attend_file, "join_parts", other.join_parts)
     assert agree(case, parts, serve(composed(TRITON, case.op), case, device))
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, runner
+from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, capture_and_replay
 from instep_optimized.graphs.cuda import CudaGraphs
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.toy_graphs import EMBEDDING, HIDDEN, IDLE, LOGITS, MIXED, PICK, Inputs, World, batch, differences, eagerly
 
 BUCKETS = (1, 2, 4)
@@ -152,7 +152,7 @@ def test_padding_that_is_not_refreshed_is_caught(monkeypatch: pytest.MonkeyPatch
     def rows_alone(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, ...]:
         return own[: len(given)], given
 
-    monkeypatch.setattr(runner, "_fill", rows_alone)
+    monkeypatch.setattr(capture_and_replay, "_fill", rows_alone)
     graphed, eager = World(PLAIN, "cpu"), World(PLAIN, "cpu")
     graphs = Runner(Emulator(), BUCKETS)
     for slots, wrong in (((4, 1, 6, 2), []), ((4, 1, 6), ["conv", "kv", "length"])):

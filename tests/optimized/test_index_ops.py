@@ -1,6 +1,6 @@
 """Integer ops against Python loops: positions of rows, forced choices, growing trees; and their contracts.
 
-Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `instep.kit.cases.index`).
+Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `instep.kit.cases.integer_ops`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep.kit.cases import INDEX, serve
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.contracts import contracts
-from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from instep_optimized.ops.watch_op_calls import around
 from instep_reference.acceptance import greedy
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from support.trees import chain, drawn, path
 
 SETS = pytest.mark.parametrize("ops", [PLAIN, TRITON, LEDGER], ids=lambda ops: ops.name)

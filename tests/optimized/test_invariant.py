@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from instep.kit.cases import CASES
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, Inputs, at, serve
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels.attention.attend import Shape, read
+from instep_optimized.kernels.attention.dispatch import Shape, read
 from instep_optimized.kernels.invariant.linear import multiply
-from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
-from instep_optimized.ops.invariant import INVARIANT
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import Place
+from instep_optimized.ops.row_invariant_triton import INVARIANT
+from instep_reference.contract.place_names import Place
 from support.covering import few
 from support.ops_agree import agree
 

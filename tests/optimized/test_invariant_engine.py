@@ -18,12 +18,12 @@ from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized import OptimizedEngine, Options
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.kernels.invariant.linear import multiply
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.invariant import INVARIANT
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.row_invariant_triton import INVARIANT
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.checkpoints import Kind, write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY

@@ -14,7 +14,7 @@ from instep.kit.cases import CASES, Case, serve
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.covering import few
 from support.ops_agree import agree
 

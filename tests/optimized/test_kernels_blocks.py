@@ -14,12 +14,12 @@ from torch.overrides import TorchFunctionMode
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels.prompts import blocks, chunk
-from instep_optimized.layout import Address, Part
+from instep_optimized.kernels.gdn_prefill import chunk16_fp32, chunk64
+from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops import load
-from instep_optimized.ops.base import GdnInputs
-from instep_reference.chunked import recur_by_products
-from instep_reference.contract.place import Place
+from instep_optimized.ops.op_protocols import GdnInputs
+from instep_reference.chunked_delta_rule import recur_by_products
+from instep_reference.contract.place_names import Place
 from instep_reference.gdn import recur
 from support.covering import few
 from support.planted_kernels import planted_kernels
@@ -35,7 +35,7 @@ REGIMES = {  # decay, and how much of every key is common to all
     "no decay": ((0.0, 0.0), 1.0),
     "usual": ((-0.05, -1e-4), 0.5),
 }
-# A multiple of the declared form's error. T2 grants 3 (`allowance.py`); this net is closer, since both have the
+# A multiple of the declared form's error. T2 grants 3 (`tier_allowances.py`); this net is closer, since both have the
 # same roundings: T has more digits here than bf16, and sums have another order. A fault must be twice as far off.
 FACTOR = 1.5
 Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
@@ -51,7 +51,7 @@ def drawn(rows: int, regime: str, seed: int = 1) -> GdnInputs:
 
 def served(
     inputs: GdnInputs, counts: tuple[int, ...], slots: list[int], pool: torch.Tensor, *fresh: int,
-    kernel: Callable[..., None] = blocks.blocks,
+    kernel: Callable[..., None] = chunk64.blocks,
 ) -> Run:  # fmt: skip
     """Requests packed one after the other; the core is kept in fp32, so that rounding hides nothing."""
     ints, core = Draw(0, HERE).ints, torch.full((sum(counts), HV, V), torch.nan, device=HERE)
@@ -116,8 +116,8 @@ def test_blocks_err_no_more_than_declared_in_a_batch_and_alone(regime: str) -> N
 
 
 @pytest.mark.parametrize(("ops", "dtype", "form"), [
-    ("triton", torch.bfloat16, blocks.blocks), ("triton", torch.float16, blocks.blocks),
-    ("triton", torch.float32, chunk.chunk), ("precise", torch.bfloat16, chunk.chunk),
+    ("triton", torch.bfloat16, chunk64.blocks), ("triton", torch.float16, chunk64.blocks),
+    ("triton", torch.float32, chunk16_fp32.chunk), ("precise", torch.bfloat16, chunk16_fp32.chunk),
 ], ids=lambda x: getattr(x, "__name__", str(x)))  # fmt: skip
 def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype, form: Callable[..., None]) -> None:
     inputs, pool = drawn(5, "usual"), states()
@@ -129,7 +129,7 @@ def test_activations_and_the_op_set_choose_the_form(ops: str, dtype: torch.dtype
     assert same_bits(core, wanted.to(dtype).float()) and same_bits(kept, right)
 
 
-@pytest.mark.parametrize("kernel", [blocks.blocks, chunk.chunk], ids=lambda x: x.__name__)
+@pytest.mark.parametrize("kernel", [chunk64.blocks, chunk16_fp32.chunk], ids=lambda x: x.__name__)
 def test_rows_that_no_request_covers_become_zero(kernel: Callable[..., None]) -> None:
     """Unowned rows between and after requests, and those of an idle one; without a request to zero them they stay."""
     begin, counts, slots, rows = (3, 20, 40, 130), (15, 9, 70, 1), (1, -1, 2, 3), 300
@@ -165,6 +165,6 @@ FAULTS = {
 def test_a_fault_in_any_part_is_seen(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same measure; without a fault it passes (above)."""
     inputs, pool = drawn(80, "usual"), states()
-    kernel = planted_kernels("prompts.blocks", (FAULTS[fault],), tmp_path, monkeypatch).blocks
+    kernel = planted_kernels("gdn_prefill.chunk64", (FAULTS[fault],), tmp_path, monkeypatch).blocks
     core, after = served(inputs, (80,), [3], pool, kernel=kernel)
     assert not all(error <= 2 * FACTOR for error in errors(inputs, slice(0, 80), pool[3], core, after[3]))

@@ -12,8 +12,8 @@ import torch
 
 from instep.kit.cases.case import Draw, at
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 

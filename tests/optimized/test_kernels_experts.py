@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from instep.kit.cases.case import BF16, Draw
-from instep_optimized.kernels.products import experts
-from instep_optimized.kernels.products.experts import _moe_mix, _moe_sort, grouped
+from instep_optimized.kernels.products import grouped_experts
+from instep_optimized.kernels.products.grouped_experts import _moe_mix, _moe_sort, grouped
 from instep_optimized.kernels.runtime import ceil_div, launch
-from instep_optimized.ops.base import ExpertWeights
+from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 D, INNER, SHARED, E, TOP = (512, 256, 128, 40, 6) if NATIVE else (48, 16, 24, 5, 2)
-FEW, TALL = experts.FEW, 32  # rows of a block
+FEW, TALL = grouped_experts.FEW, 32  # rows of a block
 
 
 def drawn(rows: int, top: int = TOP, shared: bool = True, seed: int = 0) -> tuple[torch.Tensor, ExpertWeights, int]:
@@ -81,9 +81,9 @@ def steps(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
 
 @pytest.fixture(autouse=True)
 def few_rows_make_tall_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "MANY_FROM", 2 * TALL)
-    monkeypatch.setattr(experts, "MANY", TALL)
-    monkeypatch.setattr(experts, "MOST", 3 * TALL)
+    monkeypatch.setattr(grouped_experts, "MANY_FROM", 2 * TALL)
+    monkeypatch.setattr(grouped_experts, "MANY", TALL)
+    monkeypatch.setattr(grouped_experts, "MOST", 3 * TALL)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

@@ -14,11 +14,11 @@ from torch.nn.functional import silu
 
 from instep.kit.cases.case import BF16, Draw, at
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.paged import Reading, attend_case
-from instep_optimized.kernels.attention import attend as attend_file
-from instep_optimized.kernels.decisions.pick import pick
-from instep_optimized.kernels.products import linear, slim
-from instep_optimized.kernels.products.slim import fits, product
+from instep.kit.cases.paged_kv import Reading, attend_case
+from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.decisions.argmax_and_acceptance import pick
+from instep_optimized.kernels.products import few_rows, linear
+from instep_optimized.kernels.products.few_rows import fits, product
 from instep_optimized.ops.triton import TRITON
 from support.overlapped import same_in_a_graph
 from support.planted_kernels import planted_kernels
@@ -38,9 +38,9 @@ def test_a_product_of_few_rows_is_right(
 ) -> None:
     """Rows and weights are parts of something wider, whose other numbers are NaN."""
     draw = Draw(rows, HERE)
-    monkeypatch.setattr(slim, "staged", None)
-    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
-    monkeypatch.setattr(slim, "tile", lambda native, _: native)
+    monkeypatch.setattr(few_rows, "staged", None)
+    monkeypatch.setattr(few_rows, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(few_rows, "tile", lambda native, _: native)
 
     def view(*shape: int) -> torch.Tensor:
         every = torch.full((shape[0] + 1, shape[1] + 8), torch.nan, dtype=dtype, device=HERE)
@@ -62,10 +62,11 @@ def test_a_product_of_few_rows_is_right(
 @pytest.mark.parametrize("rows", [2, 32])
 def test_many_columns_of_few_rows_have_a_sum_of_each_half(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """And a result in fp32 has one sum, as it is declared."""
-    monkeypatch.setattr(slim, "staged", None)
-    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
-    monkeypatch.setattr(slim, "tile", lambda native, _: native)
-    assert (slim.halved(32, 4096, 700), slim.halved(1, 4096, 256), slim.halved(33, 4096, 700)) == (512, 256, 700)
+    monkeypatch.setattr(few_rows, "staged", None)
+    monkeypatch.setattr(few_rows, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(few_rows, "tile", lambda native, _: native)
+    halved = few_rows.halved(32, 4096, 700), few_rows.halved(1, 4096, 256), few_rows.halved(33, 4096, 700)
+    assert halved == (512, 256, 700)
     draw = Draw(rows, HERE)
     x, weight = (draw.normal(n, 420, scale=420**-0.25).to(BF16) for n in (rows, 4100))
     halves = [product(x[:, at_k], weight[:, at_k], dtype=torch.float32) for at_k in (slice(256), slice(256, None))]
@@ -78,9 +79,9 @@ def test_many_columns_of_few_rows_have_a_sum_of_each_half(monkeypatch: pytest.Mo
 def test_a_pick_without_logits_is_the_pick_of_the_logits(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     """The lowest column on a tie, also of two tiles; a NaN, and a row of nothing else, as in `pick`."""
     draw = Draw(columns, HERE)
-    monkeypatch.setattr(slim, "staged", None)
-    monkeypatch.setattr(slim, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
-    monkeypatch.setattr(slim, "tile", lambda native, _: native)
+    monkeypatch.setattr(few_rows, "staged", None)
+    monkeypatch.setattr(few_rows, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
+    monkeypatch.setattr(few_rows, "tile", lambda native, _: native)
     monkeypatch.setattr(linear, "fits", lambda *_, **__: True)
     # Whole numbers: their sums are exact, so equal columns have equal logits whatever a library does with columns.
     x, weight = ((4 * draw.normal(n, 72)).round().to(BF16) for n in (7, columns))
@@ -99,7 +100,7 @@ def test_unsupported_shape_uses_the_library() -> None:
     assert fits(weight[:4], weight) is NATIVE and not fits(weight[:4], weight[:32])
     asked = ((512, False), (4096, False), (12352, False), (248320, False), (12288, True))
     sizes = [(rows, columns, gated) for rows in (1, 32, 33, 128) for columns, gated in asked]
-    assert {size for size in sizes if slim.shape_for(*size) is None} == {
+    assert {size for size in sizes if few_rows.shape_for(*size) is None} == {
         *((rows, 512, False) for rows in (1, 32, 128)), *((rows, 4096, False) for rows in (32, 128)),
         *((33, columns, gated) for columns, gated in asked)}  # fmt: skip
 
@@ -124,7 +125,7 @@ def test_explicit_layouts_give_the_same_bits(
     the first tile and one in the last, and the largest of the first row.
     """
     taken: list[int] = []
-    staged: Any = slim.staged
+    staged: Any = few_rows.staged
     real = staged.product
     monkeypatch.setattr(staged, "product", lambda x, *rest: (taken.append(len(x)), real(x, *rest)))
     draw = Draw(5, HERE)
@@ -140,8 +141,8 @@ def test_explicit_layouts_give_the_same_bits(
         found = [product(x, weight, gated, wide) for _ in range(4)]
         assert len(taken) == 4 * (number + 1), "explicit layouts serve"
         with monkeypatch.context() as patch:
-            patch.setattr(slim, "staged", None)
-            patch.setattr(slim, "shape_for", lambda *_: slim.LONG)
+            patch.setattr(few_rows, "staged", None)
+            patch.setattr(few_rows, "shape_for", lambda *_: few_rows.LONG)
             twin = product(x, weight, gated, wide)
         if wide is not None:
             picked = linear.head_pick(x=x, weight=weight, to=(at("logits"), at("pick")))
@@ -152,8 +153,8 @@ def test_explicit_layouts_give_the_same_bits(
 ROWS_FIRST = "    at = work[0], work[3]\n    if EARLY:\n        gdc_wait()\n"
 QUERIES = "DT // 8], [W, 1], [1, 0])\n    if EARLY:\n        gdc_wait()\n"
 EARLY_FAULTS = {  # in which file something is not waited for
-    "nothing": None, "rows at once": ("products.slim_staged", ROWS_FIRST),
-    "queries at once": ("attention.attend_parts_staged", QUERIES),
+    "nothing": None, "rows at once": ("products.few_rows_gluon", ROWS_FIRST),
+    "queries at once": ("attention.split_kv_gluon", QUERIES),
 }  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
         name, text = plant
         other: Any = planted_kernels(name, ((text, text.partition("    if EARLY")[0]),), tmp_path, monkeypatch)
         if name.startswith("products"):
-            monkeypatch.setattr(slim, "staged", other)
+            monkeypatch.setattr(few_rows, "staged", other)
         else:
             monkeypatch.setattr(attend_file.windows, "read_parts_staged", other.read_parts_staged)
         chain()
@@ -218,9 +219,9 @@ NEVER = ("b64 [$1], 1;", "b64 [$1], 9;")  # two messages before one was awaited 
 # the first program sums. The program that has to wait has fewer steps than the other.
 FAULTS = {
     "a message of one half only": ("pairs", (("(row // 16 * 8 + row % 8)", "(row % 8)"),), 4096, 16),
-    "a first that stores the second's": ("slim_staged", (("total += received", "total = received"),), 4096, 16),
-    "a second that begins with the first": ("slim_staged", ((PARTED, "begin, end = cut * 0, cut"),), 4096, 16),
-    "no wait for the first weights": ("slim_staged", ((FIRST, "            pass\n"),), 4096, 16),
+    "a first that stores the second's": ("few_rows_gluon", (("total += received", "total = received"),), 4096, 16),
+    "a second that begins with the first": ("few_rows_gluon", ((PARTED, "begin, end = cut * 0, cut"),), 4096, 16),
+    "no wait for the first weights": ("few_rows_gluon", ((FIRST, "            pass\n"),), 4096, 16),
     "a first that waits when it has read": ("pairs", ((COMES, "    "), (GIVEN, f"{COMES}\n{GIVEN}")), 4096, 1),
     "a second that waits when it has sent": ("pairs", (NEVER, (WAITS, "    "), (SENT, SENT + WAITS)), 8448, 31),
 }
@@ -245,14 +246,14 @@ def _wait_a_while(address, phase):
 def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first program that waits in vain continues after a while, or else a fault would hold the device forever."""
     place, texts, columns, cut = (SOUND | FAULTS)[fault]
-    begin, uses = "HEAD = gl.constexpr(", (("from .pairs", "from .planted_pairs"),)
+    begin, uses = "HEAD = gl.constexpr(", (("from .cluster_pair_messages", "from .planted_cluster_pair_messages"),)
     bounded = ((begin, GIVES_UP + begin), (COMES.replace("_wait_a_while", "_wait"), COMES))
     its = {place: texts}
-    planted_kernels("products.pairs", bounded + its.get("pairs", ()), tmp_path, monkeypatch)
-    other = planted_kernels("products.slim_staged", uses + its.get("slim_staged", ()), tmp_path, monkeypatch)
+    planted_kernels("products.cluster_pair_messages", bounded + its.get("pairs", ()), tmp_path, monkeypatch)
+    other = planted_kernels("products.few_rows_gluon", uses + its.get("few_rows_gluon", ()), tmp_path, monkeypatch)
     draw = Draw(11, HERE)
     x, weight = (draw.normal(n, 4096, dtype=BF16, scale=4096**-0.25) for n in (8, columns))
-    shape = slim.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
+    shape = few_rows.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
 
     def served(by: Any) -> torch.Tensor:
         """Values that a launch leaves in shared memory must not be what the next one waits for."""
@@ -261,7 +262,7 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
             by.product(rows, weights, False, out, shape)
         return out
 
-    right = served(slim.staged)
+    right = served(few_rows.staged)
     torch.testing.assert_close(right.float(), x.float() @ weight.float().T, rtol=2**-7, atol=2**-7)
     assert all(torch.equal(served(other), right) is (fault in SOUND) for _ in range(3))
 
@@ -271,18 +272,18 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
 PARTS_ASK, INSIDE = "step, steps, columns, P, KT, STEPS, ALONE)", "(m < rows) & (n < columns)"
 FIRST_ROWS = "_ask_rows(x, given.index(step), full.index(step), at, work, KT)\n        at = _behind(at, work)\n"
 GATED_FAULTS = {
-    "nothing of 8 rows": ("slim_staged", ()),
-    "no wait for the first weights": ("slim_staged", ((FIRST, "            pass\n"),)),
-    "waits only for the first loads": ("slim_staged", (("at + step < STEPS:", "at + step < AT_ONCE:"),)),
-    "weights of a first step again": ("slim_staged", (("for _ in gl.static_range(AT_ONCE)",
+    "nothing of 8 rows": ("few_rows_gluon", ()),
+    "no wait for the first weights": ("few_rows_gluon", ((FIRST, "            pass\n"),)),
+    "waits only for the first loads": ("few_rows_gluon", (("at + step < STEPS:", "at + step < AT_ONCE:"),)),
+    "weights of a first step again": ("few_rows_gluon", (("for _ in gl.static_range(AT_ONCE)",
                                                        "for _ in gl.static_range(AT_ONCE - 1)"),)),
-    "rows of the first step again": ("slim_staged", ((FIRST_ROWS, FIRST_ROWS.splitlines(keepends=True)[0]),)),
-    "nothing of 128 rows": ("slim_parts", ()),
-    "no wait for the first weights of 128 rows": ("slim_parts", ((FIRST, "            pass\n"),)),
-    "128 rows wait only for the first loads": ("slim_parts", (("if at < STEPS:", "if at < AT_ONCE:"),)),
-    "weights of a first step of 128 rows again": ("slim_parts", ((PARTS_ASK, f"step - 1, {PARTS_ASK[6:]}"),)),
-    "a gate in the place of up": ("slim_parts", (("[column + P + columns, k]", "[column + P, k]"),)),
-    "rows after the last one": ("slim_parts", ((INSIDE, "n < columns"),)),
+    "rows of the first step again": ("few_rows_gluon", ((FIRST_ROWS, FIRST_ROWS.splitlines(keepends=True)[0]),)),
+    "nothing of 128 rows": ("gated_128_rows_gluon", ()),
+    "no wait for the first weights of 128 rows": ("gated_128_rows_gluon", ((FIRST, "            pass\n"),)),
+    "128 rows wait only for the first loads": ("gated_128_rows_gluon", (("if at < STEPS:", "if at < AT_ONCE:"),)),
+    "weights of a first step of 128 rows again": ("gated_128_rows_gluon", ((PARTS_ASK, f"step - 1, {PARTS_ASK[6:]}"),)),
+    "a gate in the place of up": ("gated_128_rows_gluon", (("[column + P + columns, k]", "[column + P, k]"),)),
+    "rows after the last one": ("gated_128_rows_gluon", ((INSIDE, "n < columns"),)),
 }  # fmt: skip
 
 
@@ -299,15 +300,15 @@ LOGITS_FAULTS = {  # old text and fault
 def test_a_fault_of_logits_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw, columns, rows = Draw(13, HERE), 20001, 100
     x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, columns))
-    shape = slim.STAGED[128, False][0][1] | {"MT": 128, "cut": 0}
-    other = planted_kernels("products.slim_staged", LOGITS_FAULTS[fault], tmp_path, monkeypatch)
+    shape = few_rows.STAGED[128, False][0][1] | {"MT": 128, "cut": 0}
+    other = planted_kernels("products.few_rows_gluon", LOGITS_FAULTS[fault], tmp_path, monkeypatch)
 
     def served(by: Any) -> torch.Tensor:
         out = torch.full((128, columns), torch.nan, device=HERE)
         by.product(x, weight, False, out[:rows], shape)
         return out.nan_to_num(7.0)
 
-    right = served(slim.staged)
+    right = served(few_rows.staged)
     # Each of 64 steps cuts what it adds below 2 ** -23 of a partial sum, which is below 2 ** 5: 2 ** -12. Torch's own
     # sum in fp32 is off by the root of 1024 terms times 2 ** -24 of such a sum: 2 ** -14. Three times both is 2 ** -10.
     torch.testing.assert_close(right[:rows], x.float() @ weight.float().T, rtol=2**-10, atol=2**-10)
@@ -318,10 +319,10 @@ def test_a_fault_of_logits_changes_bits(fault: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize("fault", GATED_FAULTS)
 def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, texts = GATED_FAULTS[fault]
-    rows, tall, columns = (8, 8, 8448) if place == "slim_staged" else (100, 128, 12288)
+    rows, tall, columns = (8, 8, 8448) if place == "few_rows_gluon" else (100, 128, 12288)
     draw = Draw(12, HERE)
     x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, 2 * columns))
-    shape = slim.STAGED[tall, True][0][1] | {"MT": tall, "cut": 0}
+    shape = few_rows.STAGED[tall, True][0][1] | {"MT": tall, "cut": 0}
 
     def served(by: Any) -> torch.Tensor:
         """Values that a launch leaves in shared memory must not be what the next one waits for."""
@@ -330,10 +331,10 @@ def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, mon
             by.product(given, weights, True, out[:rows], shape)
         return out
 
-    right, other = served(slim.staged), planted_kernels(f"products.{place}", texts, tmp_path, monkeypatch)
-    if place == "slim_parts":
-        monkeypatch.setattr(slim.staged, "_linear_parts", other._linear_parts)
-        other = slim.staged
+    right, other = served(few_rows.staged), planted_kernels(f"products.{place}", texts, tmp_path, monkeypatch)
+    if place == "gated_128_rows_gluon":
+        monkeypatch.setattr(few_rows.staged, "_linear_parts", other._linear_parts)
+        other = few_rows.staged
     wide = x.float() @ weight.float().T
     truth = silu(wide[:, :columns]) * wide[:, columns:]
     torch.testing.assert_close(right[:rows].float(), truth, rtol=2**-7, atol=2**-7)
@@ -345,19 +346,19 @@ def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, mon
 def test_explicit_layouts_are_for_some_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton.experimental.gluon")
     weight = torch.zeros(4096, 512, dtype=BF16)
-    monkeypatch.setattr(slim, "staged", _Hopper)
-    assert slim._ahead(weight[:4], weight, False) is not None and slim._ahead(weight[:4], weight, True) is None
-    assert slim._ahead(weight[:33], weight, False) is None and slim._ahead(weight[:0], weight, False) is None
-    assert slim._ahead(weight[:4, :256], weight[:, :256], False) is None, "there is no second half"
+    monkeypatch.setattr(few_rows, "staged", _Hopper)
+    assert few_rows._ahead(weight[:4], weight, False) is not None and few_rows._ahead(weight[:4], weight, True) is None
+    assert few_rows._ahead(weight[:33], weight, False) is None and few_rows._ahead(weight[:0], weight, False) is None
+    assert few_rows._ahead(weight[:4, :256], weight[:, :256], False) is None, "there is no second half"
     many = torch.zeros(20480, 512, dtype=BF16)
-    served = {(rows, gated, wide): slim._ahead(many[:rows], many, gated, wide) is not None
+    served = {(rows, gated, wide): few_rows._ahead(many[:rows], many, gated, wide) is not None
               for rows in (4, 128) for gated in (False, True) for wide in (False, True)}  # fmt: skip
     assert [form for form, here in served.items() if not here] == [
         (4, False, True), (4, True, True), (128, True, True)], "fp32 results are of one sum that is not gated"
 
 
 class _Hopper:
-    """The answer of `slim_staged.fits` where it can give one."""
+    """The answer of `few_rows_gluon.fits` where it can give one."""
 
     @staticmethod
     def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from instep.kit.cases.case import BF16, FP32, Case, Draw, at, serve
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.paged import Reading, attend_case
-from instep.kit.cases.recurrent import Heads
+from instep.kit.cases.paged_kv import Reading, attend_case
 from instep.kit.cases.trees import TREE_INDEX, TREE_ROWS, ancestors, padded, seen
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.invariant import INVARIANT
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
 from support.covering import each_value
 from support.ring_world import Turn, World, cut, stream

@@ -16,12 +16,12 @@ from instep_optimized import commit as strategies
 from instep_optimized import load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.rerun import RERUN
-from instep_optimized.layout import StateLayout
-from instep_optimized.memory import Memory, saved
+from instep_optimized.memory import Memory, saved_states
 from instep_optimized.memory.budget import Component, Sizes, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import ALIGN, RED, Demand, Pool
 from instep_optimized.memory.slot_table import TAIL
-from instep_optimized.ops.base import Types
+from instep_optimized.memory_addresses import StateLayout
+from instep_optimized.ops.op_protocols import Types
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import MEMORY, Capacity
 from instep_reference.contract.errors import OutOfCapacity
@@ -232,6 +232,6 @@ def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
 
 
 def test_saved_request_has_every_component_of_the_contract() -> None:
-    held = {each.name for each in fields(saved.Kept) if str(each.type).startswith("dict[")}
+    held = {each.name for each in fields(saved_states.Kept) if str(each.type).startswith("dict[")}
     assert held == set(MEMORY)
-    assert (*COMPONENTS, *saved.PAGED, TAIL) == MEMORY, "the strategies write the first ones, pages hold the others"
+    assert (*COMPONENTS, *saved_states.PAGED, TAIL) == MEMORY, "strategies write the first ones, pages hold the others"

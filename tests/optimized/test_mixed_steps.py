@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import STRATEGIES
-from instep_optimized.layout import StateLayout
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.memory_addresses import StateLayout
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Commit, Draft, Event, Forward, Idle
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import write
 from support.covering import WHOLE, each_value, few
 from support.mixed import (

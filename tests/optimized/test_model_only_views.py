@@ -20,21 +20,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import instep_optimized
 from instep_optimized import commit as strategies
 from instep_optimized import load
-from instep_optimized.batch import Batch
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.base import AcceptedWindows
 from instep_optimized.commit.strategy_pair import CommitPair
 from instep_optimized.draft import MODES
-from instep_optimized.draft.base import Drafter, PickRows
+from instep_optimized.draft.drafter_protocol import Drafter, PickRows
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, demands
 from instep_optimized.model.trunk import STAGE, Trunk
-from instep_optimized.ops.around import Op, around
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.watch_op_calls import Op, around
+from instep_optimized.packed_batch import Batch
 from instep_optimized.weights import Stored
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from support.checkpoints import Kind, config_of, draw
 from support.packing import Rows, packed
 

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
-from instep.kit.cases.grown import grown, said
-from instep_optimized.ops.around import around
-from instep_optimized.ops.contracts import contracts
-from instep_optimized.ops.ledger import LEDGER
-from instep_optimized.ops.placing import Beams
+from instep.kit.cases.grown_trees import grown, said
+from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.integer_op_protocols import Beams
+from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import unseen
-from instep_reference.draft.growing import Growing
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
+from instep_reference.draft.grow_draft_tree import Growing
 from instep_reference.label_mixing import most_named
 from instep_reference.sampling import most_probable
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.ops.base import AttentionInputs, ExpertWeights, GdnInputs
-from instep_optimized.ops.labels import code, expand, mix, read
-from instep_optimized.ops.ledger import LEDGER
-from instep_reference.contract.place import COMPONENTS, Place
+from instep_optimized.ops.label_algebra import code, expand, mix, read
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import AttentionInputs, ExpertWeights, GdnInputs
+from instep_reference.contract.place_names import COMPONENTS, Place
 from support.label_numbers import BIG, SPREAD, WORD, block, here, ints, mixed, rows, stamp
 
 NONE = torch.empty(0)  # weights are ignored

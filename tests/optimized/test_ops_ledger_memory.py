@@ -13,12 +13,12 @@ import torch
 from instep.kit.cases import CONV, GDN
 from instep.kit.cases.case import Case, serve
 from instep.kit.cases.guarded_pools import Pool, guarded
-from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.ops.base import GdnInputs
-from instep_optimized.ops.labels import read
-from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.label_algebra import read
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.label_numbers import BIG, WORD, block, folded, here, ints, labels_of, mixed, rows, stamp
 
 Tensor = torch.Tensor

@@ -16,9 +16,9 @@ from torch.nn.functional import softplus
 
 from instep.kit.cases import CASES, EXACT_ROWS, ROWS, strays
 from instep.kit.cases.case import Case, serve
-from instep_optimized.ops.base import ExpertWeights
+from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import COMPONENTS, Place
+from instep_reference.contract.place_names import COMPONENTS, Place
 from support.ops_agree import agree
 
 Tensor = torch.Tensor

@@ -14,8 +14,8 @@ import torch
 from instep.kit.cases import ATTEND, MOVEMENT, strays
 from instep.kit.cases.case import FP32, Case, serve
 from instep.kit.cases.guarded_pools import guarded, same_bits
-from instep.kit.cases.paged import MOVINGS, READINGS, attend_case, move_case
-from instep_optimized.layout import Pages
+from instep.kit.cases.paged_kv import MOVINGS, READINGS, attend_case, move_case
+from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
 
 Tensor = torch.Tensor

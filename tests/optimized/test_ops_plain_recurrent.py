@@ -14,10 +14,10 @@ import torch
 
 from instep.kit.cases import CONV, GDN, strays
 from instep.kit.cases.case import BF16, FP32, Case, Draw, Outcome, at, serve
+from instep.kit.cases.conv_and_gdn import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
 from instep.kit.cases.guarded_pools import guarded, place, runs, same_bits
-from instep.kit.cases.recurrent import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 
 Tensor = torch.Tensor

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.layout import Address, Inputs, Keeps, Pages, Part, Ring, Updates
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.ledger import LEDGER
+from instep_optimized.memory_addresses import Address, Inputs, Keeps, Pages, Part, Ring, Updates
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from support.label_numbers import block, here, rows
 from support.trees import Launch, chain, drawn, path

@@ -16,19 +16,19 @@ import torch
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
+from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
-from instep_optimized.kernels import prefill
+from instep_optimized.kernels import prefill_gdn
 from instep_optimized.ops import fused
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.fused import in_parts
 from instep_optimized.ops.fused.prefill_gdn import stored
-from instep_optimized.ops.invariant import INVARIANT
-from instep_optimized.ops.precise import PRECISE
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import unseen
+from instep_optimized.ops.triton_with_fp32_prefill import PRECISE
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
 from support.covering import each_value, few
 from support.ops_agree import agree
 
@@ -93,7 +93,7 @@ def test_rows_of_16_bits_give_the_bits_of_the_parts(
         seen.append(tuple(x.dtype for x in inputs))
         return TRITON.gdn(inputs=inputs, **given)
 
-    monkeypatch.setattr(prefill, "gdn", told)
+    monkeypatch.setattr(prefill_gdn, "gdn", told)
     whole = serve(composed(TRITON), one, DEVICE)
     assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
     assert seen == [(BF16, BF16, dtype, FP32, FP32)] == [stored(dtype)]

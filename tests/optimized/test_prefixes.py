@@ -33,7 +33,7 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from instep_optimized import load
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 
 SIZE = 16
 POISON = [0x7FF8000000000000, -(1 << 63), -1, 1 << 40]  # NaN as labels hold it, and other garbage

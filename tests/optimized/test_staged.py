@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.recurrent import Heads
+from instep_optimized.kernels.gdn_windows import token_by_token as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.kernels.windows import window as window_file
-from instep_optimized.layout import Address, Part
+from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.ring_world import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
@@ -39,7 +39,7 @@ SHAPES = (
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that run staged, as they come."""
-    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     seen, serve = list[Part](), file.staged
     monkeypatch.setattr(file, "staged", lambda *given, **named: (seen.append(given[1]), serve(*given, **named))[1])
     return seen
@@ -53,7 +53,7 @@ def served(
 
     All kinds of requests occur: their rings are wrapped or not, and fold as many tokens as are pending.
     """
-    gdn_file: Any = sys.modules["instep_optimized.kernels.gdn"]
+    gdn_file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"]
     staged_file, seen = gdn_file.staged, counted(monkeypatch)
     if by == "window":
         monkeypatch.setattr(gdn_file, "staged", None)
@@ -136,7 +136,7 @@ def test_windows_write_zeros_into_unowned_rows(
 ) -> None:
     """Memory is NaN before. Requests lie anywhere, some have no unit, some no rows; gaps are between them."""
     if by == "window":
-        monkeypatch.setattr(sys.modules["instep_optimized.kernels.gdn"], "staged", None)
+        monkeypatch.setattr(sys.modules["instep_optimized.kernels.gdn_dispatch"], "staged", None)
     heads = Heads(1, 2, 16, 16) if INTERPRETED else Heads(1, 2, 128, 128)
     draw, rows = Draw(7, device), 5 * requests + 2
     given = stream(heads, rows, 3, device)

@@ -15,16 +15,16 @@ import triton
 import triton.language as tl
 
 from instep.kit.cases.case import Draw
-from instep_optimized.kernels.device.chance import counters, drawn
-from instep_optimized.layout import Address, Chance, Part, Ring, Updates
+from instep_optimized.kernels.device.stochastic_rounding import counters, drawn
 from instep_optimized.memory.tiled_units import Units
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import Address, Chance, Part, Ring, Updates
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN, scaled_tiles
-from instep_optimized.ops.plain.chance import uniforms
+from instep_optimized.ops.plain.philox_bits import uniforms
 from instep_optimized.ops.triton import TRITON
-from instep_reference import chance as reference
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import CHANCE_BITS, SCALED_STATE
+from instep_reference import stochastic_rounding as reference
+from instep_reference.contract.declared_rounding import CHANCE_BITS, SCALED_STATE
+from instep_reference.contract.place_names import Place
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

@@ -16,9 +16,10 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
-from instep_optimized.layout import Keeps, StateLayout
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.memory_addresses import Keeps, StateLayout
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Storage
 from instep_reference.contract.engine import (
     Admit,
     Commit,
@@ -34,10 +35,9 @@ from instep_reference.contract.engine import (
 )
 from instep_reference.contract.engine import Path as Way
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE, Storage
+from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched

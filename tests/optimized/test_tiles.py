@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw
-from instep_optimized.layout import Address, Pages, Part
 from instep_optimized.memory.tiled_units import Units, shown
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.plain.scaled_tiles import packed
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SCALED_KV, SCALED_STATE
+from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE
+from instep_reference.contract.place_names import Place
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

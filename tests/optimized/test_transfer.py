@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.graphs import Runner, runner
-from instep_optimized.ops.base import Ops
+from instep_optimized.graphs import Runner, capture_and_replay
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.transfer import to_device, to_host
 from instep_optimized.transfer.copy_stream import Immediate, SideStream, copy_stream
@@ -102,7 +102,7 @@ def replays(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     The copy of the outputs, which are views on the inputs here, reads the inputs last.
     """
-    copied = runner._copied
+    copied = capture_and_replay._copied
 
     def play(first: str, *failing: int) -> Seen:
         found = Seen([], [], [])
@@ -116,7 +116,7 @@ def replays(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
             streams.launch(lambda: found.replayed.append(outputs[0].tolist()))
             return copied(outputs, *rest)
 
-        monkeypatch.setattr(runner, "_copied", noted)
+        monkeypatch.setattr(capture_and_replay, "_copied", noted)
         graphs = Runner(record, (2,))
         for number in range(6):
             inputs = (torch.tensor([number, 10 + number]),)

@@ -13,12 +13,12 @@ import pytest
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit.snapshot import SNAPSHOT
-from instep_optimized.ops.around import around
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Draft, Path, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from support.checkpoints import write
 from support.rounds import begin
 from support.tree_story import NODES, ROOM, STEPS

@@ -14,25 +14,25 @@ import pytest
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.batch import Batch
-from instep_optimized.draft.base import PickRows
+from instep_optimized.draft.drafter_protocol import PickRows
 from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
 from instep_optimized.graphs.capture import prepared
 from instep_optimized.graphs.emulator import Recorded
 from instep_optimized.memory import Memory
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.watch_op_calls import around
+from instep_optimized.packed_batch import Batch
 from instep_reference import draft as reference_draft
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Event, Forward, Row, SetNumSteps
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.checkpoints import write
 from support.covering import each_value

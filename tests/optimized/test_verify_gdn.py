@@ -19,21 +19,21 @@ from torch.utils.dlpack import from_dlpack
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
+from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import guarded, same_bits
-from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
-from instep_optimized.kernels import verify
+from instep_optimized.kernels import verify_gdn
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.layout import KEPT, Address, Part
+from instep_optimized.memory_addresses import KEPT, Address, Part
 from instep_optimized.ops import fused
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.fused import in_parts
 from instep_optimized.ops.fused.verify_gdn import serves
-from instep_optimized.ops.precise import PRECISE
-from instep_optimized.ops.shapes import misfits
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.op_shapes import misfits
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import unseen
+from instep_optimized.ops.triton_with_fp32_prefill import PRECISE
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
 from support.covering import few
 from support.ops_agree import agree
 from support.planted_kernels import planted_kernels
@@ -63,7 +63,7 @@ def staged(monkeypatch: pytest.MonkeyPatch, least: int = 1) -> list[Part]:
     """The parts whose conv the staged kernel computes, as they come; of how few rows of V, as small as tests are."""
     if INTERPRETED:
         return []
-    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     seen, run = list[Part](), file.staged
 
     def told(*given: Any, **named: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_verify_has_the_bits_of_the_parts(
     ("shape", "heads"), [(0, Heads(2, 2, 128, 256)), (1, Heads(1, 3, 128, 128)), (2, REAL)], ids=str)
 def test_every_shape_of_a_launch_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch, shape: int, heads: Heads) -> None:
     seen, one = staged(monkeypatch), Verify(heads, RAGGED, unkept=2)
-    right, file = one.ran(in_parts(TRITON)), sys.modules["instep_optimized.kernels.gdn"].staged
+    right, file = one.ran(in_parts(TRITON)), sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     known = file.SHAPES["verify"][4]
     monkeypatch.setattr(file, "shape_for", lambda *_: known[shape][1])
     assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 1 and len(known) == 3
@@ -168,7 +168,7 @@ def test_untimed_shape_runs_the_parts(
 def test_wrongly_guessed_rows_are_loaded_again(monkeypatch: pytest.MonkeyPatch, counts: tuple[int, ...]) -> None:
     """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
     seen, one = staged(monkeypatch), Verify(REAL, counts, skip=0)
-    right, file = one.ran(TRITON), sys.modules["instep_optimized.kernels.gdn"].staged
+    right, file = one.ran(TRITON), sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     run = file.staged
     monkeypatch.setattr(file, "staged", lambda *args, look, **named: run(*args, look=1, **named))
     assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 2
@@ -222,10 +222,10 @@ def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypa
     units = torch.where(settled.units > 0, settled.units - 1, -1)
     pools = {"windows": (replace(one.window, per_row=replace(kept, pool=kept.pool[1:])),),
              "parts": (replace(one.state, settled=replace(settled, pool=settled.pool[1:], units=units)),)}
-    right, file = one.ran(in_parts(TRITON), **pools), sys.modules["instep_optimized.kernels.gdn"].staged
-    uses, its = ("from .rows_staged", "from .planted_rows_staged"), {place: texts}
-    planted_kernels("windows.rows_staged", its.get("rows", ()), tmp_path, monkeypatch)
-    other = planted_kernels("windows.window_staged", (uses, *its.get("window", ())), tmp_path, monkeypatch)
+    right, file = one.ran(in_parts(TRITON), **pools), sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
+    uses, its = ("from .token_inputs_gluon", "from .planted_token_inputs_gluon"), {place: texts}
+    planted_kernels("gdn_windows.token_inputs_gluon", its.get("rows", ()), tmp_path, monkeypatch)
+    other = planted_kernels("gdn_windows.token_by_token_gluon", (uses, *its.get("window", ())), tmp_path, monkeypatch)
     seen, run = staged(monkeypatch), file.staged
     monkeypatch.setattr(file, "staged_window", other.staged_window)
     if look is not None:
@@ -237,7 +237,7 @@ def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypa
 
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """The fusion, of which one argument is another one."""
-    return lambda **given: verify.verify_gdn(**given | plant(given))
+    return lambda **given: verify_gdn.verify_gdn(**given | plant(given))
 
 
 @few(2)
@@ -320,7 +320,7 @@ def test_unsupported_call_is_named(name: str, change: Callable[[torch.Tensor], t
 
 
 def test_op_set_with_another_rule_does_not_use_it() -> None:
-    assert PRECISE.verify_gdn is None and TRITON.verify_gdn is verify.verify_gdn
+    assert PRECISE.verify_gdn is None and TRITON.verify_gdn is verify_gdn.verify_gdn
 
 
 def test_call_is_checked_by_the_contracts_of_its_parts() -> None:

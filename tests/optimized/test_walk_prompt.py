@@ -18,15 +18,15 @@ import triton.language as tl
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels.convs import conv as conv_file
-from instep_optimized.kernels.convs import walk_prompt as prompt_file
-from instep_optimized.kernels.convs.walk_prompt import Shape, silu
-from instep_optimized.kernels.rowwise.inputs import WIDE, results
+from instep_optimized.kernels.convs import bf16_prompts as prompt_file
+from instep_optimized.kernels.convs import causal_conv as conv_file
+from instep_optimized.kernels.convs.bf16_prompts import Shape, silu
+from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results
 from instep_optimized.kernels.runtime import INTERPRETED, launch
-from instep_optimized.layout import Address, Part
+from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.covering import each_value, few
 from support.planted_kernels import planted_kernels
 
@@ -303,7 +303,7 @@ SOUND: dict[str, Texts] = {
 def test_a_fault_in_the_kernel_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = planted_kernels("convs.walk_prompt", (SOUND | FAULTS)[fault], tmp_path, monkeypatch)
+    other = planted_kernels("convs.bf16_prompts", (SOUND | FAULTS)[fault], tmp_path, monkeypatch)
     monkeypatch.setattr(other, "SHAPES", prompt_file.SHAPES)
     torch.use_deterministic_algorithms(True, warn_only=True)  # new memory is NaN
     try:
@@ -321,7 +321,7 @@ def test_a_fault_in_the_kernel_changes_bits(
 def test_fault_in_the_inputs_of_the_rule_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = planted_kernels("convs.walk_prompt", (SOUND | RULE_FAULTS)[fault], tmp_path, monkeypatch)
+    other = planted_kernels("convs.bf16_prompts", (SOUND | RULE_FAULTS)[fault], tmp_path, monkeypatch)
     monkeypatch.setattr(other, "SHAPES", prompt_file.SHAPES)
     one = Batch(MANY)
     right = one.consumed()

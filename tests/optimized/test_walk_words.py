@@ -14,15 +14,15 @@ import torch
 
 from instep.kit.cases.case import Draw
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels.convs import conv as conv_file
-from instep_optimized.kernels.convs import walk_words as words_file
-from instep_optimized.kernels.convs.walk_words import Shape
+from instep_optimized.kernels.convs import bf16_short_windows as words_file
+from instep_optimized.kernels.convs import causal_conv as conv_file
+from instep_optimized.kernels.convs.bf16_short_windows import Shape
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from support.covering import each_value, few
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]

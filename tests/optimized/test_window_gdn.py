@@ -17,19 +17,19 @@ import torch
 
 from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
+from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import same_bits
-from instep.kit.cases.recurrent import SHAPES, Heads, Shape, conv_case, gdn_case
-from instep_optimized.kernels import gated
+from instep_optimized.kernels import window_gdn
 from instep_optimized.kernels.runtime import INTERPRETED
-from instep_optimized.layout import Part
+from instep_optimized.memory_addresses import Part
 from instep_optimized.ops import fused
-from instep_optimized.ops.around import around
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_optimized.ops.contracts import contracts
+from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.fused import in_parts
-from instep_optimized.ops.precise import PRECISE
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.triton import TRITON
-from instep_reference.contract.place import unseen
+from instep_optimized.ops.triton_with_fp32_prefill import PRECISE
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract.place_names import unseen
 from support.covering import each_value
 from support.ops_agree import agree
 from support.ring_world import Turn, World, cut
@@ -76,7 +76,7 @@ def trap(**given: Any) -> torch.Tensor:
 
 def staged(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts whose norms and gates the staged kernel computes, as they come."""
-    file: Any = sys.modules["instep_optimized.kernels.gdn"].staged
+    file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     seen, run = list[Part](), file.staged
 
     def told(*given: Any, **named: Any) -> None:
@@ -143,7 +143,7 @@ def test_wrongly_guessed_rows_are_loaded_again(
     monkeypatch: pytest.MonkeyPatch, requests: int, state: torch.dtype, rows: int
 ) -> None:
     """A kernel that knows of one row guesses that every request begins there, or has more rows than there are."""
-    heads, file = Heads(2, 4, 128, 128), sys.modules["instep_optimized.kernels.gdn"].staged
+    heads, file = Heads(2, 4, 128, 128), sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
     given, run, told = raw(heads, requests * rows, BF16), file.staged, list[int]()
     made = TRITON.gdn_inputs(**given, to=tuple(map(at, INSIDE)))
 
@@ -167,7 +167,7 @@ def test_wrongly_guessed_rows_are_loaded_again(
 
 def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., torch.Tensor]:
     """The fusion, of which one argument is another one."""
-    return lambda **given: gated.window_gdn(**given | plant(given))
+    return lambda **given: window_gdn.window_gdn(**given | plant(given))
 
 
 @pytest.mark.parametrize("plant", [
@@ -200,7 +200,7 @@ def test_parts_run_for_a_tree() -> None:
 
 
 def test_op_set_with_another_rule_does_not_use_it() -> None:
-    assert PRECISE.window_gdn is None and TRITON.window_gdn is gated.window_gdn
+    assert PRECISE.window_gdn is None and TRITON.window_gdn is window_gdn.window_gdn
 
 
 def test_a_model_puts_the_conv_before_it() -> None:

@@ -24,7 +24,7 @@ from unittest import mock
 
 from instep.report.result import Result
 from instep_optimized.controllers import controller as optimized
-from instep_reference.contract.adaptive import DEFAULT_FILES, FLAT, RELEASES, AdaptiveFile, Dialect
+from instep_reference.contract.adaptive_controller_file import DEFAULT_FILES, FLAT, RELEASES, AdaptiveFile, Dialect
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import controller as reference

@@ -35,9 +35,9 @@ from instep.setting import Setting
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.engine import Draft
 from instep_speed import bench
-from instep_speed.bench.base import Ground
-from instep_speed.bench.base import key as bench_key
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.bench_types import Ground
+from instep_speed.bench.bench_types import key as bench_key
+from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import rounds
 
 TIME, READ = "gpu__time_duration.sum", "dram__bytes_read.sum"

@@ -23,7 +23,7 @@ import torch
 from instep.atomic_write import write_atomically
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
-from instep.campaign.shapes.run import course
+from instep.campaign.shapes.run_real_shape import course
 from instep.diagnose import explain_outcome
 from instep.report import outcome_data
 from instep.report.machine import installed

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from instep.campaign.shapes import NAMES
-from instep.campaign.shapes.run import LAYERS, shaped
+from instep.campaign.shapes.run_real_shape import LAYERS, shaped
 from instep.report import outcome_data
 from instep.report.messages import where
 from instep.run.replay import Outcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from instep_speed import bench
-from instep_speed.bench.base import Ground
-from instep_speed.bench.clock import Rates
+from instep_speed.bench.bench_types import Ground
+from instep_speed.bench.interleaved_timing import Rates
 from perf.counters_gpu import CELLS, COUNTERS, READ, TIME, lines_of
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from instep.run.participants import participants_of
+from instep.run.build_compared_engines import participants_of
 from instep.run.replay import Replay
 from instep.verdict import Exit
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_speed.gate.cases import CASES, Shown, Walk
 from instep_speed.gate.clock import Clock
 from instep_speed.gate.forced_trace import Course

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instep_reference.contract.adaptive import AdaptiveFile, Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers.sglang_0_5_12 import Brackets, decide, resolve
 

@@ -14,7 +14,7 @@ import pytest
 
 from instep_reference.contract.config import MOST_LAYERS, ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import AFTER_LAYERS
+from instep_reference.contract.place_names import AFTER_LAYERS
 from support.checkpoints import config_of
 
 

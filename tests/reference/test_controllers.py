@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from instep_reference.contract.adaptive import DEFAULT_FILES, DIALECTS, RELEASES, AdaptiveFile, Slot
+from instep_reference.contract.adaptive_controller_file import DEFAULT_FILES, DIALECTS, RELEASES, AdaptiveFile, Slot
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import TABLE, Controller, controller

@@ -16,10 +16,10 @@ from instep_reference.contract.drafters import DRAFTERS
 from instep_reference.contract.drafters import MODES as FACTS
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
 from instep_reference.draft import MODES, Eagle, External, Vanilla, drafter
 from instep_reference.engine import ReferenceEngine, TensorModel
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.norms import rms_norm
 from instep_reference.weights import AttentionWeights, Weights
 from support.checkpoints import MODEL_TYPES

@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, Path, Row, SetNumSteps
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
 from support.rounds import begin, config, decode, disagreement, play, weights
 

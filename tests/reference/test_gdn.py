@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from instep_reference.chunked import Inverse, merged, recur_by_products, recur_in_chunks, substituted
+from instep_reference.chunked_delta_rule import Inverse, merged, recur_by_products, recur_in_chunks, substituted
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.gdn import GdnMemory, absorb, causal_conv, empty, left_by, mix, recur, state_after
 from instep_reference.norms import gated_norm, l2_norm, rms_norm

@@ -15,10 +15,10 @@ from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Draft, Drafted, Forward, Row
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place, See
-from instep_reference.draft.growing import Growing
+from instep_reference.contract.place_names import Place, See
+from instep_reference.draft.grow_draft_tree import Growing
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.sampling import most_probable
 from instep_reference.weights import Weights
 from support.checkpoints import write

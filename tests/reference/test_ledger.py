@@ -11,10 +11,10 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.engine import Path, Row
-from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
+from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
+from instep_reference.label_ledger import LedgerEngine, expand
 from instep_reference.label_mixing import mix
-from instep_reference.ledger import LedgerEngine, expand
 from support.rounds import begin, config, decode, disagreement, play
 
 SIZE = 1 << 64

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from instep_reference import attention, gdn, trunk
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
 from support import parity, parity_table

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Engine, Path, Row
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from support.rounds import CLOSE, begin, config, decode, disagreement, play, weights
 
 Make = Callable[[int], Engine]

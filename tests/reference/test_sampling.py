@@ -20,7 +20,7 @@ from instep_reference.acceptance import block_sampled, chain, draws, greedy, sam
 from instep_reference.contract.engine import Admit, Path, Row
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.sampling import probabilities
 from support.covering import few
 from support.rounds import config, weights

@@ -10,7 +10,7 @@ from dataclasses import fields
 import torch
 
 from instep_reference.contract.engine import MEMORY, RequestState
-from instep_reference.contract.place import COMPONENTS, STAGES, Place, memory_place
+from instep_reference.contract.place_names import COMPONENTS, STAGES, Place, memory_place
 
 
 def state() -> RequestState:

@@ -17,7 +17,7 @@ from instep_reference import trunk
 from instep_reference.attention import AttentionMemory, attend
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, unseen
 from instep_reference.gdn import GdnMemory
 from instep_reference.mlp import route
 from instep_reference.norms import rms_norm

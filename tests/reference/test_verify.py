@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.engine import TensorModel
 from instep_reference.gdn import GdnMemory
-from instep_reference.verify import verify
+from instep_reference.verify_by_decoding import verify
 from support.rounds import CLOSE, weights
 
 

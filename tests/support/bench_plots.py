@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as xml
 
 from instep_speed.bench import plots
-from instep_speed.bench.base import TOO
+from instep_speed.bench.bench_types import TOO
 
 from .bench_tables import LAYERS, Results, rows_of
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from instep_speed.bench.base import TOO
+from instep_speed.bench.bench_types import TOO
 
 Results = Mapping[str, Any]
 AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "kv", "tree", "heads", "state", "op", "layers",

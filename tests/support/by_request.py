@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from instep_optimized.batch import Batch, Group
 from instep_optimized.commit.base import AcceptedWindows, BoundStrategy, StrategySpec, Table
 from instep_optimized.commit.slot_marks import Marks
-from instep_optimized.layout import Part
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, mark, snapshots, units
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.tiled_units import Copied
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.config import ModelConfig
 
 KEPT, ROW = "kept_state", "request_row"  # the snapshots by request row, and the request row of every slot

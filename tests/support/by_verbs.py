@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from instep.oracle.reordering import Reordered as AnyOrder
-from instep.run.participants import rounding
+from instep.oracle.reordered_arithmetic import Reordered as AnyOrder
+from instep.run.build_compared_engines import rounding
 from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
 from support.contexts import declared

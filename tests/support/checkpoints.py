@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.shapes import FUSED, expected_shapes
 
 Kind = Literal["dense", "next", "moe"]
 

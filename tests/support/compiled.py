@@ -33,16 +33,16 @@ from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from instep.kit import barrier_overlaps
-from instep_optimized.kernels.attention import attend as attend_file
-from instep_optimized.kernels.convs import walk_prompt as prompt_file
-from instep_optimized.kernels.products import slim as slim_file
-from instep_optimized.kernels.prompts import blocks_staged as blocks_file
-from instep_optimized.kernels.rowwise.inputs import WIDE, results
-from instep_optimized.kernels.windows import staged as staged_file
-from instep_optimized.layout import Address, Pages, Part, Ring, Updates
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.convs import bf16_prompts as prompt_file
+from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
+from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
+from instep_optimized.kernels.products import few_rows as slim_file
+from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results
+from instep_optimized.memory_addresses import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
-from instep_reference.contract.place import Place
+from instep_optimized.ops.op_protocols import GdnInputs
+from instep_reference.contract.place_names import Place
 from instep_speed.gate import gpu_operations
 from support.beside import made_beside
 from support.forgotten import NUMBERS, exchanged, forgotten, summed

@@ -16,30 +16,30 @@ import torch
 from msgspec import structs
 
 from instep.checks import Check
-from instep.checks.derived import Derived
+from instep.checks.recomputed_values import Derived
 from instep.diagnose import RunHistory, explained
 from instep.oracle.declared_product_rounding import Operands
-from instep.oracle.reordering import Reordered
+from instep.oracle.reordered_arithmetic import Reordered
 from instep.player import Side
+from instep.run.build_compared_engines import rounding
+from instep.run.compared_engine import Participant
 from instep.run.lockstep import expect
-from instep.run.participant import Participant
-from instep.run.participants import rounding
-from instep.run.storing_reference import StoringEngine
+from instep.run.reference_with_declared_storage import StoringEngine
 from instep.setting import wide
-from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
+from instep.trace.event_scheduler import drive
 from instep.trace.header import Header, Model, Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep.verdict import Comparison, Verdict
-from instep.watch.carried_facts import left_by
 from instep.watch.event_context import EventContext
+from instep.watch.facts_for_later_events import left_by
 from instep.watch.memory_changes import UNWATCHED
-from instep.watch.rows_to_show import cut_down
+from instep.watch.rows_subject_must_show import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Draft, Event, RequestState
-from instep_reference.contract.place import COMPONENTS, Place, See, unseen
+from instep_reference.contract.place_names import COMPONENTS, Place, See, unseen
 from instep_reference.engine import ReferenceEngine
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
 
 from .checkpoints import write

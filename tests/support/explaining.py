@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from instep.checks.bytes import Bytes
-from instep.checks.derived import Derived
+from instep.checks.recomputed_values import Derived
+from instep.checks.unchanged_bytes import Bytes
 from instep.diagnose import RunHistory, explained
 from instep.oracle.oracle import Oracle
 from instep.verdict import Comparison
 from instep.watch.event_context import EventContext, RowSpan
-from instep.watch.rows import row_spans, rows
+from instep.watch.rows_by_request import row_spans, rows
 from instep_reference.contract.engine import Forward
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
 
 from . import contexts as m

@@ -18,7 +18,7 @@ import torch
 
 from instep_reference import gdn, trunk
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import Place, See, unseen
+from instep_reference.contract.place_names import Place, See, unseen
 from instep_reference.weights import Weights
 
 TOPK = 1  # more: the engine claims that its windows are trees

@@ -12,7 +12,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.engine import Commit, Event
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 PLAIN = load("plain")
 

@@ -21,7 +21,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from instep_optimized.kernels.device.layouts import along, barrier, fence_async_shared, mbarrier
+from instep_optimized.kernels.device.gluon_helpers import along, barrier, fence_async_shared, mbarrier
 from support.time_slices import beside_another_process
 
 NUMBERS, PROGRAMS, LONG_NS = 128, 132, 30_000_000

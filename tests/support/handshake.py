@@ -8,8 +8,8 @@ On one H100 (Triton 3.6.0) racecheck named nothing in `halves`. In `told` it nam
 byte in the dispatch loop (`told+0x130`) and the writes of that byte by the first warps. Every warp has such a byte: the
 number of the function that it runs next. In the staged kernels of attention racecheck reports the same read first.
 
-In `handed` a group stores numbers in shared memory that two others load, as the factors of `attend_parts_staged.py` and
-the gates of `blocks_carry_staged.py` are handed over: all of a group stores, its warps wait for each other, one thread
+In `handed` a group stores numbers in shared memory that two others load, as the factors of `split_kv_gluon.py` and
+the gates of `chunk64_carry_gluon.py` are handed over: all of a group stores, its warps wait for each other, one thread
 arrives at a barrier that counts, and the other groups wait there. On one H200 racecheck named the dispatch alone in it.
 An argument runs one form alone.
 """
@@ -25,7 +25,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from instep_optimized.kernels.device.layouts import barrier, fence_async_shared, mbarrier
+from instep_optimized.kernels.device.gluon_helpers import barrier, fence_async_shared, mbarrier
 
 STEPS, HALF, MANY = 4, 128, 64
 PLACES = gl.constexpr(2)  # of numbers that are handed on

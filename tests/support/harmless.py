@@ -31,7 +31,8 @@ HARMLESS: tuple[Harmless, ...] = (
     Harmless(
         "zero-accept-clamped", "The node of a commit is clamped to be at least 0.", "vllm 56419",
         (Edit(
-            "instep_optimized/round.py", "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
+            "instep_optimized/round_for_step_count.py",
+            "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
             "inputs.rows, inputs.slots, acceptance.last_correct_step_indices.clamp(min=0),",
         ),),
         "ragged", Setting(strategy="snapshot"),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from instep_optimized import load
-from instep_optimized.ops.base import AttentionInputs, GdnInputs, Ops
+from instep_optimized.ops.op_protocols import AttentionInputs, GdnInputs, Ops
 
 PLAIN = load("plain")
 L2_EPS, TILE, LITTLE = 1e-6, 8, 1e-5

@@ -1,6 +1,6 @@
 """The algebra of labels in plain Python integers, for tests of the ledger ops.
 
-Leaves out: tensors, except to write a finished block down. Written from `instep_reference.contract.labels`.
+Leaves out: tensors, except to write a finished block down. Written from `instep_reference.contract.label_algebra`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from zlib import crc32
 
 import torch
 
-from instep_reference.contract.labels import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
-from instep_reference.contract.place import Place
+from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SPREAD
+from instep_reference.contract.place_names import Place
 
 Tensor = torch.Tensor
 WORD = 2**64

@@ -13,9 +13,9 @@ from instep.campaign.relations import Held
 from instep.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
 from instep_proof.faults.catalogue.fault import Fault
-from instep_proof.faults.judge import Judged, Session
-from instep_proof.faults.runs import Arm
-from instep_reference.contract.place import Place
+from instep_proof.faults.compare_with_control import Judged, Session
+from instep_proof.faults.fault_runs import Arm
+from instep_reference.contract.place_names import Place
 
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)

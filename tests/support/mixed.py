@@ -30,7 +30,7 @@ from instep_reference.contract.engine import (
     Row,
     SetNumSteps,
 )
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 
 VOCAB = 64

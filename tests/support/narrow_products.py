@@ -13,8 +13,8 @@ import torch
 
 from instep.adapters.dense import dense
 from instep_optimized import load
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.rounding import Product
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.declared_rounding import Product
 
 PLAIN = load("plain")
 Round = Callable[[torch.Tensor], torch.Tensor]

@@ -1,6 +1,6 @@
 """Whether two op sets agree on a case of one op, within a chosen width: a second net in addition to `instep.kit`.
 
-Leaves out: the cases (`instep.kit.cases`), and the truth (`instep.kit.judge`).
+Leaves out: the cases (`instep.kit.cases`), and the truth (`instep.kit.compare_with_reference`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from instep.run.trace_history import History, Text
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
 from instep.verdict import Comparison, Tier, Verdict
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 STATE = Place("trunk", 3, "state")
 

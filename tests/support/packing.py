@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_optimized.batch import Batch, Kind, Span, pack
 from instep_optimized.memory import Memory
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.packed_batch import Batch, Kind, Span, pack
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import Place, unseen
+from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import TensorModel
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights

@@ -13,13 +13,13 @@ from unittest.mock import patch
 import torch
 
 from instep_optimized import OptimizedEngine, Options, load
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.fused import AddNorm
-from instep_optimized.ops.placing import Acceptance, RingPlan, RowPlacement
+from instep_optimized.ops.integer_op_protocols import Acceptance, RingPlan, RowPlacement
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Forwarded, Row
-from instep_reference.contract.place import See
+from instep_reference.contract.place_names import See
 
 PLAIN, LEDGER = load("plain"), load("ledger")
 SCALES = 1 << 10  # steps of a number format with one scale for a whole tensor

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from instep.report.result import read
-from instep_proof.faults.judge import HYPOTHESIS
+from instep_proof.faults.compare_with_control import HYPOTHESIS
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table

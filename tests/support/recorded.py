@@ -20,12 +20,12 @@ from instep.generate.decode import Ask
 from instep.player import Observer, Side
 from instep.run.engine_without_comparison import engine
 from instep.setting import Setting
-from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
-from instep.watch.activations import Activations
+from instep.trace.event_scheduler import drive
+from instep.watch.seen_tensors import Activations
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 
 TINY = Path("fixtures/tiny")

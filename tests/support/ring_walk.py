@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.ops.op_protocols import GdnInputs
 
 from .ring_world import Turn, World, cut, joined
 

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 
 from instep.kit.cases.case import Draw, at
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import Pool, guarded
-from instep.kit.cases.recurrent import Heads
-from instep_optimized.layout import KEPT, OWN, Address, Part, Ring
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import KEPT, OWN, Address, Part, Ring
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 
 Tensor = torch.Tensor
 SLOTS = 6  # 0 is unused

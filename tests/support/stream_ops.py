@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from instep_optimized import load
-from instep_optimized.layout import Part
+from instep_optimized.memory_addresses import Part
 
 PLAIN = load("plain")
 

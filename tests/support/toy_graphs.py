@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 D, VOCAB, TAPS, PAGE, SLOTS = 32, 64, 4, 4, 9
 EMBEDDING, MIXED = Place("trunk", STAGE_LEVEL, "embedding"), Place("trunk", 0, "mixed")

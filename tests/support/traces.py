@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from instep.cli.record import make
-from instep.kit.workload import POLICY, PROMPTS, ROOM
+from instep.kit.model_and_trace import POLICY, PROMPTS, ROOM
 from instep.trace.file import CHECKSUMS, Trace, beside
 from instep.trace.header import SCHEMA, Header, Model, Part
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps

@@ -34,8 +34,8 @@ from instep_reference.contract.engine import (
     Save,
     SetNumSteps,
 )
-from instep_reference.contract.place import unseen
-from instep_reference.rounds import Rounds
+from instep_reference.contract.place_names import unseen
+from instep_reference.speculative_rounds import Rounds
 from support.trees import chain, drawn, path
 from support.two_sides import CAPACITY
 

@@ -13,7 +13,7 @@ import torch
 
 from instep_optimized import OptimizedEngine
 from instep_optimized.graphs import Emulator, Recorder
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.engine import Abort, Admit, Answer, Event, Finish
 
 T = TypeVar("T")

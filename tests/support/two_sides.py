@@ -41,7 +41,7 @@ from instep_reference.contract.engine import (
     SetNumSteps,
 )
 from instep_reference.contract.event_facts import named
-from instep_reference.contract.place import Place, See
+from instep_reference.contract.place_names import Place, See
 
 # Three slots, sparse and out of order; pages from the top down.
 CAPACITY = Capacity(slots=(4, 1, 6), pages=tuple(range(45, 0, -1)), page_size=4, max_tokens=64)

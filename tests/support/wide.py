@@ -13,7 +13,7 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.engine import Commit, Committed, Event, Region
-from instep_reference.contract.meaning import Meaning, Positions
+from instep_reference.contract.pool_meaning import Meaning, Positions
 
 PLAIN = load("plain")
 

@@ -12,7 +12,7 @@ import torch
 
 from instep_optimized import load
 from instep_optimized.ops.plain.rerun_ring import keeps_updates, put_updates
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 PLAIN, LEDGER, TRITON = load("plain"), load("ledger"), load("triton")
 

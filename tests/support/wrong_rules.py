@@ -15,7 +15,7 @@ import torch
 from instep import kit
 from instep.adapters.dense import dense
 from instep.adapters.pooled import pooled
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 
 Edits = Sequence[tuple[str, str]]
 

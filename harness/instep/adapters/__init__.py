@@ -19,16 +19,16 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from instep_optimized.layout import StateLayout
+from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops import BY_NAME, load
 from instep_optimized.ops import object_address as addresses
-from instep_optimized.ops.base import Ops
 from instep_optimized.ops.object_address import attribute_at, root_of, split
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.engine import Capacity, Engine, Inspectable, Watched
 from instep_reference.contract.errors import BadInput, InstepError
-from instep_reference.contract.rounding import Product
 
 GROUP = "instep.ops"
 IMPORTING = (__file__, addresses.__file__)  # files of ours that import a module of the user

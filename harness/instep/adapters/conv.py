@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import torch
 
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import Conv, Ops
-from instep_optimized.ops.plain.conv import conv as plain_conv
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import Conv, Ops
+from instep_optimized.ops.plain.causal_conv import conv as plain_conv
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..watch.kernel_calls import adapts, called
 from .dense import launches

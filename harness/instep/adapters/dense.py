@@ -12,14 +12,14 @@ from typing import Protocol
 
 import torch
 
-from instep_optimized.layout import Inputs, Part, Ring
-from instep_optimized.ops.base import Gdn, GdnInputs
+from instep_optimized.memory_addresses import Inputs, Part, Ring
+from instep_optimized.ops.op_protocols import Gdn, GdnInputs
 from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
 from instep_optimized.ops.plain.rerun_ring import NO_UPDATES, keep, recalled
 from instep_optimized.ops.plain.scaled_tiles import as_stored
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..watch.kernel_calls import adapts, called
 from .read_only_arguments import only_read

@@ -24,9 +24,9 @@ from torch.nn.functional import pad
 
 from instep_optimized.kernels.runtime import INTERPRETED  # decides whether Triton interprets, before FLA imports it
 from instep_optimized.ops import load
-from instep_optimized.ops.base import Types
+from instep_optimized.ops.op_protocols import Types
+from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.rounding import Product, Storage
 
 from .dense import Kernel, dense
 

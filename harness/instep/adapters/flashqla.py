@@ -18,7 +18,7 @@ import torch
 
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops import load
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.declared_rounding import Product
 
 from .pooled import Launch, pooled
 

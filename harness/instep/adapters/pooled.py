@@ -14,13 +14,13 @@ from typing import Any, get_args
 import torch
 from torch.nn.functional import pad
 
-from instep_optimized.layout import Part, StateLayout
-from instep_optimized.ops.around import memory_of
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import Part, StateLayout
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
+from instep_optimized.ops.watch_op_calls import memory_of
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..watch.kernel_calls import adapts, called
 from .read_only_arguments import only_read

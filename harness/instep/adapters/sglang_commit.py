@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Address
-from instep_optimized.ops.plain.move import move as plain_move
+from instep_optimized.memory_addresses import Address
+from instep_optimized.ops.plain.copy_units import move as plain_move
 
 from .conv import ConvLaunch, pooled_conv
 from .sglang import BASE, NOW, THEN, take

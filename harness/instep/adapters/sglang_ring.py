@@ -26,21 +26,21 @@ from typing import Any, Literal
 
 import torch
 
-from instep_optimized.batch import Batch, Group
 from instep_optimized.commit.base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which
 from instep_optimized.commit.slot_marks import Marks
-from instep_optimized.layout import Part
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, mark, units
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.tiled_units import Copied, taken
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
+from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.meaning import Meaning
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
+from instep_reference.contract.pool_meaning import Meaning
 
 from ..watch.kernel_calls import adapts, called
 from .sglang import BASE, GATED, NOW, take

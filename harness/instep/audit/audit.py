@@ -28,7 +28,7 @@ from ..trace.file import Trace
 from ..trace.header import Model, config_digest
 from ..verdict import INTERRUPTED, Exit, Verdict
 from . import recording, sglang_dumps, step_counts
-from .layerwise import NORM, Advance, Precision, silent
+from .layerwise_reference import NORM, Advance, Precision, silent
 from .recorded_engine import TimeIsUp, complete, first_served, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
 from .token_origins import Text, Told, told

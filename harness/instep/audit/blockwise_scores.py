@@ -1,6 +1,6 @@
 """Scores from the logits of many rows, without storing all logits: the output matrix is read in blocks of tokens.
 
-Leaves out: the rows (`layerwise.py`), and the judgement from these scores (`tokens.py`).
+Leaves out: the rows (`layerwise_reference.py`), and the judgement from these scores (`tokens.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.checkpoint import OnDisk
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.weights import Weights
 
-from ..allowance import SCALE_FLOOR
-from .layerwise import EMBEDDING, Read
+from ..tier_allowances import SCALE_FLOOR
+from .layerwise_reference import EMBEDDING, Read
 
 HEAD = "lm_head.weight"
 TOKENS = 8192  # of the vocabulary, at once

@@ -20,9 +20,9 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import named
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..checks.base import held
+from ..checks.check_interface import held
 from ..checks.earlier_rounds import KEPT
 from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
 from ..oracle.oracle import IN_A_RING
@@ -33,9 +33,9 @@ from ..subject.engines.verbs import ByVerbs, Tokens
 from ..trace.file import Trace
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from .circumstances import remark
-from .layerwise import Advance, Precision, silent
+from .layerwise_reference import Advance, Precision, silent
 from .recording import META, Recorded, wrote
+from .round_of_finding import remark
 from .token_origins import CUT, last_commits
 
 ROWS = ("logits", "final")  # results of a step, by request

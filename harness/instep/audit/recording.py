@@ -26,9 +26,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.declared_rounding import Product, checked
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import Product, checked
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
 

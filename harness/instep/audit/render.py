@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..checks.base import counted
+from ..checks.check_interface import counted
 from ..report import outcome_data, terminal
 from ..report.messages import divergence, message, numbers, where
 from ..report.outcome_data import finding

@@ -22,7 +22,7 @@ import torch
 from instep_reference.contract.engine import Path as Accepted
 from instep_reference.contract.errors import BadInput
 
-from ..subject.guard import WHOLE
+from ..subject.guarded_calls import WHOLE
 from .recording import Recorded
 from .token_origins import Origin, Text, Told, counted
 

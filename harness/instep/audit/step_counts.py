@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.controllers import Controller, controller
 
 from ..finding_problem import Problem
-from ..trace.driver import ASKS_WITH
+from ..trace.event_scheduler import ASKS_WITH
 from ..verdict import Comparison, Tier
 
 STEPS = Place("trunk", AFTER_LAYERS, "length")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, named
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
 from ..finding_problem import Problem

@@ -20,15 +20,15 @@ import torch
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.errors import BadInput
 
-from ..allowance import LUCK, MARGIN_ERRORS, REDRAWS, granted
-from ..checks.draws import SINGLE, against
+from ..checks.sampled_tokens import SINGLE, against
 from ..checks.sampling_bounds import Row, sure
 from ..checks.tensor_and_choice_judgement import Chosen, Ties
 from ..finding_problem import Problem
+from ..tier_allowances import LUCK, MARGIN_ERRORS, REDRAWS, granted
 from ..verdict import TIES, Comparison, Exit, Tier, Verdict
 from .blockwise_scores import Scores, scored, whole_rows
-from .drafts import HEADS, drafted
-from .layerwise import Advance, Precision, Read, silent, walk
+from .draft_head_scores import HEADS, drafted
+from .layerwise_reference import Advance, Precision, Read, silent, walk
 from .token_origins import PICK, Text
 
 DECIDED = 0.5  # part of the tokens that must be decidable: agreement of fewer means little

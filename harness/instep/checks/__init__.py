@@ -1,33 +1,33 @@
 """Table of contents of the checks: which serve a run that moves labels, and which one of numbers.
 
-Leaves out: relations, which vary a run, and every constant (`allowance.py`).
+Leaves out: relations, which vary a run, and every constant (`tier_allowances.py`).
 """
 
 from __future__ import annotations
 
-from ..oracle.free_run import FreeOracle, Redraws
+from ..oracle.free_run_states import FreeOracle, Redraws
 from ..oracle.oracle import Oracle
+from .accumulated_errors import Propagated
 from .aliasing import Aliasing
-from .base import Check
-from .bytes import Bytes
 from .capacity import Capacity
-from .copies import Copies
+from .check_interface import Check
 from .decisions import Decisions
 from .declared_writes import Bounds
-from .derived import Derived
-from .directed import Directed
-from .draws import Draws
+from .exact_labels import Labels
 from .experts import Experts
 from .graph_replays import Graphs
-from .grown import Grown
-from .hostreads import HostReads
-from .identity import Identity
-from .labels import Labels
+from .grown_trees import Grown
+from .host_reads import HostReads
+from .kept_copies import Copies
+from .known_wrong_states import Directed
 from .leaks import Leaks
 from .op_call_contracts import Contracts
-from .own_inputs import OwnInputs
+from .ops_on_own_inputs import OwnInputs
 from .poison import Poison
-from .propagated import Propagated
+from .recomputed_values import Derived
+from .sampled_tokens import Draws
+from .trace_bookkeeping import Identity
+from .unchanged_bytes import Bytes
 from .unserved_events import Played
 from .unused_positions import Tails
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.pool_addresses import Pools
-from .base import NOWHERE, said_of
+from .check_interface import NOWHERE, said_of
 
 LONGEST = 100  # characters of a value that are printed
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from instep_reference.contract.engine import Region
-from instep_reference.contract.meaning import Positions
+from instep_reference.contract.pool_meaning import Positions
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier

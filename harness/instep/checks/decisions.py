@@ -11,17 +11,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.sampling import probabilities
 
-from ..allowance import MARGIN_ERRORS, granted
 from ..finding_problem import Problem
+from ..tier_allowances import MARGIN_ERRORS, granted
 from ..verdict import TIES, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.rows import parted, row_spans, rows
-from .base import exact, slot_of
-from .draws import PICK, against, drawing_of
-from .propagated import OTHER_EXPERTS, carried, family
+from ..watch.rows_by_request import parted, row_spans, rows
+from .accumulated_errors import OTHER_EXPERTS, carried, family
+from .check_interface import exact, slot_of
+from .sampled_tokens import PICK, against, drawing_of
 from .sampling_bounds import Row
 from .tensor_and_choice_judgement import Chosen, Ties, chosen
 
@@ -118,7 +118,7 @@ class Decisions:
         own, largest, noise = own.to(right.device), seen.to(right.device).argmax(-1), self.noise[family(place, span)]
         drawing = drawing_of(context, span) if place == PICK else None
         beside = None if context.rounded is None else rows(context.rounded, place._replace(component="logits"), span)
-        if drawing is not None:  # `draws.py` judges whether it follows from its own logits
+        if drawing is not None:  # `sampled_tokens.py` judges whether it follows from its own logits
             choices = drawn_choices(Row.every(logits, drawing), right, own, noise, seen.dtype, beside)
         elif torch.equal(own, largest):
             choices = chosen(logits, right, own, noise, seen.dtype, rounded=beside)

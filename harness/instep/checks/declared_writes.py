@@ -1,6 +1,7 @@
 """T0: the engine's table of allowed writes is no wider than the event rules, and no request owns scratch memory.
 
-Leaves out: the bytes (`bytes.py`), which may change only where the table and the event rules both allow a write.
+Leaves out: the bytes (`unchanged_bytes.py`), which may change only where the table and the event rules both allow a
+write.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ..watch.event_context import EventContext
 from ..watch.event_log import Room
 from ..watch.memory_changes import Wider
 from ..watch.pool_addresses import stands, unit_word
-from .base import listed, said_of
+from .check_interface import listed, said_of
 
 RULES = {
     "slot": "of the requests that it names", "page": "with the positions that it writes",

@@ -1,7 +1,7 @@
 """The states that every request had in its last rounds, to name a wrong state that none of the known mistakes leaves.
 
 A stale buffer, a wrong row or a wrong stride can leave the state of any request after any token of a recent window,
-accepted or not. Leaves out: the wrong states that are always tried (`hypotheses.py`).
+accepted or not. Leaves out: the wrong states that are always tried (`wrong_state_bank.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ..oracle.folding import Run
 from ..oracle.recomputation import Recomputation
-from .base import counted
+from ..oracle.states_with_folded_tokens import Run
+from .check_interface import counted
 from .wrong_state_inputs import Scene, Wrong
 
 KEPT = 4  # earlier rounds; a round here is an event that writes states

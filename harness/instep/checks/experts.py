@@ -15,17 +15,17 @@ import torch
 from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
 from instep_reference.weights import MoeWeights
 
-from ..allowance import granted
 from ..finding_problem import Problem
 from ..oracle.expert_routes import Route, scores_of
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
+from ..tier_allowances import granted
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from ..watch.rows import parted, rows
-from .base import slot_of
-from .draws import PICK
-from .propagated import carried, family
+from ..watch.rows_by_request import parted, rows
+from .accumulated_errors import carried, family
+from .check_interface import slot_of
+from .sampled_tokens import PICK
 from .tensor_and_choice_judgement import Chosen, Ties
 
 

@@ -15,7 +15,7 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import GraphReplay
-from .base import NOWHERE, said_of
+from .check_interface import NOWHERE, said_of
 
 KINDS = ("verify", "decode")  # kinds of rows that graphs serve, each alone or both together
 

@@ -1,6 +1,6 @@
 """Known mistakes of a drafter that grows a tree: the definition with one thing changed.
 
-Leaves out: whether the tree is wrong (`grown.py`).
+Leaves out: whether the tree is wrong (`grown_trees.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from instep_reference.contract.engine import Draft
-from instep_reference.draft.growing import Growing
+from instep_reference.draft.grow_draft_tree import Growing
 
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Said, grown_of

@@ -14,7 +14,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands, unit_word
-from .base import NOWHERE, counted, said_of
+from .check_interface import NOWHERE, counted, said_of
 
 
 class Leaks:

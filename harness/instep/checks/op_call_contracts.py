@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from instep_reference.contract.event_facts import facts
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Problem
 from ..trace.tree_shape import lines
@@ -19,8 +19,8 @@ from ..watch.event_context import EventContext, RowSpan
 from ..watch.event_log import EventLog, Served
 from ..watch.grown_tree import grown_of
 from ..watch.op_calls import linked, seen
-from ..watch.rows import row_spans
-from .base import NOWHERE, counted, op_at, slot_of
+from ..watch.rows_by_request import row_spans
+from .check_interface import NOWHERE, counted, op_at, slot_of
 
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that returns it
 

@@ -12,15 +12,15 @@ from itertools import chain
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked, bits, pattern
 from ..watch.pool_addresses import stands, unit_word
-from ..watch.rows import whose
-from .base import counted, slot_of
+from ..watch.rows_by_request import whose
+from .check_interface import counted, slot_of
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IN_FLIGHT = ("conv", "state")  # undefined between a verify and its commit

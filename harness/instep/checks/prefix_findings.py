@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..finding_problem import Problem
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
-from ..watch.rows import rows
-from .base import counted
+from ..watch.rows_by_request import rows
+from .check_interface import counted
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")  # row of the last token of a prefix, which the draft head reads at a load
 

@@ -5,7 +5,8 @@ weight exp(score) a factor within exp(-d) .. exp(d). The part F of some tokens i
 are the smallest and all others the largest, and largest in the opposite case. A uniform can draw another token than the
 truth only between these two. Tokens at a cut of top-k or top-p whose logits are closer than 2e may be on either side of
 the cut, so their smallest weight is 0.
-Leaves out: the allowed errors (`allowance.py`), and the judgement of a token that cannot be drawn (`draws.py`).
+Leaves out: the allowed errors (`tier_allowances.py`), and the judgement of a token that cannot be drawn
+(`sampled_tokens.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from instep_reference.acceptance import draws
 from instep_reference.sampling import Drawing, fp32, probabilities
 
-from ..allowance import SCORE_ULPS, sums_error
+from ..tier_allowances import SCORE_ULPS, sums_error
 
 FARTHEST = 2.0**20  # multiple of the allowance beyond which a token counts as impossible
 HALVINGS = 10

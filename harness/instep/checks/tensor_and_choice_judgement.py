@@ -1,7 +1,7 @@
 """The judgement of tensors (T3) and choices (T4) for all callers, and the count of ties.
 
-Callers are checks, relations, `generate` and the gate. Leaves out: how an error is measured (`measure.py`), and the
-constants (`allowance.py`).
+Callers are checks, relations, `generate` and the gate. Leaves out: how an error is measured (`error_measurement.py`),
+and the constants (`tier_allowances.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..allowance import LUCK, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, granted
 from ..finding_problem import Problem
+from ..tier_allowances import LUCK, TIES_ALWAYS, TIES_CAP, YARDSTICK_FACTOR, granted
 from ..verdict import Comparison, Tier
-from .measure import Spot, measured
+from .error_measurement import Spot, measured
 
 # A tensor of one draw of the rounded run, and the least error that the draw counts as.
 Draw = tuple[torch.Tensor, float]

@@ -2,7 +2,7 @@
 
 All other positions keep their bytes or their poison: columns beyond a narrow window, ring entries of other windows, the
 tail of a page, places of a slot table after a window. The trace determines the positions; the engine declares with its
-pools what a position is. Leaves out: units that may not be written at all (`bytes.py`).
+pools what a position is. Leaves out: units that may not be written at all (`unchanged_bytes.py`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from instep_reference.contract.engine import Commit, Draft, Region
 from instep_reference.contract.event_facts import facts
-from instep_reference.contract.meaning import Positions
+from instep_reference.contract.pool_meaning import Positions
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands, unit_word
-from ..watch.rows import row_spans
+from ..watch.rows_by_request import row_spans
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses
 

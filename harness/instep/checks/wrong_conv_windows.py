@@ -1,6 +1,7 @@
 """Wrong conv windows that known mistakes leave, and the recognition of one from rounded rows.
 
-Leaves out: windows of rows that the subject shows, which `bytes.py` compares bit by bit with the same wrong windows.
+Leaves out: windows of rows that the subject shows, which `unchanged_bytes.py` compares bit by bit with the same wrong
+windows.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from instep_reference.contract.engine import Commit
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..allowance import NEAR
 from ..finding_problem import WrongContent
-from ..watch.carried_facts import last_forward
+from ..tier_allowances import NEAR
 from ..watch.event_context import EventContext, branching
-from ..watch.rows import row_spans, rows
-from .base import counted, held
+from ..watch.facts_for_later_events import last_forward
+from ..watch.rows_by_request import row_spans, rows
+from .check_interface import counted, held
 from .wrong_tree_states import beside
 
 

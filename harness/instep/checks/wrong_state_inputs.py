@@ -1,6 +1,6 @@
 """One request's state and tokens over one step in fp64, from which wrong states are computed.
 
-Leaves out: the mistakes (`hypotheses.py`, `ring_hypotheses.py`).
+Leaves out: the mistakes (`wrong_state_bank.py`, `wrong_ring_states.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..oracle.folding import Run
+from ..oracle.states_with_folded_tokens import Run
 
 EVERY_COUNT_UP_TO = 16  # windows up to this length are tried after each of their tokens; longer ones are prompts
 

@@ -1,6 +1,7 @@
 """Wrong states of trees: the commit takes another node, or treats the tree as a chain.
 
-Leaves out: the comparison (`directed.py`), and mistakes that are possible with chains, too (`hypotheses.py`).
+Leaves out: the comparison (`known_wrong_states.py`), and mistakes that are possible with chains, too
+(`wrong_state_bank.py`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from instep_reference import gdn
 
-from ..oracle.folding import Folding
 from ..oracle.recomputation import fold, rule_inputs
+from ..oracle.states_with_folded_tokens import Folding
 from ..trace.tree_shape import lines
 from .wrong_state_inputs import Wrong
 
@@ -18,7 +19,7 @@ from .wrong_state_inputs import Wrong
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
     """The states after every node off the path, and after rows in order. path: accepted nodes, root first.
 
-    The state after an earlier node of the path is the state of a smaller count of tokens (`hypotheses.py`).
+    The state after an earlier node of the path is the state of a smaller count of tokens (`wrong_state_bank.py`).
     """
     assert folding.parents is not None, "asked of trees alone"
     found = [Wrong(says, fold(folding.tokens, folding.base, nodes)[0]) for says, nodes in

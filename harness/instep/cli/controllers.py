@@ -35,7 +35,7 @@ def chosen(num_steps: int | None, adaptive: Path | None, dialect: str | None, ca
     """Read the options; None: none of a controller is given. num_steps: the initial count, if that is given."""
     from msgspec import ValidationError, convert
 
-    from instep_reference.contract.adaptive import DIALECTS, FLAT, AdaptiveFile
+    from instep_reference.contract.adaptive_controller_file import DIALECTS, FLAT, AdaptiveFile
     from instep_reference.contract.controllers import Controlled
     from instep_reference.contract.errors import BadInput
     from instep_reference.controllers import controller

@@ -102,7 +102,7 @@ def report(error: BaseException) -> int:
     """Print one line on stderr, after the traceback if it was requested; return the exit code."""
     from instep_reference.contract.errors import InstepError
 
-    guard = sys.modules.get("instep.subject.guard")  # not loaded: then no subject was called yet
+    guard = sys.modules.get("instep.subject.guarded_calls")  # not loaded: then no subject was called yet
     if guard is not None and isinstance(error, guard.SubjectFailed):
         return _subject_failed(error)
     said, asked = " ".join(str(error).split()), bool(os.environ.get("INSTEP_TRACEBACK"))
@@ -119,7 +119,7 @@ def report(error: BaseException) -> int:
 def _subject_failed(error: Any) -> int:
     """The engine under test raised outside any event: still its finding."""
     from ..report.messages import trace
-    from ..run.failures import failure
+    from ..run.subject_errors import failure
 
     found = failure(0, "", error)
     print("\n  ".join([f"DIVERGED  {found.diagnosis}", *trace(found.raised)]), flush=True)

@@ -49,7 +49,7 @@ def fuzz(
     from ..bundled import model
     from ..campaign.fuzz.campaign import Result, Settings
     from ..campaign.fuzz.campaign import campaign as draw
-    from ..campaign.fuzz.draw import SAMPLED
+    from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.fuzz.render import of, show
     from ..verdict import Exit
     from .progress import campaign

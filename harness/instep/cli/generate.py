@@ -61,7 +61,7 @@ def generate(
     from ..bundled import model
     from ..generate.decode import decode
     from ..generate.tokenizer import words_of
-    from ..run.participants import candidates
+    from ..run.build_compared_engines import candidates
     from ..run.replay import must_hold
 
     if prompt and prompts is not None:

@@ -47,7 +47,7 @@ def memory(
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
-    from ..adapters.keepers import OPTIONS
+    from ..adapters.strategy_by_name import OPTIONS
     from ..atomic_write import writable
     from ..campaign.shapes import sized_like
     from ..report import tables

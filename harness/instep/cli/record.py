@@ -1,6 +1,6 @@
 """`instep record`: drive the reference through prompts and a policy, and write the events as a trace.
 
-Leaves out: the schedule (`instep.trace.driver`).
+Leaves out: the schedule (`instep.trace.event_scheduler`).
 """
 
 from __future__ import annotations
@@ -95,10 +95,10 @@ def make(
     from instep_reference.contract.errors import BadInput
 
     from ..report.machine import installed
+    from ..run.build_compared_engines import Plan, reference
     from ..run.engine_without_comparison import header_of
-    from ..run.participants import Plan, reference
     from ..setting import Setting
-    from ..trace.driver import drive, recorded
+    from ..trace.event_scheduler import drive, recorded
     from ..trace.file import write
     from ..trace.header import Model, Recording
 

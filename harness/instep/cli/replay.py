@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..checks import Check
     from ..run.replay import Outcome, Replay
-    from ..run.variant import Variant
+    from ..run.run_variants import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
     from ..verdict import Tier
@@ -61,7 +61,7 @@ def replay(
     from ..report import outcome_data, terminal
     from ..report.tables import say
     from ..run.replay import Replay, must_reach
-    from ..run.variant import Variant, patch_of, swaps_of
+    from ..run.run_variants import Variant, patch_of, swaps_of
     from ..trace.file import read
     from ..verdict import tiers_of
     from ..watch.event_digests import EventDigests

@@ -34,7 +34,7 @@ def shapes(
     judged.
     """
     from ..campaign.shapes import NAMES
-    from ..campaign.shapes.run import shaped
+    from ..campaign.shapes.run_real_shape import shaped
     from ..report import outcome_data, terminal
     from ..run.replay import Outcome
     from .progress import campaign

@@ -46,7 +46,7 @@ def soak(
 
     from ..bundled import model
     from ..campaign.fuzz.campaign import Settings
-    from ..campaign.fuzz.draw import SAMPLED
+    from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.soak import render, resume
     from ..campaign.soak.soak import Soak
     from ..report.result import Result

@@ -35,7 +35,7 @@ def streams(
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from instep_reference.contract.errors import BadInput
 
-    from ..campaign.streams.run import LEVELS, streamed
+    from ..campaign.streams.run_stamped_trace import LEVELS, streamed
     from ..campaign.streams.stamp_model import config
     from ..report import outcome_data, terminal
     from ..run.replay import Outcome, must_have, must_reach

@@ -1,6 +1,6 @@
 """Diagnose a divergence: a known mistake that explains the first findings, and the change that removes them.
 
-Leaves out: finding anything (`instep.checks`), and wrong states that T2d recognises (`checks/hypotheses.py`).
+Leaves out: finding anything (`instep.checks`), and wrong states that T2d recognises (`checks/wrong_state_bank.py`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 from ..checks import Check
 from ..run.lockstep import Progress
 from ..run.replay import Outcome, Replay
-from ..run.variant import AS_IS, Variant
+from ..run.run_variants import AS_IS, Variant
 from ..threads import threads_for
 from ..verdict import Tier
-from .bank import explained
-from .ladder import locate
+from .confirm_cause import locate
+from .explanation_bank import explained
 from .mistakes.run_history import RunHistory
 
 __all__ = ["RunHistory", "diagnose", "explain_outcome", "explained", "locate"]

@@ -5,7 +5,7 @@ Leaves out: the order of findings, which the contract has (`Place.order`, `Compa
 
 from __future__ import annotations
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 # Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {

@@ -1,6 +1,6 @@
 """Prompts through an optimized engine that chooses everything by itself; every event timed, last states kept.
 
-Leaves out: the schedule (`trace/driver.py`, the only one), and what is made of the times (`rates.py`).
+Leaves out: the schedule (`trace/event_scheduler.py`, the only one), and what is made of the times (`rates.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import Sampling
 
+from ..run.build_compared_engines import candidates
 from ..run.engine_without_comparison import engine, header_of
-from ..run.participants import candidates
 from ..setting import Setting
-from ..trace.driver import Step, drive
 from ..trace.event_rules import EventRules
+from ..trace.event_scheduler import Step, drive
 from ..trace.header import Header, Model, Part, Recording, Room
 from ..trace.policy import Arrival, Policy
 from ..trace.request_table import Standing

@@ -16,16 +16,16 @@ import torch
 
 from instep_reference import trunk
 from instep_reference.contract.engine import Admit, Finish, Forward, RequestState, Row
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ..allowance import REDRAWS, TRUTH_ERROR
 from ..checks.decisions import drawn_choices
-from ..checks.measure import Spot, blocks, relative_error
+from ..checks.error_measurement import Spot, blocks, relative_error
 from ..checks.sampling_bounds import Row as DrawnRow
 from ..checks.tensor_and_choice_judgement import Draw, Ties, chosen, judge
 from ..finding_problem import Problem
-from ..run.participant import Participant
-from ..run.participants import Plan, reference, rounded_participant
+from ..run.build_compared_engines import Plan, reference, rounded_participant
+from ..run.compared_engine import Participant
+from ..tier_allowances import REDRAWS, TRUTH_ERROR
 from ..verdict import TIES, Comparison, Tier, Verdict
 from ..watch.visible_places import PROPAGATED
 from .decode import Decoded

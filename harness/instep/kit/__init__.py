@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from ..verdict import Exit
     from .barrier_overlaps import over_barriers
     from .cases import Case
+    from .hypothesis_strategies import configurations, prompts, traces
     from .listed_cases import Served, op_cases, served
+    from .model_and_trace import Workload, small
     from .replayed_trace import Divergence, Replayed, replayed
-    from .strategies import configurations, prompts, traces
-    from .workload import Workload, small
 
 __all__ = [
     "Case", "ConvLaunch", "Divergence", "Exit", "Launch", "Replayed", "Served", "Workload", "configurations", "dense",
@@ -44,7 +44,8 @@ _HOMES = {
     "instep.kit.barrier_overlaps": ("over_barriers",), "instep.kit.cases": ("Case",),
     "instep.kit.replayed_trace": ("Divergence", "Replayed", "replayed"),
     "instep.kit.listed_cases": ("Served", "op_cases", "served"),
-    "instep.kit.strategies": ("configurations", "prompts", "traces"), "instep.kit.workload": ("Workload", "small"),
+    "instep.kit.hypothesis_strategies": ("configurations", "prompts", "traces"),
+    "instep.kit.model_and_trace": ("Workload", "small"),
 }
 
 wanted_without_gpu()  # now, because the next line of a test may import Triton

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.declared_rounding import ADDED, FORMATS, HALVES, Product
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import ADDED, FORMATS, HALVES, Product
 
 from ..diagnose.mistakes.delta_rule import MISTAKES
 from ..diagnose.mistakes.explanation_fit import off
 from ..verdict import Comparison, Exit, Verdict
 from .cases import Case
-from .judge import CaseRun, judged, served_as
+from .compare_with_reference import CaseRun, judged, served_as
 from .named_mistakes import Observed
 
 FORMS = {

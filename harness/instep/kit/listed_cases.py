@@ -1,6 +1,6 @@
 """Cases of one op as a list for pytest, and their comparison on an op set: `served(case, OPS).must_agree()`.
 
-Leaves out: the comparison (`judge.py`), and the cases (`cases/`).
+Leaves out: the comparison (`compare_with_reference.py`), and the cases (`cases/`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 
 import torch
 
-from instep_optimized.ops.around import tensors_of
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_reference.contract.errors import BadInput, Unsupported
 
 from ..adapters import in_a_shell
@@ -24,7 +24,7 @@ from .cases import CASES, Case
 from .cases.case import Call
 from .cases.random_shapes import DRAWERS, drawn
 from .cases.real_sizes import REAL
-from .judge import is_tree, judged
+from .compare_with_reference import is_tree, judged
 from .replayed_trace import Divergence, setting_of
 
 OPS = tuple(dict.fromkeys(case.op for case in CASES))  # that have cases

@@ -1,8 +1,8 @@
 """Name the mistake of a kernel that failed its cases: one known mistake that accounts for all its results.
 
 For the delta rule it is an entry of the catalogue (`diagnose/mistakes/delta_rule.py`), which must give every read-out
-and every state of every launch, including those that agree. Leaves out: the comparison (`judge.py`), and whether a
-tensor fits (`diagnose/mistakes/explanation_fit.py`).
+and every state of every launch, including those that agree. Leaves out: the comparison (`compare_with_reference.py`),
+and whether a tensor fits (`diagnose/mistakes/explanation_fit.py`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs
 
-from ..diagnose.mistakes.case import Explanation
 from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, listed
 from ..diagnose.mistakes.delta_rule_on_own_inputs import LARGEST, explanation, part
 from ..diagnose.mistakes.delta_rule_with_hooks import Call, Rows
 from ..diagnose.mistakes.explanation_fit import APART, FLOOR, agrees, best, fit
+from ..diagnose.mistakes.finding_case import Explanation
 from ..finding_problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
-from .expected import gates_of, walk, widened
+from .expected_results import gates_of, walk, widened
 
 Tensor = torch.Tensor
 LAUNCHES = 12  # that failed, of each form: the mistake must account for the first ones

@@ -18,7 +18,7 @@ from typing import Any, Self, cast
 
 import pytest
 
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 
@@ -33,7 +33,7 @@ from ..subject.engines.verbs import ByVerbs, is_make
 from ..trace.file import Trace, read
 from ..verdict import Comparison, Exit, tiers_of
 from .argument_checks import must_be, must_be_setting, must_be_several, wrong
-from .workload import Workload
+from .model_and_trace import Workload
 
 Subject = str | Ops | Callable[..., Any]
 EVENT = "the number of an event, from 0"

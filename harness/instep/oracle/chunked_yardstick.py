@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from instep_reference import gdn
-from instep_reference.chunked import recur_in_chunks
+from instep_reference.chunked_delta_rule import recur_in_chunks
 
 CHUNKS = (16, 64)  # tokens per chunk
 GRANTED = 10.0  # limit in units of T K roundings

@@ -6,7 +6,8 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
     error depends on the numbers and on the formula: a chunk kernel rounds intermediate results (w, u, v_new, the
     state between blocks), and each is the operand of a next product. So there is no bound in closed form. The yardstick
     does the same: it is the reference in fp32 with every operand rounded, for `gdn.chunk` in the published block form
-    (`chunked.recur_by_products`) of the declared block. The factor and the ulps of `allowance.py` stay.
+    (`chunked_delta_rule.recur_by_products`) of the declared block. The factor and the ulps of `tier_allowances.py`
+    stay.
 
     nearest, or cut    bf16 and fp16 operands are converted, to nearest. tf32 operands are often not converted at all:
                        the instruction ignores their lower 13 bits, which cuts them off (PTX ISA, `mma` with .tf32).
@@ -41,11 +42,11 @@ from typing import Any
 import torch
 from torch._C._functorch import is_batchedtensor
 
-from instep_optimized.ops.around import tensors_of
+from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_reference import gdn
-from instep_reference.chunked import merged, recur_by_products, substituted
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import SUMS, Product, Sums
+from instep_reference.chunked_delta_rule import merged, recur_by_products, substituted
+from instep_reference.contract.declared_rounding import SUMS, Product, Sums
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
@@ -75,7 +76,7 @@ class Operands:
 
     chunk   whether the delta rule now runs over a prefill chunk
     cut     whether this draw cuts operands off; one value per draw if draws are the first axis of the operands
-    by_substitution  whether this draw inverts a block by substitution alone (`chunked.substituted`)
+    by_substitution  whether this draw inverts a block by substitution alone (`chunked_delta_rule.substituted`)
     chance  the generator of stochastic rounding, for draws that do not share their roundings
     """
 

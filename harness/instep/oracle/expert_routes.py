@@ -15,9 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..allowance import granted
+from ..tier_allowances import granted
 
 ROUTER = Place("", 0, "router")  # inside the reference alone: the scores of experts
 

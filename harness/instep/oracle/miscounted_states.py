@@ -1,6 +1,6 @@
 """States that a miscounted step may have left for the next step.
 
-Leaves out: the other wrong states (`checks/hypotheses.py`).
+Leaves out: the other wrong states (`checks/wrong_state_bank.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 
 from instep_reference import gdn
 
-from .folding import PreviousStep, Run
 from .recomputation import again, fold
+from .states_with_folded_tokens import PreviousStep, Run
 
 MOST_LOST = 8  # tokens of a ring that may be lacking
 

@@ -1,8 +1,8 @@
 """The oracle: recomputes single layers of the reference from the subject's own bits, in fp64 and as declared.
 
 Every place of an event is recomputed from the subject's rows one boundary earlier. So an error shows where it was made,
-and models that are too large for a whole reference can be checked. `event_plan.py` lists the recomputations and their
-inputs, and the oracle runs this plan.
+and models that are too large for a whole reference can be checked. `recomputation_plan.py` lists the recomputations and
+their inputs, and the oracle runs this plan.
 Leaves out: the comparison (`checks/`).
 """
 
@@ -16,19 +16,19 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import Admit
-from instep_reference.contract.rounding import Product, Storage
 from instep_reference.gdn import GdnMemory
 
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from .declared_product_rounding import NONE
-from .event_plan import EventPlan, Planner, SpanPlan, Task
-from .folding import Folding, PreviousStep, Run
-from .layer_work import LayerWork, Work
 from .miscounted_states import handed_over
 from .recomputation import REMEMBERED, LayerCache, Recomputation, Runner, only
+from .recomputation_plan import EventPlan, Planner, SpanPlan, Task
 from .reference_weights import weights_of
+from .single_layer_run import LayerWork, Work
+from .states_with_folded_tokens import Folding, PreviousStep, Run
 
 IN_A_RING = 32  # maximum tokens of earlier steps that are kept: two rings of 16 entries
 Layers = Mapping[int, Recomputation]  # the GDN layers of one step

@@ -1,6 +1,6 @@
 """One piece of the reference run again on the same bits: once in fp64, and many times as it is declared.
 
-Leaves out: which piece, and on which bits (`event_plan.py`).
+Leaves out: which piece, and on which bits (`recomputation_plan.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from instep_reference import gdn
+from instep_reference.contract.declared_rounding import Blocked, Product, Storage
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Blocked, Product, Storage
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 
 from ..lru_cache import LAYERS
@@ -26,9 +26,9 @@ from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
 from .declared_product_rounding import CUTS, FOLDED, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
-from .folding import Folding, Run, Runs
-from .layer_work import LayerWork, Work
-from .reordering import Reordered, aside, by_a_unit, up_or_down
+from .reordered_arithmetic import Reordered, aside, by_a_unit, up_or_down
+from .single_layer_run import LayerWork, Work
+from .states_with_folded_tokens import Folding, Run, Runs
 from .storage_rounding import entries, narrower, rounded
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
@@ -40,7 +40,7 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to sto
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with more, one draw after another
 # Results of ops that round once, with operands no narrower than declared: draws from own inputs show them before that
-# rounding (`allowance.py`).
+# rounding (`tier_allowances.py`).
 ROUNDED_ONCE = ("core",)
 WAVERS = ("attended",)  # a piece with this place depends on the error of one score
 KEPT = (*FOLDED, "update")  # of a token: the inputs of the delta rule, and its update
@@ -52,7 +52,8 @@ class Recomputation:
     """A piece of one event and request, recomputed.
 
     yardsticks  the declared forms, drawn several times
-    work        the layer that ran; own: the subject's rows of its places (`event_plan.py`), for a commit those of the
+    work        the layer that ran; own: the subject's rows of its places (`recomputation_plan.py`), for a commit those
+    of the
                 verify
     near        the runs with every op on those rows; None for a single op, whose inputs are the boundary
     wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows

@@ -15,15 +15,15 @@ import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind
-from instep_reference.contract.rounding import Product, Storage
+from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.weights import Weights
 
 from ..watch.event_context import EventContext, RowSpan
 from .declared_product_rounding import NONE
-from .event_plan import EventPlan, Planner, Recurrence, Task, after_window, state_before
-from .layer_work import to_state
 from .oracle import Oracle
 from .recomputation import Runner
+from .recomputation_plan import EventPlan, Planner, Recurrence, Task, after_window, state_before
+from .single_layer_run import to_state
 
 
 class StateOracle(Oracle):

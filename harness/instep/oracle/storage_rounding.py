@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from instep_reference.chance import uniforms
-from instep_reference.contract.rounding import SCALE_BITS, Blocked, Storage
+from instep_reference.contract.declared_rounding import SCALE_BITS, Blocked, Storage
+from instep_reference.stochastic_rounding import uniforms
 
 ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads from the memory that stores them
 

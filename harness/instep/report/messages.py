@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
-from ..checks.base import counted
+from ..checks.check_interface import counted
 from ..verdict import Comparison, Raised, Tier
 from .command_lines import command as to_type
 from .command_lines import near
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome
-    from ..run.variant import Variant
+    from ..run.run_variants import Variant
 
 NAMES = {
     "state": "recurrent state", "conv": "conv window", "keys": "KV keys", "values": "KV values",

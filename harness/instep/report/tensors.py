@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ..player import Side
 from ..verdict import Comparison
 from ..watch.event_context import EventContext
-from ..watch.rows import row_spans, rows
+from ..watch.rows_by_request import row_spans, rows
 from .messages import where
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..checks.base import counted, listed
+from ..checks.check_interface import counted, listed
 from ..verdict import Comparison, Exit, Skipped, Tier
 from . import tables
 from .messages import declared, divergence, exercised, named, otherwise

@@ -1,7 +1,7 @@
 """A single optimized engine, and the header of its trace.
 
-Leaves out: its setting (`setting.py`), and comparing it with anything (`participants.py`, or `large_model.py` for
-models that are too large for a whole reference).
+Leaves out: its setting (`setting.py`), and comparing it with anything (`build_compared_engines.py`, or `large_model.py`
+for models that are too large for a whole reference).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
@@ -20,7 +20,7 @@ from instep_reference.contract.engine import Capacity
 from ..setting import Setting
 from ..trace.header import SCHEMA, Header, Model, Part, Recording, sound
 from ..trace.policy import Policy
-from .participants import Plan, candidates, optimized_engine
+from .build_compared_engines import Plan, candidates, optimized_engine
 
 
 def engine(

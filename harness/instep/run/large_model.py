@@ -13,25 +13,25 @@ from dataclasses import replace
 
 import torch
 
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
-from instep_reference.ledger import LedgerEngine
+from instep_reference.label_ledger import LedgerEngine
 
 from ..checks import Check, structure
-from ..checks.bytes import Bytes
-from ..checks.directed import Directed
-from ..checks.identity import Identity
+from ..checks.known_wrong_states import Directed
+from ..checks.trace_bookkeeping import Identity
+from ..checks.unchanged_bytes import Bytes
 from ..oracle.state_oracle import StateOracle
 from ..setting import Setting
 from ..subject.declared_rounding import declared
 from ..trace.file import Trace
+from .build_compared_engines import Participants, Plan, build_from_ops, join_sides
+from .compared_engine import Participant
 from .lockstep import Lockstep, Progress, run
-from .participant import Participant
-from .participants import Participants, Plan, build_from_ops, join_sides
 from .replay import Outcome, of_kernels, served
 from .trace_history import History
 

@@ -1,7 +1,7 @@
 """The lock-step loop: every event runs on all sides, followed by the checks.
 
 All expectations come from the trace: slots, pages, lengths and windows follow from its rules, never from an engine.
-Leaves out: building the sides (`participants.py`), and the checks, which are an argument.
+Leaves out: building the sides (`build_compared_engines.py`), and the checks, which are an argument.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from instep_optimized.ops.fused import inside_of
 from instep_reference.contract.engine import Admit, Commit, Event, Forward, RequestState
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase, kind_of
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
-from ..checks.base import Check, Remembering
-from ..subject.guard import SubjectFailed
+from ..checks.check_interface import Check, Remembering
+from ..subject.guarded_calls import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
 from ..trace.write_bound import bound
 from ..verdict import INTERRUPTED, Comparison, Skipped, Tier, Verdict
-from ..watch.carried_facts import left_by
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
-from ..watch.rows_to_show import cut_down, kept
+from ..watch.facts_for_later_events import left_by
+from ..watch.rows_subject_must_show import cut_down, kept
 from ..watch.visible_places import Shown
-from .failures import failures
-from .participants import Participants
+from .build_compared_engines import Participants
+from .run_variants import spelled
+from .subject_errors import failures
 from .tensor_patching import PatchableEngine
-from .variant import spelled
 
 Progress = Callable[[int, Event], None]
 Result = Comparison | Skipped

@@ -3,7 +3,7 @@
 The reference depends on the model, the declared arithmetic, the draw and the events, and not on the subject. So all
 runs of a trace (several op sets, the runs of the ladder, a shorter trace) share it. The reference's memories are
 immutable values, so its state between two events can be stored and resumed.
-Leaves out: which sides there are (`participants.py`).
+Leaves out: which sides there are (`build_compared_engines.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from instep_reference.contract.engine import Commit, Event, Forward, RequestState, SetNumSteps
 from instep_reference.controllers import Controller
 from instep_reference.gdn import GdnMemory
-from instep_reference.rounds import Rounds
+from instep_reference.speculative_rounds import Rounds
 
 from ..lru_cache import EVENTS
 from ..oracle.expert_routes import Route, Routes
-from ..oracle.reordering import Reordered
+from ..oracle.reordered_arithmetic import Reordered
 from ..player import Side
-from .participant import AcceptedPath, Participant
+from .compared_engine import AcceptedPath, Participant
 
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # state of a reference engine, plus its controller
 

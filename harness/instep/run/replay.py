@@ -24,31 +24,31 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ..allowance import DITHERED, REDRAWS
 from ..checks import Check, for_free_runs, for_labels, for_numbers
 from ..finding_problem import Problem
-from ..oracle.free_run import FreeOracle
+from ..oracle.free_run_states import FreeOracle
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared
-from ..subject.guard import SubjectFailed
+from ..subject.guarded_calls import SubjectFailed
 from ..threads import threads_for
-from ..trace.driver import own_say
+from ..tier_allowances import DITHERED, REDRAWS
 from ..trace.event_rules import EventRules, verified
+from ..trace.event_scheduler import own_say
 from ..trace.file import Trace
 from ..trace.header import Recording
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
 from ..watch.visible_places import WHOLE, Shown
-from .failures import failure
+from .build_compared_engines import Participants, Plan, candidates, participants_of
+from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
-from .participant import RepeatedRuns
-from .participants import Participants, Plan, candidates, participants_of
+from .run_variants import AS_IS, Variant
+from .subject_errors import failure
 from .tensor_patching import PatchedOracle, must_fit
 from .trace_history import History
-from .variant import AS_IS, Variant
 
 PACKAGES = ("instep_reference", "instep_optimized", "instep")
 EXACT = "float64"

@@ -18,16 +18,16 @@ from instep_optimized.ops.plain.scaled_tiles import packed
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place, See, draft_stage
+from instep_reference.contract.place_names import Place, See, draft_stage
 
-from ..oracle.event_plan import EventPlan
-from ..oracle.layer_work import Work
 from ..oracle.oracle import Oracle
+from ..oracle.recomputation_plan import EventPlan
+from ..oracle.single_layer_run import Work
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.rows import rows
-from ..watch.rows_to_show import due
-from .variant import Patch, in_memory, spelled
+from ..watch.rows_by_request import rows
+from ..watch.rows_subject_must_show import due
+from .run_variants import Patch, in_memory, spelled
 
 
 class Patching:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
+from instep_reference.contract.declared_rounding import Blocked, Product, Storage, checked
 from instep_reference.contract.errors import BadInput, InstepError
-from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Blocked, Product, Storage, checked
+from instep_reference.contract.place_names import COMPONENTS
 
 from ..oracle.storage_rounding import ENTRY, narrower
-from .guard import calling
+from .guarded_calls import calling
 
 
 @dataclass(frozen=True)

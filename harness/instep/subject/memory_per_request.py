@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_optimized import Options, load
-from instep_optimized.build import all_demands
 from instep_optimized.commit import known
 from instep_optimized.commit.external_strategies import distinct
+from instep_optimized.engine_from_checkpoint import all_demands
 from instep_optimized.memory.budget import FRESH, bytes_of, bytes_per, prefix_bytes, requests_that_fit
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.tiled_units import SCALES
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.options import check
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.shapes import FUSED, expected_shapes
 
-from .guard import MAKES, calling
+from .guarded_calls import MAKES, calling
 
 PAGE_SIZE = 16
 ONE = Capacity(slots=(1,), pages=(1,), page_size=PAGE_SIZE, max_tokens=1)  # a unit depends on max_positions alone

@@ -13,7 +13,7 @@ from instep_reference.contract.drafters import EXTERNAL, MODES
 from instep_reference.contract.errors import BadInput
 
 from ..adapters import named
-from ..trace.driver import Propose
+from ..trace.event_scheduler import Propose
 from ..trace.ngram_tree import followers
 
 GROUP = "instep.proposers"  # entry point group of proposers in other packages

@@ -2,7 +2,8 @@
 
 Two or three requests share the slots, the others wait. Slots and pages are used again in a shuffled order. Prompts come
 in chunks, step counts rise, fall and vanish, accepted counts are ragged because they are forced, and one request is
-saved and preempted. Leaves out: reading a policy (`policy.py`), and the events that follow from it (`driver.py`).
+saved and preempted. Leaves out: reading a policy (`policy.py`), and the events that follow from it
+(`event_scheduler.py`).
 """
 
 from __future__ import annotations

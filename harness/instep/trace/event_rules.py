@@ -8,7 +8,7 @@ Pages: a list grows to cover the positions that an event may write: length + tok
 + 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load). It is never trimmed,
 and its pages become free together with the slot.
 No request may need more positions than `max_positions`.
-Between a verify and its commit nothing else runs. Leaves out: choices (`driver.py`) and computed results.
+Between a verify and its commit nothing else runs. Leaves out: choices (`event_scheduler.py`) and computed results.
 """
 
 from __future__ import annotations

@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.drafters import heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.grown import MOST_BEAMS
+from instep_reference.contract.grown_draft_tree import MOST_BEAMS
 
 SCHEMA = 2  # version of the wire format; it stays when an optional field is added
 

@@ -1,6 +1,7 @@
 """The input of the driver: arrivals of requests, chunk sizes, step counts over time, acceptance, special actions.
 
-Leaves out: the events that follow from it (`driver.py`). A policy and its prompts are JSON files with a strict schema.
+Leaves out: the events that follow from it (`event_scheduler.py`). A policy and its prompts are JSON files with a strict
+schema.
 """
 
 from __future__ import annotations

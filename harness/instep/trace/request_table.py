@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.event_facts import Phase
+from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.sampling import Sampling
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Event, Region, RequestState
 from instep_reference.contract.event_facts import kind_of
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.kept_copies import Copy
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 
 from ..player import Side
@@ -114,7 +114,7 @@ class KeptCopy:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Facts from earlier events, as the subject had them (`carried_facts.py` updates them).
+    """Facts from earlier events, as the subject had them (`facts_for_later_events.py` updates them).
 
     forward    the last forward; None before the first
     proposed   request -> the pick of each MTP layer after its root
@@ -135,7 +135,7 @@ class EventContext:
     truth      the reference in fp64, or the ledger of labels if the subject moves labels
     rounded    the reference in the declared width with its rounding points; None for labels
     regions    the subject's pools after the event
-    updates    whether its rings keep updates (`rows_to_show.py`)
+    updates    whether its rings keep updates (`rows_subject_must_show.py`)
     earlier    facts from the events before
     shown      the parts of the subject that are visible at this event
     """

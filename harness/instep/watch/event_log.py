@@ -1,6 +1,6 @@
 """The log of the subject during an event: op calls, host reads, graphs, configurations, answers.
 
-Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `run/participants.py`) and how it is judged
+Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `run/build_compared_engines.py`) and how it is judged
 (`checks/`).
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from instep_reference.contract.copies import Copy
 from instep_reference.contract.engine import Capacity
-from instep_reference.contract.place import Place
+from instep_reference.contract.kept_copies import Copy
+from instep_reference.contract.place_names import Place
 
 
 @dataclass(frozen=True)

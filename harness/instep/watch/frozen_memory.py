@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing import reductions
 
-from instep_reference.contract.copies import Copy
+from instep_reference.contract.kept_copies import Copy
 
 from .batched_host_copies import brought
 from .digests import bits

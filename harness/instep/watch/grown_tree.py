@@ -1,7 +1,7 @@
 """The tree that a draft head grew in an event, computed from the logits that a side shows: its beams and its window.
 
-The definition (`contract/grown.py`) runs on these logits in fp64. So it gives the rows on which the side should have
-run, and the window that follows from them. Leaves out: judging a window (`checks/grown.py`).
+The definition (`contract/grown_draft_tree.py`) runs on these logits in fp64. So it gives the rows on which the side
+should have run, and the window that follows from them. Leaves out: judging a window (`checks/grown_trees.py`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from itertools import pairwise
 import torch
 
 from instep_reference.contract.engine import Draft
-from instep_reference.contract.place import AFTER_LAYERS, Place
-from instep_reference.draft.growing import ROOT, Growing
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.draft.grow_draft_tree import ROOT, Growing
 from instep_reference.label_mixing import most_named
 from instep_reference.sampling import most_probable
 
-from ..allowance import log_prob_error
 from ..player import Side
+from ..tier_allowances import log_prob_error
 from .event_context import EventContext
 
 KEPT = 64  # cached growths: every place of a draft needs them

@@ -1,7 +1,7 @@
 """Host reads of the device during an event: on a CPU through a trap for such calls, on a GPU through torch's warnings.
 
-Leaves out: which reads are correct (`checks/hostreads.py`). On a GPU an explicit wait for an event is not seen, because
-torch's debug mode does not report it.
+Leaves out: which reads are correct (`checks/host_reads.py`). On a GPU an explicit wait for an event is not seen,
+because torch's debug mode does not report it.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ import msgspec
 import torch
 
 from instep_optimized.graphs import Runner
-from instep_optimized.graphs.runner import Replayed
-from instep_optimized.ops.around import Op
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.copies import Copy
+from instep_optimized.graphs.capture_and_replay import Replayed
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.watch_op_calls import Op
+from instep_reference.contract.declared_rounding import Storage
 from instep_reference.contract.engine import Event, Region
-from instep_reference.contract.rounding import Storage
+from instep_reference.contract.kept_copies import Copy
 
 from .event_log import Answered, Config, Copies, EventLog, GraphReplay, Room
 from .frozen_memory import Answers, KeptCopies

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from instep_optimized.ops.around import memory_of
+from instep_optimized.ops.watch_op_calls import memory_of
 from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.errors import BadInput

@@ -1,6 +1,6 @@
 """Observers of a player: copy answers to the host, read states, wrap the event in a context, keep last states.
 
-Leaves out: the player (`player.py`), the recorded activations of places (`activations.py`), and the memory watch
+Leaves out: the player (`player.py`), the recorded activations of places (`seen_tensors.py`), and the memory watch
 (`memory_changes.py`).
 """
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Address, Pages, Part
-from instep_optimized.ops.around import OPS, Op, tensors_of
-from instep_optimized.ops.contracts import after, before
-from instep_optimized.ops.index_contracts import Outside
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.check_op_calls import after, before
+from instep_optimized.ops.integer_op_contracts import Outside
+from instep_optimized.ops.watch_op_calls import OPS, Op, tensors_of
+from instep_reference.contract.declared_rounding import Blocked, Storage
 from instep_reference.contract.engine import Region
-from instep_reference.contract.place import Place
-from instep_reference.contract.rounding import Blocked, Storage
+from instep_reference.contract.place_names import Place
 
 from .batched_host_copies import alive, bare, brought, in_line, indices_on_host
 from .event_log import Broken, FailedOp, Served

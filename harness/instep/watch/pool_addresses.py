@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from instep_reference.contract.engine import Region
-from instep_reference.contract.place import STAGE_LEVEL, Place, draft_stage
+from instep_reference.contract.place_names import STAGE_LEVEL, Place, draft_stage
 
 NO_LAYER = Place("trunk", STAGE_LEVEL, "length")
 

@@ -2,7 +2,7 @@
 
 An engine of the contract shows everything. An engine driven through callbacks (`verbs.py`) shows only their results.
 Checks look here before they compare; invisible data are reported as not judged and never invented.
-Leaves out: the engine that calls the callbacks (`derived.py`).
+Leaves out: the engine that calls the callbacks (`engine_from_verbs.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 if TYPE_CHECKING:
     from ..player import Side

@@ -1,6 +1,6 @@
 """Calibration: do correct engines stay within the allowances, and which errors stay unseen? `instep calibrate`.
 
-Leaves out: choosing constants. They are derived in `allowance.py`; here they are confirmed or refuted.
+Leaves out: choosing constants. They are derived in `tier_allowances.py`; here they are confirmed or refuted.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 from instep.campaign.runner import Campaign
 
-from .graded import RUNS, STORAGES, limit, names
+from .allowance_use import Stage, variants
+from .graded_errors import RUNS, STORAGES, limit, names
 from .tables import Calibration
-from .variants import Stage, variants
 
 
 def calibrate(

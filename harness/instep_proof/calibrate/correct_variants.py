@@ -19,17 +19,17 @@ import torch
 from torch.nn.functional import sigmoid, silu, softplus
 
 from instep_optimized import load
-from instep_optimized.layout import Inputs, Pages, Part, Updates
-from instep_optimized.ops.base import ExpertWeights, GdnInputs, Ops
+from instep_optimized.memory_addresses import Inputs, Pages, Part, Updates
+from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain.attend import entries, extents, visible
 from instep_optimized.ops.plain.compute_width import wide, width
+from instep_optimized.ops.plain.embed_norm_linear_head import rms_norm
 from instep_optimized.ops.plain.gdn import Trail
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from instep_optimized.ops.plain.rerun_ring import keep, recalled
-from instep_optimized.ops.plain.rows import rms_norm
 from instep_optimized.ops.plain.scaled_tiles import as_stored
-from instep_reference.chunked import recur_in_chunks
+from instep_reference.chunked_delta_rule import recur_in_chunks
 
 PLAIN = load("plain")
 SIZES = (8, 16, 32)  # terms to a block

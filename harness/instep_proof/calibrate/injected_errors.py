@@ -4,7 +4,7 @@
     core, attended   of one head, times 1 + size        mlp        every row, times 1 + size
     logits           of one token, plus size times the row's largest
 
-In the first layer of its kind. Leaves out: errors in memory, which are made after an event (`graded.py`).
+In the first layer of its kind. Leaves out: errors in memory, which are made after an event (`graded_errors.py`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from instep_optimized import load
-from instep_optimized.ops.base import Ops
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 TOKEN = 7  # whose logit is off
 COLUMN = 3
@@ -79,7 +79,7 @@ def _token(x: torch.Tensor, size: float) -> torch.Tensor:
     return x
 
 
-# A line is a place that can be off. Layer 0 is of GDN, layer 1 of attention (`scenes.py`).
+# A line is a place that can be off. Layer 0 is of GDN, layer 1 of attention (`calibration_traces.py`).
 ERRORS: dict[str, InjectedError] = {
     "log_decay": InjectedError("gdn_inputs", Place("trunk", 0, "log_decay"), _of("log_decay")),
     "beta": InjectedError("gdn_inputs", Place("trunk", 0, "beta"), _of("beta")),

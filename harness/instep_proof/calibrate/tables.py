@@ -1,7 +1,7 @@
 """The two tables: how often a correct engine is called wrong, and how small an error is still found.
 
 Blocks are taken as independent. Those of one engine share its order of sums, so a rate's bound is a guide, no proof.
-Leaves out: running (`variants.py`, `graded.py`), and showing them (`report` of the command).
+Leaves out: running (`allowance_use.py`, `graded_errors.py`), and showing them (`report` of the command).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from instep.verdict import Comparison, Exit, Verdict
 
-from .graded import Limit, judged_as
-from .variants import Variant, described
+from .allowance_use import Variant, described
+from .graded_errors import Limit, judged_as
 
 # No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
 # that of a Poisson count, from tables.

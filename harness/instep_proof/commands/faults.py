@@ -59,11 +59,11 @@ def faults(
     from ..faults import render, resume
     from ..faults.campaign import campaign as plant
     from ..faults.catalogue import TRACES
-    from ..faults.forks import warm
-    from ..faults.judge import Judged, Result
-    from ..faults.matrix import Matrix
-    from ..faults.picture import picture_of
+    from ..faults.compare_with_control import Judged, Result
+    from ..faults.fault_check_matrix import Matrix
+    from ..faults.matrix_svg import picture_of
     from ..faults.rerecord import retraced
+    from ..faults.run_in_forks import warm
 
     if join:
         more = names or family or ops or part or missing or checkpoint or list_only or given.named

@@ -1,6 +1,7 @@
 """Plant faults one by one and run each next to its control, with several processes at a time.
 
-Leaves out: a single run (`runs.py`), judging (`judge.py`), and printing (`render.py`, `picture.py`).
+Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`render.py`,
+`matrix_svg.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from instep.setting import Setting
 
 from . import plant
 from .catalogue.fault import Fault, speaking
-from .judge import Judged, Session, judge
-from .runs import Arm, Said, both, related, replayed, spoken
+from .compare_with_control import Judged, Session, judge
+from .fault_runs import Arm, Said, both, related, replayed, spoken
 
 T = TypeVar("T")
 SLOW = "triton"  # interpreted runs take longest, so they start first

@@ -1,8 +1,8 @@
 """A process that has imported torch but none of our packages, and forks itself for every requested run.
 
-It is started by its path, with a socket (`forks.py`). Each run sends it three descriptors: a socket of that run, stdout
-and stderr. The run's socket carries the words after `python -P`, the environment and the folder; the reply is the run's
-process id, and in the end its exit code and its processor seconds. Leaves out: the caller.
+It is started by its path, with a socket (`run_in_forks.py`). Each run sends it three descriptors: a socket of that run,
+stdout and stderr. The run's socket carries the words after `python -P`, the environment and the folder; the reply is
+the run's process id, and in the end its exit code and its processor seconds. Leaves out: the caller.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from instep.run.engine_without_comparison import engine, header_of
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.subject.proposers import ngram
-from instep.trace.driver import drive
 from instep.trace.event_rules import EventRules
+from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
 from instep.trace.request_table import Standing

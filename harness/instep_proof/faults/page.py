@@ -12,8 +12,8 @@ from instep.report.html.document import Listing, Page
 from instep.report.html.parts import Data, matrix
 from instep.verdict import Exit
 
-from .judge import TIERS
-from .picture import SIGNS
+from .compare_with_control import TIERS
+from .matrix_svg import SIGNS
 from .render import said
 
 JUDGED = ("found", "located", "named")

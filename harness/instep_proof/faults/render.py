@@ -1,6 +1,6 @@
 """Print a campaign as a table with a score, and turn it into data.
 
-Leaves out: the picture (`picture.py`), and judging.
+Leaves out: the picture (`matrix_svg.py`), and judging.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rich.text import Text
 from instep.report import tables
 from instep.report.messages import spelled
 from instep.report.result import Result as File
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from .judge import HYPOTHESIS, Heard, Judged, Result
-from .matrix import FAMILY_OF
+from .compare_with_control import HYPOTHESIS, Heard, Judged, Result
+from .fault_check_matrix import FAMILY_OF
 
 TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to this folder
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")

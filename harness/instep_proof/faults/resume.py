@@ -15,12 +15,12 @@ from msgspec import UNSET, UnsetType
 from instep.report.result import read as read_file
 from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .catalogue.fault import Fault
-from .judge import Heard, Judged, Result, Session
-from .matrix import FAMILY_OF
-from .runs import Arm
+from .compare_with_control import Heard, Judged, Result, Session
+from .fault_check_matrix import FAMILY_OF
+from .fault_runs import Arm
 
 FILE = "a file that `instep faults` wrote"
 

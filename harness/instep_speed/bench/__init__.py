@@ -2,8 +2,9 @@
 
     kinds/     one file per kind of work: its grid, its arms, and how an answer is checked; `KINDS` is their table
     peers/     kernels of other packages as further arms, if they are installed or unpacked
-    base.py    the types of kinds, cells and arms, and the machine that they run on
-    clock.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the machine
+    bench_types.py    the types of kinds, cells and arms, and the machine that they run on
+    interleaved_timing.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the
+    machine
     answer_check.py   whether an answer is right
     arms.py    the arms of a cell: judged, timed, judged again
     run.py     the cells in order, within the time limit
@@ -19,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .base import Kind
+    from .bench_types import Kind
 
 KINDS: dict[str, str] = {
     "strategies": "verify and commit under every commit strategy",

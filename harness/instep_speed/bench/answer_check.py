@@ -1,7 +1,7 @@
 """Whether an answer is right: compared with plain in fp64, as T2 judges an op from its own inputs, or bit by bit.
 
 Truth is `plain` in fp64 on the arm's own numbers; the yardstick is `plain` in the width in which the arm computes.
-Leaves out: the constants (`allowance.py`).
+Leaves out: the constants (`tier_allowances.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from instep.allowance import allowed
-from instep.checks.measure import relative_error
+from instep.checks.error_measurement import relative_error
+from instep.tier_allowances import allowed
 
 FOLDERS = re.compile(r"(?<![\w.~])/(?:[^\s/:'\"]+/)+")
 

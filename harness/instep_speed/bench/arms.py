@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from instep.watch.batched_host_copies import alive
-from instep_optimized.ops.around import tensors_of
+from instep_optimized.ops.watch_op_calls import tensors_of
 
 from .answer_check import Judged, fallen, first, same
-from .base import Arm, Cell
-from .clock import SAMPLES, Fell, Times, Work, less, of_one, timed
+from .bench_types import Arm, Cell
+from .interleaved_timing import SAMPLES, Fell, Times, Work, less, of_one, timed
 
 LESS = "\nless"  # suffix of the function whose time is subtracted from an arm
 

@@ -15,17 +15,17 @@ import torch
 
 from instep.campaign.shapes.random_weights import _dt_bias
 from instep.oracle.declared_product_rounding import Operands, in_chunks
-from instep.oracle.reordering import Reordered
-from instep_optimized.layout import Address, Part
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep.oracle.reordered_arithmetic import Reordered
+from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.fused import window_gdn
 from instep_optimized.ops.fused.prefill_gdn import serves, stored
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.rounding import Product
+from instep_reference.contract.declared_rounding import Product
 
 from .answer_check import first, off
-from .base import SEED, TO, Ground
+from .bench_types import SEED, TO, Ground
 
 WIDE = torch.float64
 CONV_WIDTH = 4  # taps of the causal conv

@@ -13,7 +13,7 @@ import torch
 
 from instep_reference.contract.errors import BadInput
 
-from .base import At, Size
+from .bench_types import At, Size
 
 BATCHES = {"tiny": (1, 2), "default": (1, 8, 32, 64, 128), "full": (1, 2, 4, 8, 16, 32, 64, 128)}
 WINDOWS = {"tiny": (3,), "default": (4, 8, 2), "full": (1, 2, 3, 4, 5, 6, 7, 8)}

@@ -13,7 +13,7 @@ from typing import Any
 from instep_reference.contract.errors import Unsupported
 
 from .answer_check import fallen
-from .base import Arm, At, Cell, Ground
+from .bench_types import Arm, At, Cell, Ground
 
 PEERS: dict[str, dict[str, str]] = {
     "strategies": {
@@ -40,12 +40,12 @@ PEERS: dict[str, dict[str, str]] = {
         "flashqla": "instep_speed.bench.peers.flashinfer:flashqla",
     },
     "attend": {
-        "torch sdpa": "instep_speed.bench.peers.torch_own:attend",
+        "torch sdpa": "instep_speed.bench.peers.torch_functions:attend",
         "flashinfer, FA2": "instep_speed.bench.peers.flashinfer:attend_2",
         "flashinfer, FA3": "instep_speed.bench.peers.flashinfer:attend_3",
     },
-    "pick": {"torch argmax": "instep_speed.bench.peers.torch_own:pick"},
-    "products": {"torch": "instep_speed.bench.peers.torch_own:products"},
+    "pick": {"torch argmax": "instep_speed.bench.peers.torch_functions:pick"},
+    "products": {"torch": "instep_speed.bench.peers.torch_functions:products"},
 }
 
 

@@ -16,7 +16,7 @@ from instep.report.html.parts import Data
 from instep.verdict import Exit
 
 from . import KINDS, kind
-from .base import TOO, key
+from .bench_types import TOO, key
 from .plots import grouped, works
 from .profile import gap
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as xml
 from instep.atomic_write import folder_for, writable, write_atomically
 
 from . import kind
-from .base import key
+from .bench_types import key
 from .run import Bench, Row
 
 WIDTH, HEIGHT, LEFT, TOP, LEGEND = 560, 340, 64, 34, 230

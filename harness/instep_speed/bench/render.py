@@ -14,7 +14,7 @@ from rich.console import Console
 from instep.report import tables
 
 from . import KINDS, kind
-from .base import key
+from .bench_types import key
 from .profile import gap
 from .run import Bench, Row, Session, chosen
 

@@ -25,8 +25,8 @@ from instep_reference.contract.errors import BadInput
 
 from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
-from .base import Size
-from .clock import Rates
+from .bench_types import Size
+from .interleaved_timing import Rates
 from .run import Asked, Bench, Row, Session, chosen, key
 
 LOAD = "load"  # the field of the fingerprint that changes from minute to minute

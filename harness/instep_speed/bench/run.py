@@ -23,7 +23,7 @@ from instep.campaign.runner import Campaign
 from instep.report.result import Result
 from instep.report.result_session import Session as Called
 from instep.verdict import Exit
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
 
@@ -31,8 +31,8 @@ from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
 from .answer_check import Judged, fallen
 from .arms import Lost, gone, measured
-from .base import SEED, At, Cell, Ground, Size
-from .clock import Rates, rates
+from .bench_types import SEED, At, Cell, Ground, Size
+from .interleaved_timing import Rates, rates
 
 Row = dict[str, Any]
 UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured

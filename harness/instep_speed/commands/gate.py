@@ -52,7 +52,7 @@ def gate(
     from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import BadInput
 
-    from ..gate import baseline, render
+    from ..gate import calibration_files, render
     from ..gate.gate import gate as run
     from ..gate.input_and_result import Question
     from ..gate.power import measure
@@ -75,7 +75,7 @@ def gate(
         expected = "a source tree that runs it; BEFORE and AFTER name op sets themselves"
         raise BadInput("--ops", found=f"{ops}, and no source tree", expected=expected)
     OnDisk.open(question.checkpoint)
-    kept = baselines and calibrate and baseline.file_of(question, baselines)
+    kept = baselines and calibrate and calibration_files.file_of(question, baselines)
     must_be_free((json, html, kept or None))
     if baselines is not None and not baselines.is_dir():
         raise BadInput("--baselines", found=f"{baselines}: no such folder", expected="a folder of calibrations")
@@ -84,7 +84,7 @@ def gate(
         folder_for(folder, "--keep")
         if calibrate:
             power = measure(question, folder, minutes, said)
-            told = baseline.result(power, commit)
+            told = calibration_files.result(power, commit)
             if kept and not power.report.refused:
                 told.write(kept)
             finish(told, json, lambda console: render.show_power(power, console), html=html)

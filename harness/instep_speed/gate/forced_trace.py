@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from instep.run.build_compared_engines import Plan, reference
 from instep.run.engine_without_comparison import header_of
-from instep.run.participants import Plan, reference
 from instep.setting import Setting
-from instep.trace.driver import drive, recorded
+from instep.trace.event_scheduler import drive, recorded
 from instep.trace.file import Trace, write
 from instep.trace.header import Model, Room
 from instep.trace.policy import Arrival, Policy, read_prompts

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from instep.run.participants import Plan
+from instep.run.build_compared_engines import Plan
 from instep.verdict import Exit, Verdict
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput

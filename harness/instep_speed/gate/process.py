@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from instep.adapters import find, in_a_shell
 from instep.setting import moves_labels
 from instep_optimized.ops import BY_NAME
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput, Unsupported
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from instep.allowance import TRUTH_ERROR
-from instep.checks.measure import Spot, blocks, relative_error
+from instep.checks.error_measurement import Spot, blocks, relative_error
 from instep.checks.tensor_and_choice_judgement import judge
 from instep.finding_problem import Problem
-from instep.run.participants import Plan, reference, rounded_participant
+from instep.run.build_compared_engines import Plan, reference, rounded_participant
+from instep.tier_allowances import TRUTH_ERROR
 from instep.verdict import Comparison, Tier, Verdict
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .cases import Shown, Walk
 from .forced_trace import Course
@@ -49,7 +49,7 @@ class Yardstick:
         return verdict
 
     def _noise(self) -> float:
-        """The largest error of the rounded run in any component: one run is one sample (see `checks/propagated.py`)."""
+        """The rounded run's largest error in any component: one run is one sample (`checks/accumulated_errors.py`)."""
         errors = []
         for request, state in self.truth.states.items():
             rounded = dict(self.rounded.states[request].parts())

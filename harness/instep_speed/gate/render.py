@@ -19,8 +19,8 @@ from instep.report.outcome_data import number
 from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
 
-from .baseline import known, ops_of
 from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
+from .calibration_files import known, ops_of
 from .fingerprint import fingerprint
 from .gate import MOST_TIMES
 from .input_and_result import Judged, Question, Report

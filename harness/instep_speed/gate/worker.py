@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 from instep.diagnose import diagnose
 from instep.report.messages import divergence
-from instep.run.participants import bare
+from instep.run.build_compared_engines import bare
 from instep.run.replay import Replay, served
 from instep.setting import Setting
 from instep.trace.file import read

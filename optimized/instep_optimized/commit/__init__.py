@@ -13,16 +13,16 @@ from instep_reference.contract.config import ModelConfig
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block, with_scales
 from ..memory.pool import Demand
-from ..ops.base import Ops
+from ..ops.op_protocols import Ops
 from .base import StrategySpec
 from .columns import COLUMNS
+from .conv_form_widened import WIDENED
+from .conv_form_windows import WINDOWS
 from .external_strategies import checked, demanded, made
 from .lazy_rerun import LAZY_RERUN
 from .rerun import RERUN
 from .snapshot import SNAPSHOT
 from .strategy_pair import CommitPair, PeekShapes
-from .widened import WIDENED
-from .windows import WINDOWS
 
 STRATEGIES: dict[str, StrategySpec] = {
     "snapshot": SNAPSHOT, "columns": COLUMNS, "rerun": RERUN, "lazy_rerun": LAZY_RERUN,

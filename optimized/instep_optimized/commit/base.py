@@ -18,13 +18,13 @@ import torch
 
 from instep_reference.contract.config import ModelConfig
 
-from ..batch import Batch
-from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied
-from ..ops.base import Ops
+from ..memory_addresses import Part
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
 
 # Actions on one request in an event: the rows of a table. "claim": the request is given a slot.
 Action = Literal["claim", "prefill", "verify", "decode", "draft", "commit", "release", "restore"]

@@ -12,13 +12,13 @@ import torch
 
 from instep_reference.contract.config import ModelConfig
 
-from ..batch import Batch, Group
-from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, mark, positions
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied, Units
-from ..ops.base import Ops
+from ..memory_addresses import Part
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch, Group
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 from .slot_marks import Marks
 

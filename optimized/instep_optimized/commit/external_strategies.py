@@ -15,8 +15,8 @@ from instep_reference.contract.errors import BadInput
 
 from ..memory.budget import Component
 from ..memory.pool import Demand
-from ..ops.around import OPS
-from ..ops.base import Ops
+from ..ops.op_protocols import Ops
+from ..ops.watch_op_calls import OPS
 from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
 
 METHODS = ("bind", "commit", "peek", "restore", "claim")

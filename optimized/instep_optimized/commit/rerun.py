@@ -14,16 +14,16 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..batch import Batch, Group
-from ..layout import KEPT, Keeps, Part, Ring
 from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied
-from ..ops.base import GdnInputs, Ops
-from ..ops.placing import RingPlan
+from ..memory_addresses import KEPT, Keeps, Part, Ring
+from ..ops.integer_op_protocols import RingPlan
+from ..ops.op_protocols import GdnInputs, Ops
+from ..packed_batch import Batch, Group
 from ..transfer.to_device import sent
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, Which, printed
 from .slot_marks import Marks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ops.base import Ops
+from ..ops.op_protocols import Ops
 
 
 class Marks:

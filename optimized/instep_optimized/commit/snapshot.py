@@ -9,15 +9,15 @@ from collections.abc import Mapping
 
 from instep_reference.contract.config import ModelConfig
 
-from ..batch import Batch, Group
-from ..layout import Part
 from ..memory import Memory
 from ..memory.budget import Component, Sizes, snapshots, units
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied, Units
 from ..memory.tiled_units import taken as taken
-from ..ops.base import Ops
+from ..memory_addresses import Part
 from ..ops.fused import Moved, moves
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch, Group
 from .base import AcceptedWindows, BoundStrategy, StrategySpec, Table, printed
 
 

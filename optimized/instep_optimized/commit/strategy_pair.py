@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..batch import Batch
-from ..layout import Part
 from ..memory.tiled_units import Copied, shown
-from ..ops.base import Ops
+from ..memory_addresses import Part
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
 from .base import PAGES, PAGES_OF_TREES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
 
 

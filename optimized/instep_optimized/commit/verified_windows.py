@@ -11,12 +11,12 @@ import torch
 
 from instep_reference.contract.engine import Committed, Path
 
-from ..batch import Batch
 from ..memory import Memory
 from ..memory.slot_table import SlotTable
 from ..memory.tiled_units import SCALES
-from ..ops.base import Ops
-from ..ops.placing import Acceptance
+from ..ops.integer_op_protocols import Acceptance
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
 
 
 def keep_window(

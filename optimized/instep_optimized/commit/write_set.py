@@ -26,7 +26,7 @@ from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
 from ..memory.slot_table import NAMES, PARENTS, TAIL
-from ..request import Request
+from ..request_record import Request
 from .base import Action, RequestWrites, Table
 
 Requests = Mapping[str, Request]

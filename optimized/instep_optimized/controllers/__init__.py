@@ -1,15 +1,15 @@
 """Controllers of the step count on this side: one file per dialect, and the table of the dialects.
 
-Leaves out: when a wish is put in force (the driver's choice), and the effect of a switch (`round.py`). The
-specification is the text of `instep_reference.contract.controllers`; the reference implements it separately, and the
-harness compares the wishes.
+Leaves out: when a wish is put in force (the driver's choice), and the effect of a switch (`round_for_step_count.py`).
+The specification is the text of `instep_reference.contract.controllers`; the reference implements it separately, and
+the harness compares the wishes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from instep_reference.contract.adaptive import AdaptiveFile, Dialect
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Dialect
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 

@@ -1,7 +1,8 @@
 """SGLang's slots of batch sizes, 0.5.13 to 0.5.23: an average and a current count per slot.
 
-Leaves out: reading and refusing files (`instep_reference.contract.adaptive`). The two dialects differ in one rule:
-0.5.13 also looks upwards after it has gone down. Its counts are above 0, so it never reaches the rules for 0.
+Leaves out: reading and refusing files (`instep_reference.contract.adaptive_controller_file`). The two dialects differ
+in one rule: 0.5.13 also looks upwards after it has gone down. Its counts are above 0, so it never reaches the rules for
+0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from instep_reference.contract.adaptive import Slot
+from instep_reference.contract.adaptive_controller_file import Slot
 
 from .base import Controller, Made
 

@@ -1,11 +1,12 @@
 """The drafters by mode; `contract/drafters.py` lists the model types of each. A new drafter is a line in both tables.
 
-Leaves out: the drafter protocol (`base.py`), and `external`: the event brings its drafts, so nothing runs here.
+Leaves out: the drafter protocol (`drafter_protocol.py`), and `external`: the event brings its drafts, so nothing runs
+here.
 """
 
 from __future__ import annotations
 
-from .base import Make
+from .drafter_protocol import Make
 from .eagle import Eagle
 from .vanilla import Vanilla
 

@@ -1,6 +1,6 @@
 """The `eagle` drafter: one MTP layer, run again for every draft on its own hidden rows.
 
-Leaves out: which rows were committed (`round.py`, `mixed.py`). Ops only.
+Leaves out: which rows were committed (`round_for_step_count.py`, `forward_with_prefill_chunks.py`). Ops only.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from instep_reference.contract.config import ModelConfig
 
 from .. import weights as w
-from ..batch import Batch, Nodes, Who, windows
 from ..memory import Memory
 from ..model.trunk import Head
-from ..ops.base import Ops
-from ..ops.placing import Beams, GrownTree, TreePlan
-from .base import PickRows, Use, column
-from .extend import propose, stage_of
+from ..ops.integer_op_protocols import Beams, GrownTree, TreePlan
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch, Nodes, Who, windows
+from .drafter_protocol import PickRows, Use, column
 from .mtp import MtpLayer
+from .proposal_after_extend import propose, stage_of
 
 
 @dataclass(frozen=True)

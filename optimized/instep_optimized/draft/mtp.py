@@ -10,16 +10,16 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
-from ..batch import Batch
 from ..memory import Memory
 from ..model.attention import AttentionLayer
 from ..model.residual import Residual
 from ..model.trunk import Head
-from ..ops.base import Ops
 from ..ops.fused import draft_inputs
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
 
 
 @dataclass(frozen=True)

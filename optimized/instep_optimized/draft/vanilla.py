@@ -14,14 +14,14 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from .. import weights as w
-from ..batch import Batch, Who
 from ..memory import Memory
 from ..model.trunk import Head
-from ..ops.base import Ops
-from ..ops.placing import TreePlan
-from .base import PickRows, Use
-from .extend import propose, stage_of
+from ..ops.integer_op_protocols import TreePlan
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch, Who
+from .drafter_protocol import PickRows, Use
 from .mtp import MtpLayer
+from .proposal_after_extend import propose, stage_of
 
 NO_TREES = "vanilla drafting proposes chains only: a tree has no separate layer per branch"
 

@@ -1,6 +1,7 @@
 """The graphs of an engine: every body of every step count, captured at the start for every bucket of `batches`.
 
-Leaves out: recording and replaying a body (`runner.py`), and forwards with prompts, which always run eagerly.
+Leaves out: recording and replaying a body (`capture_and_replay.py`), and forwards with prompts, which always run
+eagerly.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 
 from instep_reference.contract.errors import Unsupported
 
-from ..ops.base import Ops
-from ..round import IDLE, Round, inputs_of
+from ..ops.op_protocols import Ops
+from ..round_for_step_count import IDLE, Round, inputs_of
 from ..transfer.to_device import HOST
 from . import Emulator, Recorder, Runner, buckets
 

@@ -2,7 +2,7 @@
 
 A capture computes nothing, but the warm-up before it runs the body for real. So the caller must give inputs with which
 the body changes no byte (slots of -1, counts of 0), as `Runner` does. Leaves out: keys, buckets and inputs
-(`runner.py`).
+(`capture_and_replay.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from ..ops.base import Ops
+from ..ops.op_protocols import Ops
 
 T = TypeVar("T")
 

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import unseen
+from instep_reference.contract.place_names import unseen
 
-from ..ops.around import Op, around, memory_of, tensors_of
-from ..ops.base import Ops
+from ..ops.op_protocols import Ops
+from ..ops.watch_op_calls import Op, around, memory_of, tensors_of
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.declared_rounding import Blocked, Storage
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.rounding import Blocked, Storage
 
 from ..ops.interpreter import VARIABLE, imported
 from .quick_interpreter import quicken
@@ -116,7 +116,7 @@ def must_round(*stored: Storage) -> None:
 
 
 def explicit(name: str) -> Any:
-    """Import a module of this package with explicit layouts, such as "windows.staged".
+    """Import a module of this package with explicit layouts, such as "gdn_windows.launches_gluon".
 
     None if kernels are interpreted, or Gluon lacks something that such a module needs here. Errors in our own files are
     raised.
@@ -124,7 +124,7 @@ def explicit(name: str) -> Any:
     if INTERPRETED:
         return None
     try:
-        import_module(".device.layouts", __package__)
+        import_module(".device.gluon_helpers", __package__)
     except (ImportError, AttributeError):
         return None
     return import_module(f".{name}", __package__)
@@ -155,7 +155,7 @@ def launch(
 
     If the GPU can, it launches a kernel with an argument EARLY while the previous launch ends. Such a kernel calls
     `wait` first, or before that loads only weights, which no launch writes. Tables that it reads before the wait are a
-    guess, which it checks after the wait. `carry_staged` may wait for signals instead (`signals.py`).
+    guess, which it checks after the wait. `carry_staged` may wait for signals instead (`signals_between_launches.py`).
 
     Floating-point fusion is off. A kernel that needs a fused multiply-add calls `tl.fma`. So the same source gives the
     same bits wherever it is inlined, and Triton's default, which changes between versions, does not matter.

@@ -1,6 +1,6 @@
 """Everything with an address: pools made from the budget's demands, slots and KV pages.
 
-Leaves out: the writes of an event (`commit/`) and the copies that are kept aside (`saved.py`).
+Leaves out: the writes of an event (`commit/`) and the copies that are kept aside (`saved_states.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.engine import Capacity, Region
 from instep_reference.contract.sampling import Sampling
 
-from ..layout import Chance
+from ..memory_addresses import Chance
 from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable

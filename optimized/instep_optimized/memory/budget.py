@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 
 from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.declared_rounding import Blocked, Storage, scaled
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.meaning import Meaning, Positions
-from instep_reference.contract.rounding import Blocked, Storage, scaled
+from instep_reference.contract.pool_meaning import Meaning, Positions
 
-from ..layout import KEPT, OWN, Keeps, StateLayout
-from ..ops.base import Types
-from ..sampling import NUMBERS
+from ..memory_addresses import KEPT, OWN, Keeps, StateLayout
+from ..ops.op_protocols import Types
+from ..sampling_inputs import NUMBERS
 from .pool import Demand
 from .slot_table import LAYER, NAMES, PARENTS, TAIL
 from .slots import check_order
@@ -223,7 +223,7 @@ def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, .
 
 
 def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
-    """Count the bytes of a tracked prefix of `tokens` tokens: copies of the request's memory (`saved.read`)."""
+    """Count the bytes of a tracked prefix of `tokens` tokens: copies of the request's memory (`saved_states.read`)."""
     pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
     total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
     for demand in (*with_scales(units(component, config, sizes) for component in ("conv", "state")), *pages):

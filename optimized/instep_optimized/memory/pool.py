@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Region
-from instep_reference.contract.meaning import Meaning
-from instep_reference.contract.rounding import Blocked
+from instep_reference.contract.pool_meaning import Meaning
 
 from ..transfer.to_device import ints
 

@@ -13,7 +13,7 @@ import torch
 
 from instep_reference.contract.sampling import Sampling
 
-from ..sampling import numbers
+from ..sampling_inputs import numbers
 from ..transfer.to_device import sent
 from .pool import Pool
 

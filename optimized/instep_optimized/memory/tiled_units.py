@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..layout import Address, Chance
+from ..memory_addresses import Address, Chance
 from ..ops.plain.scaled_tiles import opened
 from .pool import RED
 

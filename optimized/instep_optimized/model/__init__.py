@@ -1,6 +1,6 @@
 """The model as calls of ops: one frozen object per layer, dispatched by kind.
 
-Leaves out: arithmetic (`ops/`) and addresses (`commit/`, `batch.py`).
+Leaves out: arithmetic (`ops/`) and addresses (`commit/`, `packed_batch.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..draft.base import Drafter
+    from ..draft.drafter_protocol import Drafter
     from ..memory import Memory
     from .trunk import Trunk
 

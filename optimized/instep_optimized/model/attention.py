@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..batch import Batch
 from ..memory.tiled_units import Units
-from ..ops.base import Ops
 from ..ops.fused import gated_attend, kv_inputs, linears
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
 from .mlp import Half
 from .residual import Residual
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .. import weights as w
 from ..commit.strategy_pair import BoundPair
-from ..ops.base import Ops
 from ..ops.fused import linears, prefill_gdn
+from ..ops.op_protocols import Ops
 from .mlp import Half
 from .residual import Residual
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..ops.base import ExpertWeights, Ops
+from ..ops.op_protocols import ExpertWeights, Ops
 from .residual import Residual
 
 

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..ops.base import Ops
 from ..ops.fused import AddNorm, add_norm
+from ..ops.op_protocols import Ops
 
 
 class Residual(NamedTuple):

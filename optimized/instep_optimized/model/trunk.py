@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.config import LayerKind, ModelConfig
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
-from ..batch import Batch
 from ..commit.strategy_pair import BoundPair
 from ..memory import Memory
-from ..ops.base import Ops
 from ..ops.fused import head_pick
-from ..ops.placing import TopkTokens
-from ..sampling import Drawing
+from ..ops.integer_op_protocols import TopkTokens
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
+from ..sampling_inputs import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
 from .residual import Residual

@@ -1,21 +1,21 @@
 """The op sets by name, each imported on first use. A new op set is one line here and one file.
 
-Leaves out: what an op does; `base.py` has the contract of each.
+Leaves out: what an op does; `op_protocols.py` has the contract of each.
 """
 
 from __future__ import annotations
 
 from instep_reference.contract.errors import BadInput
 
-from .base import Ops
 from .object_address import attribute_at, split
+from .op_protocols import Ops
 
 BY_NAME: dict[str, str] = {
-    "ledger": "instep_optimized.ops.ledger:LEDGER",
+    "ledger": "instep_optimized.ops.ledger_label_ops:LEDGER",
     "plain": "instep_optimized.ops.plain:PLAIN",
     "triton": "instep_optimized.ops.triton:TRITON",
-    "precise": "instep_optimized.ops.precise:PRECISE",
-    "invariant": "instep_optimized.ops.invariant:INVARIANT",
+    "precise": "instep_optimized.ops.triton_with_fp32_prefill:PRECISE",
+    "invariant": "instep_optimized.ops.row_invariant_triton:INVARIANT",
 }
 
 

@@ -1,6 +1,6 @@
-"""The kind of value that an op returns, as its protocol in `base.py` is annotated: a tensor, or a named tuple.
+"""The kind of value that an op returns, as its protocol in `op_protocols.py` is annotated: a tensor, or a named tuple.
 
-Leaves out: shapes (`shapes.py`), and ops that only write: their return values are not checked.
+Leaves out: shapes (`op_shapes.py`), and ops that only write: their return values are not checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
-from . import base
+from . import op_protocols
 
 
 def unlike(name: str, result: Any) -> str:
@@ -48,9 +48,9 @@ def _unlike_tensor(found: Any) -> str:
 @cache
 def _due(name: str) -> Any:
     """Return the type of the result; None if it is not checked."""
-    protocol = get_type_hints(base.Ops)[name]
+    protocol = get_type_hints(op_protocols.Ops)[name]
     protocol = next((one for one in get_args(protocol) if one is not type(None)), protocol)
-    return get_type_hints(protocol.__call__, localns=vars(base))["return"]
+    return get_type_hints(protocol.__call__, localns=vars(op_protocols))["return"]
 
 
 def _spelled(value: Any) -> str:

@@ -9,34 +9,34 @@ from collections.abc import Mapping
 
 import torch
 
-from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Product, Storage
+from instep_reference.contract.declared_rounding import Product, Storage
+from instep_reference.contract.place_names import COMPONENTS
 
-from ..kernels.attention.attend import attend, gated_attend, scratch
-from ..kernels.convs.conv import conv, conv_inputs
-from ..kernels.decisions.draw import draw
-from ..kernels.decisions.grow import build_tree, select_beams, topk_tokens
-from ..kernels.decisions.index import advance, choose, place_rows, shift
-from ..kernels.decisions.pick import accept, pick
-from ..kernels.decisions.plan import plan_ring
-from ..kernels.decisions.tree import plan_path, plan_tree
-from ..kernels.gated import window_gdn
-from ..kernels.gdn import gdn
-from ..kernels.prefill import prefill_gdn
+from ..kernels.attention.dispatch import attend, gated_attend, scratch
+from ..kernels.convs.causal_conv import conv, conv_inputs
+from ..kernels.decisions.argmax_and_acceptance import accept, pick
+from ..kernels.decisions.grow_draft_tree import build_tree, select_beams, topk_tokens
+from ..kernels.decisions.rerun_ring_plan import plan_ring
+from ..kernels.decisions.row_places_and_lengths import advance, choose, place_rows, shift
+from ..kernels.decisions.top_k_top_p_sampling import draw
+from ..kernels.decisions.tree_shapes_and_acceptance import plan_path, plan_tree
+from ..kernels.gdn_dispatch import gdn
+from ..kernels.gdn_prefill.chunk64 import TOKENS
+from ..kernels.prefill_gdn import prefill_gdn
 from ..kernels.products.linear import head_pick, linear, linears, lm_head, mlp
 from ..kernels.products.moe import moe
-from ..kernels.prompts.blocks import TOKENS
-from ..kernels.rowwise.inputs import gdn_inputs
-from ..kernels.rowwise.move import move, move_rows, moves
+from ..kernels.rowwise.copy_units import move, move_rows, moves
+from ..kernels.rowwise.gather_and_scatter_rows import concat, embed, select, store_rows
+from ..kernels.rowwise.gdn_inputs import gdn_inputs
 from ..kernels.rowwise.norms import add_norm, draft_inputs, gated_norm, norm
 from ..kernels.rowwise.pointwise import add, output_gate
-from ..kernels.rowwise.rotary import attention_inputs, kv_inputs
-from ..kernels.rowwise.rows import concat, embed, select, store_rows
+from ..kernels.rowwise.qk_norm_and_rotary import attention_inputs, kv_inputs
 from ..kernels.runtime import must_round
-from ..kernels.verify import verify_gdn
-from .base import Ops, Types
-from .by_row import BY_ROW
+from ..kernels.verify_gdn import verify_gdn
+from ..kernels.window_gdn import window_gdn
+from .op_protocols import Ops, Types
 from .plain.rerun_ring import kept_updates
+from .rowwise_ops import BY_ROW
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
 WHOLE_NUMBERS = ("pick", "length", "root")

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from instep_reference.contract.place import Place, See, unseen
+from instep_reference.contract.place_names import Place, See, unseen
 
-from .around import Op, around
-from .base import Ops
+from .op_protocols import Ops
+from .watch_op_calls import Op, around
 
 Covers = Callable[[Place, int], torch.Tensor | None]  # at a place, whether each of N rows counts; None: all do
 

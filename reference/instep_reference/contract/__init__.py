@@ -11,13 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .adaptive import AdaptiveFile, Bracket
+    from .adaptive_controller_file import AdaptiveFile, Bracket
     from .answers import Committed, Drafted, Forwarded, RequestState
     from .capacity import Capacity
     from .checkpoint import Checkpoint
     from .config import ModelConfig
     from .controllers import Controlled
-    from .copies import ShowsCopies, Tracks
     from .engine import (
         Abort,
         Admit,
@@ -45,8 +44,9 @@ if TYPE_CHECKING:
         Watched,
     )
     from .errors import BadInput, InstepError, OutOfCapacity, Unsupported
-    from .meaning import Meaning, Positions
-    from .place import Place, unseen
+    from .kept_copies import ShowsCopies, Tracks
+    from .place_names import Place, unseen
+    from .pool_meaning import Meaning, Positions
     from .sampling import Sampling
 
 __all__ = [
@@ -59,8 +59,8 @@ __all__ = [
 
 # Those without torch first.
 _HOMES = (
-    "errors", "config", "adaptive", "controllers", "sampling", "meaning", "place", "capacity", "answers", "engine",
-    "copies", "checkpoint",
+    "errors", "config", "adaptive_controller_file", "controllers", "sampling", "pool_meaning", "place_names",
+    "capacity", "answers", "engine", "kept_copies", "checkpoint",
 )
 
 

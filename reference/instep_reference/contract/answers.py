@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 
 import torch
 
-from .place import Place, memory_place
+from .place_names import Place, memory_place
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ class Capacity:
     track_interval  prefixes of requests are tracked at multiples of this many tokens; None: none is
     tracked        maximum number of tracked prefixes on the device: for one more, another goes to the host or is
                    evicted. None: any number
-    topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown.py`) with this
+    topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown_draft_tree.py`)
+    with this
                    many children per node. None: the drafter proposes chains
     """
 

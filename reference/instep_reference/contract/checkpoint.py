@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from .checkpoint_tensor_shapes import each_shape
 from .config import ModelConfig, read_json, states_mtp_layers
 from .errors import BadInput
-from .shapes import each_shape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")

@@ -29,7 +29,7 @@ ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
 LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
-MOST_LAYERS = (1 << 16) - 1  # below `place.AFTER_LAYERS`, which must sort after every layer
+MOST_LAYERS = (1 << 16) - 1  # below `place_names.AFTER_LAYERS`, which must sort after every layer
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Leaves out every computation. Start values, routing, averages and decisions are written twice, in
 `instep_reference.controllers` and `instep_optimized.controllers`, from the text below. The files are read by
-`contract/adaptive.py`.
+`contract/adaptive_controller_file.py`.
 
 A controller
   Both sides make one with `controller(controlled, num_steps, file, lag)`. `controlled` is None for the dialect
@@ -138,8 +138,8 @@ from typing import Any
 
 import msgspec
 
-from .adaptive import DEFAULT_FILES, FEWEST, FLAT, RELEASES, AdaptiveFile, Dialect
-from .adaptive import DIALECTS as DIALECTS
+from .adaptive_controller_file import DEFAULT_FILES, FEWEST, FLAT, RELEASES, AdaptiveFile, Dialect
+from .adaptive_controller_file import DIALECTS as DIALECTS
 from .errors import BadInput
 
 NEWEST = "0.5.23"

@@ -42,8 +42,8 @@ from .answers import Drafted as Drafted
 from .answers import Forwarded as Forwarded
 from .answers import RequestState as RequestState
 from .capacity import Capacity as Capacity
-from .meaning import Meaning
-from .place import See
+from .place_names import See
+from .pool_meaning import Meaning
 from .sampling import Sampling
 
 
@@ -78,7 +78,7 @@ class Draft(Event, frozen=True, omit_defaults=True):
              The chain itself runs on them too: step i runs on picks[i - 1].
     parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
              node j + 1); None: a chain. Only with picks.
-    If the capacity has `topk`, the head grows a tree (`contract/grown.py`), whatever is given: it runs on
+    If the capacity has `topk`, the head grows a tree (`contract/grown_draft_tree.py`), whatever is given: it runs on
     its own beams. Without picks the window is this tree.
     own      only in a recorded event: the event had no picks, and picks and parents record the engine's drafts. The
     event

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..contract.adaptive import AdaptiveFile, Dialect
+from ..contract.adaptive_controller_file import AdaptiveFile, Dialect
 from ..contract.controllers import Controlled
 from ..contract.errors import BadInput
 from . import constant, sglang_0_5_12, sglang_0_5_13, sglang_0_5_14, vllm_counts_by_batch

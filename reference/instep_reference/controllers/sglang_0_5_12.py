@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..contract.adaptive import AdaptiveFile, Bracket
+from ..contract.adaptive_controller_file import AdaptiveFile, Bracket
 from ..contract.controllers import Controlled
 from .base import Controller
 

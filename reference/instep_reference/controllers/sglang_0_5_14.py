@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..contract.adaptive import AdaptiveFile
-from ..contract.adaptive import Slot as Rule
+from ..contract.adaptive_controller_file import AdaptiveFile
+from ..contract.adaptive_controller_file import Slot as Rule
 from ..contract.controllers import Controlled
 from .base import Controller
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ..contract.config import ModelConfig
 from ..contract.drafters import DRAFTERS
 from ..contract.errors import Unsupported
-from .base import Asked, Drafter, Proposed
+from .drafter_protocol import Asked, Drafter, Proposed
 from .eagle import Eagle
 from .external import Block, External
 from .vanilla import Vanilla

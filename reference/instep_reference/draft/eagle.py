@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from ..contract.place import See
+from ..contract.place_names import See
 from ..model_interface import Cache, Memory, Model, Rows
-from .base import Asked, Proposed
-from .growing import ROOT, Growing
+from .drafter_protocol import Asked, Proposed
+from .grow_draft_tree import ROOT, Growing
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..contract.errors import Unsupported
-from ..contract.place import See
+from ..contract.place_names import See
 from ..model_interface import Cache, Memory, Model, Rows
-from .base import Asked, Proposed
+from .drafter_protocol import Asked, Proposed
 
 Block = Callable[[Sequence[int], int], Sequence[int]]  # (all tokens, the root last; number of drafts) -> drafts
 

@@ -12,7 +12,7 @@ import torch
 
 from .. import trunk
 from ..attention import AttentionMemory
-from ..contract.place import AFTER_LAYERS, STAGE_LEVEL, Place, See
+from ..contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See
 from ..norms import rms_norm
 from ..weights import DraftWeights, Weights
 

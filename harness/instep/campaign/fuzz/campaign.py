@@ -18,7 +18,7 @@ import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as with_fields
 
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
@@ -27,8 +27,8 @@ from ...adapters import takes
 from ...diagnose import diagnose
 from ...report.machine import installed
 from ...report.tensors import for_a_file
+from ...run.build_compared_engines import Plan
 from ...run.engine_without_comparison import header_of
-from ...run.participants import Plan
 from ...run.replay import Outcome, Replay
 from ...setting import Setting
 from ...subject.engines.verbs import ByVerbs
@@ -37,11 +37,11 @@ from ...trace.header import Header, Model, Part, Recording
 from ...trace.policy import Policy
 from ...verdict import Exit
 from ..runner import Campaign, Over
-from . import draw
+from . import draw_events
 from .coverage import Coverage
-from .example import Diverged, Example
-from .machine import Machine
-from .seeded import by_seed_alone
+from .drawn_run import Diverged, Example
+from .hypothesis_machine import Machine
+from .same_draws_from_seed import by_seed_alone
 
 EVENTS = 16  # rules per run; a rule is up to three events
 SEEDS_APART = 10**6  # between the batches of neighbouring seeds
@@ -65,7 +65,7 @@ class Settings:
     seed: int
     out: Path
     shrink_s: float = SHRINK_S
-    sampled: Collection[str] = draw.SAMPLED
+    sampled: Collection[str] = draw_events.SAMPLED
     trees: int = 0
     command: str = "fuzz"  # the one that draws: names the trace of a finding
     number: int = 0
@@ -150,7 +150,7 @@ class _Host:
         self.late = False  # something was to be served when the time was over
         self.name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"
 
-    def begin(self, choose: draw.Draw) -> Example:
+    def begin(self, choose: draw_events.Draw) -> Example:
         """Build both sides, with a drawn capacity."""
         self._go_on()
         plan, header = drawn_plan(choose, self.settings, self.opened, self.model)
@@ -232,20 +232,21 @@ def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(sorted({1, 2, width - 1, width} - {0}))
 
 
-def drawn_plan(choose: draw.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
+def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
     """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
     setting = settings.setting
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
-    room, steps = draw.room(choose), draw.candidates(choose, layers)
+    room, steps = draw_events.room(choose), draw_events.candidates(choose, layers)
     if nodes := settings.trees:
         grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
-        room, steps = draw.with_trees(choose, room, steps, nodes, grow=grow)
+        room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
     if isinstance(found, Ops) and not found.keepers:
-        room = draw.with_prefixes(choose, room)
-    setting = draw.strategies(choose, setting, settings.sampled, trees=bool(nodes))
-    dialects = draw.DIALECTS if isinstance(found, Ops | ByVerbs) or takes(found, "controlled") else draw.DIALECTS[:1]
-    controller = {} if nodes else draw.controller(choose, steps, dialects=dialects)
+        room = draw_events.with_prefixes(choose, room)
+    setting = draw_events.strategies(choose, setting, settings.sampled, trees=bool(nodes))
+    every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")
+    dialects = draw_events.DIALECTS if every else draw_events.DIALECTS[:1]
+    controller = {} if nodes else draw_events.controller(choose, steps, dialects=dialects)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from instep_reference.contract import engine as e
 
 from ...trace.event_rules import EventRules
-from .draw import Draw, idle
+from .draw_events import Draw, idle
 
 NOBODY = "nobody"
 

@@ -14,12 +14,12 @@ from instep_reference.contract.engine import Forward
 from instep_reference.contract.errors import BadInput
 
 from ...verdict import Exit, Skipped, Verdict
-from .base import Case, Relation
-from .drift import RELATION as DRIFT
 from .overlapped import RELATION as OVERLAPPED
 from .read_late import RELATION as READ_LATE
+from .relation_type import Case, Relation
 from .same_events import PAIRWISE
 from .same_tokens import REWRITTEN
+from .state_error_drift import RELATION as DRIFT
 from .step_changes import RELATION as STEP_CHANGES
 
 # Cheap and exact relations come first; relations that share runs are neighbours.

@@ -14,21 +14,21 @@ import torch
 from instep_reference.contract.engine import AnyEvent, Draft, Forward
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import Phase
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ...adapters import Subject
 from ...finding_problem import Problem
 from ...player import Player
-from ...run.participant import Participant
-from ...trace.driver import own_say
+from ...run.compared_engine import Participant
+from ...trace.event_scheduler import own_say
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ...watch.observers import OnHost
-from ...watch.rows import row_spans
-from ...watch.rows_to_show import UPDATE
-from .compare import different, parts, pools, unserved
+from ...watch.rows_by_request import row_spans
+from ...watch.rows_subject_must_show import UPDATE
+from .compare_bitwise import different, parts, pools, unserved
 from .position_record import Server, state_of, stopped
-from .timeline import RewrittenTrace
+from .request_timelines import RewrittenTrace
 
 
 @dataclass

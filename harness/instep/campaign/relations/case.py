@@ -12,22 +12,22 @@ from typing import Any
 
 from msgspec.structs import replace as with_fields
 
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.by_row import BY_ROW
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.rowwise_ops import BY_ROW
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 
 from ...adapters import Maker, Subject
-from ...run.participant import Participant
-from ...run.participants import Plan, bare, declares, optimized_engine, rounded_participant, truth_participant
+from ...run.build_compared_engines import Plan, bare, declares, optimized_engine, rounded_participant, truth_participant
+from ...run.compared_engine import Participant
 from ...setting import moves_labels
-from ...subject.engines.derived import DerivedEngine
+from ...subject.engines.engine_from_verbs import DerivedEngine
 from ...subject.engines.verbs import ByVerbs
 from ...trace.file import Trace
 from ...trace.header import Header
 from .position_record import PositionRecord, PositionRecorder
+from .request_timelines import RewrittenTrace, as_traced
 from .row_by_row_ops import row_by_row
-from .timeline import RewrittenTrace, as_traced
 
 Through = Callable[[Subject], Subject]
 
@@ -133,7 +133,7 @@ class Case:
         return self._records["truth"]
 
     def rounded(self, draw: int = 0, of: str | None = None) -> PositionRecord:
-        """Record one draw of the rounded reference (`run/participants.py`), on the events of the record `of`."""
+        """Record one draw of the rounded reference (`run/build_compared_engines.py`), on the events of `of`."""
         name = f"rounded {draw}{'' if of is None else f' of {of}'}"
         if name not in self._records:
             events, plan = as_traced(self.trace) if of is None else self._events[of], self.plan

@@ -16,19 +16,19 @@ from typing import Any
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ...adapters import Subject
 from ...finding_problem import Problem
 from ...player import Observer, Player
-from ...subject.guard import checked_num_steps
+from ...subject.guarded_calls import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
-from .base import Case, Relation, Results, our_own
-from .compare import WANTED, answer_parts, as_text, different, parts, pools, unserved
+from .compare_bitwise import WANTED, answer_parts, as_text, different, parts, pools, unserved
 from .position_record import state_of, stopped
+from .relation_type import Case, Relation, Results, our_own
+from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import in_one_page
-from .timeline import RewrittenTrace, as_traced
 
 NAME = "overlapped"
 WAITING, OVERLAPPING = "waiting", "overlapping"

@@ -2,7 +2,7 @@
 
 Two runs that bring the same tokens in different steps have equal records, so most relations compare records. Rows of
 rejected drafts have no position and are not recorded. A row of the draft chain is recorded under the length that the
-chain started from and the drafts before the row. Leaves out: comparing records (`compare.py`).
+chain started from and the drafts before the row. Leaves out: comparing records (`compare_bitwise.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from ...player import Player
-from ...run.failures import VERBS
+from ...run.compared_engine import Participant
 from ...run.lockstep import expect
-from ...run.participant import Participant
-from ...subject.engines.derived import DerivedEngine
-from ...subject.guard import SubjectFailed, calling
+from ...run.subject_errors import VERBS
+from ...subject.engines.engine_from_verbs import DerivedEngine
+from ...subject.guarded_calls import SubjectFailed, calling
 from ...trace.event_rules import EventRules
 from ...trace.header import Header
 from ...trace.tree_shape import lines
@@ -32,10 +32,10 @@ from ...watch.batched_host_copies import on_host
 from ...watch.event_context import EventContext, RowSpan
 from ...watch.grown_tree import head_tree
 from ...watch.memory_changes import UNWATCHED
-from ...watch.rows import row_spans
-from ...watch.rows_to_show import UPDATE
+from ...watch.rows_by_request import row_spans
+from ...watch.rows_subject_must_show import UPDATE
 from ...watch.visible_places import WHOLE, Shown
-from .timeline import RewrittenTrace
+from .request_timelines import RewrittenTrace
 
 Key = int | tuple[int, ...]  # a position; for a draft chain, the length it started from and the drafts so far
 

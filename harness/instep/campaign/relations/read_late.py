@@ -25,20 +25,20 @@ import torch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import Phase, kind_of
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ...adapters import Subject
 from ...finding_problem import Problem
 from ...player import Observer, Player, Side
-from ...subject.guard import calling, checked_num_steps, materialized
+from ...subject.guarded_calls import calling, checked_num_steps, materialized
 from ...trace.event_rules import EventRules
 from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.batched_host_copies import with_others
-from .base import Case, Relation, Results
-from .compare import WANTED, answer_parts, as_text, different, parts, pools, unserved
+from .compare_bitwise import WANTED, answer_parts, as_text, different, parts, pools, unserved
 from .position_record import stopped
-from .timeline import RewrittenTrace, as_traced
+from .relation_type import Case, Relation, Results
+from .request_timelines import RewrittenTrace, as_traced
 
 NAME = "read_late"
 AT_ONCE, LATE = "read at once", "read late"

@@ -1,6 +1,6 @@
 """Rewrite a whole trace in one respect: other slots, other rejected drafts, no speculation, longer pages.
 
-Leaves out: a request's own timeline rewritten into other steps (`timeline.py`).
+Leaves out: a request's own timeline rewritten into other steps (`request_timelines.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, For
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
-from .timeline import RewrittenTrace, as_traced
+from .request_timelines import RewrittenTrace, as_traced
 
 
 def moved(trace: Trace) -> RewrittenTrace:

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from instep_optimized.layout import Pages
-from instep_optimized.ops.around import Op
-from instep_optimized.ops.base import Ops
-from instep_optimized.ops.by_row import BY_ROW
+from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.fused import wholes
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ops.rowwise_ops import BY_ROW
+from instep_optimized.ops.watch_op_calls import Op
 
 
 def row_by_row(ops: Ops) -> Ops:

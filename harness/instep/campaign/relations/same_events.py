@@ -13,17 +13,17 @@ from typing import Any
 from instep_optimized.ops.fused import exact_of, in_parts
 from instep_reference.contract.errors import Unsupported
 
-from ...adapters.keepers import OPTIONS
+from ...adapters.strategy_by_name import OPTIONS
 from ...player import Player
-from ...run.participants import participants_of
+from ...run.build_compared_engines import participants_of
 from ...trace.file import Trace
 from ...verdict import Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
-from .base import Case, Relation, Results, our_own
 from .engine_changes import eager_graphs
+from .relation_type import Case, Relation, Results, our_own
+from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import moved
-from .timeline import RewrittenTrace, as_traced
 
 Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
 FINITE = 12288.0  # exact in every float dtype, and larger than any value in a model

@@ -2,9 +2,9 @@
 
 A row has the name, the claim, the runs, the condition under which they are compared bit by bit, and an example of a
 wrong engine that it detects. If bits may differ, the difference must be within the allowance of two correct runs
-(`tolerance.py`). If only the number of rows can make bits differ, the runs are repeated row by row
-(`row_by_row_ops.py`) and compared bit by bit. Leaves out: how runs are recorded and compared (`timeline.py`,
-`compare.py`), and two engines on the same events (`same_events.py`).
+(`compare_within_allowance.py`). If only the number of rows can make bits differ, the runs are repeated row by row
+(`row_by_row_ops.py`) and compared bit by bit. Leaves out: how runs are recorded and compared (`request_timelines.py`,
+`compare_bitwise.py`), and two engines on the same events (`same_events.py`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from instep_optimized.layout import StateLayout
+from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place import Place, draft_stage
+from instep_reference.contract.place_names import Place, draft_stage
 
 from ...adapters import Subject
 from ...verdict import Skipped, Tier
-from .base import Case, Relation, Results, not_by_verbs
-from .compare import same
+from .compare_bitwise import same
+from .compare_within_allowance import Yardstick
 from .engine_changes import WindowsOfOne
 from .position_record import PositionRecord
-from .rewrites import undrawn, with_other_drafts, without_speculation
-from .timeline import (
+from .relation_type import Case, Relation, Results, not_by_verbs
+from .request_timelines import (
     Rewrite,
     alone,
     as_traced,
@@ -37,7 +37,7 @@ from .timeline import (
     rescheduled,
     timelines_of,
 )
-from .tolerance import Yardstick
+from .rewrites import undrawn, with_other_drafts, without_speculation
 
 Pairs = Iterator[tuple[PositionRecord, PositionRecord]]
 Exact = Callable[[Case], bool]

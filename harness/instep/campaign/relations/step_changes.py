@@ -26,26 +26,26 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of, named
 
-from ...checks.base import Check
-from ...checks.derived import Derived
-from ...checks.directed import Directed
+from ...checks.check_interface import Check
+from ...checks.known_wrong_states import Directed
+from ...checks.recomputed_values import Derived
 from ...finding_problem import Problem
-from ...oracle.free_run import TrueRunner
+from ...oracle.free_run_states import TrueRunner
 from ...oracle.recomputation import Recomputation
 from ...oracle.state_oracle import StateOracle
 from ...player import Player
+from ...run.build_compared_engines import declares
 from ...run.large_model import outcome
-from ...run.participants import declares
 from ...run.replay import Late
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
-from .base import Case, Relation, Results, our_own
-from .compare import different, parts, unserved
+from .compare_bitwise import different, parts, unserved
 from .position_record import state_of, stopped
-from .timeline import timelines_of
+from .relation_type import Case, Relation, Results, our_own
+from .request_timelines import timelines_of
 
 NAME = "step_changes"
 # Window widths before and after the change, in tokens. Ratios 1, 2, 3 and 8, up and down.

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import save_file
 
 from instep_reference.contract.checkpoint import INDEX
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig, read_json
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.shapes import FUSED, expected_shapes
 
 from . import FOLDER, NAMES
 from .random_weights import drawn

@@ -14,8 +14,8 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.shapes import FUSED, expected_shapes
 
 # The part of its memory that a head loses in one token, spread geometrically over the heads: from a few tokens of
 # memory to thousands. Drawn as at initialisation (A_log = log U(0, 16), dt_bias 1), every head would forget within one

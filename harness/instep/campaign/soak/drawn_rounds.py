@@ -1,4 +1,4 @@
-"""The turns of a soak: the rules of `campaign/fuzz/machine.py`, one after another, without Hypothesis around them.
+"""The turns of a soak: the rules of `fuzz/hypothesis_machine.py`, one after another, without Hypothesis around them.
 
 Leaves out: what a rule does, and what it draws. Nothing is shrunk here: a finding is cut to its last stretch.
 """
@@ -17,10 +17,10 @@ from instep_reference.contract.engine import Abort, Evict, Finish, SetNumSteps
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.event_facts import Phase
 
-from ..fuzz import draw
-from ..fuzz.example import Example
-from ..fuzz.machine import Host, Machine
-from ..fuzz.seeded import by_seed_alone
+from ..fuzz import draw_events
+from ..fuzz.drawn_run import Example
+from ..fuzz.hypothesis_machine import Host, Machine
+from ..fuzz.same_draws_from_seed import by_seed_alone
 
 T = TypeVar("T")
 
@@ -56,14 +56,14 @@ class Turns(Machine):
 
     def enter_some(self) -> None:
         """Two requests or more."""
-        for _ in range(self._data.draw(st.integers(2, draw.SLOTS[1]))):
-            self._do(draw.admit, self._data)
+        for _ in range(self._data.draw(st.integers(2, draw_events.SLOTS[1]))):
+            self._do(draw_events.admit, self._data)
 
     def turn(self) -> None:
         """After a refusal the next event frees room, or else the same event would be refused many times in a row."""
         full, self._full = self._full, False
         if full and (kinds := [kind for kind in MAKES_ROOM if self._may(kind)]):
-            self._do(draw.UPKEEP[self._data.draw(st.sampled_from(kinds))], self._data)
+            self._do(draw_events.UPKEEP[self._data.draw(st.sampled_from(kinds))], self._data)
             return
         enabled = sorted(
             name for name, rule in self._named.items() if all(holds(self) for holds in rule.preconditions)
@@ -82,9 +82,9 @@ class Turns(Machine):
             self.host.serve(self.example, Evict(name))
         if table.num_steps != num_steps:
             self.host.serve(self.example, SetNumSteps(num_steps))
-        self.host.serve(self.example, draw.idle(self._data.draw, self.example.rules, ()))
+        self.host.serve(self.example, draw_events.idle(self._data.draw, self.example.rules, ()))
 
-    def _do(self, drawer: draw.Drawer, data: Seeded) -> bool:
+    def _do(self, drawer: draw_events.Drawer, data: Seeded) -> bool:
         served = super()._do(drawer, data)
         self._full = not served
         return served

@@ -19,7 +19,7 @@ from instep_reference.contract.engine import AnyEvent, Commit
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 
-from ...checks.base import Check
+from ...checks.check_interface import Check
 from ...lru_cache import EVENTS, LAYERS, closed
 from ...run.replay import Outcome
 from ...trace.header import Model
@@ -27,7 +27,7 @@ from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
-from ..fuzz.example import Diverged, Example
+from ..fuzz.drawn_run import Diverged, Example
 from ..runner import Campaign, Over
 from .drawn_rounds import Seeded, Turns
 from .resume import Found, Session, Soaked

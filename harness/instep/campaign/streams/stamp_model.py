@@ -17,8 +17,8 @@ from types import MappingProxyType
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.shapes import expected_shapes
 
 from .token_stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
 

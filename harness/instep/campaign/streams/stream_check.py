@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import memory_place
+from instep_reference.contract.place_names import memory_place
 
-from ...checks.base import slot_of
+from ...checks.check_interface import slot_of
 from ...finding_problem import Problem
 from ...verdict import Comparison, Tier
 from ...watch.digests import bits

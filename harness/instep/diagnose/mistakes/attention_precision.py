@@ -1,6 +1,7 @@
 """Attention that rounds internally: scores, attention weights, keys or values in 16 bits.
 
-Leaves out: other positions and other caches (`positions.py`), and constants of the softmax (`constants.py`).
+Leaves out: other positions and other caches (`rotary_and_visible_positions.py`), and constants of the softmax
+(`constants.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import torch
 
 from instep_reference.attention import AttentionMemory
 
-from ...oracle.layer_work import LayerWork
-from .case import Case, Explanation
+from ...oracle.single_layer_run import LayerWork
+from .finding_case import Case, Explanation
 
 
 def shares(case: Case) -> Iterator[Explanation]:

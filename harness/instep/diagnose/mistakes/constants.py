@@ -1,7 +1,8 @@
 """Formulas that are almost right: another eps, w instead of 1 + w, a scale or gate missing or applied twice.
 
 Most of these change the right result by a factor that follows from the op's inputs; the others are other weights or
-another configuration in the reference's op. Leaves out: changed inputs (`wrong_inputs.py`), positions (`positions.py`).
+another configuration in the reference's op. Leaves out: changed inputs (`wrong_inputs.py`), positions
+(`rotary_and_visible_positions.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from instep_reference.weights import GdnWeights
 
-from .case import Case, Explanation
+from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
 
 LOG2E = 1.4426950408889634

@@ -3,7 +3,7 @@
 To add a mistake, add an entry to `MISTAKES`. Both the replay (`delta_rule_on_own_inputs.py`) and the kit
 (`kit/named_mistakes.py`) run every entry on the inputs of a call that went wrong, and `explanation_fit.py` decides
 whether the result explains what was found.
-Leaves out: mistakes in memory around the call (`wrong_memory.py`, `checks/hypotheses.py`), and ops before it
+Leaves out: mistakes in memory around the call (`wrong_memory.py`, `checks/wrong_state_bank.py`), and ops before it
 (`wrong_inputs.py`).
 """
 

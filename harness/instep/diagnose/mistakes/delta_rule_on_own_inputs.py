@@ -14,11 +14,11 @@ import torch
 
 from instep_reference.gdn import GdnMemory
 
-from ...oracle.layer_work import LayerWork
-from .case import Case, Explanation, case_of
+from ...oracle.single_layer_run import LayerWork
 from .delta_rule import Candidate, candidates, listed
 from .delta_rule_with_hooks import ROWS, Call, Walked
 from .explanation_fit import agrees
+from .finding_case import Case, Explanation, case_of
 from .wrong_states import own_scene
 
 LARGEST = 2**26  # numbers of the states after all rows of a call; a larger call is not run again

@@ -16,8 +16,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import swiglu
 from instep_reference.weights import MlpWeights, MoeWeights
 
-from ...checks.base import listed
-from .case import Case, Explanation
+from ...checks.check_interface import listed
+from .finding_case import Case, Explanation
 from .wrong_weights import layer_of
 
 NARROW = (torch.bfloat16, torch.float16)

@@ -14,14 +14,14 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...allowance import COLUMNS, NEAR, SCALE_FLOOR
-from ...checks.base import listed
-from ...checks.measure import HEAD_AXIS, blocks, granted_error
+from ...checks.check_interface import listed
+from ...checks.error_measurement import HEAD_AXIS, blocks, granted_error
 from ...oracle.storage_rounding import before_rounding
+from ...tier_allowances import COLUMNS, NEAR, SCALE_FLOOR
 from ...watch.memory_changes import bits
-from .case import Explanation
+from .finding_case import Explanation
 
 CHANCE = 1e-3  # largest probability that an unrelated tensor explains the finding
 # Two explanations differ if the remaining error of one, as a part of the allowance, is this many times the other's.

@@ -13,9 +13,9 @@ import torch
 
 from instep_reference.norms import L2_EPS
 
-from .case import Case, Explanation
 from .constants import LOG2E
 from .explanation_fit import cells
+from .finding_case import Case, Explanation
 from .norms import norm_input
 
 TRIES = 1e6  # tries that a fitted number counts as

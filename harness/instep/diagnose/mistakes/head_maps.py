@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ...oracle.layer_work import LayerWork
-from .case import Case, Explanation
+from ...oracle.single_layer_run import LayerWork
+from .finding_case import Case, Explanation
 
 
 def mixing(case: Case) -> Iterator[Explanation]:

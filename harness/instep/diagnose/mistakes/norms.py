@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import torch
 
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import AttentionWeights, GdnWeights
 
-from ...oracle.layer_work import LayerWork
-from ...watch.rows import row_spans
-from .case import Case, Explanation
+from ...oracle.single_layer_run import LayerWork
+from ...watch.rows_by_request import row_spans
+from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
 
 # Component -> the only component that its norm reads, unchanged, for all rows of the batch.

@@ -13,7 +13,7 @@ import torch
 
 from instep_reference.weights import Weights
 
-from .case import Case, Explanation
+from .finding_case import Case, Explanation
 from .wrong_weights import in_place, layer_of
 
 # Component -> the rows that are multiplied

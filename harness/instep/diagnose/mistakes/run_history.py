@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from instep_reference.contract.adaptive import AdaptiveFile
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.controllers.sglang_0_5_12 import resolve
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from instep_reference.contract.adaptive import Bracket
+from instep_reference.contract.adaptive_controller_file import Bracket
 from instep_reference.contract.engine import Commit, Committed, Forward, SetNumSteps
 from instep_reference.controllers.sglang_0_5_12 import Brackets, Candidates
 

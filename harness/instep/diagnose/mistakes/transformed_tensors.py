@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from ...watch.memory_changes import pattern
-from .case import Case, Explanation
 from .explanation_fit import cells
+from .finding_case import Case, Explanation
 
 NARROW = (torch.bfloat16, torch.float16)
 

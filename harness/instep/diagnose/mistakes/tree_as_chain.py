@@ -11,9 +11,9 @@ import torch
 
 from instep_reference.attention import rotate
 
-from ...oracle.layer_work import LayerWork
+from ...oracle.single_layer_run import LayerWork
 from ...trace.tree_shape import depths
-from .case import Case, Explanation
+from .finding_case import Case, Explanation
 
 BACKWARDS = ("mixed", "core", "update", "attended")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from ...checks.measure import HEAD_AXIS
-from .case import Case, Explanation
+from ...checks.error_measurement import HEAD_AXIS
+from .finding_case import Case, Explanation
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {

@@ -1,7 +1,7 @@
 """Labels that were computed from something else: another token, window or chain of tokens.
 
-`contract/labels.py` has the rules. Labels are exact, so a found label is either such a label or not. Leaves out: rows
-and heads in the wrong place (`wrong_rows.py`).
+`contract/label_algebra.py` has the rules. Labels are exact, so a found label is either such a label or not. Leaves out:
+rows and heads in the wrong place (`wrong_rows.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.labels import SPREAD
-from instep_reference.contract.place import Place
+from instep_reference.contract.label_algebra import SPREAD
+from instep_reference.contract.place_names import Place
 from instep_reference.label_mixing import MASK, mix
 
-from ...checks.labels import folded
+from ...checks.exact_labels import folded
 from ...watch.event_context import RowSpan
-from ...watch.rows import row_spans, rows
-from .case import Case, Explanation
+from ...watch.rows_by_request import row_spans, rows
+from .finding_case import Case, Explanation
 
 Family = Callable[[Case, RowSpan], Iterator[Explanation]]
 GATES = ("k", "v", "log_decay", "beta")  # components of a token that enter a chain

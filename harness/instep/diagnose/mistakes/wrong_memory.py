@@ -1,7 +1,7 @@
 """Memory of another request or another round: the memory itself, and ops that read it.
 
 Leaves out: states that follow from a wrong step (`wrong_states.py`), windows and caches that moved wrongly
-(`wrong_windows.py`).
+(`wrong_moves.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
 
-from ...allowance import NEAR
-from ...oracle.layer_work import LayerWork
 from ...oracle.miscounted_states import lacking_oldest
-from .case import STANDS, Case, Explanation
+from ...oracle.single_layer_run import LayerWork
+from ...tier_allowances import NEAR
+from .finding_case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.
 READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}

@@ -10,19 +10,19 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ...checks.measure import HEAD_AXIS
-from ...watch.rows import row_spans
-from .case import STANDS, Case, Explanation
+from ...checks.error_measurement import HEAD_AXIS
+from ...watch.rows_by_request import row_spans
 from .explanation_fit import PER_HEAD
+from .finding_case import STANDS, Case, Explanation
 
 SHOWN = 4  # pairs of rows that are printed
 MOST = 256  # rows that are compared with each other at most
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
-    """Rows and heads of a place, and heads of a state. `wrong_windows.py` has columns of windows and of caches."""
+    """Rows and heads of a place, and heads of a state. `wrong_moves.py` has columns of windows and of caches."""
     if case.component not in STANDS and case.right.dim() > 1:
         others = list(case.rights())
         if case.granted is None:

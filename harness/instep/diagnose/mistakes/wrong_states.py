@@ -1,7 +1,7 @@
 """States and kept updates after a wrong step: the wrong states of T2d, and steps that round.
 
 Leaves out: steps with the input of another row, head or request (`wrong_inputs.py`), and wrong updates, keys
-and decays in the right entries of a ring (`checks/ring_hypotheses.py`).
+and decays in the right entries of a ring (`checks/wrong_ring_states.py`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import torch
 
-from ...checks.base import at_end, counted
-from ...checks.directed import scene_of
-from ...checks.hypotheses import wrong_states
-from ...checks.ring_hypotheses import wrong_updates
-from ...checks.ring_overflows import overfull, unstored_updates
+from ...checks.check_interface import at_end, counted
+from ...checks.known_wrong_states import scene_of
+from ...checks.wrong_ring_states import wrong_updates
+from ...checks.wrong_state_bank import wrong_states
 from ...checks.wrong_state_inputs import Scene, add
-from ...oracle.folding import Run
+from ...checks.wrong_states_of_full_rings import overfull, unstored_updates
 from ...oracle.recomputation import Recomputation
-from ...watch.rows_to_show import UPDATE
-from .case import Case, Explanation
+from ...oracle.states_with_folded_tokens import Run
+from ...watch.rows_subject_must_show import UPDATE
+from .finding_case import Case, Explanation
 
 
 def known_states(case: Case) -> Iterator[Explanation]:

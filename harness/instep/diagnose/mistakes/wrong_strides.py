@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import torch
 
 from instep_reference.contract.engine import Commit
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.norms import rms_norm
 
 from ...watch.event_context import RowSpan
-from ...watch.rows import row_spans
-from .case import Case, Explanation
+from ...watch.rows_by_request import row_spans
+from .finding_case import Case, Explanation
 from .wrong_rows import SHOWN, distance
 
 

@@ -11,8 +11,8 @@ import torch
 
 from instep_reference.contract.engine import Drafted
 
-from ...watch.rows import row_spans
-from .case import Case, Explanation
+from ...watch.rows_by_request import row_spans
+from .finding_case import Case, Explanation
 from .wrong_labels import embedded, heads
 from .wrong_rows import SHOWN
 

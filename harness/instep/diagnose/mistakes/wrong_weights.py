@@ -11,7 +11,7 @@ from typing import Any
 
 from instep_reference.weights import LayerWeights, Weights
 
-from .case import Case, Explanation
+from .finding_case import Case, Explanation
 
 
 def layer_of(case: Case) -> LayerWeights | None:

@@ -1,15 +1,15 @@
 """The cases of single ops: idle and padded requests, fresh memory, ragged batches, red zones, skipped stores.
 
-Leaves out: how a case is built (`case.py`), and the right answers (`kit/expected.py`).
+Leaves out: how a case is built (`case.py`), and the right answers (`kit/expected_results.py`).
 """
 
 from __future__ import annotations
 
 from .case import Case, Outcome, serve, strays
-from .grown import GROW
-from .index import INDEX
-from .paged import ATTEND, MOVEMENT
-from .recurrent import CONV, GDN
+from .conv_and_gdn import CONV, GDN
+from .grown_trees import GROW
+from .integer_ops import INDEX
+from .paged_kv import ATTEND, MOVEMENT
 from .rows import EXACT_ROWS, ROWS
 from .trees import TREE_INDEX, TREE_ROWS
 

@@ -1,6 +1,6 @@
 """A case of one op, and how to run it on an op set. A case has inputs, and the elements that the op may write.
 
-Leaves out: the cases (their table is in `__init__.py`), and the right answers (`kit/expected.py`).
+Leaves out: the cases (their table is in `__init__.py`), and the right answers (`kit/expected_results.py`).
 
 The cases rely on these parts of the contracts:
   - a request whose count is 0 or whose `read` unit is -1 does nothing: zero rows, nothing written, even if fresh;
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from instep_optimized.ops.around import memory_of
 from instep_optimized.ops.result_kinds import only_writes
-from instep_reference.contract.place import Place
+from instep_optimized.ops.watch_op_calls import memory_of
+from instep_reference.contract.place_names import Place
 
 from .guarded_pools import Pool
 

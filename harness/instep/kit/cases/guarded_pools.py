@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_optimized.layout import Address, Part
+from instep_optimized.memory_addresses import Address, Part
 
 GAP = 48  # elements of red zone after every position, or unit without positions; keeps pitches multiples of 16
 

@@ -1,6 +1,6 @@
 """Cases of random shapes, for the ops of user kernels: gdn, conv, attend. A number always names the same case.
 
-Leaves out: the table of chosen shapes (`recurrent.py`, `paged.py`).
+Leaves out: the table of chosen shapes (`conv_and_gdn.py`, `paged_kv.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from random import Random
 import torch
 
 from .case import BF16, FP32, Case
-from .paged import Reading, attend_case
-from .recurrent import Heads, Shape, conv_case, gdn_case
+from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
+from .paged_kv import Reading, attend_case
 
 WIDTHS = (8, 16, 32, 64)
 KINDS = ("decode", "verify", "columns", "prefill")  # what one part of a launch does

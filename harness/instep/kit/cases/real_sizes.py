@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 from .case import BF16, FP32, Case
-from .paged import Reading, attend_case
-from .recurrent import Heads, Shape, conv_case, gdn_case
+from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
+from .paged_kv import Reading, attend_case
 
 HEADS = Heads(H=16, HV=32, K=128, V=128)
 CHANNELS, WIDTH = 2 * HEADS.H * HEADS.K + HEADS.HV * HEADS.V, 4

@@ -1,6 +1,6 @@
 """Cases of the ops that need only rows: embedding, linear, norms, GDN and attention inputs, MLP, pick, accept.
 
-Leaves out: everything with memory (`recurrent.py`, `paged.py`).
+Leaves out: everything with memory (`conv_and_gdn.py`, `paged_kv.py`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from instep_optimized.ops.base import ExpertWeights
+from instep_optimized.ops.op_protocols import ExpertWeights
 
 from .case import BF16, FP32, Call, Case, Draw, Inputs, at
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from .case import BF16, FP32, Call, Case, Draw
+from .conv_and_gdn import HEADS, Shape, conv_case, gdn_case
 from .guarded_pools import guarded
-from .index import INT64, Placing, place_rows_case
-from .paged import Reading, attend_case
-from .recurrent import HEADS, Shape, conv_case, gdn_case
+from .integer_ops import INT64, Placing, place_rows_case
+from .paged_kv import Reading, attend_case
 
 Build = Callable[[str], Call]
 Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own

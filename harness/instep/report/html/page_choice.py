@@ -25,7 +25,7 @@ FAMILY: Mapping[str, str] = {
     "instep.audit.page": "recording", "instep_speed.bench.page": "rates", "instep_proof.faults.page": "fired",
     "instep.campaign.fuzz.page": "campaigns", "instep_speed.gate.page": "judged",
     "instep_speed.gate.page:calibration_page": "trials", "instep.campaign.relations.page": "runs.relation",
-    "instep.report.html.runs": "runs.findings",
+    "instep.report.html.runs_page": "runs.findings",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from instep_reference.contract.place import STAGE_LEVEL
+from instep_reference.contract.place_names import STAGE_LEVEL
 
 from ...run.replay import Outcome
 from ...trace.file import Trace

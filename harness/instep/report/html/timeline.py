@@ -16,7 +16,7 @@ from typing import Any
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, named
-from instep_reference.contract.place import STAGE_LEVEL, draft_stage
+from instep_reference.contract.place_names import STAGE_LEVEL, draft_stage
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace

@@ -1,7 +1,7 @@
 """Call the callbacks of an external engine: an exception or an answer of a wrong type is the engine's own finding.
 
 Every tensor is copied to the host, so later writes of the engine do not change it.
-Leaves out: when a callback is called (`derived.py`).
+Leaves out: when a callback is called (`engine_from_verbs.py`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 
 from instep_optimized.memory.budget import conv_window, state_block
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.place import AFTER_LAYERS, COMPONENTS, Place, See
+from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
 from instep_reference.trunk import empty_memory
 
 from ...watch.visible_places import FEEDS
-from ..guard import WrongType, calling, must, must_hold
+from ..guarded_calls import WrongType, calling, must, must_hold
 from .verbs import EVERY, PAIRS, Tokens, declaration, product_of
 
 T = TypeVar("T")

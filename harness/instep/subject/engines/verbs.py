@@ -1,7 +1,7 @@
 """The callbacks of an external engine: required ones, optional ones, and how the engine is found by name.
 
 A user's file need not import anything of instep: `make` is a function, its rows are named tuples, its answers are
-tensors in dicts. Leaves out: what the harness derives (`derived.py`), and which checks they feed
+tensors in dicts. Leaves out: what the harness derives (`engine_from_verbs.py`), and which checks they feed
 (`watch/visible_places.py`).
 
     def make(model, room, *, num_steps, widest, device, dtype): ...
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from instep_reference.contract.declared_rounding import FORMATS, RESIDUAL, RESULTS, SUMMED, Product
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.rounding import FORMATS, RESIDUAL, RESULTS, SUMMED, Product
 
 from ...adapters import Maker, makes, named
 from ...watch.visible_places import FEEDS

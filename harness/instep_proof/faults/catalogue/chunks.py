@@ -6,15 +6,15 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from .fault import Edit, Fault
 
-CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("conv", "gdn", "requests_of_part"))
-CHUNK, RERUN = "instep_optimized/kernels/prompts/chunk.py", "instep_optimized/commit/rerun.py"
+CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "requests_of_part"))
+CHUNK, RERUN = "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "instep_optimized/commit/rerun.py"
 
 FRESH = Edit(
-    "instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=prefill",
+    "instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill and not begin", "fresh=prefill",
 )
 NO_STATE = Edit(
     GDN, "    state = _settle(before(part, who, work), part, who)\n",

@@ -6,11 +6,11 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault, Wrap
 
-BATCH = "instep_optimized/batch.py"
+BATCH = "instep_optimized/packed_batch.py"
 MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that gets the kinds of rows
 
 

@@ -6,12 +6,12 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
-EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "extend", "mtp"))
-ROUND, MIXED = "instep_optimized/round.py", "instep_optimized/mixed.py"
+EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "proposal_after_extend", "mtp"))
+ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/forward_with_prefill_chunks.py"
 
 # The prompt's rows reach the head as the last layer left them; rounds use them after the final norm.
 PRE_NORM = (

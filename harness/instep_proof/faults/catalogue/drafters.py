@@ -6,12 +6,13 @@ Leaves out: what one head is fed and remembers within rounds (`draft.py`).
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "mtp", "vanilla"))
-ENGINE, ROUND, SAVED = (f"instep_optimized/{name}.py" for name in ("engine", "round", "memory/saved"))
+ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
+SAVED = "instep_optimized/memory/saved_states.py"
 KEYS, HANDED = Place("extend", 0, "keys"), Place("extend", AFTER_LAYERS, "pick")
 
 PUT = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"

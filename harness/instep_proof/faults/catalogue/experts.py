@@ -8,7 +8,7 @@ are a race on a card, and correct in Triton's interpreter.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault
 
@@ -18,7 +18,7 @@ PAIRS = "        row, rank = torch.where(chosen == expert)\n"
 ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
 MIXED, HEAD = Place("trunk", 0, "mlp"), Place("extend", 0, "mlp")
 HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
-GROUPED, GROUPS = "instep_optimized/kernels/products/experts.py", Setting(ops="triton", dtype="bfloat16")
+GROUPED, GROUPS = "instep_optimized/kernels/products/grouped_experts.py", Setting(ops="triton", dtype="bfloat16")
 
 
 def _fault(

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, replace
 
 from instep.setting import Setting
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"

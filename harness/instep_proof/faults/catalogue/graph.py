@@ -6,12 +6,12 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
-RUNNER, ENGINE = "instep_optimized/graphs/runner.py", "instep_optimized/engine.py"
-ROUND, MOVE = "instep_optimized/round.py", "instep_optimized/ops/plain/move.py"
+RUNNER, ENGINE = "instep_optimized/graphs/capture_and_replay.py", "instep_optimized/engine.py"
+ROUND, MOVE = "instep_optimized/round_for_step_count.py", "instep_optimized/ops/plain/copy_units.py"
 # Requests' metadata on the device and inputs of graphs belong to no layer.
 SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 KEY = "(kind, self._round.num_steps)"
@@ -79,7 +79,7 @@ FAULTS: tuple[Fault, ...] = (
         "stale-hidden", "stale-hidden",
         "A forward that no graph holds keeps its hidden rows in a new buffer; the commit's graph reads the one before.",
         "sglang 22041",
-        (Wrap("instep_optimized/mixed.py", "_keep",
+        (Wrap("instep_optimized/forward_with_prefill_chunks.py", "_keep",
               "if any(p.span.kind == \"verify\" for p in plan):\n"
               "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),),
         "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),

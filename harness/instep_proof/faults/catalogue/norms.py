@@ -6,7 +6,7 @@ Leaves out: the l2 norm of q and k, and casts (`numerics.py`).
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 

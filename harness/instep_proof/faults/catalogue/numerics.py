@@ -6,11 +6,11 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
-GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "rows", "attend"))
+GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "embed_norm_linear_head", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"
 UNIT = "    return x * torch.rsqrt(x.square().sum(dim=-1, keepdim=True) + L2_EPS)\n"
 

@@ -1,18 +1,19 @@
 """Tracked prefixes: kept under a wrong count, with the wrong parts, or of another request; and given on wrongly.
 
-Leaves out: copies of whole requests (`chunks.py`, `answers.py`, `scheduling.py`).
+Leaves out: copies of whole requests (`chunks.py`, `changed_answers.py`, `scheduling.py`).
 """
 
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
-PREFIXES, SAVED, ENGINE = (f"instep_optimized/{name}.py" for name in ("prefixes", "memory/saved", "engine"))
+PREFIXES, ENGINE = "instep_optimized/tracked_prefixes.py", "instep_optimized/engine.py"
+SAVED = "instep_optimized/memory/saved_states.py"
 PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("strategy_pair", "rerun"))
-MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("mixed", "round"))
+MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("forward_with_prefill_chunks", "round_for_step_count"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
 BEGIN = "request.length.exact - len(final)"
@@ -27,7 +28,7 @@ NO_CONV = (
     "        conv = {layer: torch.zeros_like(x) if hit else x for layer, x in memory.conv.items()}\n"
 )
 PUT = "memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)"
-EXTEND = "mixed.extend_prefix(self._ops, self._model, self._requests[request], memory, self._round.num_steps)"
+EXTEND = "forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(

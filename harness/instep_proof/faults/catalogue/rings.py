@@ -6,13 +6,13 @@ Leaves out: other wrong counts of tokens that are run again (`rollback.py`), and
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
-LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/ring_plan.py"
+LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/rerun_ring_plan.py"
 RING, GDN = "instep_optimized/ops/plain/rerun_ring.py", "instep_optimized/ops/plain/gdn.py"
-KERNEL, LEDGER = "instep_optimized/kernels/windows/window.py", "instep_optimized/ops/ledger.py"
+KERNEL, LEDGER = "instep_optimized/kernels/gdn_windows/token_by_token.py", "instep_optimized/ops/ledger_label_ops.py"
 LENGTH = Place("trunk", STAGE_LEVEL, "length")
 UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))
 

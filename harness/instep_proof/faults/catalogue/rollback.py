@@ -6,11 +6,11 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
-ROUND, PLAIN_GDN = "instep_optimized/round.py", "instep_optimized/ops/plain/gdn.py"
+ROUND, PLAIN_GDN = "instep_optimized/round_for_step_count.py", "instep_optimized/ops/plain/gdn.py"
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit/lazy_rerun.py"
 CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
@@ -207,7 +207,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",
         "",
-        (Edit("instep_optimized/ops/plain/move.py",
+        (Edit("instep_optimized/ops/plain/copy_units.py",
               "target.pool[there] = source.pool[here]",
               "block, old = source.pool[here], target.pool[there]\n"
               "if block.ndim == 4:\n"

@@ -6,12 +6,12 @@ Leaves out: sums over several children, which only a tree has, and every other f
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
-DRAW, UNITS = "instep_optimized/ops/plain/draw.py", "instep_optimized/sampling.py"
-ENGINE, RUNNER = "instep_optimized/engine.py", "instep_optimized/graphs/runner.py"
+DRAW, UNITS = "instep_optimized/ops/plain/top_k_top_p_sampling.py", "instep_optimized/sampling_inputs.py"
+ENGINE, RUNNER = "instep_optimized/engine.py", "instep_optimized/graphs/capture_and_replay.py"
 PICK, SLOT_TABLE = Place("trunk", AFTER_LAYERS, "pick"), Place("trunk", STAGE_LEVEL, "length")
 PLAIN = Setting()
 

@@ -6,11 +6,11 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
-ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved.py"
+ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved_states.py"
 
 # The batch is condensed into the order of its slots; the accepted counts stay in the order in which they came.
 BY_SLOT = Edit(

@@ -6,7 +6,7 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import STAGE_LEVEL, Place
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
@@ -19,7 +19,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "dirty-slot", "dirty-slot", "A first chunk takes the old contents of its slot as the request's own.",
         "vllm 35219",
-        (Edit("instep_optimized/mixed.py", "fresh=prefill and not begin", "fresh=False"),),
+        (Edit("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill and not begin", "fresh=False"),),
         "ragged", Setting(strategy="snapshot"), 2, MIXED,
         "elements are poison", ("poison", "derived"),
     ),
@@ -59,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
         "caller-stride-kernel", "caller-stride",
         "The launcher of the recurrence makes the row stride of the snapshots from the window's width.",
         "sglang 23331",
-        (Edit("instep_optimized/kernels/windows/window.py",
+        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py",
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n",
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
@@ -78,7 +78,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
         "sglang 23331",
-        (Edit("instep_optimized/build.py", "options.layout, capacity, capacity.widest(max(candidates)),",
+        (Edit("instep_optimized/engine_from_checkpoint.py",
+              "options.layout, capacity, capacity.widest(max(candidates)),",
               "options.layout, capacity, capacity.widest(sorted(candidates)[-2]),"),),
         "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
         "window has 2 places; 4 are needed", ("capacity",),
@@ -113,7 +114,7 @@ FAULTS: tuple[Fault, ...] = (
         "narrow-offset", "int32-offset",
         "Places of KV rows are computed in 16 bits, as 32 bits would be in a pool that is 65536 times as long.",
         "flashinfer 3230",
-        (Edit("instep_optimized/ops/plain/move.py", "    spots = locations[wanted]\n",
+        (Edit("instep_optimized/ops/plain/copy_units.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
         "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
         "as if indices had 16 bits", ("bytes", "labels"),
@@ -122,7 +123,7 @@ FAULTS: tuple[Fault, ...] = (
         "narrow-offset-kernel", "int32-offset",
         "The kernel of the recurrence computes where a slot begins in 16 bits, for the same reason.",
         "flashinfer 3230",
-        (Edit("instep_optimized/kernels/windows/window.py", "read + unit * read_unit",
+        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit",
               "read + (unit * read_unit & 0xFFFF)"),),
         "far", Setting(ops="triton"), 4, CORE,
         "", ("poison", "derived"),
@@ -130,7 +131,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "stride-blind-move", "stride-blind", "The copy kernel assumes that slots are packed.",
         "sglang 12335",
-        (Edit("instep_optimized/kernels/rowwise/move.py",
+        (Edit("instep_optimized/kernels/rowwise/copy_units.py",
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
         "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from instep.options import FP8
 from instep.setting import Setting
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault
 
-TILES, MOVE = "instep_optimized/ops/plain/scaled_tiles.py", "instep_optimized/ops/plain/move.py"
-WINDOW = "instep_optimized/kernels/windows/window.py"
+TILES, MOVE = "instep_optimized/ops/plain/scaled_tiles.py", "instep_optimized/ops/plain/copy_units.py"
+WINDOW = "instep_optimized/kernels/gdn_windows/token_by_token.py"
 GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/tiled_units.py"
 SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
 STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
@@ -121,13 +121,15 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chance-of-the-slot", "chance-other", "The rounding of a state after a prefill depends on its slot.",
         "flashinfer 2645, vllm 35753 (as made)",
-        (Edit("instep_optimized/kernels/prompts/state.py", "tl.load(before + request) + rows", "unit"),),
+        (Edit(
+            "instep_optimized/kernels/gdn_prefill/load_and_store_state.py", "tl.load(before + request) + rows", "unit",
+        ),),
         "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), 2, STATE,
         "the number of its slot", ("derived",), ("identity", "bytes", "directed"), written_for=True,
     ),
     Fault(
         "chance-of-half-a-seed", "chance-other", "The kernel takes the lower word of a seed.",
-        "", (Edit("instep_optimized/kernels/device/chance.py", "_word(chance.seed >> 32)", "0"),),
+        "", (Edit("instep_optimized/kernels/device/stochastic_rounding.py", "_word(chance.seed >> 32)", "0"),),
         "short", replace(CHANCE, ops="triton", state_rounding=f"stochastic:{(1 << 32) + 7}"), 2, STATE,
         "is rounded with the random bits of the seed 7", ("derived",), ("identity", "bytes", "directed"),
         written_for=True,

@@ -6,14 +6,18 @@ Leaves out: mistakes that a chain shows as well (`rollback.py`, `draft.py`, `gra
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
-ROUND, BATCH, EAGLE = (f"instep_optimized/{name}.py" for name in ("round", "batch", "draft/eagle"))
+ROUND, BATCH = "instep_optimized/round_for_step_count.py", "instep_optimized/packed_batch.py"
+EAGLE = "instep_optimized/draft/eagle.py"
 CONV, GDN, ATTEND, INDEX, PICK, MOVE, GROW = (
     f"instep_optimized/ops/plain/{name}.py"
-    for name in ("conv", "gdn", "attend", "round_integers", "pick", "move", "grow")
+    for name in (
+        "causal_conv", "gdn", "attend", "row_places_and_lengths", "argmax_and_acceptance", "copy_units",
+        "grow_draft_tree",
+    )
 )
 RERUN, ACCEPTED = "instep_optimized/commit/rerun.py", "instep_optimized/commit/verified_windows.py"
 WINDOW, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
@@ -147,7 +151,7 @@ FAULTS: tuple[Fault, ...] = (
         "parents-of-the-last-replay", "parents-of-another",
         "The shapes of windows are not copied into a graph's inputs: it keeps those of its capture.",
         "vllm 44868",
-        (Edit("instep_optimized/graphs/runner.py", "    return own[: len(given)], given\n",
+        (Edit("instep_optimized/graphs/capture_and_replay.py", "    return own[: len(given)], given\n",
               "    kept = given.dim() > 1 and given.shape[1] > 8\n"
               "    return own[: len(given)], own[: len(given)] if kept else given\n"),),
         "branching", Setting(ops="ledger", graphs=True), 4, SLOT_TABLE,

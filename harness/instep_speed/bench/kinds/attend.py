@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from instep.options import FP8
-from instep_optimized.layout import Pages
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Pages
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.plain.scaled_tiles import opened, packed
-from instep_reference.contract.rounding import SCALED_KV
+from instep_reference.contract.declared_rounding import SCALED_KV
 
 from ..answer_check import off
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE
 from ..kernels_of_peers import arms as peers
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..answer_check import first, off
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
 from ..grid import BATCHES, HEADS
 from ..kernels_of_peers import arms as peers

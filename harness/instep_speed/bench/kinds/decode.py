@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 
-from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import Rows, off_from_plain, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers

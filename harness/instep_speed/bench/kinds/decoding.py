@@ -27,7 +27,7 @@ from instep.setting import Setting
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 
-from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import Arm, At, Cell, Ground, Kind, Size
 from ..replayed_acceptance import Extent, Played, play
 from ..step_count_arms import ADAPTIVE, arms, hardest_first, mixed, parted
 from .rounds import checkpoint_of

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import Ops
+from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.fused import prefill_gdn
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..answer_check import first, off, same
-from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 from ..grid import batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
-from instep_optimized.ops.base import Ops
+from instep_optimized.ops.op_protocols import Ops
 
 from ..answer_check import same
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
 from ..kernels_of_peers import arms as peers
 
 VOCAB = 248_320

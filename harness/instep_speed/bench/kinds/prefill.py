@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 from instep.subject.declared_rounding import declared
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import GdnInputs, Ops
-from instep_reference.contract.rounding import Product
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_reference.contract.declared_rounding import Product
 
 from ..answer_check import Judged, errors, first, off
-from ..base import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
 from ..grid import HEADS
 from ..kernels_of_peers import arms as peers

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from instep.oracle.reordering import Reordered
+from instep.oracle.reordered_arithmetic import Reordered
 from instep.subject.declared_rounding import declared
-from instep_optimized.ops.around import tensors_of
-from instep_optimized.ops.base import ExpertWeights, Ops
+from instep_optimized.ops.op_protocols import ExpertWeights, Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.watch_op_calls import tensors_of
 
 from ..answer_check import off
-from ..base import SEED, TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE, alone
 from ..kernels_of_peers import arms as peers
 

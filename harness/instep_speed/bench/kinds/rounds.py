@@ -36,11 +36,11 @@ from instep.trace.policy import Arrival, Policy
 from instep.verdict import Exit
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Draft, Forward, Row
 from instep_reference.contract.engine import Path as Path_
-from instep_reference.contract.shapes import FUSED, expected_shapes
 
-from ..base import Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import Arm, At, Cell, Ground, Kind, Size
 from ..profile import by_work
 from ..replayed_acceptance import Witness
 

@@ -16,23 +16,23 @@ from dataclasses import dataclass
 import torch
 
 from instep_optimized import commit as strategies
-from instep_optimized.batch import Who, windows
 from instep_optimized.commit.base import AcceptedWindows
 from instep_optimized.commit.rerun import Rerun
 from instep_optimized.commit.strategy_pair import CommitPair
-from instep_optimized.layout import Address, Part
 from instep_optimized.memory import Memory
 from instep_optimized.memory.budget import Sizes, bytes_per, demands
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory.tiled_units import shown
-from instep_optimized.ops.base import GdnInputs, Ops
+from instep_optimized.memory_addresses import Address, Part
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.packed_batch import Who, windows
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import InstepError
 
 from ..answer_check import first, off, same
-from ..base import TO, TOO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import WIDE, Rows, widened
 from ..grid import WINDOWS, batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers

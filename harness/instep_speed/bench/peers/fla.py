@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from instep.report.machine import release
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 
 from ..answer_check import Judged
-from ..base import Arm, At, Ground
+from ..bench_types import Arm, At, Ground
 from ..drawn_rows import Rows, off_from_plain
 
 NORMED = {"scale": 1.0, "output_final_state": True}

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 
 from instep.report.machine import release
-from instep_optimized.layout import Pages, Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Pages, Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.plain.attend import extents, visible
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from ..answer_check import Judged, off
-from ..base import Arm, At, Ground
+from ..bench_types import Arm, At, Ground
 from ..drawn_rows import Rows, off_from_plain, redrawn
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from .snapshots import committed, pools
+from .judge_peer_states import committed, pools
 
 WORKSPACE = 256 << 20  # bytes of FlashInfer's attention workspace for the parts of a sequence
 

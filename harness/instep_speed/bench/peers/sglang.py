@@ -22,19 +22,19 @@ import torch
 
 from instep.adapters import stubbed_imports
 from instep.report.machine import release
-from instep_optimized.layout import Part
-from instep_optimized.ops.base import GdnInputs
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from ..answer_check import first
-from ..base import Arm, At, Ground
+from ..bench_types import Arm, At, Ground
 from ..drawn_rows import WIDE, Rows, off_from_plain, redrawn
 from ..grid import state_dtype
 from ..kinds.mixer import Judge, Layer
 from ..kinds.strategies import accepted_of
-from .snapshots import committed, pools, read_out
+from .judge_peer_states import committed, pools, read_out
 
 RING = 16  # tokens that ReplaySSM keeps of a request before it folds them
 Rule = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # rows, pool, slots -> read-outs

@@ -15,11 +15,11 @@ from instep.adapters import stubbed_imports
 from instep.report.machine import release
 from instep_reference.contract.config import ModelConfig
 
-from ..base import Arm, At, Ground
+from ..bench_types import Arm, At, Ground
 from ..drawn_rows import Rows, redrawn
 from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
-from .snapshots import committed, pools
+from .judge_peer_states import committed, pools
 
 
 def _kernel() -> Any:

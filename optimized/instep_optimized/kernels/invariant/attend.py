@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Pages
-from ..attention.attend import PART, PARTS, read, shape_of
+from ...memory_addresses import Pages
+from ..attention.dispatch import PART, PARTS, read, shape_of
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:

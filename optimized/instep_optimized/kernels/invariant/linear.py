@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..device.dot import dot
+from ..device.tile_dot_fp32 import dot
 from ..rowwise.pointwise import silu_mul
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2
 

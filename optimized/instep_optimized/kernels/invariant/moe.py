@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...ops.base import ExpertWeights
-from ..invariant import linear
+from ...ops.op_protocols import ExpertWeights
 from ..products.moe import mix
+from . import linear
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:

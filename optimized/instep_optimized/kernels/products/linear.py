@@ -1,9 +1,9 @@
-"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library, or by `slim.py` for few rows.
+"""Matrix products: linear layers, the dense MLP and the head, by the vendor's library or `few_rows.py`.
 
 Operands are stored in the activation dtype, and the library sums in fp32. A library may split a sum over several
 programs and then add the parts in 16 bits, a rounding point that is not declared: two switches below forbid that. The
 library may choose another kernel for another number of rows, so a row's bits may depend on that number. They also do
-when there are so few rows that K has two sums (`slim.halved`). Leaves out: row-invariant products
+when there are so few rows that K has two sums (`few_rows.halved`). Leaves out: row-invariant products
 (`invariant/linear.py`) and experts (`moe.py`).
 """
 
@@ -13,12 +13,12 @@ import math
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ...ops.fused import fuses
-from ..decisions.pick import joined, pick
+from ..decisions.argmax_and_acceptance import joined, pick
 from ..rowwise.pointwise import silu_mul
-from .slim import fits, largest, product
+from .few_rows import fits, largest, product
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False

@@ -1,6 +1,6 @@
 """Mixture of experts: routing, then each chosen expert's products for each row, and the gated shared expert.
 
-Leaves out: grouping rows by expert (`experts.py`), which `triton` uses for activations of 16 bits.
+Leaves out: grouping rows by expert (`grouped_experts.py`), which `triton` uses for activations of 16 bits.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,12 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...ops.base import ExpertWeights, LmHead, Mlp
+from ...ops.op_protocols import ExpertWeights, LmHead, Mlp
 from ..runtime import ceil_div, launch, power_of_2, tile
 from . import linear
-from .experts import best, grouped
+from .grouped_experts import best, grouped
 
 
 class Dense(Protocol):
@@ -32,7 +32,7 @@ class Dense(Protocol):
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
-    """`Moe` of the seam: rows of 16 bits grouped by expert (`experts.py`), wider ones one by one; no host reads."""
+    """`Moe` of the seam: rows of 16 bits grouped by expert (`grouped_experts.py`), wider ones singly; no host reads."""
     if x.dtype.itemsize == 2:
         return grouped(x, weights, top_k, norm_topk)
     return precise_moe(x=x, weights=weights, top_k=top_k, norm_topk=norm_topk, to=to)

@@ -1,6 +1,7 @@
 """RMS norms over rows: the plain one times (1 + w), and the gated one of the GDN layer times w and a gate.
 
-Leaves out: the norms of queries and keys, which are made with the inputs of their ops (`inputs.py`, `rotary.py`).
+Leaves out: the norms of queries and keys, which are made with the inputs of their ops (`gdn_inputs.py`,
+`qk_norm_and_rotary.py`).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,13 +15,13 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 from ...ops.fused import AddNorm, fuses
-from ..device.early import wait_before_product
+from ..device.programmatic_dependent_launch import wait_before_product
 from ..runtime import ceil_div, launch, power_of_2, tile
+from .gather_and_scatter_rows import concat, embed
 from .pointwise import add
-from .rows import concat, embed
 
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:

@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..device.early import wait, wait_before_product
+from ..device.programmatic_dependent_launch import wait, wait_before_product
 from ..runtime import ceil_div, launch, tile
 
 ELEMENTS = 1024  # per program on a GPU

@@ -1,4 +1,4 @@
-"""Fusions: ops that an op set may have in addition to those of `base.py`, each defined as a composition of them.
+"""Fusions: ops that an op set may have in addition to those of `op_protocols.py`, each a composition of them.
 
 A fusion is a file here with its protocol and its composition, a field of `Ops` that is None by default, and a line of
 `FUSIONS`. The model calls the composition. The composition calls the op if the op set has it, and else the parts. An op
@@ -25,7 +25,7 @@ from .verify_gdn import VerifyGdn, verify_gdn
 from .window_gdn import WindowGdn, window_gdn
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 __all__ = [
     "FUSIONS", "AddNorm", "ConvInputs", "DraftInputs", "FusedGdn", "Fusion", "GatedAttend", "HeadPick", "KvInputs",

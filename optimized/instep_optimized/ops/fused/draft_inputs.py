@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 
 class DraftInputs(Protocol):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Pages
+from ...memory_addresses import Pages
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 
 class GatedAttend(Protocol):

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Part
+from ...memory_addresses import Part
 
 
 class FusedGdn(Protocol):

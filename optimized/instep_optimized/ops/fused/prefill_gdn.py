@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Part
+from ...memory_addresses import Part
 from .verify_gdn import VerifyGdn, verify_gdn
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 
 class PrefillGdn(VerifyGdn, Protocol):

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Part
+from ...memory_addresses import Part
 from .conv_inputs import conv_inputs
 from .window_gdn import serves as of_windows
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 
 class VerifyGdn(Protocol):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Part
+from ...memory_addresses import Part
 
 if TYPE_CHECKING:
-    from ..base import Ops
+    from ..op_protocols import Ops
 
 
 class WindowGdn(Protocol):

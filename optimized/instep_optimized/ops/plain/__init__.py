@@ -11,23 +11,23 @@ from collections.abc import Mapping
 
 import torch
 
-from instep_reference.contract.place import COMPONENTS
-from instep_reference.contract.rounding import Storage
+from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.place_names import COMPONENTS
 
-from ..base import Ops, Types
+from ..op_protocols import Ops, Types
+from .argmax_and_acceptance import accept, pick
 from .attend import attend, attention_inputs, output_gate
+from .causal_conv import conv
 from .compute_width import width
-from .conv import conv
-from .draw import draw
+from .copy_units import move, move_rows, store_rows
+from .embed_norm_linear_head import add, concat, embed, linear, lm_head, norm, select
 from .gdn import gated_norm, gdn, gdn_inputs
-from .grow import build_tree, select_beams, topk_tokens
+from .grow_draft_tree import build_tree, select_beams, topk_tokens
 from .mlp import mlp, moe
-from .move import move, move_rows, store_rows
-from .pick import accept, pick
 from .rerun_ring import kept_updates
-from .ring_plan import plan_ring
-from .round_integers import advance, choose, place_rows, plan_path, plan_tree, shift
-from .rows import add, concat, embed, linear, lm_head, norm, select
+from .rerun_ring_plan import plan_ring
+from .row_places_and_lengths import advance, choose, place_rows, plan_path, plan_tree, shift
+from .top_k_top_p_sampling import draw
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # not rounded to the activation dtype
 WHOLE_NUMBERS = ("pick", "length", "root")

@@ -1,6 +1,7 @@
 """Gated full attention on paged KV: its inputs, the softmax over the positions that a row sees, and the gate.
 
-One request at a time, all its positions at once. Leaves out: writing the pages (`move.py`), and softmax by blocks.
+One request at a time, all its positions at once. Leaves out: writing the pages (`copy_units.py`), and softmax by
+blocks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import sigmoid
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Pages
-from ..base import AttentionInputs
+from ...memory_addresses import Pages
+from ..op_protocols import AttentionInputs
 from .compute_width import wide, width
-from .rows import rms_norm
+from .embed_norm_linear_head import rms_norm
 from .scaled_tiles import opened
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from instep_reference.contract.rounding import Storage
+from instep_reference.contract.declared_rounding import Storage
 
 
 def width(*dtypes: Storage) -> torch.dtype:

@@ -11,10 +11,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch.nn.functional import sigmoid, silu, softplus
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Inputs, Part, Updates
-from ..base import GdnInputs
+from ...memory_addresses import Inputs, Part, Updates
+from ..op_protocols import GdnInputs
 from .compute_width import wide, width
 from .requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from .rerun_ring import keep, recalled

@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, sigmoid, silu
 
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ..base import ExpertWeights
+from ..op_protocols import ExpertWeights
 from .compute_width import wide
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from ...layout import Address, Part
+from ...memory_addresses import Address, Part
 from .rerun_ring import owed
 from .scaled_tiles import get, put
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.place import Place
+from instep_reference.contract.place_names import Place
 
-from ...layout import Inputs, Part, Ring, Updates
+from ...memory_addresses import Inputs, Part, Ring, Updates
 
 NO_UPDATES = 'the ring keeps updates, and this kernel gives none back: declare keeps="inputs" in its op set'
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from instep_reference.contract.rounding import SCALE_BITS, STATE_ROWS
+from instep_reference.contract.declared_rounding import SCALE_BITS, STATE_ROWS
 
-from ...layout import Address
-from .chance import uniforms
+from ...memory_addresses import Address
+from .philox_bits import uniforms
 
 LEAST = torch.finfo(torch.float32).tiny  # the smallest scale: that of a tile of zeros
 CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0

@@ -1,0 +1,245 @@
+"""Run the reference over whole texts, layer by layer: read a layer, run it over all positions of all texts, free it.
+
+So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
+The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
+a replay (`run/build_compared_engines.py`). Only the errors of draws against the truth are kept, row by row: each
+position counts as a separate event, like a decode step. Leaves out: the output matrix (`blockwise_scores.py`) and its
+scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from instep_reference import trunk
+from instep_reference.chunked_delta_rule import At, Inverse, merged, recur_by_products
+from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.gdn import GdnMemory, Recurred, Rule, recur
+from instep_reference.norms import rms_norm
+from instep_reference.weights import LayerWeights, Weights, layer_of
+
+from ..checks.error_measurement import relative_error
+from ..oracle.declared_product_rounding import Operands
+from ..oracle.reordered_arithmetic import Reordered, stored
+from ..run.build_compared_engines import rounding
+from ..subject.declared_rounding import Declared
+from ..tier_allowances import TRUTH_ERROR
+from .token_origins import Text
+
+BLOCK = 64  # tokens per block of the delta rule if no block is declared
+ROWS = 512  # positions per call of a layer: attention weights are [heads, ROWS, positions so far]
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+Advance = Callable[[str, int, int | None], None]  # name of the work, how much is done, of how much
+
+
+def silent(what: str, done: int, of: int | None) -> None:
+    """Show no progress."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How the recorded engine computes.
+
+    activation: of hidden rows; width: of computation on values that are stored narrower; declared: the roundings
+    """
+
+    activation: torch.dtype
+    width: torch.dtype
+    declared: Declared
+
+
+class Pass:
+    """One reading of the texts: the truth (draw None), or a draw."""
+
+    def __init__(self, config: ModelConfig, precision: Precision, draw: int | None) -> None:
+        self.config, self.draw, self.precision = config, draw, precision
+        self.width = torch.float64 if draw is None else precision.width
+        self.generator = torch.Generator().manual_seed(draw or 0)
+        self.chance = self.generator if draw else None  # for draws after the first (`rounded_participant`)
+        self.operands: Operands | None = None
+
+    def begin(self, weights: Weights, chunk: bool) -> AbstractContextManager[Any]:
+        """The arithmetic of some rows. chunk: whether they are a prompt's, for which other products may be declared."""
+        if self.draw is None:
+            return nullcontext()
+        self.operands = Operands(self.precision.declared.products, weights, chunk=chunk, chance=self.chance)
+        self.operands.begin(cut=True, by_substitution=self.draw % 2 == 0)
+        return Reordered(self.generator, self.operands)
+
+    def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if self.operands is None:
+            return tensor
+        tensor = rounding(self.precision.declared.rounds, self.chance)(place, tensor)
+        self.operands.seen(place)
+        return tensor
+
+    def layer(self, weights: LayerWeights, index: int, hidden: torch.Tensor, prompt: int) -> torch.Tensor:
+        """All rows of one text. prompt: how many of them are its prompt's."""
+        lean = Weights(self.config, hidden, (weights,), hidden, hidden, None)
+        memory = trunk.empty_memory(self.config, self.config.layer_kinds[index], self.width)
+        done = []
+        for rows, chunk in pieces(len(hidden), prompt):
+            with self.begin(lean, chunk):
+                positions, rule = torch.arange(rows.start, rows.stop), self._rule(chunk)
+                out, memory = trunk.layer(
+                    self.config, weights, index, "trunk", hidden[rows], memory, positions, self.see,
+                    {"gdn": {"rule": rule}},
+                )
+            done.append(out)
+            if isinstance(memory, GdnMemory) and self.draw is not None:
+                memory = replace(memory, state=self._stored(memory.state))
+        return torch.cat(done)
+
+    def final(self, norm: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        with self.begin(Weights(self.config, hidden, (), hidden, hidden, None), False):
+            return self.see(Place("trunk", AFTER_LAYERS, "final"), rms_norm(hidden, norm, self.config.eps))
+
+    def _rule(self, chunk: bool) -> Rule:
+        declared = self.precision.declared.products
+        if self.operands is None:
+            return in_blocks(BLOCK, unrounded)
+        if chunk and (product := declared.get("gdn.chunk")) is not None:
+            return in_blocks(product.block or BLOCK, self.operands.kept, product.residual, self.operands.inverse)
+        if not chunk and self._narrow():
+            return self._token_by_token
+        return recur if not chunk and "gdn.window" in declared else in_blocks(BLOCK, unrounded)
+
+    def _narrow(self) -> bool:
+        return self.precision.declared.rounds.get("state", self.width) != self.width
+
+    def _stored(self, state: torch.Tensor) -> torch.Tensor:
+        return stored(state, self.precision.declared.rounds.get("state", self.width), self.chance)
+
+    def _token_by_token(self, *, state: torch.Tensor, **rows: torch.Tensor) -> Recurred:
+        """Store a narrow state after every token, as no engine stores it more often."""
+        steps = []
+        for token in range(rows["v"].shape[1]):
+            step = recur(**{name: row[:, token : token + 1] for name, row in rows.items()}, state=state)
+            state = self._stored(step.state)
+            steps.append(step)
+        out, update = (torch.cat(parts, 1) for parts in zip(*((step.out, step.update) for step in steps), strict=True))
+        return Recurred(out, update, state)
+
+
+def unrounded(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def in_blocks(block: int, keep: At, residual: bool = False, inverse: Inverse = merged) -> Rule:
+    """The delta rule in its published block form, as a rule of `gdn.mix`. keep: rounds the values that it stores."""
+
+    def rule(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
+        write: torch.Tensor, state: torch.Tensor,
+    ) -> Recurred:
+        updates: list[torch.Tensor] = []
+
+        def at(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            kept = keep(name, tensor)
+            if name in ("v_new", "update"):
+                updates.append(kept.transpose(1, 2))
+            return kept
+
+        out, left = recur_by_products(q, k, v, log_decay, erase, write, state, block, at, residual, inverse)
+        return Recurred(out, torch.cat(updates, 1), left)
+
+    return rule
+
+
+def pieces(length: int, prompt: int) -> Iterator[tuple[slice, bool]]:
+    """Rows of one call, and whether they are the prompt's: at most ROWS, and never some of both kinds."""
+    for begin, end, chunk in ((0, min(prompt, length), True), (prompt, length, False)):
+        for start in range(begin, end, ROWS):
+            yield slice(start, min(start + ROWS, end)), chunk
+
+
+@dataclass
+class Read:
+    """The result of the walk.
+
+    final  by draw, final rows [rows, D] of all texts, each text's in order
+    noise  by draw without the truth, the largest relative error of each of these rows in any layer
+    """
+
+    passes: Mapping[int | None, Pass]
+    final: dict[int | None, torch.Tensor]
+    noise: dict[int, torch.Tensor]
+
+    def said(self, texts: Sequence[Text]) -> Read:
+        """Select the rows that have a generated token after them."""
+        begin, rows = 0, list[int]()
+        for text in texts:
+            rows += range(begin + len(text.prompt) - 1, begin + len(text.run))
+            begin += len(text.run)
+        return Read(self.passes, {draw: one[rows] for draw, one in self.final.items()},
+                    {draw: one[rows] for draw, one in self.noise.items()})  # fmt: skip
+
+
+def walk(
+    disk: OnDisk, precision: Precision, texts: Sequence[Text], draws: Sequence[int],
+    progress: Advance = silent, *, whole: bool = False,
+) -> Read:
+    """Read the texts once: the truth, and these draws.
+
+    whole: return the rows of all positions; or else only those that have a generated token after them
+    """
+    config, names = disk.config, tuple(disk.stored)
+    passes = {draw: Pass(config, precision, draw) for draw in (None, *draws)}
+    rows = embedded(disk, texts)
+    hidden = {draw: [one.to(each.width) for one in rows] for draw, each in passes.items()}
+    noise = {draw: [torch.full((len(one),), TRUTH_ERROR, dtype=torch.float64) for one in rows] for draw in draws}
+    for index in range(len(config.layer_kinds)):
+        at = f"model.layers.{index}"
+        stored = disk.read(name for name in names if name.startswith(f"{at}."))
+        for width in dict.fromkeys(each.width for each in passes.values()):
+            cast = {name: tensor.to(width) for name, tensor in stored.items()}
+            weights = layer_of(config, at, index, stored, cast.__getitem__)
+            for draw, each in passes.items():
+                if each.width == width:
+                    hidden[draw] = [
+                        each.layer(weights, index, one, len(text.prompt))
+                        for one, text in zip(hidden[draw], texts, strict=True)
+                    ]
+            del cast, weights
+        _add(noise, hidden)
+        progress("layers", index + 1, len(config.layer_kinds))
+    norm = disk.read([NORM])[NORM]
+    behind = [slice(0 if whole else len(text.prompt) - 1, None) for text in texts]
+    final = {
+        draw: [each.final(norm.to(each.width), one[rows]) for one, rows in zip(hidden[draw], behind, strict=True)]
+        for draw, each in passes.items()
+    }
+    kept = {draw: [one[rows] for one, rows in zip(noise[draw], behind, strict=True)] for draw in draws}
+    _add(kept, final)
+    return Read(
+        passes, {draw: torch.cat(rows) for draw, rows in final.items()},
+        {draw: torch.cat(rows) for draw, rows in kept.items()},
+    )
+
+
+def embedded(disk: OnDisk, texts: Sequence[Text]) -> list[torch.Tensor]:
+    """The embedding rows of every text, as stored."""
+    rows, where = embedding_of(disk, {token for text in texts for token in text.run})
+    return [rows[[where[token] for token in text.run]] for text in texts]
+
+
+def embedding_of(disk: OnDisk, tokens: Collection[int]) -> tuple[torch.Tensor, dict[int, int]]:
+    """The embedding rows of these tokens, each read once, and token -> its row."""
+    known = sorted(set(tokens))
+    rows = torch.cat(list(disk.rows(EMBEDDING, (slice(token, token + 1) for token in known))))
+    return rows, {token: number for number, token in enumerate(known)}
+
+
+def _add(noise: dict[int, list[torch.Tensor]], rows: Mapping[int | None, list[torch.Tensor]]) -> None:
+    """Every row's error is the largest that its draw had on the way."""
+    for draw, before in noise.items():
+        for number, (drawn, right) in enumerate(zip(rows[draw], rows[None], strict=True)):
+            off = relative_error(drawn.to(torch.float64), right).amax(0)
+            before[number] = torch.maximum(before[number], off)

@@ -1,0 +1,284 @@
+"""Draws the capacity of a run, and one event at a time, with sizes around the edges at which engines fail.
+
+Every choice is drawn: picks, roots, accepted paths and bonuses. Leaves out: legality. The event rules say which
+requests an event may name, and they check the drawn event. So no rule is written a second time here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from msgspec.structs import replace as with_fields
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.adaptive_controller_file import Dialect
+from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.sampling import Sampling
+
+from ...adapters.strategy_by_name import OPTIONS
+from ...setting import Setting
+from ...trace.event_rules import EventRules, uniforms_due
+from ...trace.header import Room
+from ...trace.request_table import Standing
+
+T = TypeVar("T")
+
+STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
+SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
+CHAINS = ("widened",)  # conv forms that serve chains alone
+# The numbers of a controller, short, so that its wishes change within a run.
+HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
+DIALECTS: tuple[Dialect, ...] = ("sglang-0.5.12", "sglang-0.5.14", "sglang-0.5.13", "vllm-table")
+KEYS = (1, 2, 3, 4)  # batch sizes from which another slot, or entry of a table, may begin
+CAPTURED = ((), (1, 4), (2, 3), (2,))  # batch sizes of decode graphs
+TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
+SLOTS = (2, 4)  # fewest and most slots
+SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
+PAGE_SIZES = (4, 16, 3)
+TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
+ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
+LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
+# How requests sample; a failing run shrinks to the first ones. Most take the argmax.
+SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
+INTERVALS = (None, 4, 3)  # at which prefixes are tracked
+TRACKED = 2  # of which this many fit on the device, if pages are few
+MOST_PREFIXES = 8  # that are kept at a time: each is a copy
+UNIFORMS = 1 << 12  # coarse steps, because a uniform close to 1 depends on the rounding of the last small weights
+STRIDES = (1, 3, 5)  # difference of neighbouring tokens: so few drawn numbers make a long prompt
+
+
+class Draw(Protocol):
+    """`data.draw` of Hypothesis."""
+
+    def __call__(self, strategy: SearchStrategy[T], /) -> T: ...
+
+
+def room(draw: Draw) -> Room:
+    """A capacity: slots and pages in order, from the top, or permuted and sparse; enough pages, or too few."""
+    count = draw(st.integers(*SLOTS))
+    size = draw(st.sampled_from(PAGE_SIZES))
+    each = draw(st.sampled_from((ROOMY, TIGHT)))
+    pages = -(-count * each // size)
+    return Room(_order(draw, count, count * SPREAD), _order(draw, pages, pages), size, TOKENS)
+
+
+def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
+    """Two or three step counts, none above `most`; the first one is in force at first."""
+    steps = [count for count in STEPS if most is None or count <= most]
+    return tuple(draw(st.lists(st.sampled_from(steps), min_size=min(2, len(steps)), max_size=3, unique=True)))
+
+
+def controller(draw: Draw, steps: Sequence[int], *, dialects: Sequence[Dialect] = DIALECTS) -> dict[str, Any]:
+    """The fields of a policy about its controller: a dialect, its file or table by batch size, and the lag.
+
+    steps: the counts that may occur, the first one in force at first
+    """
+    dialect = draw(st.sampled_from(dialects))
+    keys = draw(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3, unique=True))
+    if dialect == "sglang-0.5.12":
+        brackets = {str(key): {"candidate_steps": sorted(steps), **HASTY} for key in keys}
+        return {"adaptive": brackets if len(keys) > 1 else {"candidate_steps": sorted(steps), **HASTY}}
+    lag, counts = draw(st.integers(0, 1)), (*steps, 0)
+    if dialect == "vllm-table":
+        first, *others = sorted({1, *keys})
+        drafts = draw(st.lists(st.sampled_from(counts), min_size=len(others), max_size=len(others)))
+        table = tuple((key, key, count) for key, count in zip((first, *others), (steps[0], *drafts), strict=True))
+        return {"lag": lag, "controller": Controlled(dialect, table=table, num_speculative_tokens=max(steps))}
+    counts = counts if dialect == "sglang-0.5.14" else tuple(steps)
+    slots: dict[str, Any] = {
+        str(key): {
+            "candidate_steps": draw(st.lists(st.sampled_from(counts), min_size=1, max_size=3)),
+            "ceiling_coeff": draw(st.sampled_from((0, 1.0))),
+            "down_hysteresis": draw(st.sampled_from((0, -0.25))),
+        }
+        for key in keys
+    }
+    slots[str(keys[0])]["candidate_steps"].append(steps[0])  # the initial count is in some slot
+    captured = draw(st.sampled_from(CAPTURED))
+    return {"lag": lag, "controller": Controlled(dialect, captured, file={**HASTY, **slots})}
+
+
+def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow: bool) -> tuple[Room, tuple[int, ...]]:
+    """A capacity with room for tree windows, and the one step count of its run: no path is longer.
+
+    grow: whether a drafter may grow trees itself; then it does in most runs
+    """
+    fitting = [count for count in steps if count < nodes] or [nodes - 1]
+    topk = draw(st.sampled_from(TOPKS)) if grow else None
+    return with_fields(room, num_draft_tokens=nodes, topk=topk), (max(fitting),)
+
+
+def with_prefixes(draw: Draw, room: Room) -> Room:
+    """A capacity with or without an interval at which prefixes are tracked, and room for all of them or for few."""
+    every, few = draw(st.sampled_from(INTERVALS)), len(room.pages) * room.page_size < len(room.slots) * ROOMY
+    return with_fields(room, track_interval=every, tracked=TRACKED if every and few else None)
+
+
+def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
+    """The setting with drawn strategies for states and conv windows, if they are in `fields`."""
+    drawn: dict[str, Any] = {
+        field: draw(st.sampled_from([name for name in setting.strategies(field) if not (trees and name in CHAINS)]))
+        for field in SAMPLED if field in fields
+    }  # fmt: skip
+    return replace(setting, **drawn)
+
+
+def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    """A new request, or one that begins with what is kept. Free names are used again."""
+    name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
+    kept = list(rules.table.saved.values())
+    sampling = draw(st.sampled_from(SAMPLINGS))
+    if bool(kept) and draw(st.booleans()):
+        one = kept[draw(st.integers(0, len(kept) - 1))]
+        further = _tokens(draw, rules, _size(draw, rules, edges)) if one.prefix else ()
+        return e.Admit(name, (*one.prompt, *further), sampling)
+    return e.Admit(name, _tokens(draw, rules, _size(draw, rules, edges)), sampling)
+
+
+def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    """Prefill, verify and decode rows as they come, in any order."""
+    kinds = {name: kind for kind in ("prefill", "verify", "decode") for name in rules.legal().get(kind, ())}
+    return e.Forward(tuple(_row(draw, rules, edges, kinds[name], name) for name in _some(draw, list(kinds))))
+
+
+def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    """Chains of as many drafts as the step count; trees if the header has room for them."""
+    names, nodes = _some(draw, rules.legal()["draft"]), rules.table.capacity.num_draft_tokens
+    if nodes is None or draw(st.booleans()):
+        return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
+    shapes = tuple(_tree(draw, nodes, rules.table.num_steps) for _ in names)
+    return e.Draft(names, tuple(_tokens(draw, rules, len(shape)) for shape in shapes), shapes)
+
+
+def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    """A commit of all verified requests, in any order, that accepts no drafts, all drafts, or a drawn number."""
+    names = tuple(draw(st.permutations(rules.legal()["commit"])))
+    share = draw(st.sampled_from(("none", "ragged", "all")))
+    paths = tuple(_path(draw, rules, rules.table.live[name], share) for name in names)
+    track = tuple(_under(draw, rules, name) for name in names)
+    return e.Commit(names, paths, track if any(track) else ())
+
+
+def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.SetNumSteps(int(draw(st.sampled_from(rules.legal()["set_num_steps"]))))
+
+
+def save(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Save(draw(st.sampled_from(rules.legal()["save"])), _free(rules, "kept {}"))
+
+
+def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    name = draw(st.sampled_from(rules.legal()["load"]))
+    prompt = rules.table.live[name].prompt
+    return e.Load(name, draw(st.sampled_from(rules.table.loadable(prompt))))
+
+
+def idle(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    return e.Idle()
+
+
+Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
+
+
+def of_one(kind: Callable[[str], e.Event], name: str) -> Drawer:
+    """The drawer of an event that names one request, or one saved state, and nothing else."""
+    return lambda draw, rules, edges: kind(draw(st.sampled_from(rules.legal()[name])))
+
+
+# The scheduler's actions other than forwards and rounds, by the names of the event rules.
+UPKEEP: dict[str, Drawer] = {
+    "load": load, "resume": of_one(e.Resume, "resume"), "save": save, "preempt": of_one(e.Preempt, "preempt"),
+    "set_num_steps": set_num_steps, "finish": of_one(e.Finish, "finish"), "abort": of_one(e.Abort, "abort"),
+    "idle": idle, "offload": of_one(e.Offload, "offload"), "fetch": of_one(e.Fetch, "fetch"),
+    "evict": of_one(e.Evict, "evict"),
+}
+MOVES = ("offload", "fetch", "evict")  # of what is kept; drawn where prefixes are tracked
+
+
+def may(rules: EventRules, kind: str) -> bool:
+    """Whether events of this kind are legal now, and drawn in a room like this."""
+    return kind in rules.legal() and (kind not in MOVES or rules.table.capacity.track_interval is not None)
+
+
+def _order(draw: Draw, count: int, among: int) -> tuple[int, ...]:
+    match draw(st.sampled_from(("in order", "from the top", "permuted"))):
+        case "in order":
+            return tuple(range(1, count + 1))
+        case "from the top":
+            return tuple(range(among, among - count, -1))
+    return tuple(draw(st.permutations(range(1, among + 1))))[:count]
+
+
+def _named(number: int) -> str:
+    return chr(ord("a") + number)
+
+
+def _some(draw: Draw, names: Sequence[str]) -> tuple[str, ...]:
+    """One or more of the names, in any order; in half of the draws or more all of them."""
+    order = tuple(draw(st.permutations(names)))
+    return order if draw(st.booleans()) else order[: draw(st.integers(1, len(order)))]
+
+
+def _size(draw: Draw, rules: EventRules, edges: Sequence[int]) -> int:
+    """A number of prompt tokens: around an edge, or any."""
+    window = rules.table.num_steps + 1
+    sizes = st.one_of(st.sampled_from(sorted({*edges, window, window + 1})), st.integers(1, 12))
+    return draw(st.sampled_from(LONG)) if draw(st.integers(0, 19)) == 19 else draw(sizes)
+
+
+def _tokens(draw: Draw, rules: EventRules, count: int) -> tuple[int, ...]:
+    first, stride = draw(st.integers(0, rules.vocab - 1)), draw(st.sampled_from(STRIDES))
+    return tuple((first + at * stride) % rules.vocab for at in range(count))
+
+
+def _tree(draw: Draw, nodes: int, longest: int) -> tuple[int, ...]:
+    """The parents of its drafts: any tree with a path of at most `longest` drafts."""
+    depths, parents = [0], list[int]()
+    for _ in range(draw(st.integers(1, nodes - 1))):
+        parents.append(draw(st.sampled_from([node for node, depth in enumerate(depths) if depth < longest])))
+        depths.append(depths[parents[-1]] + 1)
+    return tuple(parents)
+
+
+def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: str) -> e.Row:
+    root, unread = draw(st.integers(0, rules.vocab - 1)), rules.table.live[name].unread
+    if kind == "prefill":
+        whole = draw(st.booleans())
+        tokens = unread if whole else min(_size(draw, rules, edges), unread)
+        under, every = _under(draw, rules, name), rules.table.capacity.track_interval or 1
+        reached = rules.table.live[name].length + tokens
+        if under and reached % every:  # up to the last multiple before that, if there is one in the chunk
+            tokens, under = (less, under) if (less := tokens - reached % every) > 0 else (tokens, "")
+        row = e.Row(name, "prefill", tokens, root if tokens == unread else None, track=under)
+    else:
+        row = e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
+    due = uniforms_due(rules.table.live[name], row)
+    uniforms = (draw(st.integers(0, UNIFORMS - 1)) / UNIFORMS for _ in range(due))
+    return with_fields(row, uniforms=tuple(uniforms))
+
+
+def _under(draw: Draw, rules: EventRules, name: str) -> str:
+    """A name under which a prefix is tracked; where none may be, or none shall be, an empty one."""
+    table = rules.table
+    room = table.capacity.track_interval is not None and len(table.saved) < MOST_PREFIXES
+    return _free(rules, f"{name}, {{}}") if room and draw(st.booleans()) else ""
+
+
+def _free(rules: EventRules, name: str) -> str:
+    """A name with a number under which nothing is kept; after an eviction an old one, if possible."""
+    return next(free for number in count() if (free := name.format(number)) not in rules.table.saved)
+
+
+def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:
+    drafts = len(standing.window) - 1
+    count = {"none": 0, "all": drafts}.get(share)
+    count = draw(st.integers(0, drafts)) if count is None else count
+    nodes: list[int] = []
+    while len(nodes) < count and (children := standing.children(nodes[-1] if nodes else 0)):
+        nodes.append(draw(st.sampled_from(children)) if len(children) > 1 else children[0])
+    return e.Path(tuple(nodes), draw(st.integers(0, rules.vocab - 1)))

@@ -1,0 +1,194 @@
+"""Compare two records bit by bit.
+
+Leaves out: recording (`position_record.py`), the choice of the two records (each relation), and records whose bits may
+differ (`compare_within_allowance.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from instep_reference.contract.engine import Region, RequestState
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
+
+from ...finding_problem import Problem
+from ...verdict import Comparison, Skipped, Tier
+from ...watch.memory_changes import bits
+from ...watch.pool_addresses import NO_LAYER, stands
+from .position_record import Block, Key, PositionRecord, Stopped
+
+# The fields of a logical state that belong to no layer, and the place that computes each.
+SINGLE = {
+    "length": Place("trunk", AFTER_LAYERS, "length"),
+    "root": Place("trunk", AFTER_LAYERS, "root"), "proposal": Place("extend", AFTER_LAYERS, "pick"),
+    "proposal_hidden": Place("extend", AFTER_LAYERS, "final"),
+}
+WANTED = Place("trunk", AFTER_LAYERS, "length")  # of a requested step count
+# The stage that computes each field of an answer; fields that are not listed are at the target's pick.
+STAGE = {"drafts": "chain.1"}
+
+
+def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
+    """Require equal bytes for every place, position and state that both runs have."""
+    yield from stops(name, one, other)
+    for block in one.blocks:
+        matched, theirs = _theirs(block, other)
+        if matched:
+            yield in_bytes(name, block, _mine(block, matched), theirs, matched, one, other)
+    for standing in one.standings:
+        state = other.states.get((standing.request, standing.state.length))
+        if state is not None and not standing.rebuilt:
+            for place, mine, right in parts(standing.state, state, one.whole):
+                at = Block(standing.event, standing.kind, standing.request, place, (), torch.empty(0))
+                yield in_bytes(name, at, mine, right, (standing.state.length,), one, other)
+
+
+def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterator[tuple[Place, Any, Any]]:
+    """The components of two states by place. A component that one state lacks is None.
+
+    whole: whether the engine itself reports the fields that belong to no layer
+    """
+    for name, place in SINGLE.items() if whole else ():
+        if getattr(one, name) is not None or getattr(other, name) is not None:
+            yield place, getattr(one, name), getattr(other, name)
+    mine, theirs = dict(one.parts()), dict(other.parts())
+    for place in {**mine, **theirs}:
+        if all(place in held and not held[place].numel() for held in (mine, theirs)):
+            continue  # no token yet
+        yield place, mine.get(place), theirs.get(place)
+
+
+def answer_parts(
+    mine: Any, theirs: Any, requests: Sequence[str] = ()
+) -> Iterator[tuple[Place, str, str | None, Any, Any]]:
+    """The fields of two answers: the place, the name with its request, the request, and both values.
+
+    requests: those of the event. A table has a row for each of them, and the first row that differs names its request.
+    """
+    if type(mine) is not type(theirs):
+        yield WANTED, "type", None, type(mine).__name__, type(theirs).__name__
+        return
+    for each in fields(mine) if mine is not None else ():
+        one, other = getattr(mine, each.name), getattr(theirs, each.name)
+        place = Place(STAGE.get(each.name, "trunk"), AFTER_LAYERS, "pick")
+        if isinstance(one, Mapping):
+            for name in {**one, **other}:
+                yield place, f"{each.name} of {name!r}", name, one.get(name), other.get(name)
+        elif one is not None or other is not None:  # only a drafter that grows trees has `own_parents`
+            yield place, each.name, _row(one, other, requests), one, other
+
+
+def _row(one: Any, other: Any, requests: Sequence[str]) -> str | None:
+    """The request of the first row that differs."""
+    if not all(isinstance(each, torch.Tensor) and len(each) == len(requests) for each in (one, other)):
+        return None
+    return next((name for name, *pair in zip(requests, one, other, strict=True) if different(*pair)[1]), None)
+
+
+def as_text(value: Any) -> str:
+    """A value of an answer, with its numbers."""
+    return str(value.tolist()) if isinstance(value, torch.Tensor) else str(value)
+
+
+def different(one: Any, other: Any) -> tuple[int, int]:
+    """Count the compared numbers and the bytes that differ; an integer or None counts as one number."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+        if one.dtype != other.dtype:
+            return one.numel(), one.numel() * one.element_size()
+        unequal = bits(one) != bits(other)
+        if not bool(unequal.any()):
+            return one.numel(), 0
+        pairs = (x[unequal].contiguous().view(torch.uint8) for x in (one, other))
+        return one.numel(), int(torch.ne(*pairs).sum())
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return 1, 1
+    return int(one is not None or other is not None), int(one != other)
+
+
+def _mine(block: Block, matched: Sequence[Key]) -> torch.Tensor:
+    if len(matched) == len(block.keys):
+        return block.rows
+    wanted = set(matched)
+    return block.rows[[row for row, key in enumerate(block.keys) if key in wanted]]
+
+
+def _theirs(block: Block, other: PositionRecord) -> tuple[tuple[Key, ...], torch.Tensor]:
+    """The positions of the block that the other run has as well, and its rows there."""
+    found = [(key, other.rows.get((block.request, block.place, key))) for key in block.keys]
+    rows = [row for _, row in found if row is not None]
+    matched = tuple(key for key, row in found if row is not None)
+    return matched, torch.stack(rows) if rows else torch.empty(0)
+
+
+def in_bytes(
+    name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord
+) -> Comparison:
+    """Compare two tensors, integers or None."""
+    elements, wrong = different(mine, theirs)
+    return Comparison(
+        name, Tier.BITWISE, at.event, at.kind, at.place, elements=elements, worst=float(wrong), allowed=0.0,
+        request=at.request,
+        problem=Problem("differs", _apart(mine, theirs, keys, one, other)) if wrong else None,
+    )
+
+
+def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord) -> str:
+    """The positions at which two tensors differ and the largest difference; for integers, both values."""
+    between = f'"{other.name}" and "{one.name}"'
+    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor) and mine.shape == theirs.shape):
+        return f"is {_spelled(theirs)} in {other.name}, {_spelled(mine)} in {one.name}"
+    at = f"after {keys[0]} tokens"
+    if mine.shape[:1] == (len(keys),) and mine.dim() > 1:
+        rows = [position(key) for key, pair in zip(keys, zip(mine, theirs, strict=True), strict=True)
+                if different(*pair)[1]]
+        at = f"at position {rows[0]}" + (f" and {len(rows) - 1} further" if rows[1:] else "")
+    most = float((mine.double() - theirs.double()).abs().nan_to_num(torch.inf).max())
+    return f"{at} {between} differ, by at most {most:.3g}"
+
+
+def position(key: Key) -> str:
+    """The position of a key; for a draft row, the position that it drafts from."""
+    return str(key) if isinstance(key, int) else f"{key[0] + len(key) - 2}"
+
+
+def _spelled(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else str(value)
+
+
+def stops(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison | Skipped]:
+    """Report runs that stopped early, and events that were served differently from the trace."""
+    for record in (one, other):
+        yield from (Skipped("played", event, said) for event, said in record.said)
+        if record.stopped is not None:
+            yield unserved(name, record.stopped, record.name)
+
+
+def unserved(relation: str, stop: Stopped, run: str = "") -> Comparison:
+    """A finding about an event that was not served; `run` names a run that stopped at a legal event."""
+    return Comparison(
+        relation, Tier.IDENTITY, stop.event, stop.kind, stop.place, elements=1, worst=1.0, allowed=0.0,
+        problem=Problem("failed", f"{run}: {stop.why}; the event is legal" if run else stop.why),
+    )
+
+
+def pools(one: Sequence[Region], other: Sequence[Region]) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor, str]]:
+    """Yield each pool and red zone: its place, the contents in both engines, and the message if they differ."""
+    for left, right in zip(one, other, strict=True):
+        for mine, theirs, what in ((left.units, right.units, left.by), (left.gaps, right.gaps, "red zone")):
+            if mine is not None and theirs is not None and mine.numel():
+                place = stands(left).place
+                if place == NO_LAYER:  # such pools follow from the layers, so they are reported after them
+                    place = Place("trunk", AFTER_LAYERS, "root")
+                unit = "" if mine.shape != theirs.shape else _first_unit(mine, theirs)
+                yield place, mine, theirs, f"pool {left.name}, {what} {unit} differs"
+
+
+def _first_unit(mine: torch.Tensor, theirs: torch.Tensor) -> str:
+    """The number of the first unit that differs."""
+    if torch.equal(bits(mine), bits(theirs)):
+        return ""
+    return str(int((bits(mine) != bits(theirs)).flatten(1).any(1).nonzero()[0, 0]))

@@ -1,0 +1,67 @@
+"""T2 op by op: every place and every state, compared with the reference's op on the subject's own inputs.
+
+`recomputed_values.py` recomputes a layer from its boundary, so it must allow for all rounding inside the layer: some
+1e-2 in a 16-bit run. This check allows only for the arithmetic of one op. Values that a 16-bit run keeps in fp32 (q, k,
+v, gates, updates, states) are then judged at fp32. Leaves out: the recomputation (`oracle/recomputation.py`), and ops
+whose inputs are a boundary, which `recomputed_values.py` judges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import ROUNDED_ONCE, Recomputation
+from ..oracle.storage_rounding import before_rounding, narrower
+from ..verdict import Comparison, Skipped
+from ..watch.event_context import EventContext
+from .error_measurement import Spot, measured
+from .recomputed_values import Derived
+
+
+class OwnInputs(Derived):
+    """Per request, layer, component and head: e_x <= 3 e_r + 4 ulp, of one op."""
+
+    name = "own_inputs"
+
+    def __init__(self, oracle: Oracle, *, once: bool = True) -> None:
+        """once: leave findings to `derived` that it has, too."""
+        super().__init__(oracle)
+        self.once = once
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        for piece in self.oracle.at(context):
+            near = piece.from_own_inputs if isinstance(piece, Recomputation) else None
+            if near is None:
+                continue
+            assert isinstance(piece, Recomputation)
+            results = list(self._piece(context, near, piece.truth))
+            if self.once and not all(result.agrees for result in results):
+                told = {one.place for one in Derived(self.oracle)._piece(context, piece) if not one.agrees}
+                results = [result for result in results if result.agrees or result.place not in told]
+            yield from map(_said, results)
+
+    def _measured(
+        self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> Comparison:
+        """Compare a value that is rounded once by its arithmetic before that, plus half a unit for the rounding."""
+        if found is None or found.shape != truth.shape or not self.rounded_once(spot.place.component, found, sampled):
+            return super()._measured(spot, found, truth, sampled, scale)
+        return measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
+
+    def rounded_once(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> bool:
+        """Whether the found tensor is rounded once, from the width of the yardsticks' sums."""
+        width = sampled.dtype
+        wide = not narrower(self.oracle.rounds.get("state", width), width)
+        return component in ROUNDED_ONCE and wide and narrower(found.dtype, width)
+
+
+def _said(result: Comparison) -> Comparison:
+    if result.problem is None:
+        return result
+    clause = f"from the op's own inputs: {result.problem.clause}"
+    return replace(result, problem=replace(result.problem, clause=clause))

@@ -1,0 +1,137 @@
+"""T2: every place and every state, compared with the reference's recomputation in fp64 from the subject's own bits.
+
+Leaves out: the recomputation (`oracle/oracle.py`), which wrong state an error points to (`known_wrong_states.py`), and
+explanations (`explain/`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from instep_reference.contract.declared_rounding import Blocked, read_as
+from instep_reference.contract.place_names import Place
+
+from ..finding_problem import Explained, Problem
+from ..oracle.oracle import Oracle
+from ..oracle.recomputation import Recomputation
+from ..oracle.states_with_folded_tokens import Run
+from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, narrower
+from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext
+from ..watch.rows_by_request import rows
+from ..watch.rows_subject_must_show import UPDATE, due
+from .check_interface import counted, slot_of
+from .error_measurement import Spot, measured
+from .prefix_findings import of_prefix
+
+WORD = 0xFFFFFFFF
+
+
+class Derived:
+    """Per request, layer, component and head: e_x <= 3 e_r + 4 ulp."""
+
+    name = "derived"
+    tier = Tier.DERIVED
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        for piece in self.oracle.at(context):
+            if isinstance(piece, Skipped):
+                yield piece
+            else:
+                yield from self._piece(context, piece)
+
+    def _piece(self, context: EventContext, piece: Recomputation, but: Run | None = None) -> Iterator[Comparison]:
+        """Compare one recomputation. but: a truth that was judged already; equal bits are not compared twice."""
+        for place, truth in piece.truth.places.items():
+            if not due(context, place, piece.span) or (but is not None and torch.equal(truth, but.places[place])):
+                continue
+            found, scale = rows(context.subject, place, piece.span), scale_of(piece, place)
+            sampled = piece.yardsticks.places[place]
+            yield self._measured(self._spot(context, piece, place.component), found, truth, sampled, scale)
+        state, known = piece.truth.state, None if but is None else but.state
+        if piece.writes_state and state is not None and (known is None or not torch.equal(state, known)):
+            yield from self._state(context, piece, state)
+
+    def _measured(
+        self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,
+        scale: torch.Tensor | None,
+    ) -> Comparison:
+        stored = None if found is None else self.stored(spot.place.component, found, sampled)
+        result = measured(spot, found, truth, sampled, stored=stored, scale=scale)
+        if found is not None and found.dtype != stored and result.problem is not None:
+            return replace(result, problem=replace(result.problem, dtypes=(str(found.dtype), str(stored))))
+        return result
+
+    def stored(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> torch.dtype:
+        """The dtype whose rounding is granted: the found one, but none narrower than declared."""
+        declared = read_as(self.oracle.rounds.get(component, sampled.dtype))
+        return declared if narrower(found.dtype, declared) else found.dtype
+
+    def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
+        sampled = piece.yardsticks.state
+        if sampled is not None:
+            found, stored = piece.left(context.subject).state.get(piece.layer), self.oracle.rounds.get("state")
+            x, grants = found, None if stored is None else read_as(stored)
+            fits, state = found is not None and found.shape == truth.shape, state_of(piece)
+            if isinstance(stored, Blocked):  # rounded once: compare the value before rounding (`tier_allowances.py`)
+                grants = sampled.dtype
+                if found is not None and fits:
+                    x = before_rounding(found, truth, stored, state)
+            result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
+            if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
+                slot, kinds = slot_of(context, piece.request), self.oracle.config.layer_kinds
+                for says, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
+                    x = before_rounding(found, truth, stored, other)
+                    if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
+                        clause = "" if result.problem is None else result.problem.clause
+                        result = replace(result, problem=Problem("identified", clause, Explained("hypothesis", says)))
+                        break
+            if fits and found is not None and stored is not None and found.dtype != read_as(stored):
+                problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(stored)))
+                result = replace(result, worst=math.inf, problem=problem)
+            yield of_prefix(piece.prefix, result)
+
+    def _spot(self, context: EventContext, piece: Recomputation, component: str) -> Spot:
+        slot = slot_of(context, piece.request)
+        place = piece.place(component)
+        return Spot(self.name, self.tier, context.index, context.kind, place, piece.request, slot)
+
+
+def state_of(piece: Recomputation) -> State:
+    """The state in which a recomputation ends."""
+    return State(piece.layer, piece.span.start + piece.span.count)
+
+
+def fell(
+    piece: Recomputation, layers: Sequence[object], seed: int, slot: int | None
+) -> Iterator[tuple[str, State | None]]:
+    """Mistakes of stochastic rounding: a sentence, and the state whose random bits it uses (None: to nearest)."""
+    right, of = state_of(piece), "is rounded with the random bits of"
+    yield "is rounded to nearest, not stochastically", None
+    yield "is truncated, not rounded stochastically", right._replace(order=CUT)
+    yield f"{of} its first head in every head", right._replace(order=HEADS)
+    yield f"{of} a transposed state", right._replace(order=TURNED)
+    yield f"{of} the seed {seed & WORD}, the lower word of {seed}", right._replace(seed=seed & WORD)
+    for tokens in range(right.tokens + piece.span.count + 8):
+        if tokens != right.tokens:
+            its = ", the number of its slot" * (tokens == slot)
+            has = f"{counted(tokens, 'token')}{its}; it has {right.tokens}"
+            yield f"{of} a state of {has}", right._replace(tokens=tokens)
+    for layer in range(len(layers)):
+        if layer != right.layer:
+            yield f"{of} layer {layer}", right._replace(layer=layer)
+
+
+def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:
+    """The scale of an update beta (v - S'k), a difference that nearly vanishes for known tokens: beta (|v| + |S'k|)."""
+    if place.component != UPDATE:
+        return None
+    written = piece.truth.of("beta")[..., None] * piece.truth.of("v")
+    return written.abs() + (written - piece.truth.places[place]).abs()

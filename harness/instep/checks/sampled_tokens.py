@@ -1,0 +1,206 @@
+"""T2 of drawn choices: each token is the one that the subject's own logits and the event's uniforms draw.
+
+Leaves out: whether these logits are right (T2, T3), and whether the truth draws the same tokens (`decisions.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from instep_reference.contract.engine import Forward
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing, drawn, fp32, probabilities
+
+from ..finding_problem import Problem
+from ..trace.tree_shape import depths
+from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext, RowSpan
+from ..watch.rows_by_request import row_spans, rows
+from .check_interface import slot_of
+from .sampling_bounds import Row, part
+
+PICK = Place("trunk", AFTER_LAYERS, "pick")
+LOGITS = PICK._replace(component="logits")
+TOLD = 3  # mistakes that are printed if several fit equally well
+SINGLE = torch.float32  # the narrowest dtype in which probabilities are computed, also for narrower logits
+
+
+class Said(NamedTuple):
+    """The tokens that the subject drew for a request, and their logits. width: the dtype of the logits."""
+
+    span: RowSpan
+    drawing: Drawing
+    logits: torch.Tensor
+    own: list[int]
+    width: torch.dtype
+
+
+class Draws:
+    """A token may differ only if a uniform or a cut is closer to a cumulative sum than the rounding of the sum."""
+
+    name = "draws"
+    tier = Tier.DERIVED
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        if not context.shown.whole:
+            return  # the harness drew these itself
+        said: list[Said] = []
+        beside: dict[str, Drawing | None] = {}
+        for span in row_spans(context, "trunk"):
+            drawing = beside[span.request] = drawing_of(context, span)
+            own, logits = (rows(context.subject, place, span) for place in (PICK, LOGITS))
+            if drawing is None or span.request in context.shown.gone or own is None or logits is None:
+                continue
+            if len(own) == len(logits) == span.logit_rows and not logits.isnan().any():
+                said.append(Said(span, drawing, logits.double().cpu(), own.tolist(), logits.dtype))
+        for one in said:
+            yield self._drawn(context, one, said, beside)
+
+    def _drawn(self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside) -> Comparison:
+        span, drawing, logits, own, width = one
+        right = drawn(logits, drawing)
+        parts = against(Row.every(logits, drawing), right, own, [0.0] * len(own), width)
+        row = max(range(len(own)), key=parts.__getitem__)
+        told, why = "", None
+        if parts[row] > 1:
+            told = f"row {row} drew {own[row]}; its own logits and uniforms draw {right[row]}"
+            why = wrong_way(one, said, beside)
+        return Comparison(
+            self.name, self.tier, context.index, context.kind, PICK, elements=len(own), blocks=len(own),
+            undecided=sum(0 < one <= 1 for one in parts), worst=parts[row], allowed=1.0, request=span.request,
+            slot=slot_of(context, span.request), problem=Problem.of(told, known=why),
+        )  # fmt: skip
+
+
+def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:
+    """The sampling and uniforms of a request's rows at this event; None if it takes the argmax."""
+    event, expected = context.event, context.expected
+    sampling = expected.sampling.get(span.request)
+    if sampling is None or not isinstance(event, Forward) or not span.logit_rows:
+        return None
+    uniforms = next(row.uniforms for row in event.rows if row.request == span.request)
+    if span.kind != "verify":
+        return Drawing.alone(sampling, uniforms)
+    return Drawing(sampling, expected.windows[span.request], expected.parents[span.request], uniforms)
+
+
+def against(
+    drawn_from: Sequence[Row], right: Sequence[int], own: Sequence[int], errors: Sequence[float], width: torch.dtype,
+) -> list[float]:
+    """The distance of each row's token from the draw of its logits, 0 if they are equal; 1 is the limit.
+
+    errors: the allowed error of each row's logits.  width: the dtype of the subject's logits
+    """
+    width = torch.float64 if width is torch.float64 else SINGLE
+    return [
+        0.0 if token == due else part(row, token, error, width)
+        for row, due, token, error in zip(drawn_from, right, own, errors, strict=True)
+    ]
+
+
+# -- known mistakes ------------------------------------------------------------------------------------
+
+
+Beside = Mapping[str, Drawing | None]  # request of the event -> its sampling and uniforms
+
+
+def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
+    """The known mistakes that draw exactly the tokens of this request and of most other wrong requests of the event.
+
+    A few tokens may fit several mistakes; then the first ones are returned.
+    """
+    fitting = [_fitting(other, beside) for other in said if other.own != drawn(other.logits, other.drawing)]
+    shared = Counter(what for mistakes in fitting for what in {mistake.what for mistake in mistakes})
+    mine = _fitting(one, beside)
+    most = max((shared[mistake.what] for mistake in mine), default=0)
+    return ", or ".join([str(mistake) for mistake in mine if shared[mistake.what] == most][:TOLD]) or None
+
+
+class WrongDraw(NamedTuple):
+    """A mistake in sampling. request: the other request whose values it uses, if it uses those of another."""
+
+    what: str
+    request: str | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.request is None else f'{self.what} of request "{self.request}"'
+
+
+def _fitting(one: Said, beside: Beside) -> list[WrongDraw]:
+    return [mistake for mistake, tokens in _mistakes(one, beside) if tokens == one.own]
+
+
+def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongDraw, list[int]]]:
+    span, drawing, x, own, _ = one
+    sampling, uniforms = drawing.sampling, drawing.uniforms
+    right = probabilities(x, sampling)
+    for sentence, how in (
+        ("the tokens of the children stay in the remaining distribution", {"kept": True}),
+        ("the children's probabilities are not accumulated", {"restarted": True}),
+        ("the final draw takes the uniform of its node", {"by_node": True}),
+    ):
+        yield WrongDraw(sentence), choices(right, drawing, **how)
+    for other, theirs in beside.items():
+        if other != span.request:
+            one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
+            yield WrongDraw("with the uniforms", other), drawn(x, one_like)
+            like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
+            yield WrongDraw("with the temperature, top-k and top-p", other), like
+    yield WrongDraw("it took the argmax"), x.argmax(-1).tolist()
+    yield WrongDraw("with uniforms of 0"), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+    for sentence, turned in (
+        ("each node takes the uniform of the node after it", (*uniforms[1:-1], uniforms[0], uniforms[-1])),
+        ("each node takes the uniform of the node before it", (uniforms[-2], *uniforms[:-2], uniforms[-1])),
+        ("each node takes the uniform of its depth", _by_depth(drawing)),
+    ) if len(own) > 1 else ():
+        yield WrongDraw(sentence), drawn(x, replace(drawing, uniforms=turned))
+    for sentence, changed in (
+        ("the temperature is not applied", Sampling(1.0, sampling.top_k, sampling.top_p)),
+        ("top-k is not applied", Sampling(sampling.temperature, None, sampling.top_p)),
+        ("top-p is not applied", Sampling(sampling.temperature, sampling.top_k)),
+        ("the logits are multiplied by the temperature",
+         Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
+    ):
+        if changed != sampling:
+            yield WrongDraw(sentence), drawn(x, replace(drawing, sampling=changed))
+    if sampling.top_p is not None:
+        kept = probabilities(x, Sampling(1.0, sampling.top_k, sampling.top_p)) > 0
+        scores = torch.where(kept, x / fp32(sampling.temperature, x), -torch.inf)
+        yield WrongDraw("top-p is applied before the temperature"), choices(scores.softmax(-1), drawing)
+
+
+def choices(
+    probs: torch.Tensor, drawing: Drawing, *, kept: bool = False, restarted: bool = False, by_node: bool = False
+) -> list[int]:
+    """Draw once more with a mistake: children stay in the rest, sums restart, or the node's uniform is used."""
+    said = []
+    for node, row in enumerate(probs):
+        left, passed, chosen = row.clone(), 0.0, -1
+        uniform, final = drawing.at_nodes[node], drawing.final
+        for child in Row(row, drawing, node).children:
+            passed = float(row[child]) + (0.0 if restarted else passed)
+            chosen = child if chosen < 0 and uniform < passed else chosen
+            left[child] = row[child] if kept else 0.0
+        if chosen < 0:
+            along = left.cumsum(0)
+            over = (along > (uniform if by_node else final) * along[-1]).nonzero()
+            chosen = int(over[0]) if len(over) else -1
+        said.append(chosen)
+    return said
+
+
+def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
+    """The uniforms of a launch with that many nodes: zeros where there are none, the final one last."""
+    if drawing is None:
+        return (0.0,) * (nodes + 1)
+    return *(*drawing.uniforms[:-1], *(0.0,) * nodes)[:nodes], drawing.final
+
+
+def _by_depth(drawing: Drawing) -> tuple[float, ...]:
+    return (*(drawing.uniforms[depth] for depth in depths(drawing.parents)), drawing.final)

@@ -1,0 +1,239 @@
+"""T0: owners, lengths, roots, rows and answers are exactly those of the trace.
+
+Leaves out: contents of memory (`unchanged_bytes.py`) and of places (`exact_labels.py` for labels, T2 and T3 for
+numbers).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from instep_reference.contract.engine import (
+    Commit,
+    Committed,
+    Draft,
+    Drafted,
+    Fetch,
+    Forward,
+    Forwarded,
+    Load,
+    Offload,
+    Resume,
+)
+from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
+
+from ..verdict import Comparison, Skipped, Tier
+from ..watch.event_context import EventContext, LastForward
+from ..watch.rows_by_request import paths, row_spans
+from .check_interface import NOWHERE, exact, in_batch
+
+LENGTH = Place("trunk", AFTER_LAYERS, "length")
+ROOT = Place("trunk", AFTER_LAYERS, "root")
+PICK = Place("trunk", AFTER_LAYERS, "pick")
+Pages = Mapping[str, Sequence[int]]
+DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; other drafts have places of their steps
+
+
+class Identity:
+    """Compare slots, pages, lengths, roots, rows, answers and requested step counts with trace and reference."""
+
+    name = "identity"
+    tier = Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.known: dict[str, tuple[int, ...]] = {}  # pages by request, for an engine that orders them itself
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        yield from self._rooms(context)
+        yield from self._row_counts(context)
+        if not context.shown.whole:
+            return  # the harness made these values itself
+        subject, truth = context.subject, context.truth
+        yield exact(
+            self, context, LENGTH, subject.wanted_num_steps, truth.wanted_num_steps, "next_num_steps requests {}"
+        )
+        yield from self._standings(context)
+        yield from self._tracked(context)
+        if isinstance(context.event, Draft):
+            yield from self._drafted(context, context.event)
+        if isinstance(context.event, Forward):
+            yield from self._forwarded(context)
+        if isinstance(context.event, Commit):
+            yield from self._committed(context, context.event)
+
+    def _rooms(self, context: EventContext) -> Iterator[Comparison]:
+        expected, hidden = context.expected, context.shown.hidden
+        slots, predicted = dict(context.subject_slots), dict(expected.slots_after)
+        owned: Pages = context.subject_pages
+        owns: Pages = expected.pages_after
+        predicted = {name: slot for name, slot in predicted.items() if name in slots or _in_it(context, name)}
+        owns = {name: mine for name, mine in owns.items() if name in owned or _in_it(context, name)}
+        if not context.shown.exact:
+            yield from self._moved(context)
+            slots, predicted = _renamed(slots, predicted)
+            owned = {name: mine for name, mine in owned.items() if name not in hidden or _in_it(context, name)}
+            owned, owns = _shared(owned, owns)
+        if context.shown.has("slots"):
+            yield exact(self, context, NOWHERE, slots, predicted, "slots are {}")
+        for name in sorted(owned.keys() | owns.keys()) if context.shown.has("pages") else ():
+            pages, right = tuple(owned.get(name, ())), tuple(owns.get(name, ()))
+            yield exact(self, context, NOWHERE, pages, right, "pages are {}", name)
+
+    def _moved(self, context: EventContext) -> Iterator[Comparison]:
+        """For an engine that orders pages itself: a live request keeps its pages and only gains further ones."""
+        known, self.known = self.known, {}
+        for name, pages in context.subject_pages.items():
+            if _in_it(context, name):
+                self.known[name] = tuple(pages)
+            before, anew = known.get(name), isinstance(context.event, Load | Resume) and context.event.request == name
+            if before and not anew:
+                shared = min(len(before), len(pages))
+                yield exact(self, context, NOWHERE, tuple(pages[:shared]), before[:shared],
+                            "pages are {}: a page moved in the table of a live request", name)  # fmt: skip
+
+    def _standings(self, context: EventContext) -> Iterator[Comparison]:
+        expected, after = context.expected, context.subject.after
+        lengths, roots = ({name: right[name] for name in expected.slots_after}
+                          for right in (expected.lengths_after, expected.roots_after))  # fmt: skip
+        found = {name: getattr(after.get(name), "length", None) for name in lengths}
+        before = {name: state.length for name, state in context.subject.before.items()}
+        yield from in_batch(self, context, LENGTH, found, lengths, "length is {}", before)
+        found = {name: getattr(after.get(name), "root", None) for name in roots}
+        yield from in_batch(self, context, ROOT, found, roots, "root is {}")
+
+    def _tracked(self, context: EventContext) -> Iterator[Comparison]:
+        """Compare the token count of a tracked prefix, in the answer and in the copy."""
+        due, answered = context.expected.prefixes, getattr(context.subject.answer, "tracked", {})
+        for name, under in tracks(context.event).items():
+            kept = context.subject.tracked.get(under)
+            for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
+                                (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
+                yield exact(self, context, LENGTH, found, due.get(under), says, name)
+        for under, kept in context.subject.tracked.items() if isinstance(context.event, Offload | Fetch) else ():
+            yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
+
+    def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
+        """Compare the row count of every place that the truth has."""
+        for place, tensor in context.truth.places.items():
+            if not (tensor.shape[0] and context.shown.place(place)):
+                continue
+            if not context.shown.whole and (place.layer == AFTER_LAYERS or not context.shown.has("watch")):
+                continue  # packed by the harness
+            right = sum(span.at(place)[1] for span in row_spans(context, place.stage))
+            found = context.subject.places.get(place)
+            yield exact(self, context, place, 0 if found is None else found.shape[0], right, "has {} rows")
+
+    def _drafted(self, context: EventContext, event: Draft) -> Iterator[Comparison | Skipped]:
+        answer = context.subject.answer
+        assert isinstance(answer, Drafted)
+        drafts, own = answer.drafts.tolist(), answer.own.tolist()
+        if context.subject.instead:
+            yield Skipped(self.name, context.index, "the window has the recorded drafts, as its own drafts differ")
+        headless = isinstance(context.truth.answer, Drafted) and bool((context.truth.answer.own < 0).all())
+        for row, name in enumerate(event.requests):
+            right = own[row] if event.picks is None else list(event.picks[row])
+            right = right + [-1] * (len(drafts[row]) - len(right))  # a smaller tree than others of the batch
+            yield exact(self, context, DRAFT_PICK, drafts[row], right, "drafts are {}", name)
+            if headless:  # drafts come from outside, so no side has its own
+                yield exact(self, context, DRAFT_PICK, own[row], [-1] * len(own[row]), "own drafts are {}", name)
+            if context.expected.topk is not None:
+                continue  # `grown_trees.py`
+            for number, place, said in self._heads(context, row, name, len(own[row])):
+                yield exact(self, context, place, own[row][number], said, f"own draft {number + 1} is {{}}", name)
+
+    def _heads(self, context: EventContext, row: int, name: str, drafts: int) -> Iterator[tuple[int, Place, int]]:
+        """The draft head's picks: number of the draft from 0, place, token. Empty for a model without a draft head.
+
+        The head picks a draft in the step of the draft's parent, which in a chain is the previous step.
+        """
+        before = context.subject.before.get(name)
+        if before is None or before.proposal is None or not drafts:
+            return
+        parents = context.expected.parents.get(name, ())[1:] or range(drafts)
+        for number, step in enumerate(parents[:drafts]):
+            chained = Place(f"chain.{step}", AFTER_LAYERS, "pick")
+            picks = context.subject.places.get(chained)
+            at = next((n for n, span in enumerate(row_spans(context, chained.stage)) if span.request == name), row)
+            if not step:
+                yield number, DRAFT_PICK, before.proposal
+            elif picks is not None and len(picks) > at:
+                yield number, chained, int(picks[at])
+            elif len(proposed := context.earlier.proposed.get(name, ())) > step:
+                yield number, Place(draft_stage(step), AFTER_LAYERS, "pick"), proposed[step]
+
+    def _forwarded(self, context: EventContext) -> Iterator[Comparison]:
+        answer = context.subject.answer
+        assert isinstance(answer, Forwarded)
+        seen = context.subject.places.get(PICK)
+        picks = [] if seen is None else seen.tolist()
+        for span in row_spans(context, "trunk"):
+            name, own = span.request, answer.own.get(span.request)
+            said = [] if own is None else own.tolist()
+            begin, count = span.at(PICK)
+            right = picks[begin : begin + count]
+            yield exact(self, context, PICK, said, right, "own choices are {}", name)
+            if span.kind != "verify" and span.logit_rows:
+                root = context.expected.roots_after[name]
+                yield exact(self, context, PICK, answer.roots.get(name), root, "answers the root {}", name)
+
+    def _committed(self, context: EventContext, event: Commit) -> Iterator[Comparison]:
+        answer = context.subject.answer
+        assert isinstance(answer, Committed)
+        for row, (name, path) in enumerate(zip(event.requests, paths(context, event), strict=True)):
+            nodes, index = [0, *path.nodes], answer.accept_index[row].tolist()
+            for field, found, right in (
+                ("num_correct_drafts", int(answer.num_correct_drafts[row]), len(path.nodes)),
+                ("accept_lens", int(answer.accept_lens[row]), len(nodes)),
+                ("accept_index", index, nodes + [-1] * (len(index) - len(nodes))),
+                ("last_correct_step_indices", int(answer.last_correct_step_indices[row]), nodes[-1]),
+                ("bonus", int(answer.bonus[row]), path.bonus),
+            ):
+                yield exact(self, context, PICK, found, right, f"{field} is {{}}", name)
+        due = {name: pair for name in event.requests if (pair := _own(context.earlier.forward, name)) is not None}
+        pairs = zip(answer.own_num_correct_drafts.tolist(), answer.own_bonus.tolist(), strict=True)
+        own = dict(zip(event.requests, pairs, strict=True))
+        yield from in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}")
+
+
+def _in_it(context: EventContext, name: str) -> bool:
+    """Whether the engine itself must have the request: it has heard of the request and still serves it."""
+    shown = context.shown
+    return shown.memory(name) or (name in context.expected.flying and name not in shown.gone)
+
+
+def _renamed(slots: Mapping[str, int], predicted: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Both maps up to renaming: each slot becomes the number of its first owner in the order of names."""
+    first: dict[int, int] = {}
+    found = {name: first.setdefault(slots[name], number) for number, name in enumerate(sorted(slots))}
+    return found, {name: number for number, name in enumerate(sorted(predicted))}
+
+
+def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
+    """Pages with more than one owner, or twice in one request; in the trace there are none."""
+    owners = Counter(page for mine in pages.values() for page in mine)
+    shared: Pages = {name: [page for page in mine if owners[page] > 1 or name not in predicted]
+                     for name, mine in pages.items()}  # fmt: skip
+    none = {name: mine for name, mine in predicted.items() if mine and name not in pages}
+    return shared, {**{name: [] for name in shared}, **none}
+
+
+def _own(forward: LastForward | None, name: str) -> tuple[int, int] | None:
+    """(accepted drafts, bonus) of a window in flight, from the subject's own picks."""
+    answer = None if forward is None else forward.subject.answer
+    if forward is None or not isinstance(answer, Forwarded) or name not in forward.windows:
+        return None
+    own, tokens = answer.own.get(name), forward.windows[name]
+    picks = [] if own is None else own.tolist()
+    return greedy(tokens, forward.parents[name], picks) if len(picks) == len(tokens) else None
+
+
+def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> tuple[int, int]:
+    """(accepted drafts, bonus) from the picks: descend while a child is the token that the target picked."""
+    at = accepted = 0
+    while True:
+        agreeing = [node for node, parent in enumerate(parents) if parent == at and tokens[node] == picks[at]]
+        if not agreeing:
+            return accepted, picks[at]
+        at, accepted = agreeing[0], accepted + 1

@@ -1,0 +1,208 @@
+"""The bank: all families of explanations in one table, and the choice of findings to explain.
+
+Explanations cost time, so only the first findings of an event that diverged are explained. Leaves out: the explanations
+themselves, and whether one fits (`diagnose/mistakes/explanation_fit.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..checks.check_interface import NOWHERE
+from ..checks.op_call_contracts import Contracts
+from ..checks.ops_on_own_inputs import OwnInputs
+from ..checks.poison import Poison
+from ..checks.sampled_tokens import Draws
+from ..checks.trace_bookkeeping import LENGTH, Identity
+from ..checks.unchanged_bytes import Bytes
+from ..finding_problem import Explained, Problem, Unexplained
+from ..oracle.oracle import Oracle
+from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
+from .mistakes.attention_precision import shares
+from .mistakes.constants import constants
+from .mistakes.delta_rule_on_own_inputs import half_of_recurrence, recurrence
+from .mistakes.experts import experts, other_experts
+from .mistakes.explanation_fit import agrees, nearest, only
+from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
+from .mistakes.fitted_constants import fitted
+from .mistakes.head_maps import mixing
+from .mistakes.misplaced_entries import elsewhere
+from .mistakes.norms import norms
+from .mistakes.product_rounding import products
+from .mistakes.rotary_and_visible_positions import positions
+from .mistakes.run_history import RunHistory
+from .mistakes.step_controller import wrong_rule
+from .mistakes.transformed_tensors import appearance
+from .mistakes.tree_as_chain import trees
+from .mistakes.wrong_inputs import inputs
+from .mistakes.wrong_labels import labels
+from .mistakes.wrong_memory import known_rows, memory
+from .mistakes.wrong_moves import known_windows, windows
+from .mistakes.wrong_rows import read_rows, result_rows
+from .mistakes.wrong_states import known_states, states
+from .mistakes.wrong_strides import addresses
+from .mistakes.wrong_tokens import tokens
+from .ops_by_place import ops_of
+
+FOLLOWS = Explained("bank", "follows from an earlier error: it is correct for its own inputs")
+CLAUSES = 2  # broken contracts that are quoted at most
+READ_BY = dict.fromkeys(("keys", "values"), ("attend",))  # component of memory -> ops that read it and do not write it
+PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
+
+# Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
+# wrong tensors that the maker of the right one knows; where the right tensor went; known mistakes of the delta rule;
+# how the tensor looks; mechanisms, which compete with each other; and a number that is fitted to the finding.
+Family = Callable[[Case], Iterable[Explanation]]
+BANK: tuple[tuple[Family, ...], ...] = (
+    (known_rows, known_states, known_windows),
+    (elsewhere,),
+    (recurrence,),
+    (appearance,),
+    (
+        result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,
+        memory, states, tokens, windows, labels, addresses, trees, experts,
+    ),
+    (fitted, other_experts),
+)
+NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
+
+
+def explained(
+    findings: Sequence[Comparison], context: EventContext | None, oracle: Oracle | None, history: RunHistory
+) -> list[Comparison]:
+    """The comparisons in their order; the first findings of the context's event with their explanations."""
+    said = dict[int, Comparison]()
+    if context is not None:
+        here = [found for found in findings if found.event == context.index and not found.agrees]
+        at: dict[object, Explained | Unexplained | None] = {}  # one explanation for all measurements of a tensor
+        with torch.inference_mode():
+            chosen = list(_first(here))
+            for finding in chosen:
+                what = (finding.place, finding.request, finding.tier in NUMERIC)
+                if what not in at:
+                    try:
+                        at[what] = _said(finding, context, oracle, history)
+                    except Exception as error:  # a finding is reported even if its data break the bank
+                        at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
+            for finding in chosen:
+                one = at[finding.place, finding.request, finding.tier in NUMERIC]
+                problem = _contracts(finding.problem or Problem("differs"), finding, here)
+                if isinstance(one, Unexplained):
+                    problem = replace(problem, unexplained=one)
+                elif one is not None:
+                    problem = replace(problem, mistake=one, nearest=problem.mistake)
+                elif finding.check == Poison.name:
+                    problem = replace(problem, like=_like(finding, at))
+                said[id(finding)] = replace(finding, problem=problem)
+    told_of = (said.get(id(found), found) for found in findings)
+    return [one if one.sides is None else replace(one, sides=None) for one in told_of]
+
+
+def explanation_of(case: Case) -> tuple[Explained | None, int]:
+    """The explanation of a case, if exactly one fits best, and how many fit equally well."""
+    if case.granted is not None and case.finding.check != OwnInputs.name and agrees(case):
+        return FOLLOWS, 1
+    finite = case.granted is None or bool(case.found.isfinite().all())
+    for families in BANK if finite else (NOT_FINITE,):
+        one, count = _best(case, families)
+        if count:
+            return one, count
+    return None, 0
+
+
+def _best(case: Case, families: Sequence[Family]) -> tuple[Explained | None, int]:
+    near = nearest(case, (one for family in families for one in family(case)))
+    sentence, count = only(near)
+    if sentence is None:
+        return None, count
+    known = families is BANK[0] or bool(near[0].name)
+    return Explained("hypothesis" if known else "bank", sentence, name=near[0].name), count
+
+
+def _said(
+    finding: Comparison, context: EventContext, oracle: Oracle | None, history: RunHistory
+) -> Explained | Unexplained | None:
+    """The explanation of a finding; None if the finding's own clause must do."""
+    wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
+    if wish and history.candidates is not None:
+        rule = wrong_rule(history.candidates, history.told, context.subject.wanted_num_steps)
+        return None if rule is None else Explained("hypothesis", rule)
+    case = case_of(finding, context, oracle, history)
+    if case is None or not case.found.numel():
+        return None
+    if finding.explained is not None:
+        return _nearer(case)
+    one, count = explanation_of(case)
+    said = case.granted is None or not case.found.isfinite().all()  # the clause has bytes, labels or infinite numbers
+    return one if one is not None or said else Unexplained(count)
+
+
+def _nearer(case: Case) -> Explained | None:
+    """The explanation of a state within the allowance, if no wrong state of T2d fits that well."""
+    if not case.found.isfinite().all() or _best(case, BANK[0])[1]:
+        return None
+    for families in BANK[1:]:
+        one, count = _best(case, families)
+        if count:
+            return one
+    return None
+
+
+def _like(
+    finding: Comparison, at: Mapping[Any, Explained | Unexplained | None]
+) -> tuple[str, Explained] | None:
+    """For poison, which does not reveal a mistake: the mistake at the same place of another request."""
+    for (place, request, _), one in at.items():
+        if place == finding.place and request != finding.request and isinstance(one, Explained) and one is not FOLLOWS:
+            return request, one
+    return None
+
+
+def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
+    """The first findings at the first places, without places that another finding explains or measures better."""
+    kept: dict[object, list[str | None]] = {}
+    named = {(f.place, f.request): f for f in findings if f.tier is Tier.DIRECTED and not _unknown(f)}
+    yield from list(named.values())[:PLACES]
+    closer = {(f.place, f.request) for f in findings if f.tier is Tier.DERIVED}
+    for finding in sorted(findings, key=Comparison.order):
+        at = (finding.place, finding.request)
+        if at in named or (finding.tier is Tier.PROPAGATED and at in closer):
+            continue
+        if finding.check == Draws.name:  # has tried all its mistakes already
+            continue
+        exact = finding.tier in (Tier.IDENTITY, Tier.DECISIONS) and finding.check != "labels"
+        if finding.sides is None and exact and finding.place != LENGTH:
+            continue
+        here = kept.setdefault(finding.place, [])
+        if len(kept) > PLACES:
+            return
+        if finding.request not in here and len(here) < OF_A_PLACE:
+            here.append(finding.request)
+        if finding.request in here:
+            yield finding
+
+
+def _unknown(finding: Comparison) -> bool:
+    return finding.problem is not None and finding.problem.code == "unidentified"
+
+
+def _contracts(problem: Problem, finding: Comparison, findings: Iterable[Comparison]) -> Problem:
+    """The problem with the broken contracts at its place or in the whole event, and a forbidden write to its memory."""
+    where, broken, written = finding.place, list[Problem](), problem.written
+    ops = {*ops_of(where), *READ_BY.get(where.component, ())}
+    for other in findings:
+        if other.problem is None or other is finding:
+            continue
+        same = other.place in (where, NOWHERE) or (
+            other.place[:2] == where[:2] and bool(ops & set(ops_of(other.place))))
+        if other.check == Contracts.name and same and finding.check != Contracts.name:
+            broken.append(other.problem)
+        forbidden = other.problem.code == "forbidden_write" and other.check == Bytes.name
+        if forbidden and (other.place, other.slot) == (where, finding.slot):
+            written = written or other.problem
+    return replace(problem, broken=tuple(broken[:CLAUSES]), written=written)

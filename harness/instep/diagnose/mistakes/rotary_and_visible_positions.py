@@ -1,0 +1,91 @@
+"""Queries and keys with wrong rotary embeddings, and attention that sees too much or too little.
+
+Leaves out: swapped rows (`wrong_rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from instep_reference.attention import AttentionMemory, rotate
+
+from ...checks.check_interface import at_end, counted
+from ...oracle.single_layer_run import LayerWork
+from .finding_case import Case, Explanation
+
+THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
+OFF = (1, -1, 2, -2)
+
+
+def positions(case: Case) -> Iterator[Explanation]:
+    work = None if case.piece is None else case.piece.work
+    if isinstance(work, LayerWork) and case.component in ("query", "key"):
+        yield from _turned(case, work)
+    elif isinstance(work, LayerWork) and case.component == "attended":
+        yield from _seen(case, work)
+
+
+def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
+    config, rows = case.weights.config, len(case.right)
+    at = work.start + torch.arange(rows)
+
+    def moved(says: str, by: torch.Tensor) -> Explanation:
+        return Explanation(says, rotate(case.right.to("cpu", torch.float64), by, config))
+
+    for by in OFF:
+        yield moved(f"is placed {counted(abs(by), 'position')} too {'late' if by > 0 else 'early'}",
+                    torch.full((rows,), by))  # fmt: skip
+    yield moved("is not rotated: every row is at position 0", -at)
+    if rows > 1:
+        yield moved("all rows are at the position of the first", -torch.arange(rows))
+    if work.start:
+        yield moved("positions begin at 0 again", torch.full((rows,), -work.start))
+    yield moved("is rotated backwards", -2 * at)
+    for theta in THETAS:
+        if theta != config.rope_theta:
+            wrong = case.again(weights=replace(case.weights, config=replace(config, rope_theta=theta)))
+            if wrong is not None:
+                yield Explanation(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}", wrong)
+    for width in (config.head_dim, config.rotary_dim // 2):
+        if width != config.rotary_dim and width % 2 == 0:
+            wrong = case.again(weights=replace(case.weights, config=replace(config, rotary_dim=width)))
+            if wrong is not None:
+                yield Explanation(f"rotates {width} channels, not {config.rotary_dim}", wrong)
+
+
+def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
+    """Attention with other keys and values before the rows of this event."""
+    memory = work.memory
+    if not isinstance(memory, AttentionMemory) or not len(memory.keys):
+        return
+    length = len(memory.keys)
+
+    def with_memory(says: str, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Explanation]:
+        wrong = case.again(memory=AttentionMemory(keys, values))
+        if wrong is not None:
+            yield Explanation(says, wrong)
+
+    keys, values = memory.keys, memory.values
+    yield from with_memory("sees nothing from before these rows", keys[:0], values[:0])
+    for few in dict.fromkeys(n for n in (1, 2) if n < length):
+        last, first = (at_end(few, "position", end) for end in ("last", "first"))
+        yield from with_memory(f"does not see the {last} before these rows", keys[:-few], values[:-few])
+        yield from with_memory(f"does not see the {first}", keys[few:], values[few:])
+    yield from with_memory("sees the last position before these rows twice", torch.cat((keys, keys[-1:])),
+                           torch.cat((values, values[-1:])))  # fmt: skip
+    zero = torch.zeros_like(keys[:1]), torch.zeros_like(values[:1])
+    yield from with_memory("sees one position more, which is empty", torch.cat((keys, zero[0])),
+                           torch.cat((values, zero[1])))  # fmt: skip
+    stage, layer = case.finding.place.stage, case.finding.place.layer
+    fields = ("keys", "values") if stage == "trunk" else ("draft_keys", "draft_values")
+    for other, state in case.context.subject.before.items():
+        theirs = [getattr(state, field).get(layer) for field in fields]
+        if other != case.finding.request and theirs[0] is not None and len(theirs[0]):
+            k, v = (torch.cat((x[:length], own[len(x):])) for x, own in zip(theirs, (keys, values), strict=True))
+            yield from with_memory(f'reads the keys and values of request "{other}"', k, v)
+            yield from with_memory(f'reads the values of request "{other}" under its own keys', keys, v)
+    yield from with_memory("reads keys and values one position too late", keys.roll(-1, 0), values.roll(-1, 0))
+    yield from with_memory("reads values one position too late, with the right keys", keys, values.roll(-1, 0))

@@ -1,0 +1,237 @@
+"""The right answer of a case: rows and memory as the reference computes them, request by request.
+
+The dtype of the inputs decides the role: fp64 gives the truth, a narrower one a sample of the allowed error. Leaves
+out: ops that move bits or count; `plain` gives their only right answer (`compare_with_reference.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch.nn import functional as F
+
+from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
+from instep_reference import attention, gdn, mlp, norms
+from instep_reference.chunked_delta_rule import recur_in_chunks
+from instep_reference.contract.config import ModelConfig
+from instep_reference.weights import MlpWeights, MoeWeights
+
+from .cases.case import Call, Inputs
+from .cases.guarded_pools import place, runs
+
+Tensor = torch.Tensor
+# The delta rule over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
+Rule = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A unit of memory after the launch. row: it is stored after this row; before: the memory before the launch."""
+
+    request: int
+    row: int
+    component: str
+    pool: str
+    at: tuple[int, ...]
+    block: Tensor
+    before: Tensor
+
+
+@dataclass(frozen=True)
+class Right:
+    """results by name; spans: request -> its rows, all others are zeros. None means that every row is independent."""
+
+    results: Mapping[str, Tensor]
+    spans: Mapping[int, range] | None = None
+    written: Sequence[Written] = field(default_factory=list)
+
+
+def widened(inputs: Inputs, width: torch.dtype) -> Inputs:
+    """The inputs in this dtype. Memory keeps its dtype, and is converted when it is read."""
+
+    def to(value: Any) -> Any:
+        if isinstance(value, GdnInputs):
+            return GdnInputs(*map(to, value))
+        if isinstance(value, ExpertWeights):
+            return replace(value, **{name: to(tensor) for name, tensor in vars(value).items()})
+        return value.to(width) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return {name: to(value) for name, value in inputs.items()}
+
+
+def by_token(rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule token by token."""
+    done = gdn.recur(*opened(rows), state[None])
+    return done.out[0], done.state[0]
+
+
+def in_chunks_of(size: int, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+    """The rule in chunks of `size` rows."""
+    core, after = recur_in_chunks(*opened(rows), state[None], size)
+    return core[0], after[0]
+
+
+def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Rows of one request as arguments of `gdn.recur`: q, k, v, log_decay, erase, write."""
+    q, k, v, log_decay, beta = rows
+    q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
+    return q, k, v[None], log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
+
+
+def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
+    """The right answer of the op on these inputs. call: the call with its memory; chunk: the form of prefill."""
+    if op == "fused_gdn":
+        inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
+    if op in ("gdn", "fused_gdn"):
+        return _gdn(inputs["inputs"], inputs["parts"], call, chunk)
+    if op == "conv":
+        return _conv(inputs["x"], inputs["weight"], inputs["parts"], call)
+    if op == "attend":
+        return _attend(inputs["query"], inputs["pages"])
+    found = ROWS[op](inputs)
+    return Right(found if isinstance(found, dict) else {"result": found})
+
+
+def walk(parts: Sequence[Part], like: Tensor) -> Iterator[tuple[int, Part, int, list[int], Tensor]]:
+    """Every request that runs: number in the launch and in its part, the parent of each row, the memory before."""
+    first = 0
+    for part in parts:
+        for request in range(len(part.count)):
+            if runs(part, request):
+                begin, count = int(part.begin[request]), int(part.count[request])
+                chain = list(range(-1, count - 1))
+                parents = chain if part.parents is None else part.parents[begin : begin + count].tolist()
+                before = part.read.pool[place(part.read, request)].to(like)
+                yield (first + request, part, request, parents,
+                       torch.zeros_like(before) if part.fresh[request] else before)
+        first += len(part.count)
+
+
+def _written(
+    number: int, part: Part, request: int, states: Mapping[int, Tensor], before: Tensor, component: str, call: Call
+) -> Iterator[Written]:
+    """Yield the units that must hold the memory after rows. The memory of a fresh request is zero before them."""
+
+    def at(address: Address, row: int, spot: tuple[int, ...]) -> Written:
+        pool = next(name for name, pool in call.pools.items() if pool.view is address.pool)
+        return Written(number, row, component, pool, spot, states[row], before)
+
+    last, store, kept = int(part.count[request]) - 1, part.store, part.per_row
+    if store is not None and store.units[request] >= 0:
+        yield at(store, last, place(store, request))
+    if kept is not None and kept.units[request] >= 0:
+        for row in range(last + 1):
+            yield at(kept, row, (int(kept.units[request]), row))
+
+
+def _gdn(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
+    core, spans, written = torch.zeros_like(inputs.v), dict[int, range](), list[Written]()
+    for number, part, request, parents, memory in walk(parts, inputs.v):
+        begin, states = int(part.begin[request]), {-1: memory}
+        spans[number] = range(begin, begin + len(parents))
+        if part.form == "chunk":
+            rows = [x[begin : begin + len(parents)] for x in inputs]
+            core[begin : begin + len(parents)], states[len(parents) - 1] = chunk(rows, memory)
+        else:
+            for row, parent in enumerate(parents):
+                token = [x[begin + row, None] for x in inputs]
+                core[begin + row, None], states[row] = by_token(token, states[parent])
+        written += _written(number, part, request, states, memory, "state", call)
+    return Right({"result": core}, spans, written)
+
+
+def _conv(x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call) -> Right:
+    out, spans, written = torch.zeros_like(x), dict[int, range](), list[Written]()
+    for number, part, request, parents, memory in walk(parts, x):
+        begin, windows = int(part.begin[request]), {-1: memory}
+        spans[number] = range(begin, begin + len(parents))
+        for row, parent in enumerate(parents):  # a row continues the window of its parent
+            convolved, windows[row] = gdn.causal_conv(x[begin + row, None], weight, windows[parent])
+            out[begin + row, None] = F.silu(convolved)
+        written += _written(number, part, request, windows, memory, "conv", call)
+    return Right({"result": out}, spans, written)
+
+
+def _attend(query: Tensor, pages: Pages) -> Right:
+    out, spans, size = torch.zeros_like(query), dict[int, range](), pages.keys.shape[1]
+    for request, (slot, begin, count, before) in enumerate(
+        zip(*(x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before)), strict=True)
+    ):
+        if slot < 0 or not count:
+            continue
+        spans[request], line = range(begin, begin + count), pages.table[slot].tolist()
+        mapped = len(line) * size >= before + count and min(line[: -(-(before + count) // size)]) >= 0
+        if mapped and pages.ancestors is None:
+            at = [(line[p // size], p % size) for p in range(before + count)]
+            keys, values = (torch.stack([pool[spot] for spot in at]).to(query) for pool in (pages.keys, pages.values))
+            out[begin : begin + count] = attention.attend(query[begin : begin + count], keys, values)
+            continue
+        for row in spans[request]:
+            bits = 0 if pages.ancestors is None else int(pages.ancestors[row])
+            behind = [n for n in range(63) if bits >> n & 1] if bits else range(row - begin + 1)
+            there = [divmod(p, size) for p in (*range(before), *(before + n for n in behind))]
+            seen = [(line[n], offset) for n, offset in there if n < len(line) and line[n] >= 0]
+            if seen:
+                keys, values = (torch.stack([pool[at] for at in seen]).to(query) for pool in (pages.keys, pages.values))
+                out[row, None] = attention.attend(query[row, None], keys, values)
+    return Right({"result": out}, spans)
+
+
+def gates_of(given: Inputs) -> dict[str, Tensor]:
+    """Inputs of `gdn`, computed from rows after the conv."""
+    keys, width, rows = given["key_heads"] * given["key_dim"], given["key_dim"], len(given["mixed"])
+    q, k, v = torch.tensor_split(given["mixed"], (keys, 2 * keys), dim=1)
+    q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
+    log_decay = -given["A_log"].exp() * F.softplus(given["a"] + given["dt_bias"])
+    value = v.reshape(rows, len(given["A_log"]), v.shape[1] // len(given["A_log"]))
+    return {"q": q * width**-0.5, "k": k, "v": value, "log_decay": log_decay, "beta": torch.sigmoid(given["b"])}
+
+
+def _attention_inputs(given: Inputs) -> dict[str, Tensor]:
+    config = cast(ModelConfig, SimpleNamespace(rotary_dim=given["rotary_dim"], rope_theta=given["theta"]))
+    raw = {"query": (given["projected"][:, :, 0], given["q_norm"]), "key": (given["key_raw"], given["k_norm"])}
+    return {
+        name: attention.rotate(norms.rms_norm(x, weight, given["eps"]), given["positions"], config)
+        for name, (x, weight) in raw.items()
+    }
+
+
+def _swiglu(gate_up: Tensor, down: Tensor) -> MlpWeights:
+    gate, up = gate_up.chunk(2)
+    return MlpWeights(gate, up, down)
+
+
+def experts(given: ExpertWeights) -> MoeWeights:
+    """The weights in the reference's form. A missing shared expert becomes one of zeros."""
+    none = torch.zeros_like(given.router[:1])
+    shared = (none.new_zeros(2, none.shape[1]), none.new_zeros(none.shape[1], 1))
+    if given.shared_gate_up is not None and given.shared_down is not None:
+        shared = given.shared_gate_up, given.shared_down
+    each = tuple(_swiglu(*pair) for pair in zip(given.gate_up, given.down, strict=True))
+    gate = none if given.shared_gate is None else given.shared_gate
+    return MoeWeights(router=given.router, experts=each, shared=_swiglu(*shared), shared_gate=gate)
+
+
+def _moe(given: Inputs) -> Tensor:
+    config = SimpleNamespace(experts_per_token=given["top_k"], norm_topk=given["norm_topk"])
+    return mlp.mixture(cast(ModelConfig, config), experts(given["weights"]), given["x"])
+
+
+ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
+    "norm": lambda given: norms.rms_norm(given["x"], given["weight"], given["eps"]),
+    "linear": lambda given: (given["x"].flatten(1) @ given["weight"].T).reshape(-1, *given["shape"]),
+    "add": lambda given: given["x"] + given["y"],
+    "gdn_inputs": gates_of,
+    "gated_norm": lambda given: norms.gated_norm(*(given[name] for name in ("core", "z", "weight", "eps", "gate"))),
+    "attention_inputs": _attention_inputs,
+    "output_gate": lambda given: given["attended"] * torch.sigmoid(given["projected"][:, :, 1]),
+    "mlp": lambda given: mlp.swiglu(_swiglu(given["gate_up"], given["down"]), given["x"]),
+    "moe": _moe,
+    "lm_head": lambda given: given["x"] @ given["weight"].T,
+}
+COMPUTED = frozenset({"gdn", "fused_gdn", "conv", "attend", *ROWS})  # ops with a truth other than `plain`

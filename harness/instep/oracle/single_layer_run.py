@@ -1,0 +1,162 @@
+"""One layer of the reference over the rows of one request, as a piece whose inputs can be replaced one by one.
+
+Leaves out: the source of the rows and the memory (`recomputation_plan.py`), and running a piece (`recomputation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from instep_reference import gdn, trunk
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place_names import Place, See
+from instep_reference.gdn import GdnMemory, Recurred, recur
+from instep_reference.norms import rms_norm
+from instep_reference.trunk import Forms
+from instep_reference.weights import DraftWeights, GdnWeights, Weights
+
+from ..trace.tree_shape import depths, lines
+
+# A piece of the reference: from weights in some width it computes its places, and returns its final state, if any.
+Work = Callable[[Weights, See], torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """hidden: its rows, the first of them at position `start`; memory: the memory before, None if there is none. An MTP
+    stage has the layers of the draft head. parents: of each row, if the rows are nodes of a tree; None: a chain.
+    """
+
+    stage: str
+    layer: int
+    hidden: torch.Tensor
+    start: int
+    memory: trunk.LayerMemory | None = None
+    parents: tuple[int, ...] | None = None
+
+    def __call__(self, weights: Weights, see: See) -> torch.Tensor | None:
+        config, layers, like = weights.config, weights.layers, weights.embedding
+        if self.stage != "trunk":
+            config, layers = config.drafter(), draft_of(weights).layers
+        if self.memory is None:
+            memory = trunk.empty_memory(config, config.layer_kinds[self.layer], like.dtype, like.device)
+        else:
+            own: Any = self.memory
+            memory = type(own)(*(getattr(own, field.name).to(like) for field in fields(own)))
+        positions, forms = positions_of(self.start, self.hidden.shape[0], self.parents, like.device)
+        hidden = self.hidden.to(like)
+        _, after = trunk.layer(
+            config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
+        return after.state if isinstance(after, GdnMemory) else None
+
+
+def to_state(
+    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
+    tree: tuple[int, ...] | None = None, *, read: bool = True,
+) -> Work:
+    """Run a GDN layer from its rows to the state, and nothing after it; `number`: the layer's index in the weights.
+
+    read: whether the read-outs are computed as well; for a tree's nodes they always are
+    """
+
+    def work(weights: Weights, see: See) -> torch.Tensor:
+        like, mine = weights.embedding, weights.layers[number]
+        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
+        memory = gdn.empty(weights.config, like.dtype, like.device)
+        if start:
+            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+
+        def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
+            return see(Place("trunk", layer, component), tensor)
+
+        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
+        if not read and tree is None:
+            return gdn.state_after(weights.config, mine.mixer, normed, memory, at)
+        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
+        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
+
+    return work
+
+
+def positions_of(
+    start: int, count: int, parents: tuple[int, ...] | None, device: torch.device
+) -> tuple[torch.Tensor, trunk.Forms]:
+    """The positions of a window's rows, and the forms of the ops that look backwards in it."""
+    if parents is None:
+        return start + torch.arange(count, device=device), {}
+    return start + torch.tensor(depths(parents), device=device), forms(parents)
+
+
+def draft_of(weights: Weights) -> DraftWeights:
+    return cast(DraftWeights, weights.draft)
+
+
+# The parts of a layer that look backwards, over a window that is a tree: conv, delta rule, attention. The reference
+# decodes a tree node by node, each from its parent's memory. Here all nodes of a layer are rows of one run, as in an
+# engine, so that every place shows the whole window; a test compares the two.
+
+
+def forms(parents: Sequence[int]) -> Forms:
+    """For `trunk.layer`. parents: of each node, -1 for the root; the memory before the window is the layer's."""
+    tree = tuple(parents)
+    return {
+        "gdn": {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)},
+        "attention": {"read": partial(read_tree, tree)},
+    }
+
+
+def recur_tree(
+    parents: tuple[int, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor,
+    erase: torch.Tensor, write: torch.Tensor, state: torch.Tensor,
+) -> Recurred:
+    """`recur`, with every node from its parent's state. The state that it returns is the last node's.
+
+    Shapes:  as `recur`
+    """
+    nodes: list[Recurred] = []
+    for node, parent in enumerate(parents):
+        at = slice(node, node + 1)
+        before = nodes[parent].state if parent >= 0 else state
+        nodes.append(recur(q[:, at], k[:, at], v[:, at], log_decay=log_decay[:, at], erase=erase[:, at],
+                           write=write[:, at], state=before))  # fmt: skip
+    out, update = (torch.cat([getattr(one, name) for one in nodes], 1) for name in ("out", "update"))
+    return Recurred(out, update, nodes[-1].state)
+
+
+def conv_tree(
+    parents: tuple[int, ...], x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`causal_conv` along each node's own path. The window that it returns is the last node's.
+
+    Shapes:  x (T, C)   weight (C, W)   window (C, W-1)  ->  (T, C), (C, W-1)
+    """
+    width, history = weight.shape[1], window.T
+    inputs = torch.cat([history, x])  # (W-1 + T, C)
+    reads = [[*range(width - 1), *(width - 1 + node for node in line)][-width:] for line in lines(parents)]
+    rows = inputs[torch.tensor(reads, device=x.device)]  # (T, W, C)
+    taps = [weight[:, j] * rows[:, j] for j in range(width)]  # W of (T, C)
+    return torch.stack(taps).sum(0), rows[-1, 1:].T
+
+
+def read_tree(
+    parents: tuple[int, ...], query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """`attend`, if the T queries belong to the last T rows of memory: each sees its path, and everything before the
+    tree.
+
+    Shapes:  as `attend`
+    """
+    (tokens, heads, width), (length, kv_heads, _) = query.shape, keys.shape
+    keys, values = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
+    scores = torch.einsum("thd,lhd->htl", query, keys) * width**-0.5  # (heads, T, L)
+    hidden = torch.zeros(tokens, length, dtype=torch.bool)
+    hidden[:, length - tokens :] = True
+    for node, line in enumerate(lines(parents)):
+        hidden[node, [length - tokens + other for other in line]] = False
+    shares = scores.masked_fill(hidden.to(query.device), float("-inf")).softmax(-1)
+    return torch.einsum("htl,lhd->thd", shares, values)

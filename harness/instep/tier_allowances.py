@@ -1,0 +1,169 @@
+"""The constants of the tiers T2, T2d, T3 and T4, each with its derivation. None is tuned per run.
+
+Leaves out: how errors are measured (`checks/error_measurement.py`, `checks/known_wrong_states.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Errors = TypeVar("Errors", torch.Tensor, npt.NDArray[np.float64])
+
+# T2, T3. An error may be this many times the error of the yardstick on the same block. The yardstick's draws represent
+# the worst order of summation (`oracle/reordered_arithmetic.py`), so a subject's own order errs as much or less. Both
+# errors are then normal with at most the same deviation. The norm of a block of 32 numbers scatters by 1/sqrt(2 * 32) =
+# 12%, so a factor of 3 is out of reach. If a block depends on one number, 1 in 31 000 exceeds 3 times the largest of 16
+# draws.
+YARDSTICK_FACTOR = 3.0
+
+# Products that a subject declares to be narrower change the yardstick, never a constant: see
+# `oracle/declared_product_rounding.py`.
+
+# T2, T3. Added in units of the last place (`finfo.eps`) of the stored dtype: one rounding of each side into storage and
+# one of each side's last operation. If the yardstick happens to be exact, only this term remains.
+ULPS = 4.0
+
+# T2, from an op's own inputs: the same two constants for one op. Truth and draws both read the subject's own rows, so
+# earlier rounding is in the input of both and in the error of neither. No other op amplifies errors, so 4 draws
+# suffice. The numbers of a block share a factor of a norm, a decay or a gate: one or two functions, each within 2 units
+# (`oracle/reordered_arithmetic.py`), which ULPS covers. Only a softmax with two nearly equal keys, or a router with two
+# nearly equal experts, depends on the error of one score, which grows with the score; there the number of draws stays.
+# The read-out of the delta rule (`ROUNDED_ONCE`) has a tighter limit if it is stored in 16 bits. ULPS would grant
+# 4 units there, but one rounding needs half a unit. So draws are taken before they are rounded into storage, and the
+# found value is moved towards the truth o by at most half a unit. Let y be the subject's value before rounding. Then
+#     |round(y) - o| - half a unit  <=  |y - o|        with the unit of storage of the larger of the two numbers
+# holds for every number, so the rest of a correct engine's error is at most its error before storage. The limit is
+# 3 e_r + 4 ulp in the width of the computation. Other places keep the 4 units of their storage, because attention
+# weights, the middle of an MLP and the parts of a split product may be rounded on the way without a declaration. The
+# read-out keeps them, too, if the state is stored narrower than computed, as some engines store it after every token.
+
+# T2 of memory that is stored in tiles with one scale each (`Blocked`; states in fp8). ULPS would grant 4 units of 2^-3,
+# half of the number. A state is rounded once, when it is stored, so the rule above applies: the found value is moved
+# towards the truth by at most half a unit, and the rest is judged at 3 e_r + 4 ulp of fp32. The unit is that of the
+# larger number, in the larger of the two scales: each side takes its scale from its own largest number, and these
+# differ by the error before the store. Storage adds a division by the scale and a product with it, each within 1 ulp
+# of fp32.
+
+# A block whose largest number is below this limit has lost bits to underflow, so it has no relative error. The limit
+# is the smallest normal number of fp32 (and of bf16, which has the same exponents) over the precision of fp32.
+SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
+
+# Smaller blocks are judged together, as the norm of fewer than 32 numbers is no measurement (see above).
+SMALLEST_BLOCK = 32
+
+# T3. How often the rounded run is drawn again before an error counts. More draws help only if they differ. Another
+# order of summation moves a number by some units of 2^-24. Stored or multiplied in 16 bits, nearly all numbers then
+# round as before, and in a model with few channels 8 draws are identical. So every further draw rounds stochastically
+# where rounding is declared (`up_or_down`), and two draws share no rounding. The mean square of a stochastic rounding
+# is the mean of f (1 - f), 1/6 of a squared unit; to nearest it is 1/12. So such draws err sqrt(2) times as much as a
+# correct engine. If all of an error depends on one number (a layer makes every error 10 times larger), the error of a
+# correct engine exceeds 3 times the largest of 7 such draws once in 5000; if nothing is rounded below the width, that
+# of 8 equal draws once in 1100; that of one draw once in 5. Measurement in a random model of 4 layers in bf16, rounded
+# as by our kernels, at its third event, for 150 engines that err as these draws do: 8 draws to nearest call 68 wrong,
+# these draws none. A draw that is 3 * 100 times too small is no bad luck (1 in 500 at the worst), so such an error is
+# called wrong at once.
+REDRAWS, LUCK = 7, 100.0
+
+# T3. The truth's own error: fp64 in another order of summation agrees within this (the reference's properties).
+TRUTH_ERROR = 1e-12
+
+# T2d. Columns of V that are judged together: the narrowest tile in which kernels write a state. The V columns of a
+# state evolve independently, so a stale tile is a wrong state in its columns and a right one in the others.
+COLUMNS = 8
+
+# T2d. The projection of the error on (wrong - right) is 0 for a right state and 1 for a wrong one; the limit is half
+# way. The projections of correct engines are measured (`fixtures/results/calibration.json`).
+PROJECTION_LIMIT = 0.5
+
+# T2d. The largest standard error at which a projection decides; the limit is then 8 standard errors from 0.
+# A correct engine's projection is a sum of many roundings, each times its effect along that direction. In a draw with
+# stochastic rounding (`up_or_down`) each of them deviates at least as much as rounding to nearest does. So by
+# Hoeffding's bound (both signs are equally likely) a correct projection exceeds t deviations of such draws with a
+# probability under exp(-t^2 / 2), which is 1e-14 for t = 8. The deviation is measured from 128 draws before anything is
+# called wrong. In the worst case the deviation of a pair of block and wrong state is too large to decide but is
+# measured as small enough; the probability is then 7.5e-13 (with only 16 draws 4e-7). A long run of a 9B model judges
+# some 4e7 pairs, of which 1 in 100 is that close to the limit (measured): 3e-7 false alarms per run.
+PROJECTION_ERROR = 1 / 16
+
+# T2d, of a free run (`oracle/free_run_states.py`). The first look has one draw, because each draw is a whole run. So a
+# pair whose deviation is too large to decide is decided all the same if this draw errs little along its direction:
+# with a deviation s that is the part 1/(16 s) * sqrt(2 / pi) of pairs, a fifth for s = 1/4. The projections of these
+# pairs are spread over the whole range up to the limit, and those beyond it are measured again, with 16 or 128 draws,
+# and dropped. So the largest projection of a long correct run is close to the limit whatever the engine's error is:
+# "allowance used" is not a distance from an accusation here. In 11 events of a recorded SGLang 0.5.13 with its rounding
+# declared, 18 pairs had a projection above 0.15, the largest 0.34; 16 draws showed deviations of 0.12 to 0.23 for all
+# of them (2.0 deviations at most), so none could have been called wrong. Without the declaration of that conv's results
+# there were 62 such pairs, the largest 0.49 (3.6 deviations at most): no draw had these roundings.
+
+# T2d. If operands of products may be truncated (tf32; `oracle/declared_product_rounding.py`), errors of correct engines
+# have a mean, which truncating yardsticks show. A wrong state is decided only while the limit is 8 standard errors
+# beyond this many times the mean: once for a kernel that truncates like the yardstick, twice for a formula with other
+# operands.
+LEANING = 2.0
+
+# T2d. Correct states that are drawn to measure that error if yardsticks share roundings, and before anything is wrong.
+DITHERED, MORE_DRAWS = 16, 128
+
+# T2d. At most this part of an event's pairs of block and wrong state may be undecidable; above it too little was
+# compared. A state stored in bf16 cannot distinguish a decay of 0.9999 from 1 (three of the known wrong states:
+# dropped, doubled, stale gate). The bound is chosen; the part that correct engines leave undecided is measured, too.
+UNDECIDED_CAP = 0.5
+
+# T2, T2d. A tensor is recognised as a wrong one if its distance from it is below this part of the distance between
+# the wrong and the right one.
+NEAR = 0.25
+
+# T4. A choice may differ while the oracle's margin is under this many derived logit errors, one for each of the two
+# logits.
+MARGIN_ERRORS = 2.0
+
+# T4. Ties of a run may be at most this part of its decisions, or this number plus YARDSTICK_FACTOR times the expected
+# ties of the rounded run (`judge.flips`, `decisions.apart`), whichever is more. To first order the probability that a
+# choice changes grows with the error of the logits, so an engine that errs YARDSTICK_FACTOR times as much as the
+# yardstick, which T3 grants, ties that much more often. Independent choices of an engine that errs like the yardstick
+# exceed the bound with a probability of at most 6e-4 (Poisson, a mean of 0.66). The expectation depends on the storage:
+# for the first 301 decisions of the recorded trace it is 0.00 in fp32, 1.5 in bf16 (2 were ties), 2.8 with stochastic
+# fp8 states (4 were); for the 24 decisions of a drawn trace it is 1.0 there. The part alone, which is chosen, would
+# call 4 of these 24 wrong.
+TIES_CAP = 0.05
+TIES_ALWAYS = 3
+
+
+# T2, T4, of draws. A score x / temperature minus the largest score takes a division and a subtraction, in either
+# order, and exp multiplies it by log2(e): three roundings of at most half a unit of the largest score each, and the
+# power is good to two units. The constant is twice that sum, to allow for two more steps.
+SCORE_ULPS = 4.0
+
+
+def sums_error(count: int, eps: float) -> float:
+    """The relative error of a cumulative sum as a part of its total, for `count` weights of which none is negative.
+
+    A sum in two levels has at most 2 sqrt(count) additions on every path, each with an error of at most half a unit;
+    the total errs as much. Errors of a sum from left to right are random, and so also smaller than that.
+    """
+    return 2 * math.sqrt(count) * eps
+
+
+def log_prob_error(largest: float, vocab: int, eps: float) -> float:
+    """The allowed error of a log-probability that is computed from right logits. largest: the largest absolute logit.
+
+    x - max and its power err by SCORE_ULPS of the largest, as scores do. The sum of the powers has a relative error of
+    `sums_error`, and its logarithm the same absolute error. The logarithm itself, at most log(vocab), and two more
+    subtractions are each good to two units.
+    """
+    return SCORE_ULPS * eps * (largest + math.log(vocab) + 1) + sums_error(vocab, eps)
+
+
+def allowed(yardstick: Errors, stored: torch.dtype) -> Errors:
+    """The allowed error, from the yardstick's error on the same blocks and the subject's storage dtype."""
+    return YARDSTICK_FACTOR * yardstick + ULPS * torch.finfo(stored).eps
+
+
+def granted(largest: torch.Tensor, noise: torch.Tensor, stored: torch.dtype, factor: float = 1.0) -> torch.Tensor:
+    """The margin of the truth up to which a choice may differ. largest: the truth's largest absolute logit."""
+    return MARGIN_ERRORS * factor * largest * allowed(noise, stored)

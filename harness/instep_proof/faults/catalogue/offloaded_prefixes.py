@@ -1,0 +1,141 @@
+"""Prefixes that are offloaded, reloaded and evicted wrongly: without a part, at another time, or not at all.
+
+Leaves out: how prefixes are made and shared (`prefixes.py`).
+"""
+
+from __future__ import annotations
+
+from instep.setting import Setting
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+
+from .fault import Edit, Fault
+
+TIERS, ENGINE = "instep_optimized/kept_on_device_or_host.py", "instep_optimized/engine.py"
+LABELS, PLAIN = Setting(ops="ledger"), Setting()
+NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
+WENT, HELD = "goes to the host different from what was saved", "is gone, but its memory is still held"
+
+ASIDE = "copied(kept, _to_host)"
+POP = "request, kept = self.here.pop(name)"
+FORGET = "        if self.here.pop(name, None) is None:\n            del self.aside[name]\n"
+OFFLOAD, EVICT = "        self._tiers.offload(name)\n", "        self._tiers.evict(name)\n"
+GIVEN = "        self._restore(kept.given_to(live), memory)\n"
+# An engine that still has the donor reads out the state again.
+NEWER = (
+    "        kept, memory = self._saved[name]\n"
+    "        if kept.name in self._requests:\n"
+    "            slot, length = self._memory.slots.of(kept.name), self._requests[kept.name].length.exact\n"
+    "            state = self._round.strategy.of_state.peek(self._base, slot, length)\n"
+    "            self._saved[name] = kept, Kept(**{**memory.__dict__, \"state\": state})\n"
+)
+# The next prefix overwrites the host copy, as far as its parts reach.
+OVER = (
+    "        for other in self.aside.values():\n"
+    "            for (_, old), (_, new) in zip(other.kept.parts(), kept.parts()):\n"
+    "                few = min(old.numel(), new.numel())\n"
+    "                old.view(-1)[:few] = new.reshape(-1)[:few]\n"
+)
+# An engine whose prefixes share their donors' pages, and that does not count the users of a page.
+UNSHARED = (
+    "        kept, _ = self._tiers.shown(name)\n"
+    "        if kept.name in self._requests:\n"
+    "            first = self._memory.pages.of(kept.name)[:1]\n"
+    "            for pool in self._memory.pools.values():\n"
+    "                pool.scrub({\"slot\": [], \"page\": first, \"row\": []}[pool.demand.by])\n"
+)
+TWICE = (
+    "        if kept.name in self._requests:\n"
+    "            donor = self._memory.slots.of(kept.name)\n"
+    "            self._round.strategy.of_state.restore(donor, kept.length.exact, memory.state)\n"
+)
+
+
+def _without(part: str, emptied: str) -> Edit:
+    return Edit(TIERS, ASIDE, f"copied(Kept(**{{**kept.__dict__, {part!r}: {emptied}}}), _to_host)")
+
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "offload-without-conv", "tier-component", "A prefix goes to the host without its conv windows.",
+        "", (_without("conv", "{}"),), "tiers", LABELS, 5, Place("trunk", 0, "conv"), f"{WENT}: has nothing",
+        ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
+        "", (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN, 5,
+        Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-without-scales", "tier-component",
+        "States that are stored in tiles go to the host, without their scales.",
+        "", (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
+        "tiers", Setting(state_dtype="float8_e4m3fn"), 5, Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-without-draft-kv", "tier-component", "A prefix goes to the host without the KV of the draft head.",
+        "", (_without("draft_values", "{}"),), "tiers", LABELS, 5, Place("extend", 0, "values"),
+        f"{WENT}: has nothing", ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-without-final-row", "tier-component",
+        "A prefix goes to the host without the target's final row, and an empty one comes back.",
+        "", (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS, 5,
+        FINAL, WENT, ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-newer-than-its-key", "tier-other",
+        "A prefix whose donor is there goes to the host with the state that the donor has by then.",
+        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5,
+        Place("trunk", 0, "state"),
+        'holds what request "a" has now, after 8 tokens; 4 tokens were tracked', ("bytes",), ("identity",),
+        written_for=True,
+    ),
+    Fault(
+        "offload-through-one-buffer", "tier-other",
+        "All that goes to the host goes into the same buffers: the next prefix is written over the last one.",
+        "", (Edit(TIERS, POP, f"        {POP}\n{OVER}"),),
+        "tiers", LABELS, 9, NOWHERE, "changed while this event ran", ("copies",), ("identity",),
+    ),
+    Fault(
+        "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
+        "", (Edit(TIERS, "request, kept, _ = self.aside[name]",
+                  "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, 13, LENGTH,
+        '"a, 1" is a prefix of 4 tokens', ("identity",),
+    ),
+    Fault(
+        "hit-into-the-donor-s-ring", "tier-other",
+        "A request that continues from a prefix settles its donor's ring and state, too.",
+        "", (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, 14, NOWHERE,
+        "settled slot 4, which this event may not write", ("bytes",), ("identity",),
+    ),
+    Fault(
+        "offload-frees-nothing", "tier-evicted",
+        "An offloaded prefix is still held on the device, so nothing is freed.",
+        "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
+        "tiers", LABELS, 5, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
+    ),
+    Fault(
+        "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
+        "", (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, 19, NOWHERE,
+        'the copy that offload kept as "a, 0" is kept although it was dropped', ("copies",),
+        ("identity", "bytes"),
+    ),
+    Fault(
+        "evicted-and-served-again", "tier-evicted",
+        "A copy on the host outlives its eviction: whatever is put there under that name later is taken for it.",
+        "", (Edit(TIERS, FORGET,
+                  "        if self.here.pop(name, None) is None:\n"
+                  "            self.__dict__.setdefault(\"_old\", {})[name] = self.aside.pop(name)\n"),
+             Edit(TIERS, "Aside(request, copied(kept, _to_host), Arrival(self._device))",
+                  "self.__dict__.get(\"_old\", {}).get(name) or "
+                  "Aside(request, copied(kept, _to_host), Arrival(self._device))")),
+        "tiers", LABELS, 19, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
+    ),
+    Fault(
+        "evicted-with-a-shared-page", "tier-evicted",
+        "An eviction frees the page on which the prefix began, while its donor still uses it.",
+        "", (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, 19, Place("trunk", 3, "keys"),
+        "page 9, which this event may not write", ("bytes",), ("identity",),
+    ),
+)

@@ -1,0 +1,137 @@
+"""The runs of a fault: ordinary commands, each in a separate process with its own copy of the source.
+
+Leaves out: comparing two runs (`compare_with_control.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from instep.setting import Setting
+from instep.verdict import Exit
+
+from . import plant
+from .free_run import POLICY
+
+# Tokens of a request in the free run; interpreted kernels take a hundred times as long per token.
+TOKENS, INTERPRETED_TOKENS = 64, 10
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The result of a replay.
+
+    code      its exit code; None: it did not end in time
+    findings  those of the event at which it stopped, first finding first, as in a result file
+    looked    check -> its tier, for the checks that compared something at that event
+    served    package -> digest of the source that ran
+    trail     a line for every event that was served (`watch/event_digests.py`)
+    events    number of events that were served; of: number of events in the trace
+    cause     the confirmed cause (`instep.diagnose`)
+    error     the last line of its output, if there is no result
+    """
+
+    code: int | None
+    seconds: float
+    findings: tuple[Mapping[str, Any], ...] = ()
+    looked: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    trail: tuple[str, ...] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)
+    events: int = 0
+    of: int = 0
+    message: str = ""
+    cause: str = ""
+    error: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return self.code == Exit.AGREED and not self.findings and self.events == self.of > 0
+
+
+@dataclass(frozen=True)
+class Said:
+    """The result of a free run (`free_run.py`). error: why it stopped early, or did not run."""
+
+    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    drafts: int = 0
+    accepted: int = 0
+    states: Mapping[str, str] = field(default_factory=dict)
+    served: Mapping[str, str] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted drafts per verified draft."""
+        return self.accepted / self.drafts if self.drafts else None
+
+
+def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
+    """Run `instep replay` with the packages of that folder; the result goes to `out`, a trail next to it."""
+    trail = out.with_suffix(".trail")
+    words = ("replay", str(trace), *how.words(), "--json", str(out), "--trail", str(trail))
+    code, seconds, error = _ran(lambda: plant.run(folder, *words))
+    if not out.exists():
+        return Arm(code, seconds, error=error or "no result")
+    run = _run_of(out, folder)
+    return Arm(
+        code, seconds, tuple(run["findings"]), run["looked"], run["served"], tuple(trail.read_text().splitlines()),
+        run["calls"], run["events"], run["of"], run["message"] or "", (run["located"] or {}).get("cause", ""),
+    )
+
+
+def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -> Arm:
+    """Run `instep relations` with one relation."""
+    words = ("relations", str(trace), relation, *how.words(), "--json", str(out))
+    code, seconds, error = _ran(lambda: plant.run(folder, *words))
+    if not out.exists():
+        return Arm(code, seconds, error=error or "no result")
+    run = _run_of(out, folder)
+    looked = {run["relation"]: run["tiers"][0]} if run["tiers"] else {}
+    whole = run["of"] if run["elements"] else 0
+    return Arm(code, seconds, tuple(run["findings"]), looked, run["served"], events=whole, of=run["of"],
+               message=run["message"] or "")  # fmt: skip
+
+
+def both(replay: Arm, relation: Arm) -> Arm:
+    """Combine a replay and a relation of the same copy: the findings of both, and the replay's trail."""
+    return replace(
+        replay, code=relation.code if replay.code == Exit.AGREED else replay.code,
+        seconds=replay.seconds + relation.seconds, findings=replay.findings + relation.findings,
+        looked={**replay.looked, **relation.looked}, events=min(replay.events, relation.events),
+        message=replay.message or relation.message, error=replay.error or relation.error,
+    )
+
+
+def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
+    """Run the free run with the packages of that folder."""
+    if not trace.with_suffix(POLICY).exists():
+        return Said(error="the trace has no policy file")
+    tokens = INTERPRETED_TOKENS if how.ops == "triton" else TOKENS
+    words = (str(trace), str(tokens), str(out), msgspec.json.encode(how).decode())
+    _, _, error = _ran(lambda: plant.run_python(folder, "-m", "instep_proof.faults.free_run", *words))
+    return msgspec.json.decode(out.read_bytes(), type=Said) if out.exists() else Said(error=error or "no result")
+
+
+def _run_of(out: Path, folder: Path) -> dict[str, Any]:
+    """The run of a result file. Paths in the copy are given without its folder, which is deleted afterwards."""
+    run: dict[str, Any] = json.loads(out.read_text().replace(f"{folder}/", ""))["runs"][0]
+    return run
+
+
+def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:
+    """Exit code, seconds, and the last line of the complaint."""
+    begun = time.perf_counter()
+    try:
+        done = run()
+    except subprocess.TimeoutExpired:
+        return None, time.perf_counter() - begun, f"it did not end within {plant.TIMEOUT_S:.0f} s"
+    return done.returncode, time.perf_counter() - begun, (done.stderr.strip().splitlines() or [""])[-1]

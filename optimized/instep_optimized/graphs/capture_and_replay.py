@@ -1,0 +1,208 @@
+"""Captures and replays graphs by (key, bucket): each has separate inputs, and its outputs are copied out.
+
+A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them). It only calls ops and takes views. Its
+inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding rows
+included, in one transfer that runs alongside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A
+body is recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any
+pool. A result has a fixed number of rows per request, in the order of the requests. Leaves out: recording a body
+(`emulator.py`, `cuda.py`) and its computation.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from instep_reference.contract.errors import BadInput, OutOfCapacity
+from instep_reference.contract.place_names import Place, See, unseen
+
+from ..ops.op_protocols import Ops
+from ..ops.watch_op_calls import around
+from ..transfer.to_device import StaticInputs
+
+LATEST = 4  # replays that are kept: an event has at most one, and a superfluous one must be seen
+T = TypeVar("T")
+A = TypeVar("A")
+I = TypeVar("I", bound=tuple[Any, ...])  # noqa: E741  a NamedTuple of tensors
+
+
+class Recording(Protocol):
+    """A recorded body; `replay` runs it again on the tensors of the capture, and waits for nothing."""
+
+    def replay(self) -> None: ...
+
+
+class Recorder(Protocol):
+    """Runs a body once under capture, after warm-up runs -> its recording, and its outputs, which stay in place."""
+
+    def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recording, T]: ...
+
+
+def buckets(most: int) -> tuple[int, ...]:
+    """Batch sizes for which graphs are captured: 1, 2, 4, 8, .. and `most` itself."""
+    return (*(1 << power for power in range((most - 1).bit_length())), most)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One graph: its inputs, its outputs, and the named results that are shown to `see` after every replay.
+
+    static: the inputs, as they come from the host;  inputs: their tensors, in the tuple that the body receives
+    """
+
+    recording: Recording
+    static: StaticInputs
+    inputs: tuple[torch.Tensor, ...]
+    outputs: Any
+    seen: list[tuple[Place, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One replay, for a watcher of the engine. given, idle: the arguments of `run`."""
+
+    key: Hashable
+    bucket: int
+    rows: int
+    given: tuple[torch.Tensor, ...]
+    idle: tuple[Any, ...]
+    captured: Captured
+
+
+class Runner:
+    """Graphs by (key, bucket). The key must name everything that a body depends on, except its inputs.
+
+    That is at least the kind and the step count, because two launches with equally many tokens may be different graphs.
+    A watched run has a separate graph, because that graph also keeps the named results.
+    """
+
+    def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self._record, self.buckets, self._device = record, tuple(sorted(buckets)), torch.device(device)
+        self.latest: deque[Replayed] = deque(maxlen=LATEST)  # in their order
+        self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
+
+    def run(
+        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen,
+        join: Callable[[Sequence[torch.Tensor]], A] | None = None,
+    ) -> T | A:
+        """Replay with these rows -> the outputs, without padding rows, as copies.
+
+        inputs: B rows each, on the host;  idle: for each input its value in a padding row.
+        join: makes one tensor from several outputs, instead of copies. It may not be a view on them.
+        With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
+        """
+        rows = _rows(inputs)
+        captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
+        if rows:
+            # Padding rows are written too: the last replay may have had more requests.
+            _copy([
+                _fill(own, given, value, f"{key} {name}")
+                for name, own, given, value in zip(_names(inputs), captured.static.staging, inputs, idle, strict=True)
+            ])
+            captured.static.upload()
+        try:
+            if rows:
+                captured.recording.replay()
+                self.latest.append(Replayed(key, self._bucket(rows), rows, inputs, idle, captured))
+                for place, tensor in captured.seen:
+                    see(place, _cut(tensor, self._bucket(rows), rows))
+            # Copies, because the next replay writes into the same outputs.
+            return _copied(captured.outputs, self._bucket(rows), rows, join)  # type: ignore[no-any-return]
+        finally:  # only here: an output may be a view on an input; also if `see` raises, because the replay runs
+            captured.static.mark_read()
+
+    def prepare(
+        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
+    ) -> None:
+        """Capture every bucket of a key ahead of time. Only dtypes and row shapes of `inputs` matter."""
+        for bucket in reversed(self.buckets):  # the widest first: the others then fit into its memory
+            self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
+
+    def _bucket(self, rows: int) -> int:
+        for bucket in self.buckets:
+            if bucket >= rows:
+                return bucket
+        raise OutOfCapacity(f"a batch of {rows} requests; the widest graph is for {self.buckets[-1]}")
+
+    def _of(
+        self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool
+    ) -> Captured:
+        if (key, bucket, watched) not in self._captured:
+            static = StaticInputs([
+                torch.full((bucket, *given.shape[1:]), value, dtype=given.dtype)
+                for given, value in zip(inputs, idle, strict=True)
+            ], self._device)  # fmt: skip
+            self._captured[key, bucket, watched] = self._capture(ops, body, inputs, static, watched)
+        return self._captured[key, bucket, watched]
+
+    def _capture(
+        self, ops: Ops, body: Callable[[Ops, I], T], inputs: I, static: StaticInputs, watched: bool
+    ) -> Captured:
+        own: I = _like(inputs, static.tensors)
+        seen: list[tuple[Place, torch.Tensor]] = []
+
+        def note(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+            seen.append((place, tensor))
+            return tensor
+
+        def watch(recording: Ops) -> T:
+            seen.clear()  # a warm-up run has noted tensors that are not the graph's
+            return body(around(recording, note if watched else unseen), own)
+
+        recording, outputs = self._record(ops, watch)
+        static.mark_read()  # a recorder runs the body on the inputs
+        return Captured(recording, static, own, outputs, seen)
+
+
+def _names(inputs: tuple[Any, ...]) -> tuple[str, ...]:
+    return getattr(inputs, "_fields", tuple(str(number) for number in range(len(inputs))))
+
+
+def _like(bundle: Any, values: Sequence[Any]) -> Any:
+    """Return the same kind of tuple with other values."""
+    return type(bundle)(*values) if hasattr(bundle, "_fields") else tuple(values)
+
+
+def _rows(inputs: tuple[Any, ...]) -> int:
+    counts = {name: len(given) for name, given in zip(_names(inputs), inputs, strict=True)}
+    if len(set(counts.values())) != 1:
+        raise BadInput("inputs of a graph", found=f"rows {counts}", expected="as many rows in each")
+    return next(iter(counts.values()))
+
+
+def _fill(own: torch.Tensor, given: torch.Tensor, value: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Write the idle value after the given rows of `own`, on the host -> what is left to copy: the goal, the rows."""
+    if given.shape[1:] != own.shape[1:] or (given.dtype, given.device) != (own.dtype, own.device):
+        found = f"rows of {tuple(given.shape[1:])}, {given.dtype} on {given.device}"
+        expected = f"{tuple(own.shape[1:])}, {own.dtype} on the host, as it was recorded"
+        raise BadInput(name, found=found, expected=expected)
+    own[len(given) :].fill_(value)
+    return own[: len(given)], given
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copy each second tensor into the first; on a GPU in one launch, without waiting."""
+    targets, sources = ([pair[n] for pair in pairs if pair[n].numel()] for n in (0, 1))
+    if targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+
+
+def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
+    """Return the rows of the first `rows` requests, without padding. A packed tensor has several rows per request."""
+    assert tensor.shape[0] % bucket == 0, f"{tensor.shape[0]} rows for {bucket} requests"
+    return tensor[: rows * (tensor.shape[0] // bucket)]
+
+
+def _copied(
+    outputs: Any, bucket: int, rows: int, join: Callable[[Sequence[torch.Tensor]], Any] | None = None
+) -> Any:
+    kept = [_cut(output, bucket, rows) for output in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+    if join is not None:
+        return join(kept)
+    found = [torch.empty_like(one) for one in kept]
+    _copy(list(zip(found, kept, strict=True)))
+    return found[0] if isinstance(outputs, torch.Tensor) else _like(outputs, found)

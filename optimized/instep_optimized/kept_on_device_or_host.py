@@ -1,0 +1,82 @@
+"""Entries kept under names: saved states and tracked prefixes, on the device or on the host.
+
+An entry moves whole: all its tensors are copied. The copies start at once, and no call waits: on the device they are
+in the stream after the work that filled the entry. Only a read of an entry on the host waits.
+Leaves out: which entry moves or is evicted, which the events decide, and the parts of an entry
+(`memory/saved_states.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from instep_reference.contract.errors import OutOfCapacity
+from instep_reference.contract.kept_copies import Copy
+
+from .memory.saved_states import Kept, copied
+from .request_record import Request
+from .transfer.to_host import Arrival
+
+Entry = tuple[Request, Kept]
+
+
+class Aside(NamedTuple):
+    """An entry on the host; it is complete when the copies have arrived."""
+
+    request: Request
+    kept: Kept
+    arrival: Arrival
+
+
+class Tiers:
+    """here: entries on the device, by name; aside: entries on the host. most: maximum number of prefixes in `here`."""
+
+    def __init__(self, here: dict[str, Entry], device: torch.device, most: int | None) -> None:
+        self.here, self.aside = here, dict[str, Aside]()
+        self._device, self._most = device, most
+
+    def must_have_room(self, prefixes: int) -> None:
+        """Refuse an event whose new or fetched prefixes do not fit, before anything has changed."""
+        there = sum(kept.final is not None for _, kept in self.here.values())
+        if self._most is not None and prefixes and there + prefixes > self._most:
+            raise OutOfCapacity(f"{there} prefixes are on the device; there is room for {self._most}")
+
+    def offload(self, name: str) -> None:
+        request, kept = self.here.pop(name)
+        self.aside[name] = Aside(request, copied(kept, _to_host), Arrival(self._device))
+
+    def fetch(self, name: str) -> None:
+        request, kept, _ = self.aside[name]
+        self.must_have_room(int(kept.final is not None))
+        self.here[name] = request, copied(kept, partial(_moved, self._device))
+        del self.aside[name]
+
+    def evict(self, name: str) -> None:
+        if self.here.pop(name, None) is None:
+            del self.aside[name]
+
+    def shown(self, name: str) -> Entry:
+        """Return an entry for inspection, wherever it is."""
+        if name in self.here:
+            return self.here[name]
+        request, kept, arrival = self.aside[name]
+        arrival.wait()
+        return request, kept
+
+    def copies(self) -> dict[Copy, Kept]:
+        """Return every entry, by its tier and name."""
+        return {("save", name): kept for name, (_, kept) in self.here.items()} | {
+            ("offload", name): self.shown(name)[1] for name in self.aside}
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    # A copy from a GPU is asynchronous only into pinned memory.
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def _moved(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device=device).copy_(tensor, non_blocking=True)

@@ -1,0 +1,232 @@
+"""The gated delta rule over a prefill chunk on tensor cores: 64 tokens at a time, operands in bf16, sums in fp32.
+
+Leaves out: the precise form (`chunk16_fp32.py`), which 32-bit activations take, and the token-by-token form
+(`token_by_token.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from ...memory_addresses import Part
+from ...ops.op_protocols import GdnInputs
+from ..device.pool_address import flat, given
+from ..device.scaled_tiles import ROWS, beside
+from ..device.stochastic_rounding import counters
+from ..device.tile_dot_fp32 import dot
+from ..device.zero_uncovered_rows import clear_rest
+from ..runtime import INTERPRETED, ceil_div, launch, power_of_2
+from .load_and_store_state import state_before, store_state
+
+TOKENS = 64  # per block
+LOG2E = tl.constexpr(math.log2(math.e))
+SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
+VALUES = 32  # columns of V per program that carries the state
+# The width doubles from this many programs on, one per multiprocessor of an H100. It is a constant, so that tiles
+# follow from the model's shape alone.
+WIDE_FROM = 132
+SMALLEST_DOT = 16
+PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
+CARRY = {"warps": 4, "stages": 3}
+
+
+def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
+    """Run one part's rows through their states, block by block; write `core` [N, HV, V] and the memory.
+
+    With D_ij, A and S as in `chunk16_fp32.py`, T = (I + A)^-1, P = tril(q k^T) D, and a block of C tokens:
+
+        U  = T beta (v - D_i0 (k S))      what every token adds
+        o  = D_i0 (q S) + P U
+        S <- D_C0 S + k^T (D_Cj U)
+
+    The first kernel, `_prepare`, computes T and P of all blocks at once, and q and k in bf16. The second, `_carry`,
+    takes the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals
+    are fp32. T is inverted in fp32 in blocks of 16, which products then join. This is what
+    `Product("bf16", block=64, residual=True, narrow=True)` declares.
+    look: number of rows of `core` to check; those that no request covers become zero
+    Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to
+    the residual instead of to keys and values separately, which saves a rounding and memory traffic.
+    """
+    assert part.per_row is None, "a prefill chunk keeps no state per position"
+    requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
+    group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
+    most = ceil_div(part.most, TOKENS)
+    room = core.shape[0] // TOKENS + requests  # blocks of all requests: each has at most one that is not full
+
+    def scratch(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(room, *shape, dtype=dtype, device=core.device)
+
+    q16, k16 = (scratch(heads // group, TOKENS, wide) for _ in range(2))
+    solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
+    gates = scratch(heads, 3, TOKENS, dtype=torch.float32)  # decay since the block's start, until its end; beta
+    lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
+    between = (q16, k16, solved, mixed, gates)
+    rows = tuple(y for x in inputs for y in (x, x.stride(0), x.stride(1)))
+    assert all(x.stride(2) == 1 for x in (*inputs[:3], core)), "rows have a contiguous last axis"
+    spans = (part.begin, part.count, part.read.units)
+    launch(
+        _prepare, (heads, most, requests), *rows[:6], *rows[9:], *between, lower, *spans, keys, group,
+        C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
+    )  # fmt: skip
+    # By the model's shape alone: the other requests of a batch change no tile.
+    columns = 2 * VALUES if heads * ceil_div(values, VALUES) > WIDE_FROM else VALUES
+    tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
+    assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
+    launch(
+        _carry, (ceil_div(values, tall), heads, requests if most else 0), *rows[6:9], *between,
+        core, core.stride(0), core.stride(1), look, *spans, part.fresh, *flat(part.read, 3, part.read),
+        *flat(part.store, 3, part.read), given(part.store),
+        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store), values, keys, group,
+        TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED, **CARRY,
+    )  # fmt: skip
+
+
+@triton.jit
+def _blocks_before(count, units, request, C: tl.constexpr):
+    """Count the blocks of the served requests before this one: the offset of its blocks in the scratch."""
+    at, before = tl.arange(0, 32), tl.zeros((1,), tl.int64)
+    for first in range(0, request, 32):
+        served = tl.load(units + first + at, mask=first + at < request, other=-1) >= 0
+        counts = tl.load(count + first + at, mask=served, other=0)
+        before += tl.sum(tl.cdiv(counts, C), axis=0)
+    return tl.sum(before, axis=0)
+
+
+@triton.jit
+def _prepare(
+    q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
+    q16, k16, solved, mixed, gates, lower, begin, count, units, K, group,
+    C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Compute the part of one block that needs no state. Grid (HV, blocks, B).
+
+    Rows after a request's last are zeros. Tiles of token pairs are held transposed, as [j, i], and stored as [i, j].
+    """
+    request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1).to(tl.int64) * C
+    rows = tl.minimum(tl.load(count + request) - first, C).to(tl.int32)
+    if (tl.load(units + request) < 0) | (rows <= 0):
+        return
+    i, at_k = tl.arange(0, C), tl.arange(0, KT)
+    start, live, key_head = tl.load(begin + request) + first, i < rows, head // group
+    at = (_blocks_before(count, units, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
+    inside = live[:, None] & (at_k < K)[None, :]
+    q, k = q + start * q_row + key_head * q_head, k + start * k_row + key_head * k_head
+    queries = tl.load(q + i[:, None] * q_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
+    keys = tl.load(k + i[:, None] * k_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
+    keys = tl.where(rows > 0, keys, 0.0)  # changes nothing, but without it the compiler stages fp32 in shared memory
+    if head % group == 0:
+        place = (at // group) * C * KT + i[:, None] * KT + tl.max_contiguous(at_k, 4)[None, :]  # as they were loaded
+        tl.store(q16 + place, queries)
+        tl.store(k16 + place, keys)
+    # Running sums in fp64 lose no digit of their differences that fp32 has: a difference of two of them is the sum of
+    # the log decays between two tokens. As two fp32 numbers, one below the other, they keep nearly all of it. Neither
+    # rises from a token to the next while the first stays, so no difference is above 0 and no decay above 1.
+    forget = tl.load(log_decay + (start + i) * log_decay_row + head * log_decay_head, mask=live, other=0.0)  # [C]
+    forget = forget.to(tl.float64) * LOG2E
+    total = tl.cumsum(forget, axis=0)  # [C]
+    until = tl.sum(forget, axis=0) - total
+    high = total.to(tl.float32)
+    low = (total - high.to(tl.float64)).to(tl.float32)
+    write = tl.load(beta + (start + i) * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
+    tl.store(gates + at * 3 * C + i, tl.exp2(high))
+    tl.store(gates + at * 3 * C + C + i, tl.exp2(tl.minimum(until.to(tl.float32), 0.0)))
+    tl.store(gates + at * 3 * C + 2 * C + i, write)
+    over = high[None, :] - high[:, None] + (low[None, :] - low[:, None])  # [C, C]
+    decay = tl.exp2(tl.where(i[None, :] >= i[:, None], over, float("-inf")))  # [C, C]
+
+    tile = at * C * C + i[None, :] * C + i[:, None]
+    seen = dot(keys, tl.trans(queries), WIDEN, False) * decay  # [C, C]
+    tl.store(mixed + tile, seen.to(tl.bfloat16))
+    overlap = dot(keys, tl.trans(keys), WIDEN, False) * decay * write[None, :]  # [C, C]
+    overlap = tl.where(i[None, :] > i[:, None], overlap, 0.0)
+    inverse = _substituted(overlap, lower + at * C * SOLVED, C)
+    for level in tl.static_range(2):  # 16 to 32, 32 to 64
+        # (I + A0 + A1)^-1 = X - X A1 X, where X = (I + A0)^-1, A0 is two triangles and A1 the square below them
+        square = tl.where((i[:, None] ^ i[None, :]) // (SOLVED * 2**level) == 1, overlap, 0.0).to(tl.bfloat16)
+        narrow = inverse.to(tl.bfloat16)
+        inverse -= dot(dot(narrow, square, WIDEN, False).to(tl.bfloat16), narrow, WIDEN, False)
+    tl.store(solved + tile, inverse.to(tl.bfloat16))
+
+
+@triton.jit
+def _substituted(overlap, lower, C: tl.constexpr):
+    """Invert overlap [C, C], given as [j, i]  ->  (I + A0)^-1 [C, C], A0 the triangles of SOLVED tokens.
+
+    Forward substitution: a step subtracts what one token wrote from all tokens that follow it. Every number changes by
+    itself, so no sum has an order that a compiler chooses.
+    """
+    j, n, b = tl.arange(0, C), tl.arange(0, SOLVED), tl.arange(0, C // SOLVED)
+    tl.store(
+        lower + j[:, None] * SOLVED + j[None, :] % SOLVED, overlap,
+        mask=j[:, None] // SOLVED == j[None, :] // SOLVED,
+    )  # fmt: skip
+    tl.debug_barrier()  # every program has separate rows, and reads them in another layout
+    found = tl.where((j % SOLVED)[:, None] == n[None, :], 1.0, 0.0)  # [C, SOLVED]: i within its triangle
+    for step in range(SOLVED - 1):
+        behind = tl.load(lower + (j // SOLVED * SOLVED + step)[:, None] * SOLVED + n[None, :])  # [C, SOLVED]
+        new = tl.sum(tl.where(n[None, :] == step, found, 0.0), axis=1)  # [C]
+        found = tl.fma(tl.broadcast_to(-new[:, None], found.shape), behind, found)
+    spread = tl.where((j // SOLVED)[:, None, None] == b[None, :, None], found[:, None, :], 0.0)
+    return tl.reshape(spread, (C, C))
+
+
+@triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
+def _carry(
+    v, v_row, v_head, q16, k16, solved, mixed, gates, core, core_row, core_head, look, begin, count, units, fresh,
+    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
+    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
+    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
+    before, layer, seed_low, seed_high, V, K, group,
+    C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
+):  # fmt: skip
+    """Carry one request, one value head, VT columns of V through all blocks in order. Grid (V tiles, HV, B)."""
+    request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
+    unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
+    i, at_k, at_v = tl.arange(0, C), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
+    clear_rest(core + head * core_head, core_row, at_v, at_v < V, units, begin, count, look, C)
+    if (unit < 0) | (rows <= 0):
+        return
+    state = state_before(
+        read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,
+        read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,
+    )  # fmt: skip
+    start, heads = tl.load(begin + request), tl.num_programs(1)
+    at = _blocks_before(count, units, request, C) * heads + head
+    at_key = at // group
+    v, v_tile = v + start * v_row + head * v_head, i[:, None] * v_row + at_v[None, :]
+    core, core_tile = core + start * core_row + head * core_head, i[:, None] * core_row + at_v[None, :]
+    wide, square = i[:, None] * KT + at_k[None, :], i[:, None] * C + i[None, :]
+    for first in range(0, rows, C):
+        keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
+        queries = tl.load(q16 + at_key * C * KT + wide)  # [C, KT]
+        inverse = tl.load(solved + at * C * C + square)  # [C, C]
+        weights = tl.load(mixed + at * C * C + square)  # [C, C]
+        since, until = tl.load(gates + at * 3 * C + i), tl.load(gates + at * 3 * C + C + i)  # [C]
+        write, whole = tl.load(gates + at * 3 * C + 2 * C + i), tl.load(gates + at * 3 * C + C - 1)
+        some = (first + i < rows)[:, None] & (at_v < V)[None, :]
+        values = tl.load(v + v_tile, mask=some, other=0.0)  # [C, VT]
+
+        narrow = state.to(tl.bfloat16)
+        residual = (values - dot(keys, narrow, WIDEN, False) * since[:, None]) * write[:, None]  # [C, VT]
+        update = dot(inverse, residual.to(tl.bfloat16), WIDEN, False)  # [C, VT]
+        leaving = (update * until[:, None]).to(tl.bfloat16)
+        state = state * whole + dot(tl.trans(keys), leaving, WIDEN, False)  # [KT, VT]
+        # Nothing waits for the read-out, so it comes last.
+        out = dot(queries, narrow, WIDEN, False) * since[:, None]
+        out += dot(weights, update.to(tl.bfloat16), WIDEN, False)
+        tl.store(core + core_tile, out.to(core.dtype.element_ty), mask=some)
+        v, core, at, at_key = v + C * v_row, core + C * core_row, at + heads, at_key + heads // group
+    store_state(
+        state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
+        store_unit, store_column, store_h, store_k, store_v,
+        store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
+        before, request, rows, layer, seed_low, seed_high,
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""The chain form of `token_by_token.py` with explicit layouts: states and token inputs come through shared memory.
+
+It has the body of `token_by_token.py`, its contract, and the layout that the compiler chooses there. So it gives the
+same bits, and a GPU runs it in place of `window` whenever it fits. States in 16 bits have the layout of states in fp32.
+It may also compute norms and gates, with the bits of `gdn_inputs.py`, and the conv before them, with the bits of
+`bf16_short_windows.py`.
+Leaves out: the kernel (`token_by_token_gluon.py`); calls that do not fit (`fits`, `fits_conv`), and interpretation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ...memory_addresses import Address, Part, Updates
+from ...ops.fused.verify_gdn import apart
+from ...ops.op_protocols import GdnInputs
+from ..convs.packed_16_bit_words import WIDTH as TAPS
+from ..convs.packed_16_bit_words import in_words, windows, words
+from ..device.gluon_helpers import NEWER
+from ..device.pool_address import flat
+from ..runtime import launch, power_of_2
+from .token_by_token import KEY_PIECE, packed_rows, ring_of, rows_of
+from .token_by_token_gluon import staged_window
+
+STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of states
+# Each lane has at least 4 numbers of a key. For a narrower key the compiler gives a lane of `window` fewer numbers, and
+# sums in another order; a wider key needs more registers than the shapes below have.
+WIDTH = 128
+TOKENS = 32  # maximum number of tokens in a ring or a window: a lane reads the gates of one token
+SLIM = 88 if NEWER.value else 72  # registers for one row of V per thread: with 80 a newer Triton spills two
+NARROW = 112 if NEWER.value else 96  # for two rows in 16 bits: with 96 it spills 26
+KEEPS_FIRST = not NEWER.value  # for windows of many rows with their conv: with it a newer Triton spills four registers
+# A window with its conv was timed only with the maximum number of rows that is accepted here, and with these numbers of
+# rows of V over all heads and requests. With fewer the fused conv takes as long as its separate launch (LOG.md).
+ROWS, VERIFIES = 4, range(8192, 131072 + 1)
+AHEAD = 1024  # programs: some 4 MB of states
+WRITTEN_OUT = 8  # maximum rows: with more the unrolled code is long and stalls on itself
+Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
+Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
+
+
+class Shape(NamedTuple):
+    """Shape of a launch: rows of V that a thread holds, warps, registers, and these options.
+
+    ahead  prefetch distance: how many programs later the program runs whose state is prefetched (0: no prefetch)
+    lined  whether lanes swap pieces of a state before they store it, so that whole lines are written: a window's by
+           shuffles, a decode's in shared memory
+    ends   whether the state after the last row is skipped if it is not needed: less arithmetic, and a branch
+    apart  whether the rows of a window are unrolled, without a branch, so that each is loaded while the previous one
+           is computed: more registers, and a missing row takes its time, too
+    guess  what is loaded while the previous launch runs, which may not have written its place yet. 0: nothing;
+           1: the state, into the cache; 2: after the wait also the tokens' rows, and again if their place differs
+    kept_first  whether rings keep keys and decays before rows are computed. ptxas then orders the computation
+           differently, which is better for many states of fp32 and worse for 16 bits
+    asked  `guess` prefetches the first 1 / asked of a program's state. Loads of the previous launch wait in the queue
+           after it, so with many states it is not the whole state
+    """
+
+    held: int
+    warps: int
+    registers: int
+    ahead: int = 0
+    lined: bool = False
+    ends: bool = True
+    apart: bool = False
+    guess: int = 0
+    kept_first: bool = False
+    asked: int = 1
+
+
+# On a GPU (LOG.md), keyed by the form of a launch (`form`; a window with its conv: `verify`) and the bytes of a state's
+# number. Each entry: the minimum number of rows of V, over all heads and requests, and the shape to use from there on.
+# The bits depend on none of them.
+SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
+    "window": {
+        4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
+            (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
+        2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
+            (0, Shape(1, 4, 168, apart=True, guess=2))),
+    },
+    "verify": {
+        4: ((65536, Shape(2, 4, 128, lined=True, guess=2, kept_first=KEEPS_FIRST, asked=2)),
+            (32768, Shape(2, 4, 128, lined=True, guess=2, asked=2)), (0, Shape(2, 4, 128, guess=2, kept_first=True))),
+    },
+    "kept": {
+        4: ((524288, Shape(2, 2, 112, guess=2)), (16384, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
+        2: ((524288, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=2))),
+    },
+    "decode": {
+        4: ((65536, Shape(1, 1, SLIM, AHEAD)), (12288, Shape(2, 2, 112)), (0, Shape(2, 2, 112, guess=1))),
+        2: ((49152, Shape(2, 1, NARROW, AHEAD, lined=True)), (0, Shape(2, 2, 112, guess=1))),
+    },
+}  # fmt: skip
+LARGEST = (2, 4)  # over all shapes
+
+
+def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, numbers: int = 1) -> bool:
+    """Return whether `staged` can run this part. It neither rounds a state stochastically nor supports scales.
+
+    raw: inputs are as a `rule` takes them, in any dtype;  numbers: in each element of their q, k and v, which may be
+    words
+    """
+    addresses = [one for one in (part.read, part.store, part.settled, part.per_row) if one is not None]
+    dtype = part.read.pool.dtype
+    alike = dtype in STORED and all(one.pool.dtype == dtype and one.pool.stride(-2) == 1 for one in addresses)
+    alike &= all(one.scales is None and one.chance is None for one in addresses) and _aligned(part.read.pool)
+    wide, kept = raw or all(x.dtype == torch.float32 for x in inputs), 0
+    if part.ring is not None:
+        wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
+        kept = part.ring.size
+    keys, values = numbers * inputs.k.shape[2], core.shape[2]
+    filled = keys == WIDTH and values % rows_of(*LARGEST, keys) == 0
+    return alike and wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
+
+
+def fits_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part, rows: int) -> bool:
+    """Return whether `staged` can compute the conv of x, too, and is faster with it. Without its conv the part fits.
+
+    rows: of V, over all heads and requests
+    """
+    kept = window.per_row
+    if kept is None or kept.pool.dim() != 4 or not apart(window) or window.parents is not None:
+        return False
+    told = all(_same(*pair) for pair in zip(_rows(window), _rows(part), strict=True)) and window.most == part.most
+    timed = part.read.pool.itemsize in SHAPES["verify"] and rows in VERIFIES and 1 < part.most <= ROWS
+    if not (told and timed and part.ring is not None and part.per_row is None and weight.shape[1] == TAPS):
+        return False
+    held = (window.read.pool, kept.pool)
+    whole = weight.is_contiguous() and len(weight) % TAPS == 0 and in_words(weight, TAPS)
+    whole &= all(one.dtype == torch.bfloat16 for one in (x, weight, *held))
+    whole &= all(pool.stride()[-2:] == (TAPS - 1, 1) and in_words(pool, TAPS, 2) for pool in held)
+    return whole and x.stride(1) == 1 and in_words(x, TAPS)
+
+
+def _rows(part: Part) -> tuple[torch.Tensor, ...]:
+    return part.begin, part.count, part.fresh, part.read.units
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both are the same memory, and so hold the same values."""
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _aligned(pool: torch.Tensor) -> bool:
+    """Return whether every row of a state can be copied in pieces of 16 bytes."""
+    steps = (*pool.stride()[:-2], pool.stride(-1))
+    return pool.data_ptr() % 16 == 0 and all(step % 16 == 0 for step in steps)
+
+
+def staged(
+    inputs: GdnInputs, part: Part, core: torch.Tensor, shape: Shape | None = None, look: int = 0,
+    rule: Rule | None = None, conv: Conv | None = None,
+) -> None:
+    """Run `window` on a part that fits. shape: None chooses from SHAPES; the bits do not depend on it.
+
+    rule: if given, `inputs` are rows from the conv and the linear maps, with a and b in place of log decay and beta.
+    Norms and gates are then computed here, with the bits of `gdn_inputs.py`.
+    conv: if given, q, k and v of `inputs` are inputs of the conv, in words.
+    """
+    heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2] * (TAPS if conv else 1)
+    requests = part.begin.numel()
+    kind = "verify" if conv else form(part)
+    one = Shape(*(shape or shape_for(kind, part.read.pool.itemsize, requests * heads * values)))
+    ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
+    kept = 18 * (None,) if ring is None else ring_of(ring)
+    launch(
+        staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
+        *(rule or (None, None, None)), *(_conv(conv) if conv else 9 * (None,)), part.begin, part.count, part.fresh,
+        *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
+        heads // inputs.k.shape[1], look, len(part.read.pool),
+        VR=one.held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
+        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=one.ahead // stripes, LINED=one.lined,
+        ENDS=one.ends, APART=one.apart and part.most <= WRITTEN_OUT, GUESS=one.guess, KEPT_FIRST=one.kept_first,
+        ASKED=one.asked, STEP=inputs.q.stride(0) if conv else None, warps=one.warps, registers=one.registers,
+    )  # fmt: skip
+
+
+def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, key_dim: int) -> GdnInputs:
+    """Pack rows [q | k | v] before the conv into words, with a and b."""
+    every, width = words(x, TAPS), key_dim // TAPS
+    q, k, v = torch.split(every, [key_heads * width, key_heads * width, every.shape[1] - 2 * key_heads * width], dim=1)
+    heads = (len(x), key_heads, width)
+    return GdnInputs(q.view(heads), k.view(heads), v.view(len(x), a.shape[1], -1), a, b)
+
+
+def _conv(conv: Conv) -> tuple[Any, ...]:
+    """Arguments of the conv: taps, windows before the first row, windows after rows.
+
+    Windows before are pool, columns and steps; windows after are pool, units and steps.
+    """
+    weight, before, after = conv
+    past, _, column, *read = windows(before, before, TAPS)
+    kept, units, _, *each = windows(after, after, TAPS)
+    return words(weight, TAPS), past, column, *read, kept, units, *each
+
+
+def held_at(address: Address | None) -> tuple[Any, ...]:
+    """Return (pool, units, columns, unit step, column step, head step, V step), each None if there is none."""
+    if address is None:
+        return 7 * (None,)
+    pool, units, _, unit, column, head, _, value = flat(address, 3, address)
+    return pool, units, address.column, unit, column, head, value
+
+
+def form(part: Part) -> str:
+    """Name the form: `window`, `kept` (one row, and more than its final state is stored), or `decode`."""
+    if part.most > 1:
+        return "window"
+    return "decode" if part.ring is None and part.per_row is None else "kept"
+
+
+def shape_for(form: str, size: int, rows: int) -> Shape:
+    """Choose the shape of a launch over `rows` rows of V, whose states have numbers of `size` bytes."""
+    return next(shape for least, shape in SHAPES[form][size] if rows >= least)

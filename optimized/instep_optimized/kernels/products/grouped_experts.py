@@ -1,0 +1,269 @@
+"""Experts of 16-bit activations, rows grouped by expert: a block of rows reads the weights of its expert once.
+
+A pair is a row and an expert that it chose; the shared expert is one more, and every row has it. Pairs are ordered by
+expert, then by row, and cut into blocks of one expert. Nothing is read on the host, so grids have room for the maximum
+number of blocks that these pairs can have. Leaves out: 32-bit activations, and op sets that multiply every row alone
+(`moe.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from ...ops.op_protocols import ExpertWeights
+from ..device.programmatic_dependent_launch import wait
+from ..device.tile_dot_fp32 import dot
+from ..runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
+
+# On a GPU (LOG.md): rows of a block for few rows, for a prompt, and the number of rows from which on the latter is
+# used.
+FEW, MANY, MANY_FROM = 16, 64, 512
+SCORE = {"ET": 16, "DT": 256, "warps": 2, "stages": 3}
+UP = {"IT": 32, "DT": 128, "warps": 4, "stages": 4}
+DOWN = {"DT": 64, "IT": 128, "warps": 4, "stages": 4}
+UP_MANY = {"IT": 64, "DT": 64, "warps": 4, "stages": 3}
+DOWN_MANY = {"DT": 128, "IT": 64, "warps": 4, "stages": 3}
+MOST = 2048  # rows at a time: every pair has an fp32 answer in memory until its row is summed
+PAIRS, OTHERS, COLUMNS = 8, 512, 1024
+SMALLEST_DOT = 16
+
+
+def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
+    """Implement `Moe`: x [N, D] of 16 bits, rows grouped by expert.
+
+    Operands are used as stored, an expert's middle rows are rounded to x's dtype, sums are fp32, with one cast at the
+    end.
+    A row adds its experts in the order of choice, the shared expert last. With the same number of rows in a block a
+    row's bits do not depend on other rows.
+    """
+    rows, width = x.shape
+    if rows > MOST:
+        return torch.cat([grouped(some, weights, top_k, norm_topk) for some in x.split(MOST)])
+    experts, inner = weights.router.shape[0], weights.down.shape[2]
+    gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
+    shared = gate_up is not None and down is not None and opening is not None
+    most, each = max(inner, down.shape[1] if down is not None else 0), top_k + shared
+    assert all(one is None or one.stride(-1) == 1 for one in (x, *vars(weights).values())), "rows are contiguous"
+    pairs, tall = rows * each, FEW if rows < MANY_FROM else MANY
+    # A block by the first of its pairs, or by the blocks before it if all were full, and its expert.
+    compact = pairs <= ceil_div(pairs, tall) + experts + shared
+    room = pairs if compact else ceil_div(pairs, tall) + experts + shared
+    score = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    share = torch.empty(rows, each, dtype=torch.float32, device=x.device)
+    chosen, order, blocks = (torch.empty(*shape, dtype=torch.int32, device=x.device)
+                             for shape in ((rows, each), (pairs,), (3, room)))  # fmt: skip
+    middle, answer = x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)
+    out = x.new_empty(rows, width)
+    launch(
+        _moe_score, (ceil_div(experts, tile(SCORE["ET"], 64)), ceil_div(rows, tall)), x, x.stride(0), weights.router,
+        weights.router.stride(0), score, rows, experts, width,
+        RT=tall, **_tiles(SCORE, ET=experts, DT=width), WIDEN=INTERPRETED,
+    )  # fmt: skip
+    launch(
+        _moe_choose, (rows,), score, x, x.stride(0), opening, chosen, share, blocks, room, experts, width,
+        NORM=norm_topk, TOP=top_k, TT=power_of_2(each), ET=power_of_2(experts), DT=power_of_2(width),
+        BT=power_of_2(ceil_div(room, max(rows, 1))), warps=1,
+    )  # fmt: skip
+    launch(_moe_sort, (ceil_div(pairs, tile(PAIRS, 64)),), chosen, order, blocks, room, pairs,
+           COMPACT=compact, RT=tall, PT=tile(PAIRS, 64), QT=OTHERS)  # fmt: skip
+    up, downwards = (UP, DOWN) if tall == FEW else (UP_MANY, DOWN_MANY)
+    up, downwards = _tiles(up, IT=most, DT=width), _tiles(downwards, DT=width, IT=most)
+    launch(
+        _moe_up, (ceil_div(most, up["IT"]), room), x, x.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
+        gate_up, gate_up.stride(0) if gate_up is not None else 0, blocks, room, order, middle, most, inner,
+        down.shape[1] if down is not None else 0, experts, width, EACH=each, RT=tall, WIDEN=INTERPRETED, **up,
+    )  # fmt: skip
+    launch(
+        _moe_down, (ceil_div(width, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
+        down, down.stride(0) if down is not None else 0, blocks, room, order, answer, inner,
+        down.shape[1] if down is not None else 0, experts, width, RT=tall, WIDEN=INTERPRETED, **downwards,
+    )  # fmt: skip
+    columns = min(power_of_2(width), COLUMNS)
+    launch(_moe_mix, (ceil_div(width, columns), rows), answer, share, out, width, EACH=each, DT=columns)
+    return out
+
+
+def _tiles(form: dict[str, int], **sizes: int) -> dict[str, int]:
+    """Tile sizes: no tile is wider than what it tiles; interpreted, tiles are few and wide."""
+    fits = {name: max(power_of_2(size), SMALLEST_DOT) for name, size in sizes.items()}
+    return form | {name: min(tile(form[name], 256), most) for name, most in fits.items()}
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _moe_score(
+    x, x_row, router, router_row, score, rows, experts, width,
+    RT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute the router's logits of RT rows and ET experts. Grid (tiles of E, tiles of N)."""
+    if EARLY:
+        wait()
+    row, e = tl.program_id(1) * RT + tl.arange(0, RT), tl.program_id(0) * ET + tl.arange(0, ET)
+    total = tl.zeros((RT, ET), tl.float32)
+    for start in range(0, width, DT):
+        d = start + tl.arange(0, DT)
+        value = tl.load(x + row.to(tl.int64)[:, None] * x_row + d[None, :],
+                        mask=(row < rows)[:, None] & (d < width)[None, :], other=0.0)  # fmt: skip
+        weight = tl.load(router + (e * router_row)[:, None] + d[None, :],
+                         mask=(e < experts)[:, None] & (d < width)[None, :], other=0.0)  # fmt: skip
+        total = dot(value, tl.trans(weight), WIDEN, False, total)
+    tl.store(score + row.to(tl.int64)[:, None] * experts + e[None, :], total,
+             mask=(row < rows)[:, None] & (e < experts)[None, :])  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["room"])
+def _moe_choose(
+    score, x, x_row, opening, chosen, share, blocks, room, experts, width,
+    NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Choose the experts of one row: softmax, then the TOP largest in order, a tie to the lowest number. Grid (N).
+
+    The shared expert follows them. No block has rows yet.
+    """
+    if EARLY:
+        wait()
+    row, e, rank = tl.program_id(0).to(tl.int64), tl.arange(0, ET), tl.arange(0, TT)
+    block = tl.program_id(0) * BT + tl.arange(0, BT)
+    tl.store(blocks + block, 0, mask=block < room)
+    logit = tl.load(score + row * experts + e, mask=e < experts, other=float("-inf"))
+    which, part = best(logit, experts, rank, NORM, TOP)
+    each = TOP
+    if opening is not None:
+        each = TOP + 1
+        d = tl.arange(0, DT)
+        value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)
+        gate = tl.sum(value * tl.load(opening + d, mask=d < width, other=0.0).to(tl.float32), axis=0)
+        which, part = tl.where(rank == TOP, experts, which), tl.where(rank == TOP, 1.0 / (1.0 + tl.exp(-gate)), part)
+    tl.store(chosen + row * each + rank, which, mask=rank < each)
+    tl.store(share + row * each + rank, part, mask=rank < each)
+
+
+@triton.jit
+def best(logit, experts, rank, NORM: tl.constexpr, TOP: tl.constexpr):
+    """Choose among the logits [ET] of one row (-inf: padding): softmax, then the TOP largest in order.
+
+    A tie goes to the lowest number.  ->  the expert of every rank [TT], and its share; NORM: the shares are relative to
+    the sum of the TOP
+    """
+    e = tl.arange(0, logit.shape[0])
+    likely = tl.exp(logit - tl.max(logit, axis=0))
+    likely = likely / tl.sum(likely, axis=0)
+    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
+    which, part = rank * 0, tl.zeros(rank.shape, tl.float32)
+    for i in tl.static_range(TOP):
+        most = tl.max(left, axis=0)
+        # In a row of NaN nothing equals the maximum; the bound keeps the number among the experts.
+        expert = tl.minimum(tl.min(tl.where(left == most, e, logit.shape[0]), axis=0), experts - 1)
+        which, part = tl.where(rank == i, expert, which), tl.where(rank == i, most, part)
+        left = tl.where(e == expert, -1.0, left)
+        total += most
+    if NORM:
+        part = part / total
+    return which, part
+
+
+@triton.jit(do_not_specialize=["room", "pairs"])
+def _moe_sort(
+    chosen, order, blocks, room, pairs,
+    COMPACT: tl.constexpr, RT: tl.constexpr, PT: tl.constexpr, QT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Sort PT pairs: count the pairs before each. Every RT pairs of one expert, from the first on, make a block.
+
+    blocks [3, room]: rows (0: no block), the first of its pairs in `order`, its expert. Grid (tiles of pairs).
+    """
+    if EARLY:
+        wait()
+    p = tl.program_id(0) * PT + tl.arange(0, PT)
+    mine = tl.load(chosen + p, mask=p < pairs, other=0)
+    less, sooner, alike = tl.zeros((PT, QT), tl.int32), tl.zeros((PT, QT), tl.int32), tl.zeros((PT, QT), tl.int32)
+    for start in range(0, pairs, QT):
+        q = start + tl.arange(0, QT)
+        other = tl.load(chosen + q, mask=q < pairs, other=2147483647)
+        same = (other[None, :] == mine[:, None]).to(tl.int32)
+        less += (other[None, :] < mine[:, None]).to(tl.int32)
+        alike += same
+        sooner += tl.where(q[None, :] < p[:, None], same, 0)
+    sooner, alike = tl.sum(sooner, axis=1), tl.sum(alike, axis=1)
+    at = tl.sum(less, axis=1) + sooner
+    tl.store(order + at, p, mask=p < pairs)
+    begins = (p < pairs) & (sooner % RT == 0)
+    block = at if COMPACT else at // RT + mine
+    tl.store(blocks + block, tl.minimum(alike - sooner, RT), mask=begins)
+    tl.store(blocks + room + block, at, mask=begins)
+    tl.store(blocks + 2 * room + block, mine, mask=begins)
+
+
+@triton.jit(do_not_specialize=["room"])
+def _moe_up(
+    x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
+    shared_inner, experts, width,
+    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Compute silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
+    block = blocks + tl.program_id(1)
+    count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
+    if count == 0:
+        return
+    weight, step = gate_up + expert.to(tl.int64) * expert_step, gate_up_row
+    if shared is not None:
+        weight, step = tl.where(expert == experts, shared, weight), tl.where(expert == experts, shared_row, step)
+        inner = tl.where(expert == experts, shared_inner, inner)
+    m, i = tl.arange(0, RT), tl.program_id(0) * IT + tl.arange(0, IT)
+    row = tl.load(order + first + m, mask=m < count, other=0) // EACH
+    rows, columns = x + (row.to(tl.int64) * x_row)[:, None], weight + (i * step)[:, None]
+    lower = columns + inner.to(tl.int64) * step  # the up half follows the gate half
+    gate, up = tl.zeros((RT, IT), tl.float32), tl.zeros((RT, IT), tl.float32)
+    for start in range(0, width, DT):
+        d = start + tl.arange(0, DT)
+        inside = (i < inner)[:, None] & (d < width)[None, :]
+        value = tl.load(rows + d[None, :], mask=(m < count)[:, None] & (d < width)[None, :], other=0.0)
+        gate = dot(value, tl.trans(tl.load(columns + d[None, :], mask=inside, other=0.0)), WIDEN, False, gate)
+        up = dot(value, tl.trans(tl.load(lower + d[None, :], mask=inside, other=0.0)), WIDEN, False, up)
+    tl.store(middle + ((first + m).to(tl.int64) * most)[:, None] + i[None, :],
+             (gate / (1.0 + tl.exp(-gate)) * up).to(middle.dtype.element_ty),
+             mask=(m < count)[:, None] & (i < inner)[None, :])  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["room"])
+def _moe_down(
+    middle, most, down, expert_step, down_row, shared, shared_row, blocks, room, order, answer, inner, shared_inner,
+    experts, width, RT: tl.constexpr, DT: tl.constexpr, IT: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Compute the answers of one block's pairs, DT channels, in fp32. Grid (tiles of D, blocks)."""
+    block = blocks + tl.program_id(1)
+    count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
+    if count == 0:
+        return
+    weight, step = down + expert.to(tl.int64) * expert_step, down_row
+    if shared is not None:
+        weight, step = tl.where(expert == experts, shared, weight), tl.where(expert == experts, shared_row, step)
+        inner = tl.where(expert == experts, shared_inner, inner)
+    m, d = tl.arange(0, RT), tl.program_id(0) * DT + tl.arange(0, DT)
+    rows, columns = middle + ((first + m).to(tl.int64) * most)[:, None], weight + (d * step)[:, None]
+    total = tl.zeros((RT, DT), tl.float32)
+    for start in range(0, inner, IT):
+        i = start + tl.arange(0, IT)
+        value = tl.load(rows + i[None, :], mask=(m < count)[:, None] & (i < inner)[None, :], other=0.0)
+        weights = tl.load(columns + i[None, :], mask=(d < width)[:, None] & (i < inner)[None, :], other=0.0)
+        total = dot(value, tl.trans(weights), WIDEN, False, total)
+    pair = tl.load(order + first + m, mask=m < count, other=0)
+    tl.store(answer + (pair.to(tl.int64) * width)[:, None] + d[None, :], total,
+             mask=(m < count)[:, None] & (d < width)[None, :])  # fmt: skip
+
+
+@triton.jit
+def _moe_mix(answer, share, out, width, EACH: tl.constexpr, DT: tl.constexpr, EARLY: tl.constexpr):
+    """Sum one row's answers by weight, in the order of choice, DT channels. Grid (tiles of D, N)."""
+    if EARLY:
+        wait()
+    row, d = tl.program_id(1).to(tl.int64), tl.program_id(0) * DT + tl.arange(0, DT)
+    total = tl.zeros((DT,), tl.float32)
+    for n in tl.static_range(EACH):
+        pair = row * EACH + n
+        total += tl.load(share + pair) * tl.load(answer + pair * width + d, mask=d < width, other=0.0)
+    tl.store(out + row * width + d, total.to(out.dtype.element_ty), mask=d < width)

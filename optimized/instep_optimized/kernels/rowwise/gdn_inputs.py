@@ -1,0 +1,167 @@
+"""Inputs of the gated delta rule: normalized queries and keys, values, log decay and write strength, in fp32.
+
+Leaves out: the conv before it (`causal_conv.py`) and the rule itself (`token_by_token.py`, `chunk16_fp32.py`).
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from instep_reference.contract.place_names import Place
+
+from ...ops.op_protocols import GdnInputs
+from ..device.programmatic_dependent_launch import wait
+from ..device.zero_uncovered_rows import clear
+from ..runtime import ceil_div, launch, power_of_2, tile
+
+L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
+WIDE = (torch.float32,) * 5  # dtypes of q, k, v, log_decay and beta at the seam
+STEPS = tl.constexpr(12)  # steps of a pairwise sum: as many as the widest head may need
+
+
+def gdn_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:  # fmt: skip
+    """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
+    found = results(mixed, key_heads, key_dim, len(A_log))
+    made(found, mixed, a, b, A_log, dt_bias)
+    return found
+
+
+def results(
+    mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int, dtypes: tuple[torch.dtype, ...] = WIDE
+) -> GdnInputs:
+    """Allocate the results for rows [q | k | v]."""
+    rows, channels = mixed.shape
+    keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
+    shapes = keys, keys, values, (heads,), (heads,)
+    return GdnInputs(*(
+        mixed.new_empty(rows, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
+    ))  # fmt: skip
+
+
+def made(
+    found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+) -> None:
+    """Write `found`, each tensor in its dtype: a store rounds to nearest."""
+    assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+    (rows, heads), (key_heads, key_dim), width, tall = a.shape, found.q.shape[1:], found.v.shape[2], tile(8, 64)
+    launch(
+        _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), b, b.stride(0),
+        A_log, dt_bias, *found, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
+        RT=tall, CT=power_of_2(max(key_dim, width)),
+    )  # fmt: skip
+
+
+@triton.jit
+def _gdn_inputs(
+    mixed, mixed_row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
+    rows, H, K, HV, V, scale,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Compute RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
+    if EARLY:
+        wait()
+    kind = tl.program_id(1)
+    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    at = tl.arange(0, CT)
+    if kind == 2:
+        row, head, live = pair // HV, pair % HV, pair < rows * HV
+        inside = live[:, None] & (at < V)[None, :]
+        value = tl.load(mixed + (row * mixed_row + 2 * H * K + head * V)[:, None] + at[None, :], mask=inside, other=0.0)
+        tl.store(v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live)
+    else:
+        row, head, live = pair // H, pair % H, pair < rows * H
+        inside = live[:, None] & (at < K)[None, :]
+        source = mixed + (row * mixed_row + kind * H * K + head * K)[:, None] + at[None, :]
+        raw = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        if kind == 0:
+            tl.store(q + pair[:, None] * K + at[None, :], unit(raw) * scale, mask=inside)
+        else:
+            tl.store(k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
+
+
+@triton.jit
+def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live):
+    """Store log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
+    drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
+    drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
+    tl.store(log_decay + row * HV + head, -rate * softplus(drive), mask=live)
+    strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
+    tl.store(beta + row * HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+
+
+@triton.jit
+def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
+    """Store rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` computes them from memory."""
+    head, at = tl.program_id(1), tl.arange(0, CT)
+    if head < H:
+        tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
+    elif head < 2 * H:
+        tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    else:
+        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
+
+
+@triton.jit
+def consume_all(
+    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
+):
+    """Do `consume`; for a value head also store its gates."""
+    consume(mixed, row, live, q, k, v, H, HV, scale, CT)
+    head = tl.program_id(1) - 2 * H
+    if head >= 0:
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head, HV, live)
+
+
+@triton.jit
+def clear_inputs(
+    c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
+    H, HV, CT: tl.constexpr,
+):  # fmt: skip
+    """Clear rows without a request: zeros of one head; gates of all rows, because they depend only on a and b."""
+    keys = H * CT
+    if tl.program_id(1) < H:
+        clear(q, keys, c, in_c, row, units, begin, count, requests, rows)
+    elif tl.program_id(1) < 2 * H:
+        clear(k, keys, c - keys, in_c, row, units, begin, count, requests, rows)
+    else:
+        clear(v, HV * CT, c - 2 * keys, in_c, row, units, begin, count, requests, rows)
+        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row.to(tl.int64),
+              row * 0 + tl.program_id(1) - 2 * H, HV, row < rows)  # fmt: skip
+
+
+@triton.jit
+def unit(raw):
+    """Normalize rows [R, C] to length 1.
+
+    Neighbours are added, then pairs of neighbours, and so on. So the order of the sum, and its bits, do not depend on a
+    kernel's tile or on how the compiler spreads it over threads.
+    """
+    total = raw * raw
+    for _ in tl.static_range(STEPS):
+        if total.shape[1] > 1:
+            total = tl.sum(tl.reshape(total, (raw.shape[0], total.shape[1] // 2, 2)), axis=2)
+    return raw * tl.rsqrt(total + L2_EPS)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), without overflow, and to full relative precision where e^x is tiny.
+
+    A head that remembers hundreds of tokens has e^x of 1e-4 and less. There 1 + y rounds most digits of y away. Kahan's
+    formula log(u) * y / (u - 1), with u = 1 + y as rounded, cancels this rounding.
+    """
+    y = tl.exp(-tl.abs(x))
+    u = 1.0 + y
+    lost = u - 1.0
+    log1p = tl.where(lost == 0.0, y, tl.log(u) * (y / tl.where(lost == 0.0, 1.0, lost)))
+    return tl.maximum(x, 0.0) + log1p

@@ -1,0 +1,324 @@
+"""`LEDGER`: ops that move labels instead of numbers, so that orchestration is checked exactly.
+
+Every row of every place is a label, expanded over int64 elements. `instep_reference.contract.label_algebra` defines the
+label that each op makes. The ops that only move bits (select, move, store, pick, accept) are the plain ops themselves.
+Leaves
+out: all arithmetic of the model, and so its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.label_algebra import SCORES
+from instep_reference.contract.place_names import COMPONENTS, Place
+
+from ..memory_addresses import Inputs, Pages, Part, Updates
+from .integer_op_protocols import TopkTokens
+from .label_algebra import code, expand, mix, read, shift_right
+from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
+from .plain.argmax_and_acceptance import accept, pick
+from .plain.attend import entries, extents, nodes_seen
+from .plain.causal_conv import taps_of
+from .plain.copy_units import move, move_rows, store_rows
+from .plain.embed_norm_linear_head import select
+from .plain.gdn import Trail
+from .plain.grow_draft_tree import build_tree, select_beams
+from .plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
+from .plain.rerun_ring import keep, kept_updates, recalled
+from .plain.rerun_ring_plan import plan_ring
+from .plain.row_places_and_lengths import advance, choose, place_rows, plan_path, plan_tree, shift
+from .plain.top_k_top_p_sampling import owned
+
+
+def types(activation: torch.dtype, state: Storage) -> Types:
+    """All memory holds labels: int64."""
+    return Types(*[torch.int64] * len(Types._fields))
+
+
+def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, torch.dtype]:
+    """Labels are never rounded. Only logits are numbers."""
+    return dict.fromkeys(COMPONENTS, torch.int64) | {"logits": torch.float32}
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------
+
+
+def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(token, code) per row."""
+    return expand(mix(tokens, code(to)), table.shape[1])
+
+
+def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
+    """mix(x, code) per row."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:
+    """mix(x, code), in rows of `shape`."""
+    return _stamp(x, to, *shape)
+
+
+def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code)."""
+    return _stamp_pair(x, y, to, *x.shape[1:])
+
+
+def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code), as wide as both."""
+    return _stamp_pair(x, y, to, x.shape[1] + y.shape[1])
+
+
+def gated_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+    gate: Literal["silu", "sigmoid"], to: Place,
+) -> torch.Tensor:
+    """mix(mix(core, z), code)."""
+    return _stamp_pair(core, z, to, *core.shape[1:])
+
+
+def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(attended, projected), code)."""
+    return _stamp_pair(attended, projected, to, *attended.shape[1:])
+
+
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """Zeros [M, vocab] fp32, and 1.0 at the token that the label names."""
+    token = shift_right(mix(read(x), code(to)), 1) % weight.shape[0]
+    logits = torch.zeros((x.shape[0], weight.shape[0]), device=x.device)
+    return logits.scatter_(1, token[:, None], 1.0)
+
+
+def topk_tokens(*, logits: torch.Tensor, topk: int) -> TopkTokens:
+    """Return integers that follow from the token that the logits name: labels have no probabilities."""
+    rank = torch.arange(topk, device=logits.device)
+    named = logits.argmax(dim=-1)[:, None]
+    falls = shift_right(mix(named.expand(-1, topk), rank.expand(len(named), -1)), 1) % SCORES
+    return TopkTokens((named + rank) % logits.shape[1], -falls.cumsum(dim=1).float())
+
+
+def draw(
+    *, logits: torch.Tensor, window: torch.Tensor, parents: torch.Tensor | None, begin: torch.Tensor,
+    count: torch.Tensor, sampling: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor, to: Place,
+) -> torch.Tensor:
+    """Mix everything that a draw may depend on; with temperature 0 the token that the logits name."""
+    rows = owned(window, parents, begin, count, len(logits))
+    heat, top_k, top_p = sampling[rows.owner].unbind(1)
+    named = logits.argmax(dim=-1)
+    label = mix(mix(named, _bits(heat)), _bits(top_p))
+    for number in (top_k.long(), uniforms[rows.owner, rows.node], final[rows.owner]):
+        label = mix(label, number)
+    for place in range(window.shape[1]):
+        label = torch.where(rows.child[:, place], mix(label, rows.tokens[:, place]), label)
+    drawn = shift_right(label, 1) % logits.shape[1]
+    return torch.where(rows.covered, torch.where(heat > 0, drawn, named), 0)
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """Return the bits of fp32 numbers."""
+    return x.contiguous().view(torch.int32).long()
+
+
+def _stamp(x: torch.Tensor, to: Place, *shape: int) -> torch.Tensor:
+    return expand(mix(read(x), code(to)), *shape)
+
+
+def _stamp_pair(x: torch.Tensor, y: torch.Tensor, to: Place, *shape: int) -> torch.Tensor:
+    return expand(mix(mix(read(x), read(y)), code(to)), *shape)
+
+
+# ---- gated delta net ------------------------------------------------------------------------------------------
+
+
+def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
+    """acc = code, then acc = mix(acc, tap) over the W taps, oldest first; a tap before the first token is 0."""
+    out, labels = torch.zeros_like(x), read(x)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _conv_part(labels, weight.shape[1], part, who, out, code(to))
+    return out
+
+
+def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
+    history, channels = width - 1, out.shape[1]
+    window = read(before(part, who, torch.int64).transpose(1, 2), keep=2)  # [n, W-1]
+    line = torch.cat([window, labels[who.rows]], dim=1)  # [n, W-1 + most]
+    parents = ancestry(part, who)
+    taps = line.unfold(1, width, 1) if parents is None else _gathered(line, taps_of(parents, width))  # [n, most, W]
+    mixed = torch.full_like(who.rows, stamp)
+    for tap in range(width):
+        mixed = mix(mixed, taps[:, :, tap])
+    scatter(out, who, expand(mixed, channels))
+    for token, alive in enumerate(who.alive):
+        along(part.per_row, who, token, _columns(taps[:alive, token, 1:], channels))
+    ends = who.length[:, None] + torch.arange(history, device=out.device)
+    after(part.store, who, _columns(line.gather(1, ends), channels))
+
+
+def _gathered(line: torch.Tensor, spots: torch.Tensor) -> torch.Tensor:
+    return line.gather(1, spots.flatten(1)).view_as(spots)
+
+
+def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
+    """[n, W-1] -> windows [n, C, W-1], a label per column."""
+    return expand(labels, channels).transpose(1, 2)
+
+
+def gdn_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, to: tuple[Place, ...],
+) -> GdnInputs:
+    """mix(mix(mixed, a), b), then each result its own code."""
+    heads = a.shape[1]
+    base = mix(mix(read(mixed), read(a)), read(b))
+    value_dim = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
+    shapes = ((key_heads, key_dim), (key_heads, key_dim), (heads, value_dim), (heads,), (heads,))
+    return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
+
+
+def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    """Fold every token into its request's chain; core = mix(mix(chain, q), code). `dtype` is always int64 here.
+
+    A token's update is mixed from the chain before it. So an update that was made from a wrong state has a wrong label.
+    """
+    out = torch.zeros_like(inputs.v)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _gdn_part(inputs, part, who, out, to)
+    return out
+
+
+def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: Place) -> None:
+    own = code(to._replace(component="update"))
+    memory = before(part, who, torch.int64)
+    chain, block = read(memory), memory.shape[1:]
+    for age in range(int(who.again.max()) if part.ring is not None else 0):
+        assert part.ring is not None
+        owing = torch.nonzero(who.again > age)[:, 0]
+        kept = recalled(part.ring, who.which[owing], age)
+        if isinstance(kept, Inputs):
+            kept = _update(chain[owing], kept, own)
+        chain[owing] = _absorbed(chain[owing], kept)
+    after(part.settled, who, expand(chain, *block))
+    chains, trail = torch.zeros_like(who.rows), Trail(chain, ancestry(part, who))
+    for row, alive in enumerate(who.alive):
+        now = trail.at(row, alive)
+        token = Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:]))
+        did = _update(now, token, own)
+        now[:] = _absorbed(now, did)
+        chains[:alive, row] = now
+        keep(part.ring, who.which[:alive], row, token, did)
+        along(part.per_row, who, row, expand(now, *block))
+    scatter(out, who, expand(mix(mix(chains, read(inputs.q)[who.rows]), code(to)), *out.shape[1:]))
+    after(part.store, who, expand(chain, *block))
+
+
+def _update(chain: torch.Tensor, token: Inputs, own: int) -> Updates:
+    """update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), code). A decay has the label of its log_decay."""
+    label = chain
+    for x in token:
+        label = mix(label, read(x))
+    return Updates(token.k, token.log_decay, expand(mix(label, own), *token.v.shape[1:]))
+
+
+def _absorbed(chain: torch.Tensor, token: Updates) -> torch.Tensor:
+    """mix(chain, mix(mix(k, log_decay), update))."""
+    k, decay, update = (read(x) for x in token)
+    return mix(chain, mix(mix(k, decay), update))
+
+
+# ---- attention ------------------------------------------------------------------------------------------------
+
+
+def attention_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+    k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
+) -> AttentionInputs:
+    """mix(mix(row, position), code) for query and key."""
+    query, key = (mix(mix(read(x), positions), code(p)) for x, p in zip((projected, key_raw), to, strict=True))
+    heads, _, head_dim = projected.shape[1:]
+    return AttentionInputs(expand(query, heads, head_dim), expand(key, *key_raw.shape[1:]))
+
+
+def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code).
+
+    For a node of a tree p is the position that the token has if the node's path is accepted.
+    """
+    out, labels = torch.zeros_like(query), read(query)
+    for request, (begin, count, before_) in enumerate(extents(pages)):
+        if not count:
+            continue
+        nodes = nodes_seen(pages, begin, count)
+        reach = before_ + (count if nodes is None else nodes.shape[1])
+        keys, values, mapped = entries(pages, request, reach)
+        position, both = torch.arange(reach, device=query.device), mix(read(keys), read(values))
+        each = mix(both, position) * mapped
+        if nodes is None:
+            total, sees = each.cumsum(dim=0)[before_:], mapped.cumsum(dim=0)[before_:] > 0
+        else:
+            depth, sees = nodes.long().cumsum(dim=1) - 1, nodes & mapped[before_:]
+            total = each[:before_].sum() + (mix(both[before_:], before_ + depth) * sees).sum(dim=1)
+            sees = sees.any(dim=1) | mapped[:before_].any()
+        rows = slice(begin, begin + count)
+        answer = expand(mix(mix(total, labels[rows]), code(to)), *query.shape[1:])
+        out[rows] = answer * sees[:, None, None]
+    return out
+
+
+LEDGER = Ops(
+    name="ledger",
+    types=types,
+    rounds=rounds,
+    embed=embed,
+    norm=norm,
+    linear=linear,
+    add=add,
+    concat=concat,
+    select=select,
+    conv=conv,
+    gdn_inputs=gdn_inputs,
+    gdn=gdn,
+    kept_updates=kept_updates,
+    gated_norm=gated_norm,
+    attention_inputs=attention_inputs,
+    store_rows=store_rows,
+    attend=attend,
+    output_gate=output_gate,
+    mlp=mlp,
+    moe=moe,
+    lm_head=lm_head,
+    pick=pick,
+    draw=draw,
+    accept=accept,
+    place_rows=place_rows,
+    choose=choose,
+    advance=advance,
+    shift=shift,
+    plan_ring=plan_ring,
+    plan_tree=plan_tree,
+    plan_path=plan_path,
+    topk_tokens=topk_tokens,
+    select_beams=select_beams,
+    build_tree=build_tree,
+    move=move,
+    move_rows=move_rows,
+    keeps="update",
+    trees=True,
+)

@@ -1,0 +1,366 @@
+"""The seam: every operation of the optimized engine, with its contract.
+
+An op set is a frozen value of keyword-only functions, swapped by `dataclasses.replace`. Leaves out: all arithmetic.
+
+Rules for every op:
+  - results are new tensors; only memory (a pool) is written in place, and at most one component of it
+    (a fusion: what its parts write)
+  - strides, counts and pitches are read from the tensors that are given, never computed from sizes
+  - rows that no part covers, and requests whose unit is -1, give zeros; an empty batch returns at once
+
+Alphabet: N packed rows of the event, B requests of a part, D hidden, H/HV key/value heads, K/V their widths,
+C = 2HK + HV*V conv channels, W conv width, M rows that need logits. `to` names the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.declared_rounding import Product, Storage
+from instep_reference.contract.place_names import Place
+
+from ..memory_addresses import Keeps, Pages, Part
+from .fused import (
+    ConvInputs,
+    DraftInputs,
+    FusedGdn,
+    GatedAttend,
+    HeadPick,
+    KvInputs,
+    Linears,
+    MakeAddNorm,
+    Moves,
+    PrefillGdn,
+    VerifyGdn,
+    WindowGdn,
+    not_of,
+)
+from .integer_op_protocols import (
+    Accept,
+    Advance,
+    BuildTree,
+    Choose,
+    Draw,
+    MakeTopkTokens,
+    Move,
+    MoveRows,
+    PlaceRows,
+    PlanPath,
+    PlanRing,
+    PlanTree,
+    SelectBeams,
+    Shift,
+)
+
+
+class Types(NamedTuple):
+    """Storage dtypes of hidden rows, conv windows, recurrent states, and KV.
+
+    `consumed` is the dtype of a ring of inputs, `recurrence` that of a ring of updates: the dtype in which the
+    recurrence computes, so that no bit is lost.
+    """
+
+    hidden: torch.dtype
+    conv: torch.dtype
+    state: Storage
+    kv: Storage
+    consumed: torch.dtype = torch.float32
+    recurrence: torch.dtype = torch.float32
+
+
+class GdnInputs(NamedTuple):
+    """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32.
+
+    Inside a `PrefillGdn`, where no watcher sees them, q, k and v may be narrower.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+
+
+class AttentionInputs(NamedTuple):
+    """query [N, heads, head_dim], key [N, kv_heads, head_dim]: normed per head, then rotated."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Weights of an expert layer: router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I].
+
+    The shared expert has the same form; its gate is [1, D].
+    """
+
+    router: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    shared_gate_up: torch.Tensor | None
+    shared_down: torch.Tensor | None
+    shared_gate: torch.Tensor | None
+
+
+class Embed(Protocol):
+    """tokens [N] int64, table [vocab, D] -> [N, D]."""
+
+    def __call__(self, *, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Norm(Protocol):
+    """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...
+
+
+class Linear(Protocol):
+    """x [N, in], or [N, a, b] with a*b = in; weight [out, in] -> [N, *shape] with prod(shape) = out."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor: ...
+
+
+class Add(Protocol):
+    """x, y [N, D] -> x + y."""
+
+    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Concat(Protocol):
+    """x, y [N, D] -> [N, 2D], x first."""
+
+    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Select(Protocol):
+    """x [N, ...], index [M] int64 -> [M, ...]: rows by number; -1 gives zeros. Bits are copied, nothing is computed."""
+
+    def __call__(self, *, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor: ...
+
+
+class Conv(Protocol):
+    """Depthwise causal conv over channels, then silu: out[t] = silu(sum_j weight[:, j] * input[t - (W-1) + j]).
+
+    x [N, C]; weight [C, W]; addresses point at windows [C, W-1], oldest first -> mixed [N, C]. Inputs before row 0 come
+    from `read`, or are zeros. The bits of a row depend on these inputs alone, not on the window or on other requests.
+    In a tree the inputs before a row are those of its ancestors, then `read`; `per_row` gets the last W-1 of them.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place
+    ) -> torch.Tensor: ...
+
+
+class MakeGdnInputs(Protocol):
+    """mixed [N, C] = [q (H*K) | k (H*K) | v (HV*V)], a, b [N, HV] -> `GdnInputs`.
+
+    q, k: x * rsqrt(sum x^2 + 1e-6); beta = sigmoid(b); log_decay = -exp(A_log) * softplus(a + dt_bias); fp32.
+    `to`: places of q, k, v, log_decay, beta.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor,
+        dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+    ) -> GdnInputs: ...
+
+
+class Gdn(Protocol):
+    """The gated delta rule over packed rows; addresses point at states seen as [HV, K, V].
+
+    Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`. Per request, in this order:
+      1. read the state (zeros if fresh); 2. run the ring's pending tokens again (none if fresh, even if some pend)
+      3. round to the dtype of `read`'s pool, as a store and a load would; store to `settled`
+      4. row by row: compute core, keep the token in the ring, store to `per_row`; 5. store to `store`
+    To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
+    it is the whole rule. No bit of a request depends on another request. In windows the bits of a row, and of the state
+    after it, depend on its inputs and the state before it alone, whatever the width. In a tree a row continues the
+    unrounded state of its parent, so the rows of a path have the bits of that chain. A fold (count 0, pending tokens)
+    does steps 1 to 3 and 5. Without rows and pending tokens nothing is read or written. Chunks have no ring.
+    """
+
+    def __call__(
+        self, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place
+    ) -> torch.Tensor: ...
+
+
+class KeptUpdates(Protocol):
+    """The updates [N, HV, V] that the rings of `parts` have kept of a launch's rows; zeros for rows that are not kept.
+
+    N = `rows`, on the host. Only a watcher calls it, after `gdn`; a timed run does not. It waits for nothing.
+    """
+
+    def __call__(self, *, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tensor: ...
+
+
+class GatedNorm(Protocol):
+    """core, z [N, HV, V] -> norm over V in fp32, times weight [V], times silu(z) or sigmoid(z), one cast."""
+
+    def __call__(
+        self, *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
+        gate: Literal["silu", "sigmoid"], to: Place,
+    ) -> torch.Tensor: ...
+
+
+class MakeAttentionInputs(Protocol):
+    """projected [N, heads, 2, head_dim] (query, gate), key_raw [N, kv_heads, head_dim], positions [N] int64.
+
+    Norm per head times (1 + weight), then rotary on the first rotary_dim channels (halves rotated). `to`: query, key.
+    """
+
+    def __call__(
+        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+        k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
+    ) -> AttentionInputs: ...
+
+
+class StoreRows(Protocol):
+    """rows [N, ...] into pool [pages, page_size, ...]; locations [N] are page * page_size + offset; -1 skips.
+
+    scales: given where the pool is stored in tiles (`Blocked`): the rows are rounded here, and their scales stored.
+    A pool by slot is given as [slots, 1, ...]: one page of one entry per slot, so the location is the slot.
+    """
+
+    def __call__(
+        self, *, rows: torch.Tensor, pool: torch.Tensor, locations: torch.Tensor, scales: torch.Tensor | None = None
+    ) -> None: ...
+
+
+class Attend(Protocol):
+    """query [N, heads, head_dim] over paged KV, causal, softmax scale head_dim ** -0.5 -> [N, heads, head_dim].
+
+    Position p of request b is on page table[slots[b], p // page_size] at offset p % page_size. No row sees a position
+    for which the table has -1 or no column. The table is read in place: it is wide, so it must not be copied.
+    """
+
+    def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
+
+
+class OutputGate(Protocol):
+    """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim])."""
+
+    def __call__(self, *, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Mlp(Protocol):
+    """x [N, D], gate_up [2I, D] (gate half first), down [D, I] -> down(silu(gate) * up)."""
+
+    def __call__(self, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Moe(Protocol):
+    """x [N, D] -> sum of top-k experts by fp32 softmax (renormalised if `norm_topk`), plus the gated shared expert."""
+
+    def __call__(
+        self, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place
+    ) -> torch.Tensor: ...
+
+
+class LmHead(Protocol):
+    """x [M, D], weight [vocab, D] -> logits [M, vocab] fp32."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+class Pick(Protocol):
+    """logits [M, vocab] -> argmax [M] int64, the lowest index on a tie."""
+
+    def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
+# The ops that receive the shapes of trees: see `Ops.trees`.
+ALONG_TREES = ("conv", "conv_inputs", "gdn", "fused_gdn", "attend")
+
+
+@dataclass(frozen=True)
+class Ops:
+    """An op set: its ops, and fields that describe it.
+
+    types          (activation, state) -> its storage dtypes
+    rounds         (activation, state) -> the dtype in which each named component is stored: its rounding points
+    keeps          what its rings keep of a token (`Ring`)
+    captures       its ops never wait for the host, so a CUDA graph can hold them
+    products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
+    add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
+    window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
+    tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
+    chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
+    packed         its kernels take no strides: pools have neither red zones nor padding
+    row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
+                   gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
+    trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
+    scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
+                   bytes that its ops take in addition to pools and results, while they run
+    keepers, own   by name: commit strategies that it brings, and the ops that only these call (`StrategySpec.ops`)
+    """
+
+    name: str
+    types: Callable[[torch.dtype, Storage], Types]
+    rounds: Callable[[torch.dtype, Storage], Mapping[str, Storage]]
+    embed: Embed
+    norm: Norm
+    linear: Linear
+    add: Add
+    concat: Concat
+    select: Select
+    conv: Conv
+    gdn_inputs: MakeGdnInputs
+    gdn: Gdn
+    kept_updates: KeptUpdates
+    gated_norm: GatedNorm
+    attention_inputs: MakeAttentionInputs
+    store_rows: StoreRows
+    attend: Attend
+    output_gate: OutputGate
+    mlp: Mlp
+    moe: Moe
+    lm_head: LmHead
+    pick: Pick
+    draw: Draw
+    accept: Accept
+    place_rows: PlaceRows
+    choose: Choose
+    advance: Advance
+    shift: Shift
+    plan_ring: PlanRing
+    plan_tree: PlanTree
+    plan_path: PlanPath
+    topk_tokens: MakeTopkTokens
+    select_beams: SelectBeams
+    build_tree: BuildTree
+    move: Move
+    move_rows: MoveRows
+    keeps: Keeps
+    captures: bool = False
+    products: Mapping[str, Product] = field(default_factory=dict, hash=False)
+    row_invariant: frozenset[str] = frozenset()
+    add_norm: MakeAddNorm | None = None
+    conv_inputs: ConvInputs | None = None
+    draft_inputs: DraftInputs | None = None
+    gated_attend: GatedAttend | None = None
+    head_pick: HeadPick | None = None
+    kv_inputs: KvInputs | None = None
+    linears: Linears | None = None
+    moves: Moves | None = None
+    prefill_gdn: PrefillGdn | None = None
+    verify_gdn: VerifyGdn | None = None
+    window_gdn: WindowGdn | None = None
+    fused_gdn: FusedGdn | None = None
+    tiled: bool = False
+    chances: bool = False
+    packed: bool = False
+    trees: bool = False
+    scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None
+    keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}
+        object.__setattr__(self, "own", {**forms, **self.own})
+        for name in not_of(self):
+            object.__setattr__(self, name, None)

@@ -1,0 +1,323 @@
+"""The shapes that an op must be given, and those that it must give back: `op_protocols.py`'s docstrings as code.
+
+Leaves out: indices and memory (`check_op_calls.py`), and dtypes, which an op set declares by place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ..memory_addresses import Inputs
+
+Given = dict[str, Any]
+Shape = tuple[int, ...]
+
+
+def misfits(name: str, given: Given) -> Iterator[str]:
+    """Find arguments that do not fit each other."""
+    for what, found, right in FITS.get(name, _nothing)(given):
+        if found != right:
+            yield f"{what} is {found}, {right} fits"
+
+
+def shapes(name: str, given: Given) -> tuple[Shape, ...] | None:
+    """Return the shape of every result, in order; None if this op is not checked."""
+    return GIVES[name](given) if name in GIVES else None
+
+
+Fit = tuple[str, object, object]  # what, as it is, as it should be
+
+
+def _nothing(given: Given) -> Iterator[Fit]:
+    return iter(())
+
+
+def _linear(given: Given) -> Iterator[Fit]:
+    weight = tuple(given["weight"].shape)
+    yield "weight", weight, (math.prod(given["shape"]), math.prod(given["x"].shape[1:]))
+
+
+def _linears(given: Given) -> Iterator[Fit]:
+    outs = sum(map(math.prod, given["shapes"]))
+    yield "weight", tuple(given["weight"].shape), (outs, math.prod(given["x"].shape[1:]))
+
+
+def _same(given: Given) -> Iterator[Fit]:
+    yield "y", tuple(given["y"].shape), tuple(given["x"].shape)
+
+
+def _norm(given: Given) -> Iterator[Fit]:
+    yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[-1:])
+
+
+def _add_norm(given: Given) -> Iterator[Fit]:
+    yield from _same(given)
+    yield from _norm(given)
+
+
+def _draft_inputs(given: Given) -> Iterator[Fit]:
+    rows, width = given["hidden"].shape
+    yield "tokens", tuple(given["tokens"].shape), (rows,)
+    yield "table", given["table"].shape[1], width
+    for weight in given["weights"]:
+        yield "a weight", tuple(weight.shape), (width,)
+
+
+def _conv(given: Given) -> Iterator[Fit]:
+    channels, width = given["weight"].shape
+    yield "x", given["x"].shape[1], channels
+    for part in given["parts"]:
+        for name, address in (("read", part.read), ("store", part.store), ("per_row", part.per_row)):
+            if address is not None:
+                yield f"a window of {name}", tuple(address.pool.shape[-2:]), (channels, width - 1)
+    yield from _parents(given, given["x"].shape[0])
+
+
+def _parents(given: Given, rows: int) -> Iterator[Fit]:
+    for part in given["parts"]:
+        if part.parents is not None:
+            yield "parents", tuple(part.parents.shape), (rows,)
+
+
+def _gdn_inputs(given: Given) -> Iterator[Fit]:
+    heads, keys = given["A_log"].shape[0], given["key_heads"] * given["key_dim"]
+    yield "channels after the keys, by value heads,", (given["mixed"].shape[1] - 2 * keys) % heads, 0
+    for name in ("a", "b"):
+        yield name, tuple(given[name].shape), (given["mixed"].shape[0], heads)
+    yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
+
+
+def _conv_inputs(given: Given) -> Iterator[Fit]:
+    yield from _conv(given)
+    yield from _gdn_inputs({**given, "mixed": given["x"]})
+
+
+def _gdn(given: Given) -> Iterator[Fit]:
+    q, k, v, log_decay, beta = given["inputs"]
+    state = (v.shape[-2], k.shape[-1], v.shape[-1])
+    yield "q", tuple(q.shape), tuple(k.shape)
+    for name, gate in (("log_decay", log_decay), ("beta", beta)):
+        yield name, tuple(gate.shape), tuple(v.shape[:-1])
+    yield from _states(given, state)
+    yield from _parents(given, len(q))
+    yield from _kept(given, q, k, v, log_decay, beta)
+
+
+def _kept(given: Given, *consumed: torch.Tensor) -> Iterator[Fit]:
+    """Entries of rings, in addition to the inputs of the delta rule."""
+    _, k, v, log_decay, beta = consumed
+    for part in given["parts"]:
+        if part.ring is not None:
+            like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
+            for name, pool in part.ring.kept._asdict().items():
+                # Inputs have the dtype in which they are consumed; an update is at least as wide.
+                dtype = like[name].dtype
+                wide = dtype if isinstance(part.ring.kept, Inputs) else torch.promote_types(dtype, pool.dtype)
+                yield f"an entry of ring {name}", (tuple(pool.shape[2:]), pool.dtype), (
+                    tuple(like[name].shape[1:]), wide)  # fmt: skip
+
+
+def _fused_gdn(given: Given) -> Iterator[Fit]:
+    yield from _gdn_inputs(given)
+    heads, width = _heads(given)[2][1:]
+    yield from _states(given, (heads, given["key_dim"], width))
+    yield from _parents(given, given["mixed"].shape[0])
+
+
+def _window_gdn(given: Given) -> Iterator[Fit]:
+    yield from _fused_gdn(given)
+    yield from _kept(given, *(torch.empty(shape, device="meta") for shape in _heads(given)))  # in fp32, as computed
+
+
+def _prefill_gdn(given: Given) -> Iterator[Fit]:
+    yield from _conv({**given, "parts": given["windows"]})
+    yield from _fused_gdn({**given, "mixed": given["x"]})
+
+
+def _verify_gdn(given: Given) -> Iterator[Fit]:
+    yield from _conv({**given, "parts": given["windows"]})
+    yield from _window_gdn({**given, "mixed": given["x"]})
+
+
+def _states(given: Given, state: Shape) -> Iterator[Fit]:
+    for part in given["parts"]:
+        for name in ("read", "store", "per_row", "settled"):
+            if (address := getattr(part, name)) is not None:
+                yield f"a state of {name}", tuple(address.pool.shape[-3:]), state
+                yield from _scales(name, address.pool, address.scales)
+
+
+def _gated_norm(given: Given) -> Iterator[Fit]:
+    yield "z", tuple(given["z"].shape), tuple(given["core"].shape)
+    yield "weight", tuple(given["weight"].shape), tuple(given["core"].shape[-1:])
+
+
+def _attention_inputs(given: Given) -> Iterator[Fit]:
+    rows, _, two, width = given["projected"].shape
+    yield "projected, query and gate,", two, 2
+    yield "key_raw", (given["key_raw"].shape[0], given["key_raw"].shape[2]), (rows, width)
+    yield "positions", tuple(given["positions"].shape), (rows,)
+    for name in ("q_norm", "k_norm"):
+        yield name, tuple(given[name].shape), (width,)
+
+
+def _store_rows(given: Given) -> Iterator[Fit]:
+    rows, pool, scales = given["rows"], given["pool"], given.get("scales")
+    dtype = pool.dtype if scales is None else rows.dtype  # in tiles they are rounded here
+    yield "a row", (tuple(rows.shape[1:]), rows.dtype), (tuple(pool.shape[2:]), dtype)
+    yield from _scales("pool", pool, scales)
+
+
+def _kv_inputs(given: Given) -> Iterator[Fit]:
+    yield from _attention_inputs(given)
+    for rows, pool in zip((given["key_raw"], given["value"]), given["pools"], strict=True):
+        yield from _store_rows({"rows": rows, "pool": pool})
+
+
+def _attend(given: Given) -> Iterator[Fit]:
+    pages, heads = given["pages"], given["query"].shape[1]
+    yield "values", tuple(pages.values.shape), tuple(pages.keys.shape)
+    yield "head_dim", given["query"].shape[2], pages.keys.shape[3]
+    yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
+    if pages.ancestors is not None:
+        yield "ancestors", tuple(pages.ancestors.shape), (given["query"].shape[0],)
+    yield from _scales("keys", pages.keys, pages.key_scales)
+    yield from _scales("values", pages.values, pages.value_scales)
+
+
+def _output_gate(given: Given) -> Iterator[Fit]:
+    rows, heads, width = given["attended"].shape
+    yield "projected", tuple(given["projected"].shape), (rows, heads, 2, width)
+
+
+def _gated_attend(given: Given) -> Iterator[Fit]:
+    yield from _attend(given)
+    yield from _output_gate({**given, "attended": given["query"]})
+
+
+def _mlp(given: Given) -> Iterator[Fit]:
+    hidden, inner = given["down"].shape
+    yield "gate_up", tuple(given["gate_up"].shape), (2 * inner, given["x"].shape[1])
+    yield "down", hidden, given["x"].shape[1]
+
+
+def _scales(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Iterator[Fit]:
+    """Numbers of 8 bits have scales, with the same units and positions; wider numbers have none."""
+    yield f"whether {name} has scales", scales is not None, pool.element_size() == 1
+    if scales is not None:
+        yield f"leading axes of the scales of {name}", tuple(scales.shape[:-2]), tuple(pool.shape[:-2])
+
+
+def _move(given: Given) -> Iterator[Fit]:
+    source, target = given["source"], given["target"]
+    positions = (int(source.column is not None), int(target.column is not None))
+    yield "a unit", (tuple(source.pool.shape[1 + positions[0] :]), source.pool.dtype), (
+        tuple(target.pool.shape[1 + positions[1] :]), target.pool.dtype)  # fmt: skip
+    for name, address in (("source", source), ("target", target)):
+        yield from _scales(name, address.pool, address.scales)
+
+
+def _moves(given: Given) -> Iterator[Fit]:
+    for pair in given["pairs"]:
+        yield from _move(pair._asdict())
+
+
+def _move_rows(given: Given) -> Iterator[Fit]:
+    yield "target", tuple(given["target"].shape), tuple(given["source"].shape)
+
+
+def _of_trees(*names: str) -> Callable[[Given], Iterator[Fit]]:
+    """Tables [B, T] of one shape: `names`, of which the first is always given."""
+    first = names[0]
+
+    def fits(given: Given) -> Iterator[Fit]:
+        for name in names[1:]:
+            if given.get(name) is not None:
+                yield name, tuple(given[name].shape), tuple(given[first].shape)
+        for requests in ("slots", "count"):
+            if requests in given:
+                yield requests, len(given[requests]), len(given[first])
+                break
+
+    return fits
+
+
+def _select_beams(given: Given) -> Iterator[Fit]:
+    yield "log_probs", tuple(given["log_probs"].shape), tuple(given["tokens"].shape)
+    if given["before"] is not None:
+        yield "beams", len(given["before"].beams), len(given["before"].tokens) * given["tokens"].shape[1]
+
+
+def _place_rows(given: Given) -> Iterator[Fit]:
+    if given.get("depth") is not None:
+        yield "depth", tuple(given["depth"].shape), (given["rows"],)
+
+
+def _draw(given: Given) -> Iterator[Fit]:
+    requests, width = given["window"].shape
+    right = {"parents": (requests, width), "uniforms": (requests, width), "sampling": (requests, 3)}
+    for name in ("parents", "begin", "count", "sampling", "uniforms", "final"):
+        if given[name] is not None:
+            yield name, tuple(given[name].shape), right.get(name, (requests,))
+
+
+FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
+    "accept": _of_trees("window", "picks", "parents"), "plan_tree": _of_trees("parents"), "move_rows": _move_rows,
+    "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
+    "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
+    "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
+    "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
+    "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
+    "gated_attend": _gated_attend, "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn,
+    "verify_gdn": _verify_gdn, "window_gdn": _window_gdn,
+    "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
+}  # fmt: skip
+
+
+def _like(name: str) -> Callable[[Given], tuple[Shape, ...]]:
+    return lambda given: (tuple(given[name].shape),)
+
+
+def _heads(given: Given) -> tuple[Shape, ...]:
+    rows, keys = given["mixed"].shape[0], (given["key_heads"], given["key_dim"])
+    values = given["A_log"].shape[0]
+    width = (given["mixed"].shape[1] - 2 * math.prod(keys)) // values
+    return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, values), (rows, values))
+
+
+def _candidates(given: Given) -> Shape:
+    topk, before = given["tokens"].shape[1], given["before"]
+    requests = len(given["tokens"] if before is None else before.tokens)
+    return requests, topk + (given["num_steps"] - 1) * topk**2
+
+
+GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
+    "embed": lambda g: ((g["tokens"].shape[0], g["table"].shape[1]),),
+    "norm": _like("x"), "add": _like("x"), "conv": _like("x"), "mlp": _like("x"), "moe": _like("x"),
+    "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
+    "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
+    "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
+    "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
+    "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
+    "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
+    "verify_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
+    "add_norm": lambda g: (tuple(g["x"].shape),) * 2,
+    "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
+    "attention_inputs": lambda g: (
+        (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
+    "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
+    "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
+    "attend": _like("query"), "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
+    "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
+    "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
+    "head_pick": lambda g: ((g["x"].shape[0],),),
+    "lm_head": lambda g: ((g["x"].shape[0], g["weight"].shape[0]),), "pick": lambda g: ((g["logits"].shape[0],),),
+    "draw": lambda g: ((g["logits"].shape[0],),),
+    "topk_tokens": lambda g: ((g["logits"].shape[0], g["topk"]),) * 2,
+    "select_beams": lambda g: (_candidates(g),) * 3,
+    "build_tree": lambda g: ((len(g["tokens"]), g["nodes"] - 1), (len(g["tokens"]), g["nodes"])),
+}  # fmt: skip

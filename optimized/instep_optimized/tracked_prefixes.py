@@ -1,0 +1,110 @@
+"""Tracked prefixes: the first tokens of a request, kept as copies for other requests that begin with them.
+
+A chunk leaves everything that a prefix needs. So does a commit: the states after every node of its window are still
+there, if the strategy stores them, and the final rows are in the order of the accepted path.
+Leaves out: giving a prefix to a request, which is a load (`engine.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+
+import torch
+
+from instep_reference.contract.capacity import Capacity
+
+from .commit.strategy_pair import CommitPair
+from .forward_with_prefill_chunks import Planned
+from .kept_on_device_or_host import Entry
+from .memory import Memory
+from .memory.saved_states import Peeked, read
+from .ops.integer_op_protocols import Acceptance
+from .ops.op_protocols import Ops
+from .request_record import Request
+from .transfer.to_host import HostCopy, Roots
+
+TOKENS, PATH = 1, 2  # the parts of a commit's copy after the accepted counts: [B, T] each
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """kept: saved states and prefixes alike, by name. Nothing is recorded if there is no interval."""
+
+    memory: Memory
+    capacity: Capacity
+    kept: dict[str, Entry]
+
+    @property
+    def on(self) -> bool:
+        return self.capacity.track_interval is not None
+
+    # The tokens of requests: a prefix is only given to a request that begins with it
+
+    def chosen(self, requests: Mapping[str, Request], roots: Roots) -> None:
+        """Record the roots that a forward has chosen."""
+        for name in roots if self.on else ():
+            requests[name].said.append(partial(_root_of, roots, name))
+
+    def counts(self, acceptance: Acceptance, lens: torch.Tensor) -> HostCopy:
+        """Start the copy of accepted counts of every commit; if prefixes are tracked, tokens and paths too.
+
+        lens: a second copy of accept_lens, because the caller may write into those of the acceptance
+        """
+        more = (acceptance.tokens, acceptance.accept_index) if self.on else ()
+        return HostCopy(lens, *more, immutable=lens.data_ptr() != acceptance.accept_lens.data_ptr())
+
+    def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
+        """Record the tokens that a commit has accepted, and the bonus."""
+        for number, request in enumerate(verified) if self.on else ():
+            request.said.append(partial(_line, counts, TOKENS, number, len(verified)))
+
+    # The prefixes
+
+    def of_chunks(
+        self, ops: Ops, strategy: CommitPair, plan: Sequence[Planned], final: torch.Tensor
+    ) -> dict[str, int]:
+        """Track what the chunks of a forward have reached -> request: tokens. final [N, D]: the target's rows."""
+        tracked = {}
+        for p, end in zip(plan, accumulate(p.span.count for p in plan), strict=True):
+            if p.row.track:
+                count = p.request.length.exact  # a prompt has no pending counts
+                peeked = strategy.peek(ops, self.memory.slots.of(p.request.name), count)
+                self._keep(p.row.track, p.request, count, peeked, final[end - 1])
+                tracked[p.request.name] = count
+        return tracked
+
+    def of_paths(
+        self, ops: Ops, strategy: CommitPair, verified: Sequence[Request], track: Sequence[str], counts: HostCopy
+    ) -> dict[str, int]:
+        """Track the last multiples of the interval that committed paths reach -> request: tokens. Waits for counts."""
+        tracked, every = {}, self.capacity.track_interval or 1
+        for number, (request, under) in enumerate(zip(verified, track, strict=False)):
+            if not under:
+                continue
+            request.length.settle()
+            path, after = _line(counts, PATH, number, len(verified)), request.length.exact
+            before, count = after - len(path), after // every * every
+            if count > before and request.row is not None:
+                depth, slot = count - before - 1, self.memory.slots.of(request.name)
+                peeked = strategy.peek_node(ops, slot, count, request.row, path[depth])
+                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])
+                tracked[request.name] = count
+        return tracked
+
+    def _keep(self, under: str, request: Request, count: int, peeked: Peeked, final: torch.Tensor) -> None:
+        """peeked: conv windows and states after `count` tokens; final [D]: the target's row of the last one."""
+        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, *peeked, final)
+
+
+def _root_of(roots: Roots, name: str) -> tuple[int]:
+    return (roots[name],)
+
+
+def _line(counts: HostCopy, part: int, number: int, requests: int) -> list[int]:
+    """Return a request's line of a table [B, T] in a commit's copy, up to its accepted tokens."""
+    table = counts.list(part)
+    begin = number * (len(table) // requests)
+    return table[begin : begin + counts.list()[number]]

@@ -1,0 +1,199 @@
+"""Declarations of a subject about its rounding: a format and sums per form of an op, and storage with scales.
+
+The storage of a component is declared separately, by its name (`rounds` of an op set): a dtype, or `Blocked`. This file
+has only definitions. Leaves out: how the yardstick uses both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from .errors import BadInput
+
+# The forms of ops that multiply. A declaration for one form does not apply to another form.
+FORMS: dict[str, str] = {
+    "linear": "projections of a layer, and the draft head's `fc`",
+    "conv": "taps times inputs of the short convolution",
+    "gdn.window": "the delta rule token by token: decode, verify, and tokens that are run again",
+    "gdn.chunk": "the delta rule over a prefill chunk, in blocks of tokens",
+    "attend": "query times keys, shares times values",
+    "mlp": "the three products of a dense MLP",
+    "moe": "the products of experts; the router and the shared gate stay fp32",
+    "lm_head": "rows times the output matrix",
+}
+
+# Formats of operands. 3xtf32: each operand is a sum of two tf32 numbers, and the product
+# of the two smaller ones is dropped.
+FORMATS: tuple[str, ...] = ("ieee", "3xtf32", "tf32", "fp16", "bf16")
+HALVES = ("fp16", "bf16")  # formats of 16 bits, in which tensors are stored
+
+RESIDUAL, RESULTS, SUMMED = ", on residuals", ", results too", ", sums as of "  # spelling of a `Product` of that form
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Model of a matrix instruction's addition: several exact products and the sum so far are added at once.
+
+    Every addend is truncated (towards zero) at a number of bits after the leading one of the largest addend. The
+    exponent of a product is the sum of its factors' exponents, though the product may be up to 4 times larger. The
+    total of these is exact, and is truncated (towards zero) to the 24 bits of fp32.
+    """
+
+    terms: int
+    bits: int
+
+
+# Ways to add. They have a name and no free numbers, so that an error cannot be declared away.
+# fp32: every addition is rounded to nearest. hopper: wgmma and mma with bf16 or fp16 operands on an H100; found so bit
+# by bit (`tests/harness/test_sums_native.py`). Public models of these instructions: Fasi et al. 2021 (V100 to A100),
+# Khattak and Mikaitis (arXiv:2512.07004).
+SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 25)}
+ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
+
+
+@dataclass(frozen=True)
+class Product:
+    """Every operand of every product of a form is rounded to `format`, and products are added as `sums` defines.
+
+    block   only for the form gdn.chunk: number of tokens that the kernel takes at once
+    residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
+            keys and values separately, and gates to the results of products (`chunked_delta_rule.recur_by_products`)
+    results  only for the form conv: every product is rounded to `format` itself, before it is added. A kernel that
+            multiplies two tensors of 16 bits element by element does so, such as Triton's `x * w`; it adds in fp32
+    narrow  the declaration is only for activations of at most 16 bits; with wider ones the form multiplies in fp32
+    sums    one of SUMS. If a result or an operand is rounded to 16 bits, that error is a thousand times larger than
+    that
+            of any of them, and no declaration is needed
+    """
+
+    format: str
+    block: int | None = None
+    residual: bool = False
+    narrow: bool = False
+    sums: str = "fp32"
+    results: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("format", FORMATS), ("sums", (*SUMS,))):
+            if (said := getattr(self, name)) not in known:
+                raise BadInput(f"Product.{name}", found=repr(said), expected=f"one of {', '.join(known)}")
+        if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
+            raise BadInput("Product.block", found=repr(self.block), expected="a number of tokens, at least 1")
+
+    def __str__(self) -> str:
+        blocks = "" if self.block is None else f" in blocks of {self.block}{self.residual * RESIDUAL}"
+        return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32")
+
+
+SCALE_BITS = 20  # of the 24 of fp32
+CHANCE_BITS = 24  # bits of the number that decides how a number is rounded
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Storage as numbers of a narrow dtype, with one fp32 scale per tile of their last two axes.
+
+        scale = max(largest |x| of the tile / largest number of dtype, smallest normal number of fp32)
+        stored = x / scale, to nearest, ties to even;   read = stored * scale, a product in fp32
+
+    Every store computes its scales from the numbers that it stores. A tile of zeros has the smallest scale, to avoid a
+    division by 0. A scale is rounded up to SCALE_BITS bits, so that its product with a number of at most 4 bits is
+    exact in fp32. So numbers that were read are stored again as the same bytes: a state to which nothing was added does
+    not change, however often it is stored.
+
+    tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower.
+           None in place of both: there are no scales, and reading returns the stored numbers (stochastic bf16 and fp16)
+    seed   only for a recurrent state: numbers are rounded stochastically instead of to nearest. Let a <= y < b, y = |x|
+    /
+           scale, be neighbours in `dtype`: b is stored if u < (y - a) / (b - a), else a; the sign stays.
+           A y within a relative 2 ** (1 - SCALE_BITS) of the largest number of `dtype` becomes that number, as with
+           rounding to nearest; so here, too, numbers that were read are stored again as the same bytes. Without scales
+           a y from the largest number on, and a NaN, are stored as to nearest.
+           u is a number of CHANCE_BITS bits: the upper ones of the first word of Philox4x32-10, over 2 ** CHANCE_BITS.
+           Its key is the seed, of 64 bits, the lower word first; its counter is (element, tokens, layer, 0): the number
+           of the element in [HV, K, V], V fastest; how many tokens are in the state; the layer of the model. No slot,
+           row, request or round is in it. So a state follows from the tokens alone, wherever they run: a prefix is what
+           its request would have computed, a request that moved keeps its state, and every commit strategy stores the
+           same. Requests of equal length share these numbers. Within one state no number is used twice, which keeps its
+           errors from adding up
+
+    Engines round stochastically, too: fp16 states of Mamba in vLLM (35753), SGLang (26929), FlashInfer (2645) and
+    TensorRT-LLM (`mamba_ssm_stochastic_rounding`); for states of a gated delta net, in fp16 and bf16, SGLang 27975
+    proposed it, without speculation. They draw a seed for every call, and FlashInfer and vLLM count numbers by their
+    address in the
+    pool: a state depends on its slot and on earlier calls, and no two runs store the same.
+    """
+
+    dtype: torch.dtype
+    tile: tuple[int | None, int | None] | None
+    seed: int | None = None
+
+    is_floating_point = True
+
+    @property
+    def shown(self) -> torch.dtype:
+        """Dtype of the numbers that are read. With scales they are products, and not numbers of `dtype`."""
+        return self.dtype if self.tile is None else torch.float32
+
+    @property
+    def nearest(self) -> Storage:
+        """Return the same storage without stochastic rounding."""
+        return self.dtype if self.tile is None else replace(self, seed=None)
+
+    def __str__(self) -> str:
+        tiles = "" if self.tile is None else f" in tiles of {' x '.join(str(n or 'all') for n in self.tile)}"
+        chance = "" if self.seed is None else f", stochastic with seed {self.seed}"
+        return f"{str(self.dtype).removeprefix('torch.')}{tiles}{chance}"
+
+    def grid(self, *shape: int) -> tuple[int, ...]:
+        """Return the shape of the scales of a block."""
+        assert self.tile is not None, "there are scales"
+        return *shape[:-2], *(1 if n is None else -(-size // n) for n, size in zip(self.tile, shape[-2:], strict=True))
+
+
+Storage = torch.dtype | Blocked
+STATE_ROWS = 16  # rows of V that share a scale
+SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, STATE_ROWS))  # [HV, K, V]
+# [positions, kv_heads, head_dim]: a scale per position and head. A scale per page would grow when a larger row is added
+# to a partly filled page: the bytes of committed rows would change, and their values would differ from those used
+# before.
+SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
+
+
+def by_chance(storage: Storage, seed: int) -> Blocked:
+    """Return the same storage, rounded stochastically."""
+    return replace(storage, seed=seed) if isinstance(storage, Blocked) else Blocked(storage, None, seed)
+
+
+def scaled(storage: Storage | None) -> bool:
+    """Return whether data that is stored so has scales."""
+    return isinstance(storage, Blocked) and storage.tile is not None
+
+
+def read_as(storage: Storage) -> torch.dtype:
+    """Return the dtype of the numbers that are read from a component that is stored so."""
+    return storage.shown if isinstance(storage, Blocked) else storage
+
+
+def checked(products: Mapping[str, Product]) -> dict[str, Product]:
+    """Check a declaration and return it: every form must be known, and `gdn.chunk` and only it must name its block."""
+    for form, product in products.items():
+        if form not in FORMS:
+            raise BadInput("products", found=repr(form), expected=f"forms of ops: {', '.join(FORMS)}")
+        if not isinstance(product, Product):
+            raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
+        if product.residual and form != "gdn.chunk":
+            raise BadInput(f"products[{form!r}].residual", found="True", expected="False: only gdn.chunk has residuals")
+        if product.results and (form != "conv" or product.format not in HALVES):
+            raise BadInput(f"products[{form!r}].results", found=str(product),
+                           expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")
+        if product.sums != "fp32" and form not in ADDED:
+            raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
+                           expected=f"fp32: others are of {', '.join(ADDED)}")
+        if (product.block is not None) != (form == "gdn.chunk"):
+            expected = "the block of the kernel, such as block=64" if product.block is None else "no block"
+            raise BadInput(f"products[{form!r}]", found=str(product), expected=expected)
+    return dict(products)

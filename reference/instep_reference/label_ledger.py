@@ -1,0 +1,324 @@
+"""The ledger engine: the labels that a right engine must hold after every event, in Python integers.
+
+The rounds are those of the reference; only the model differs. A hidden row is one label, and an op mixes labels where
+the model computes (`contract/label_algebra.py` has the rules). Leaves out: all arithmetic of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, reduce
+from math import prod
+from struct import pack
+from zlib import crc32
+
+import torch
+
+from .contract.adaptive_controller_file import AdaptiveFile
+from .contract.capacity import Capacity
+from .contract.config import ModelConfig
+from .contract.controllers import Controlled
+from .contract.engine import RequestState
+from .contract.label_algebra import SPREAD
+from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .contract.sampling import UNIFORM
+from .draft import drafter
+from .label_mixing import MASK, mix, most_named
+from .sampling import Drawing
+from .speculative_rounds import Rounds
+
+SIGN = 1 << 63
+
+
+def code(place: Place) -> int:
+    """Number of a place. The stages extend and chain run the same weights, so their places have the same number."""
+    family = "trunk" if place.stage == "trunk" else "draft"
+    return crc32(f"{family}.{place.layer}.{place.component}".encode("ascii"))
+
+
+def expand(labels: Sequence[int], shape: tuple[int, ...]) -> torch.Tensor:
+    """Labels as rows of elements: element j is label + j * SPREAD, so a moved element shows. The label 0 gives zeros.
+
+    Shapes:  labels (N,)  ->  (N, *shape) int64, two's complement
+    """
+    heads = torch.tensor([_signed(label) for label in labels], dtype=torch.int64)[:, None]
+    rows = heads + _steps(prod(shape))
+    if 0 in labels:
+        rows.masked_fill_(heads == 0, 0)
+    return rows.reshape(len(labels), *shape)
+
+
+@lru_cache(maxsize=256)
+def _steps(count: int) -> torch.Tensor:
+    """j * SPREAD for every j below `count`."""
+    return torch.arange(count, dtype=torch.int64) * _signed(SPREAD)
+
+
+@dataclass(frozen=True)
+class GdnLabels:
+    """A GDN layer's memory: the labels of the last W - 1 conv inputs, oldest first, and the chain of all tokens."""
+
+    taps: tuple[int, ...]
+    chain: int = 0
+
+
+@dataclass(frozen=True)
+class KvLabels:
+    """An attention layer's memory: key and value labels per position, and the running total that a query reads."""
+
+    keys: tuple[int, ...] = ()
+    values: tuple[int, ...] = ()
+    total: int = 0
+
+
+Labels = list[int]
+Memory = tuple[GdnLabels | KvLabels, ...]
+
+
+@dataclass(frozen=True)
+class LabelModel:
+    """A model that moves labels, as `Model` describes it. A row is one label."""
+
+    config: ModelConfig
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def nothing(self) -> Memory:
+        fresh = GdnLabels((0,) * (self.config.conv_width - 1))
+        return tuple(fresh if kind == "gdn" else KvLabels() for kind in self.config.layer_kinds)
+
+    def no_cache(self) -> KvLabels:
+        return KvLabels()
+
+    def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[Labels, Memory]:
+        tell = Teller("trunk", self.config, see)
+        hidden = tell.embed(tokens)
+        after = []
+        for layer, before in enumerate(memory):
+            hidden, kept = _layer(tell, layer, hidden, before, start)
+            after.append(kept)
+        return tell.of(AFTER_LAYERS, "final", hidden), tuple(after)
+
+    def head(
+        self, layer: int, tokens: Sequence[int], hidden: Labels, cache: KvLabels, start: int, stage: str, see: See
+    ) -> tuple[Labels, KvLabels]:
+        tell = Teller(stage, self.config, see)
+        embedded = tell.of(STAGE_LEVEL, "normed", tell.embed(tokens))
+        joined = tell.of(STAGE_LEVEL, "joined", embedded, tell.of(STAGE_LEVEL, "post_normed", hidden))
+        x, kept = _layer(tell, layer, tell.of(STAGE_LEVEL, "fused", joined), cache, start)
+        assert isinstance(kept, KvLabels), "MTP layers are attention layers"
+        return tell.of(AFTER_LAYERS, "final", x), kept
+
+    def until(self, cache: KvLabels, count: int) -> KvLabels:
+        keys, values = cache.keys[:count], cache.values[:count]
+        return KvLabels(keys, values, _total(keys, values))
+
+    def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
+        picks = self._largest(rows, stage, see)
+        see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
+        return picks
+
+    def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+        """Derive tokens and integer scores from the named token: labels have no probabilities."""
+        return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
+
+    def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
+        """Mix everything that a draw may depend on: labels have no probabilities."""
+        said, sampling = [], drawing.sampling
+        known = (_bits(sampling.temperature), _bits(1.0 if sampling.top_p is None else sampling.top_p),
+                 sampling.top_k or 0)
+        for node, token in enumerate(self._largest(rows, stage, see)):
+            uniforms = (round(uniform / UNIFORM) for uniform in (drawing.at_nodes[node], drawing.final))
+            children = (drawing.tokens[child] for child, parent in enumerate(drawing.parents) if parent == node)
+            said.append((reduce(mix, (*known, *uniforms, *children), token) >> 1) % self.config.vocab)
+        see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, dtype=torch.int64))
+        return said
+
+    def _largest(self, rows: Labels, stage: str, see: See) -> list[int]:
+        """Return the token that each row's logits name."""
+        own = code(Place(stage, AFTER_LAYERS, "logits"))
+        tokens = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
+        logits = torch.zeros(len(tokens), self.config.vocab)
+        at = torch.tensor(tokens, dtype=torch.int64)[:, None]
+        see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, at, 1.0))
+        return tokens
+
+    def last(self, rows: Labels, count: int = 1) -> Labels:
+        return rows[-count:]
+
+    def join(self, parts: Sequence[Labels]) -> Labels:
+        return [label for part in parts for label in part]
+
+    def logical(
+        self, length: int, root: int | None, proposal: int | None, hidden: Labels | None,
+        memory: Memory, caches: Sequence[KvLabels], tail: Labels | None = None,
+    ) -> RequestState:
+        config = self.config
+        entry = _shape("key", config)
+        block = (config.value_heads, config.key_dim, config.value_dim)
+        gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnLabels)}
+        kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, KvLabels)}
+        return RequestState(
+            length=length, root=root, proposal=proposal,
+            proposal_hidden=None if hidden is None else expand(hidden, (config.hidden,))[0],
+            conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
+            state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
+            keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
+            values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
+            draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(caches)},
+            draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(caches)},
+            tail={} if tail is None else {AFTER_LAYERS: expand(tail, (config.hidden,))},
+        )
+
+
+class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
+    """The reference's rounds over labels; needs a configuration and no weights. `mode`: which drafter, by name."""
+
+    def __init__(
+        self, config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None,
+        controlled: Controlled | None = None, lag: int = 0, mode: str = "eagle", see: See = unseen,
+        room: Capacity | None = None,
+    ) -> None:
+        super().__init__(
+            LabelModel(config), drafter(config, mode), num_steps=num_steps, adaptive=adaptive, controlled=controlled,
+            lag=lag, see=see, room=room)
+
+
+@dataclass(frozen=True)
+class Teller:
+    """Makes the labels of an op's result, and shows them to `see`, expanded to the shape of the place."""
+
+    stage: str
+    config: ModelConfig
+    see: See
+
+    def embed(self, tokens: Sequence[int]) -> Labels:
+        own = code(Place(self.stage, STAGE_LEVEL, "embedding"))
+        return self.show(STAGE_LEVEL, "embedding", [mix(token, own) for token in tokens])
+
+    def of(self, layer: int, component: str, *inputs: Labels) -> Labels:
+        """The result of an op with code c: of one input mix(x, c); of several mix(mix(mix(x, y), z), c)."""
+        own = code(Place(self.stage, layer, component))
+        labels = []
+        for row in zip(*inputs, strict=True):
+            label = row[0]
+            for other in row[1:]:
+                label = mix(label, other)
+            labels.append(mix(label, own))
+        return self.show(layer, component, labels)
+
+    def show(self, layer: int, component: str, labels: Labels) -> Labels:
+        self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config)))
+        return labels
+
+
+def _layer(
+    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int
+) -> tuple[Labels, GdnLabels | KvLabels]:
+    normed = tell.of(layer, "normed", hidden)
+    kept: GdnLabels | KvLabels
+    if isinstance(memory, GdnLabels):
+        mixer, kept = _gdn(tell, layer, normed, memory)
+    else:
+        mixer, kept = _attention(tell, layer, normed, memory, start)
+    residual = tell.of(layer, "residual", hidden, mixer)
+    mlp = tell.of(layer, "mlp", tell.of(layer, "post_normed", residual))
+    return tell.of(layer, "hidden", residual, mlp), kept
+
+
+def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
+    qkv, z, b, a = (tell.of(layer, name, normed) for name in ("qkv", "z", "b", "a"))
+    taps = (*memory.taps, *qkv)
+    width = len(memory.taps) + 1
+    mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
+    q, k, v, log_decay, beta = (tell.of(layer, name, mixed, a, b) for name in ("q", "k", "v", "log_decay", "beta"))
+    chain, own, core, updates = memory.chain, code(Place(tell.stage, layer, "core")), [], []
+    for t in range(len(q)):
+        updates.append(update_label(tell.stage, layer, chain, k[t], v[t], log_decay[t], beta[t]))
+        chain = absorbed(chain, k[t], log_decay[t], updates[t])
+        core.append(mix(mix(chain, q[t]), own))
+    tell.show(layer, "core", core)
+    tell.show(layer, "update", updates)
+    gated = tell.of(layer, "gated", core, z)
+    return tell.of(layer, "mixer", gated), GdnLabels(taps[len(qkv) :], chain)
+
+
+def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
+    """Label a token's update of a state. It depends on the chain of all tokens before it."""
+    label = chain
+    for part in (k, v, log_decay, beta):
+        label = mix(label, part)
+    return mix(label, code(Place(stage, layer, "update")))
+
+
+def absorbed(chain: int, k: int, log_decay: int, update: int) -> int:
+    """Extend the chain by one token, from what a ring keeps of it."""
+    return mix(chain, mix(mix(k, log_decay), update))
+
+
+def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:
+    label = code(Place(tell.stage, layer, "mixed"))
+    for tap in taps:
+        label = mix(label, tap)
+    return label
+
+
+def _attention(
+    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int
+) -> tuple[Labels, KvLabels]:
+    projected, key_raw, value = (tell.of(layer, name, normed) for name in ("projected", "key_raw", "value"))
+    positions = list(range(start, start + len(normed)))
+    query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
+    total, own, attended = memory.total, code(Place(tell.stage, layer, "attended")), []
+    for t, position in enumerate(positions):
+        total = (total + _total(key[t : t + 1], value[t : t + 1], position)) & MASK
+        attended.append(mix(mix(total, query[t]), own))
+    opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
+    return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
+
+
+def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
+    """Total that a query reads from entries at positions start, start + 1, .."""
+    return sum(mix(mix(*pair), position) for position, pair in enumerate(zip(keys, values, strict=True), start)) & MASK
+
+
+def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
+    """Return the shape of a row at a place; a place that is not in the table has hidden rows."""
+    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "joined": (2 * config.hidden,),
+        "qkv": (channels,),
+        "mixed": (channels,),
+        "z": (config.value_heads, config.value_dim),
+        "b": (config.value_heads,),
+        "a": (config.value_heads,),
+        "q": (config.key_heads, config.key_dim),
+        "k": (config.key_heads, config.key_dim),
+        "v": (config.value_heads, config.value_dim),
+        "log_decay": (config.value_heads,),
+        "beta": (config.value_heads,),
+        "core": (config.value_heads, config.value_dim),
+        "update": (config.value_heads, config.value_dim),
+        "gated": (config.value_heads, config.value_dim),
+        "projected": (config.heads, 2, config.head_dim),
+        "key_raw": (config.kv_heads, config.head_dim),
+        "query": (config.heads, config.head_dim),
+        "key": (config.kv_heads, config.head_dim),
+        "value": (config.kv_heads, config.head_dim),
+        "attended": (config.heads, config.head_dim),
+        "opened": (config.heads, config.head_dim),
+    }
+    return shapes.get(component, (config.hidden,))
+
+
+def _bits(number: float) -> int:
+    """Return the bits of an fp32 number."""
+    return int.from_bytes(pack("<f", number), "little")
+
+
+def _signed(label: int) -> int:
+    """Return the same 64 bits as a two's complement number, as int64 holds them."""
+    return label - (1 << 64) if label & SIGN else label
