@@ -52,7 +52,7 @@ class Launches:
         pool = SimpleNamespace(mamba_map={0: 0, 4: 1}, mamba_pool=SimpleNamespace(mamba_cache=cache),
                                get_mamba_indices=lambda rows: mapping[rows])  # fmt: skip
         self.runner = SimpleNamespace(req_to_token_pool=pool, dtype=torch.bfloat16, is_draft_worker=False,
-                                      model_config=SimpleNamespace(model_path="nowhere"))  # fmt: skip
+                                      model_config=SimpleNamespace(model_path=str(folder.parent)))  # fmt: skip
         self.requests = [
             SimpleNamespace(rid=name, origin_input_ids=[1] * PROMPT, output_ids=[], finished=lambda: False,
                             sampling_params=SimpleNamespace(top_k=5 if name in sampled else 1)) for name in "abc"
@@ -126,6 +126,14 @@ def test_states_are_those_after_their_round(tmp_path, device):
     (file,) = (tmp_path / "recording" / "tensors").iterdir()
     found = load_file(file)
     assert torch.equal(found["state.c.4"], expected) and int(found["slot.c"]) == 2 and len(found) == 3 * 5
+
+
+def test_a_model_without_weights_is_recorded(tmp_path):
+    (tmp_path / "config.json").write_text("{}")  # the engine has dummy weights
+    served = Launches(tmp_path / "recording", "cpu", digest=True)
+    served.recorder.processed(lambda *_: None, None, *served.launch("extend"))
+    stated = json.loads((tmp_path / "recording" / "recording.json").read_text())
+    assert (served.recorder.stopped, stated["weights"], stated["config"]) == ("", None, None)
 
 
 def test_no_state_is_copied_if_none_can_be_written(tmp_path):

@@ -93,6 +93,9 @@ def test_other_answers_and_windows_do_not_count(served, tmp_path):
             checked(replace(one, answers={**one.answers, name: wrong}), tmp_path / "tokens-0")
     with pytest.raises(NotRight, match="but the recorder was off"):
         checked(replace(one, variant=cost.BARE), tmp_path / "tokens-0")
+    with pytest.raises(NotRight, match="8 windows in 4 batches of 2"), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cost, "FULL", 1.1)
+        checked(one, tmp_path / "tokens-0")
     with pytest.raises(NotRight, match="No such file"):
         checked(one, tmp_path / "elsewhere")
 
@@ -135,6 +138,7 @@ def test_the_result_has_the_losses(tmp_path, monkeypatch, capsys, slow, exit_cod
     options = SimpleNamespace(port=1, repetitions=5, tokens=10, commit="abc")
     assert cost.measure(tmp_path, tmp_path / "cost.json", options) == exit_code
     found = json.loads((tmp_path / "cost.json").read_text())
+    assert found["command"].startswith("python -m peers.live.cost")
     assert (found["exit"], found["commit"], found["machine"]["device"]) == (exit_code, "abc", "cuda")
     assert found["variants"]["bare"]["tokens_per_second"]["median"] == cost.BATCH * 10
     assert found["variants"]["default"]["loss"]["median"] == pytest.approx(1 - 1 / (1 + slow))

@@ -495,11 +495,11 @@ class Recorder:
         return next(one for one in taken if not (one / "recording.json").exists())
 
     def _model(self, model: str) -> str | None:
-        """The checkpoint's directory, of which the recording then has the digest; None: reading it takes too long."""
-        if self.options.digest is False or not os.path.isdir(model):
+        """The checkpoint's directory, of which the recording then has the digest; None: too large, or no weights."""
+        sizes = [file.stat().st_size for file in Path(model).glob("*.safetensors")]
+        if self.options.digest is False or not sizes:
             return None
-        size = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
-        return model if self.options.digest or size <= READ_FOR_DIGEST else None
+        return model if self.options.digest or sum(sizes) <= READ_FOR_DIGEST else None
 
     def _note(self) -> None:
         """State in recording.json what is recorded, what was dropped, and why recording stopped."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -23,9 +24,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from peers.live.serve import arguments as engine_arguments
-from peers.live.serve import draft, environment, unpacked
+from . import TOP, cases
+from .run import environment, unpacked
 
+RELEASE = "0.5.13"
 SHAPE, BATCH, PROMPT, STEPS = "qwen3.5-4b", 8, 32, 3
 ACCEPTED = 3  # tokens of each window: two drafts and the bonus. The engine simulates it
 TEXT_TOKENS = range(1000, 20000)  # token numbers of prompts, none of them special
@@ -35,12 +37,14 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     BARE: {}, OFF: {}, TOKENS: {"triggers": (), "every": 0}, DEFAULT: {},
 }  # fmt: skip
 LIMITS = {OFF: 0.02, TOKENS: 0.05, DEFAULT: 0.25}  # of the throughput of `bare`
+ENGINE = "--engine"  # the option of the process that is measured
 FOLDER = "PEERS_COST_FOLDER"  # the environment variable with the folder of the recordings
 SCHEDULER = "sglang.srt.managers.scheduler"
 REQUEST = f"{SCHEDULER}.Scheduler.handle_generate_request"
 SAMPLE = "sglang.srt.speculative.eagle_info_v2.EagleVerifyInputV2Mixin.sample"
 RESULT, PAGE = "fixtures/results/live-cost.json", "docs/live.md"
 SAYS = {BARE: "none", OFF: "hooks loaded, recorder off", TOKENS: "tokens only", DEFAULT: "default selection"}
+FULL = 0.9  # part of the rows that must have a request, so that the batch is the stated one
 SETTLED = 0.3  # seconds in which the scheduler processes its last batch
 # What config.json of the published model has and a shape of this repository lacks, because only SGLang reads it.
 ONLY_SGLANG = {
@@ -165,15 +169,13 @@ def model_config() -> bytes:
 
 
 def arguments(files: Path, made: Path, port: int) -> dict[str, Any]:
-    """The engine's arguments: those of `serve`, for a model without weights, and with overlap."""
-    found = engine_arguments(files, "fixed", port)
+    """The engine's arguments: those of a case with overlap, for a model without weights. made: a folder for it."""
     for name in ("model", "draft"):
-        (made / name).mkdir()
+        (made / name).mkdir(parents=True)
         (made / name / "config.json").write_bytes(model_config())
-    return found | dict(
-        model_path=str(made / "model"), speculative_draft_model_path=str(made / "draft"), load_format="dummy",
-        speculative_num_steps=STEPS, speculative_num_draft_tokens=STEPS + 1, disable_overlap_schedule=False,
-    )  # fmt: skip
+    options = cases.OVERLAP | {"model_path": str(made / "model"), "load_format": "dummy",
+                               "speculative_draft_model_path": str(made / "draft")}  # fmt: skip
+    return cases.arguments(cases.Case("cost", RELEASE, "", steps=STEPS, options=options), files, made, port)
 
 
 def prompts(batch: int) -> list[list[int]]:
@@ -225,6 +227,9 @@ def checked(one: Repetition, folder: Path) -> Repetition:
     if not len(files) == attached["written"] == expected:
         raise NotRight(f"{folder.name}: {len(files)} events have states, {attached['written']} are stated, and "
                        f"{expected} of {rounds} rounds were expected")  # fmt: skip
+    batches = sum(event["event"] == "commit" for event in events)
+    if sum(windows.values()) < FULL * len(one.answers) * batches:
+        raise NotRight(f"{folder.name}: {sum(windows.values())} windows in {batches} batches of {len(one.answers)}")
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Repetition(one.variant, one.seconds, one.answers, len(events), len(files), size)
 
@@ -323,6 +328,7 @@ def measure(files: Path, out: Path, options: argparse.Namespace) -> int:
         print(sentence(name, one), flush=True)
     slow = [name for name, limit in LIMITS.items() if not variants[name]["loss"]["median"] <= limit]
     Result(int(bool(slow)), "cuda", {
+        "command": shlex.join(["python", "-m", "peers.live.cost", *sys.argv[1:]]).removesuffix(f" {ENGINE}"),
         "sglang": sglang.__version__, "shape": SHAPE, "weights": "dummy", "batch": BATCH, "prompt": PROMPT,
         "tokens": options.tokens, "steps": STEPS, "accepted": ACCEPTED, "overlap": True,
         "repetitions": options.repetitions, "windows": max(count for _, count in found[0].answers.values()),
@@ -351,26 +357,24 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=1024, help="per request")
     parser.add_argument("--port", type=int, default=31900)
     parser.add_argument("--commit", help="the revision of the source, for the result")
-    parser.add_argument("--engine", action="store_true", help="run the engine itself: for the process that is measured")
+    parser.add_argument(ENGINE, action="store_true", help="run the engine itself: for the process that is measured")
     options = parser.parse_args(given)
     if options.repetitions < 1:
         parser.error("--repetitions: at least 1")
-    files = unpacked(options.bundle, options.bundle / "files")
+    files = unpacked(options.bundle)
     if options.engine:
         try:
             return measure(files, options.out, options)
         except NotRight as error:
             print(f"no result: {error}", file=sys.stderr)
             return 3
-    draft(files)
     with tempfile.TemporaryDirectory(prefix="peers-cost-") as made:
-        folder = Path(made)
-        (folder / "made").mkdir()
-        around = environment(files)
-        around |= {FOLDER: made, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED),
-                   "PYTHONPATH": os.pathsep.join([str(declared(folder / "plugin")), around["PYTHONPATH"]])}  # fmt: skip
+        around = environment(files.absolute(), RELEASE)
+        own = (str(TOP / root) for root in ("harness", "reference", "optimized"))
+        path = os.pathsep.join([str(declared(Path(made) / "plugin")), around["PYTHONPATH"], *own])
+        around |= {FOLDER: made, "SGLANG_SIMULATE_ACC_LEN": str(ACCEPTED), "PYTHONPATH": path}
         around.pop("INSTEP_ATTACH", None)
-        return subprocess.run([sys.executable, "-m", "peers.live.cost", *(given or sys.argv[1:]), "--engine"],
+        return subprocess.run([sys.executable, "-m", "peers.live.cost", *(given or sys.argv[1:]), ENGINE],
                               env=around).returncode  # fmt: skip
 
 
