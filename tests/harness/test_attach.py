@@ -239,11 +239,11 @@ def test_a_retracted_request_is_recorded_again_with_its_text(engine, tmp_path):
 
 def test_the_engine_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
     def fails(self, runner, now):
-        if len(self.live) and now.kind == "verify" and self.with_states > 2:
+        if len(self.live) and now.verify and self.with_states > 2:
             raise RuntimeError("no memory for a copy")
 
-    take = sglang.Recorder._take
-    monkeypatch.setattr(sglang.Recorder, "_take", lambda *given: (fails(*given), take(*given)))
+    take = sglang.SglangRecorder._take
+    monkeypatch.setattr(sglang.SglangRecorder, "_take", lambda *given: (fails(*given), take(*given)))
     served = engine("0.5.14")
     serve(served)
     assert {name: len(one.output_ids) >= one.limit for name, one in served.requests.items()} == {
@@ -308,7 +308,8 @@ def test_the_recorder_imports_nothing_else_of_instep(tmp_path):
     foreign, own = done.stdout.splitlines()
     assert set(eval(foreign)) <= {"numpy"}, "torch itself imports numpy"
     assert [name.removeprefix("instep") for name in eval(own)] == [
-        "", ".attach", ".attach.sglang", ".attach.sglang_names", ".attach.sglang_states", ".audit", ".audit.write"]
+        "", ".attach", ".attach.device_states", ".attach.recorder", ".attach.releases", ".attach.sglang",
+        ".attach.sglang_names", ".attach.sglang_states", ".audit", ".audit.write"]
 
 
 def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, capsys):

@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from instep.attach import Options, sglang
-from instep.attach.sglang import Recorder
+from instep.attach import Options
+from instep.attach.device_states import MOST_WAITING, Writer
+from instep.attach.sglang import SglangRecorder
 from instep.attach.sglang_names import names_of
-from instep.attach.sglang_states import MOST_WAITING, Writer
+from instep.audit.write import Recording
 
 WIDTH, PROMPT = 4, 3
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -43,7 +44,7 @@ class Launches:
     """The calls of one process of SGLang to the hooks, for requests whose tensors are on a device."""
 
     def __init__(self, folder: Path, device: str, *sampled: str, **options: Any) -> None:
-        self.recorder = Recorder(Options(str(folder), **options), "0.5.13", *names_of("0.5.13"))
+        self.recorder = SglangRecorder(Options(str(folder), **options), "0.5.13", *names_of("0.5.13"))
         self.device, self.rows = device, torch.arange(3, device=device)
         cache = SimpleNamespace(conv=[torch.ones(2, 9, 8, 3, device=device)],
                                 temporal=torch.ones(2, 9, 2, 8, 8, device=device))  # fmt: skip
@@ -106,8 +107,8 @@ def test_a_launch_does_not_wait_for_the_device(tmp_path, device, sampled):
 
 
 def test_a_read_in_a_launch_is_found(tmp_path, monkeypatch):
-    committed = Recorder._committed
-    monkeypatch.setattr(Recorder, "_committed", lambda self: (committed(self), self.launching.slots.tolist()))
+    committed = SglangRecorder._committed
+    monkeypatch.setattr(SglangRecorder, "_committed", lambda self: (committed(self), self.launching.slots.tolist()))
     served = Launches(tmp_path / "recording", "meta")
     for kind in ("extend", "verify"):
         served.launch(kind)
@@ -148,8 +149,8 @@ def test_no_state_is_copied_if_none_can_be_written(tmp_path):
 
 
 def test_the_engine_does_not_wait_for_a_write(tmp_path, monkeypatch):
-    release, add = threading.Event(), sglang.Recording.add
-    monkeypatch.setattr(sglang.Recording, "add", lambda *given: (release.wait(10), add(*given)))
+    release, add = threading.Event(), Recording.add
+    monkeypatch.setattr(Recording, "add", lambda *given: (release.wait(10), add(*given)))
     served = Launches(tmp_path / "recording", "cpu", every=1)
     for kind in ("extend", "verify"):
         served.recorder.processed(lambda *_: None, None, *served.launch(kind))
@@ -166,7 +167,7 @@ def test_a_failed_write_stops_the_recording(tmp_path, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(sglang.Recording, "add", full)
+    monkeypatch.setattr(Recording, "add", full)
     served = Launches(tmp_path / "recording", "cpu", every=1)
     for kind in ("extend", *["verify"] * MOST_WAITING):
         served.recorder.processed(lambda *_: None, None, *served.launch(kind))

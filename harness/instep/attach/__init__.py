@@ -26,7 +26,8 @@ ENV = "INSTEP_ATTACH"  # the options as JSON; or only the directory
 ENTRY = "instep.attach.sglang:load"
 GROUP, NAME, RESTRICTS = "sglang.srt.plugins", "instep", "SGLANG_PLUGINS"
 PARTS = (
-    "attach/__init__.py", "attach/sglang.py", "attach/sglang_names.py", "attach/sglang_states.py", "audit/__init__.py",
+    "attach/__init__.py", "attach/device_states.py", "attach/recorder.py", "attach/releases.py", "attach/sglang.py",
+    "attach/sglang_names.py", "attach/sglang_states.py", "audit/__init__.py",
     "audit/write.py",
 )  # fmt: skip
 SWITCH, PREFIX, RETRACTION = "switch", "prefix", "retraction"

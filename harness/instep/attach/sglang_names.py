@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+
+from .releases import nearest
 
 GROUP = "sglang.srt.plugins"  # the entry point group that every process of SGLang with a scheduler loads
 SCHEDULER = "sglang.srt.managers.scheduler"
@@ -136,29 +136,4 @@ RELEASES: Mapping[str, Names] = MappingProxyType({
 
 def names_of(release: str) -> tuple[Names, str]:
     """The names of a release, and the release whose names they are: the same one, or the nearest before it."""
-    known = {_numbers(one): one for one in RELEASES}
-    before = [one for one in known if one <= _numbers(release)]
-    nearest = known[max(before)] if before else known[min(known)]
-    return RELEASES[nearest], nearest
-
-
-def resolved(target: str) -> Any:
-    """The object of `module:Class.function`; an ImportError or AttributeError names what is missing."""
-    module, _, path = target.partition(":")
-    found: Any = import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    """0.5.12.post1 -> (0, 5, 12)."""
-    found = list[int]()
-    for part in release.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-        if digits != part:
-            break
-    return tuple(found)
+    return nearest(release, RELEASES)

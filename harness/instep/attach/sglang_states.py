@@ -1,56 +1,42 @@
 """Recurrent states of a running SGLang: copied on the device, and read as one state per request and layer.
 
-With a ring the state in the pool lags by the last tokens, which the ring holds; they are folded here. A thread brings
-the copies to the host and writes them, so that the engine waits for neither the device nor the disk.
-Leaves out: when states are copied and written (`sglang.py`).
+With a ring the state in the pool lags by the last tokens, which the ring holds; they are folded here.
+Leaves out: moving copies to the host (`device_states.py`), and when states are copied and written (`recorder.py`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from .device_states import States
 from .sglang_names import Names, Ring
 
 SQUARES = 1e-6  # added to the sum of a key's squares by the l2 norm of the gated delta rule
-MOST_WAITING = 2  # writes whose states are still on the device
 
 
 @dataclass
-class States:
-    """Copies of states: [layers, rows, ..].  ring: entries [layers, rows, ..], cursors [rows]."""
+class RingStates(States):
+    """Copies of states.  ring: its entries [layers, rows, ..] and cursors [rows], empty without one.  names: theirs."""
 
-    conv: torch.Tensor
-    state: torch.Tensor
     ring: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: Ring | None = None
 
-    def on_host(self) -> States:
-        """The same states on the host, after their event on the device. A stream of its own copies them."""
-        if not self.state.is_cuda:
-            return self
-        with torch.cuda.device(self.state.device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(stream):
-                ring = {name: to_host(one) for name, one in self.ring.items()}
-                moved = States(to_host(self.conv), to_host(self.state), ring)
-            stream.synchronize()
-        return moved
-
-    def of(self, layer: int, row: int, names: Names) -> tuple[torch.Tensor, torch.Tensor]:
-        """The conv window [C, W-1], oldest first, and the state [HV, V, K]. layer, row: places in the copies."""
-        window, state = self.conv[layer, row], self.state[layer, row]
-        if self.ring and names.ring is not None:
+    def of(self, layer: int, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The conv window [C, W-1] and the state [HV, V, K], with the tokens of the ring."""
+        window, state = super().of(layer, row)
+        if self.ring and self.names is not None:
             ring = {name: part[layer, row] if part.dim() > 1 else part[row] for name, part in self.ring.items()}
-            state = folded(state, ring, names.ring)
-        return window if window.shape[0] >= window.shape[1] else window.mT, state
+            state = folded(state, ring, self.names)
+        return window, state
 
 
-def copied(pool: Any, names: Names, layers: Mapping[int, int], rows: torch.Tensor, slots: torch.Tensor) -> States:
+def copied(
+    pool: Any, names: Names, layers: Mapping[int, int], rows: torch.Tensor, slots: torch.Tensor
+) -> RingStates:
     """Copy states in the current stream. layers: layer -> its index in the pool; rows, slots: of the requests."""
     def chosen(tensor: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         found = tensor.new_empty(len(layers), len(at), *tensor.shape[2:])
@@ -60,8 +46,9 @@ def copied(pool: Any, names: Names, layers: Mapping[int, int], rows: torch.Tenso
 
     cache, ring = pool.mamba_cache, ring_in(pool, names)
     conv = [chosen(part, slots) for part in cache.conv]
-    taken = States(conv[0] if len(conv) == 1 else torch.cat(conv, dim=-2), chosen(cache.temporal, slots))
+    taken = RingStates(conv[0] if len(conv) == 1 else torch.cat(conv, dim=-2), chosen(cache.temporal, slots))
     if ring is not None:
+        taken.names = ring
         at = rows if ring.by_row else slots
         entries = {name: getattr(cache, name, None) for name in (*ring.entries, ring.gate)}
         taken.ring = {name: chosen(part, at) for name, part in entries.items() if part is not None}
@@ -103,35 +90,3 @@ def folded(state: torch.Tensor, ring: dict[str, torch.Tensor], names: Ring) -> t
             update = beta[:, at, None] * (update - torch.einsum("hvk,hk->hv", now, keys[:, at]))
         now = now + update[:, :, None] * keys[:, at, None, :]
     return now
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the host that does not wait for the device: read it after an event or a synchronisation."""
-    if not tensor.is_cuda:
-        return tensor.detach().clone()
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return copy.copy_(tensor.detach(), non_blocking=True)
-
-
-def to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
-    """Indices on the device, without waiting for it."""
-    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-
-
-class Writer:
-    """A thread that writes, so that the engine does not wait for the disk. A failed write raises at the next call."""
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "instep-attach")
-        self.waiting: deque[Future[None]] = deque()
-
-    def submit(self, write: Callable[..., None], *given: Any) -> None:
-        """Write later, and wait now if too much is waiting."""
-        while self.waiting and (len(self.waiting) >= MOST_WAITING or self.waiting[0].done()):
-            self.waiting.popleft().result()
-        self.waiting.append(self.thread.submit(write, *given))
-
-    def finish(self) -> None:
-        """Wait until everything is written."""
-        while self.waiting:
-            self.waiting.popleft().result()
