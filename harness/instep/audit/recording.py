@@ -49,7 +49,7 @@ PAGE = 1 << 20  # positions of a page: a recording has no addresses of memory, s
 
 
 class Attached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The choice of `instep attach`, and what it left out (`attach/sglang.py`).
+    """The choice of `instep attach`, and what it left out (`attach/recorder.py`).
 
     layers         recurrent layers whose states were recorded, at some events
     triggers, every, before, after   when states were written: the options of `attach.Options`

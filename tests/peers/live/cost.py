@@ -83,11 +83,12 @@ def load() -> None:
     if SCHEDULER not in sys.modules or FOLDER not in os.environ:
         return
     from instep.attach import Options
-    from instep.attach.sglang import Recorder, register
-    from instep.attach.sglang_names import REGISTRY, names_of, resolved
+    from instep.attach.releases import resolved
+    from instep.attach.sglang import SglangRecorder, register
+    from instep.attach.sglang_names import REGISTRY, names_of
 
     release = resolved("sglang:__version__")
-    recorder = Recorder(Options("unused"), release, *names_of(release))
+    recorder = SglangRecorder(Options("unused"), release, *names_of(release))
     switch = Switch(recorder, Path(os.environ[FOLDER]))
     register(recorder)
     registry, around = resolved(f"{REGISTRY}:HookRegistry"), resolved(f"{REGISTRY}:HookType").AROUND
