@@ -157,7 +157,7 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
         calls.append(given)
         raise RuntimeError("a broken drawer")
 
-    monkeypatch.setattr(hypothesis_machine.draw, "commit", commit)
+    monkeypatch.setattr(hypothesis_machine.draw_events, "commit", commit)
     with pytest.raises(RuntimeError, match="a broken drawer"):
         campaign(Settings(Setting("ledger"), model, 50, int(SEED), tmp_path / "found"))
     assert len(calls) == 1
