@@ -2,7 +2,7 @@
 
 Leaves out: the contents, and whether an existing file may be replaced (`trace/file.py` decides that).
 
-    -                       stdout; the command's other output then goes to stderr (`cli/ending.py`)
+    -                       stdout; the command's other output then goes to stderr (`cli/exit_process.py`)
     a symbolic link         is followed: its target is replaced, the link stays
     device, pipe, terminal  is opened and written to, and stays what it is
 """

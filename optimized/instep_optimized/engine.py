@@ -43,8 +43,8 @@ from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
 from .forward_with_prefill_chunks import planned
 from .graphs import Runner
-from .graphs.capture import prepared
-from .kept_on_device_or_host import Entry, Tiers
+from .graphs.capture_all_at_start import prepared
+from .kept_entries_on_device_or_host import Entry, Tiers
 from .memory.saved_states import Kept, copied, read, write
 from .memory.tiled_units import SCALES
 from .ops.integer_op_protocols import Acceptance

@@ -1,6 +1,6 @@
 """Building an engine from a checkpoint: pools, the model over them, and a round per step count.
 
-Leaves out: requests and events (`engine.py`), and graphs (`graphs/capture.py`).
+Leaves out: requests and events (`engine.py`), and graphs (`graphs/capture_all_at_start.py`).
 """
 
 from __future__ import annotations

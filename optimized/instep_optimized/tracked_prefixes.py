@@ -18,7 +18,7 @@ from instep_reference.contract.capacity import Capacity
 
 from .commit.strategy_pair import CommitPair
 from .forward_with_prefill_chunks import Planned
-from .kept_on_device_or_host import Entry
+from .kept_entries_on_device_or_host import Entry
 from .memory import Memory
 from .memory.saved_states import Peeked, read
 from .ops.integer_op_protocols import Acceptance

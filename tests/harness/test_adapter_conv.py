@@ -14,7 +14,7 @@ import torch
 from instep.adapters.conv import ConvLaunch, dense_conv, pooled_conv
 from instep.diagnose import diagnose
 from instep.kit.cases import CONV, Case, serve
-from instep.report.messages import exercised
+from instep.report.divergence_message import exercised
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

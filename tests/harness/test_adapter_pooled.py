@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from instep.diagnose import diagnose
-from instep.report.messages import exercised
+from instep.report.divergence_message import exercised
 from instep.report.outcome_data import of
 from instep.run.replay import Outcome, Replay
 from instep.run.run_variants import AS_IS, Variant

@@ -22,13 +22,13 @@ from rich.console import Console
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_speed.bench import arms, grid, interleaved_timing, kernels_of_peers, kind, render, run
+from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind, measure_arms, render, run
 from instep_speed.bench import page as pages
 from instep_speed.bench.answer_check import Judged, errors
-from instep_speed.bench.arms import measured
 from instep_speed.bench.bench_types import Arm, Cell
 from instep_speed.bench.drawn_rows import on
 from instep_speed.bench.interleaved_timing import Rates
+from instep_speed.bench.measure_arms import measured
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner
@@ -197,7 +197,7 @@ def test_exception_during_timing_is_a_finding_and_others_are_timed(first: int, q
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """An op that kills the device at its n-th call; every later launch raises."""
     dead = list[bool]()
-    for place in (arms, run):
+    for place in (measure_arms, run):
         monkeypatch.setattr(place, "gone", lambda device: bool(dead))
 
     def made(op: Callable[..., Any], at: int) -> Callable[..., Any]:

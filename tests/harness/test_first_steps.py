@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep_optimized.ops.object_address import attribute_at, module_at
+from instep_optimized.ops.import_by_name import attribute_at, module_at
 from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.installed import TOP, install
@@ -162,7 +162,7 @@ def test_current_directory_is_searched_unless_python_runs_with_the_option_p(
 ) -> None:
     """`python -P`, as copies with a planted fault run, finds only what its path has."""
     for option, code in (("-P", "missing"), ("-u", "found")):
-        program = ("from instep_optimized.ops.object_address import attribute_at\n"
+        program = ("from instep_optimized.ops.import_by_name import attribute_at\n"
                    "try: print('found', attribute_at('short:X'))\nexcept ModuleNotFoundError: print('missing')\n")
         (wrong / "short.py").write_text("X = 1\n")
         done = subprocess.run([sys.executable, option, "-c", program], cwd=wrong, env=shell, capture_output=True,

@@ -14,7 +14,7 @@ import torch
 from instep.campaign.fuzz.campaign import Settings, campaign
 from instep.cli import main
 from instep.report import outcome_data
-from instep.report.messages import divergence
+from instep.report.divergence_message import divergence
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace

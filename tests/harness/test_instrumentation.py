@@ -17,7 +17,7 @@ from instep.run.lockstep import Lockstep
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep.watch import instrumentation
+from instep.watch import gather_event_log
 from instep.watch.digests import bits
 from support.covering import WHOLE, few
 from support.traces import brief, recorded
@@ -57,7 +57,7 @@ def test_with_contracts_or_without(trace, graphs, monkeypatch):
     arms = []
     for judged in (True, False):
         if not judged:
-            monkeypatch.setattr(instrumentation.Instrumentation, "wrapper", lambda self, name, op: op)
+            monkeypatch.setattr(gather_event_log.Instrumentation, "wrapper", lambda self, name, op: op)
         participants = participants_of(Replay(trace, Setting("plain", graphs=graphs)).plan)
         lockstep = Lockstep(trace, participants)
         contexts = [lockstep.step() for _ in trace.events[:14]]

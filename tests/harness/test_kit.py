@@ -25,7 +25,7 @@ from instep import kit
 from instep.kit.cases import CASES
 from instep.kit.cases.real_sizes import REAL
 from instep.kit.model_and_trace import POLICY
-from instep.report.tensors import files
+from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.memory_addresses import Part
 from instep_reference.contract.errors import BadInput, InstepError

@@ -19,7 +19,7 @@ from instep.cli import main
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.state_oracle import StateOracle
-from instep.report.messages import divergence
+from instep.report.divergence_message import divergence
 from instep.run.large_model import outcome, participants
 from instep.run.lockstep import Lockstep
 from instep.setting import Setting

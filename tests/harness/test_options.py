@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from instep import setting
 from instep.cli import app
-from instep.cli.setting import PANEL, named
+from instep.cli.subject_options import PANEL, named
 from instep.options import CHOICES, OPTIONS, TIERS, USUAL
 from instep.verdict import Tier
 from instep_optimized.commit import OURS

@@ -20,7 +20,7 @@ from instep.diagnose import confirm_cause, diagnose
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
 from instep.report import outcome_data
-from instep.report.messages import divergence
+from instep.report.divergence_message import divergence
 from instep.report.outcome_data import FINDINGS
 from instep.run.replay import Outcome, RecordedChoices, Replay
 from instep.run.run_variants import Variant, patch_of

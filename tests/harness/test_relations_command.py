@@ -20,7 +20,7 @@ from instep.campaign.relations.row_by_row_ops import row_by_row
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import load
-from instep_optimized.ops.rowwise_ops import BY_ROW
+from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op, around
 from instep_reference.contract.place_names import Place, unseen
 from support.command import Runner

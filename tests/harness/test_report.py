@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from instep.report import outcome_data
-from instep.report.messages import divergence, spelled
+from instep.report.divergence_message import divergence, spelled
 from instep.report.terminal import cells_of, short, show, tiers
 from instep.run.run_variants import Variant, patch_of
 from instep.run.trace_history import Text

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from instep.cli.controllers import Steps, chosen
+from instep.cli.controller_options import Steps, chosen
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from instep import kit
-from instep.kit.declaration_search import declarations, suggested
+from instep.kit.strictest_rounding_declaration import declarations, suggested
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import Product

@@ -18,7 +18,7 @@ from rich.text import Text
 
 import instep
 from instep.cli import doctor, memory
-from instep.report import tables, terminal
+from instep.report import terminal, terminal_tables
 from instep.verdict import Tier
 from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
@@ -34,7 +34,7 @@ NUMBER = re.compile(r"[-+±\d.,%e→]*\d[-+±\d.,%e→kMG]*")
 
 def printed(made: Table, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -45,7 +45,7 @@ def numbers(made: Table) -> set[str]:
 
 
 def crowded() -> Table:
-    made = tables.table("a title that is much longer than the table itself is wide, with 1,234 words", {
+    made = terminal_tables.table("a title that is much longer than the table itself is wide, with 1,234 words", {
         "name": "word", "a text": "text", "elements": "number", "upper bound of the rate (95%)": "number",
     }, framed=True)  # fmt: skip
     made.add_row("a-long-name-that-is-typed-again", "some text that may be broken " * 3, "802,123,456", "1.5e-07")
@@ -135,4 +135,4 @@ def test_tables_are_made_in_one_place():
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Table"
     }  # fmt: skip
-    assert makers == {"report/tables.py"}
+    assert makers == {"report/terminal_tables.py"}

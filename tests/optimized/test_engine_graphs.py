@@ -16,7 +16,7 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.graphs import Recorder
-from instep_optimized.graphs.capture import prepared
+from instep_optimized.graphs.capture_all_at_start import prepared
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint

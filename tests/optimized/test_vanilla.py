@@ -18,7 +18,7 @@ from instep_optimized.draft.drafter_protocol import PickRows
 from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
-from instep_optimized.graphs.capture import prepared
+from instep_optimized.graphs.capture_all_at_start import prepared
 from instep_optimized.graphs.emulator import Recorded
 from instep_optimized.memory import Memory
 from instep_optimized.ops.check_op_calls import contracts

@@ -19,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
-from instep.report.messages import where
+from instep.report.divergence_message import where
 from instep.report.result import Result
 from instep.run.replay import Replay
 from instep.trace.file import Trace

@@ -26,8 +26,8 @@ from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.campaign.shapes.run_real_shape import course
 from instep.diagnose import explain_outcome
 from instep.report import outcome_data
+from instep.report.divergence_message import where
 from instep.report.machine import installed
-from instep.report.messages import where
 from instep.run.large_model import outcome
 from instep.run.replay import Outcome
 from instep.setting import Setting

@@ -18,7 +18,7 @@ import torch
 from instep.campaign.shapes import NAMES
 from instep.campaign.shapes.run_real_shape import LAYERS, shaped
 from instep.report import outcome_data
-from instep.report.messages import where
+from instep.report.divergence_message import where
 from instep.run.replay import Outcome
 from instep.setting import Setting
 

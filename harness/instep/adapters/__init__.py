@@ -21,8 +21,8 @@ import torch
 
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops import BY_NAME, load
-from instep_optimized.ops import object_address as addresses
-from instep_optimized.ops.object_address import attribute_at, root_of, split
+from instep_optimized.ops import import_by_name as addresses
+from instep_optimized.ops.import_by_name import attribute_at, root_of, split
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from ..report.divergence_message import numbers
 from ..report.html import replay
 from ..report.html.document import Listing, Page
 from ..report.html.heat_map import Row
-from ..report.html.parts import Data, findings, matrix, messages, totals
+from ..report.html.page_parts import Data, findings, matrix, messages, totals
 from ..report.html.timeline import lanes_of
-from ..report.messages import numbers
 from ..report.terminal import short
 from ..verdict import Exit, Verdict
 

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from ..checks.check_interface import counted
 from ..report import outcome_data, terminal
-from ..report.messages import divergence, message, numbers, where
+from ..report.divergence_message import divergence, message, numbers, where
 from ..report.outcome_data import finding
 from ..report.result import Result
-from ..report.tables import say
 from ..report.terminal import VERDICTS
+from ..report.terminal_tables import say
 from ..verdict import Comparison, Exit
 from .audit import Audit
 from .token_origins import Text

@@ -20,7 +20,7 @@ from typing import Annotated, NoReturn
 import typer
 from typer.main import get_command
 
-from .ending import Command, Outputs, Raised, leave
+from .exit_process import Command, Outputs, Raised, leave
 
 # Name, module:function, and the line in `instep --help`.
 COMMANDS: tuple[tuple[str, str, str], ...] = (

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Html, Json, Sarif, finish, must_be_free
+from .finish_with_result import Annotate, Html, Json, Sarif, finish, must_be_free
 
 
 def audit(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .finish import Json, finish
+from .finish_with_result import Json, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,12 +39,12 @@ def diff(
 
 
 def _show(found: Difference, console: Console) -> None:
-    from ..report import tables
+    from ..report import terminal_tables
     from ..report.terminal import cell, short
     from ..verdict import Exit
 
     for pair in found.pairs:
-        made = tables.table(pair.name, {
+        made = terminal_tables.table(pair.name, {
             "tier": "word", "numbers before": "number", "after": "number", "allowance used before": "number",
             "after ": "number", "": "word",
         })  # fmt: skip
@@ -52,25 +52,25 @@ def _show(found: Difference, console: Console) -> None:
             there = [cell(used) if count else "-" for count, used in zip(row.elements, row.used, strict=True)]
             notes = ["less compared"] * (row.elements[1] < row.elements[0]) + ["moved"] * row.moved
             made.add_row(row.name, *map(short, row.elements), *there, ", ".join(notes))
-        tables.show(made, console)
+        terminal_tables.show(made, console)
         if pair.events[0] != pair.events[1]:
-            tables.say(console, f"events: {pair.events[0]}, now {pair.events[1]}")
+            terminal_tables.say(console, f"events: {pair.events[0]}, now {pair.events[1]}")
         for field, (one, other) in pair.changed.items():
-            tables.say(console, f"{field}: {one}, now {other}", style="dim")
+            terminal_tables.say(console, f"{field}: {one}, now {other}", style="dim")
         if pair.cut:
             counts = ("more" if count is None else str(count) for count in pair.findings)
-            tables.say(console, "list cut off: of {} findings, now {}, the first are listed".format(*counts))
+            terminal_tables.say(console, "list cut off: of {} findings, now {}, the first are listed".format(*counts))
         for title, findings in (("new", pair.new), ("new, or not listed before", pair.unlisted), ("gone", pair.gone)):
             for finding in findings[:SHOWN]:
-                tables.say(console, f"{title}: {finding['where']}: {finding['diagnosis']}")
+                terminal_tables.say(console, f"{title}: {finding['where']}: {finding['diagnosis']}")
             if len(findings) > SHOWN:
-                tables.say(console, f"{title}: {len(findings) - SHOWN} more")
+                terminal_tables.say(console, f"{title}: {len(findings) - SHOWN} more")
     for title, names in zip(("only before", "only after"), found.only, strict=True):
-        tables.say(console, *(f"{title}: {name}" for name in names))
+        terminal_tables.say(console, *(f"{title}: {name}" for name in names))
     new = len(found.added) + sum(pair.more for pair in found.pairs)
     says = {
         Exit.AGREED: "no new finding, and nothing less was compared",
         Exit.DIVERGED: f"DIVERGED  new findings: {new}",
         Exit.INCONCLUSIVE: f"inconclusive: {'; '.join(found.why)}",
     }
-    tables.say(console, says[found.exit])
+    terminal_tables.say(console, says[found.exit])

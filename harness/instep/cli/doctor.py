@@ -65,17 +65,17 @@ def findings() -> dict[str, str | None]:
 
 
 def _show(found: dict[str, str | None], console: Console) -> None:
-    from ..report import tables
+    from ..report import terminal_tables
 
-    made = tables.table("", {"part": "word", "found": "text", "missing for": "text"})
+    made = terminal_tables.table("", {"part": "word", "found": "text", "missing for": "text"})
     for part, value in found.items():
         lacks = ON_A_CARD if value == CPU else "" if value else NEEDED_FOR.get(part, "")
         made.add_row(part, value or "[red]missing[/red]", lacks)
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     low, high = SUPPORTED
     version = tuple(map(int, platform.python_version_tuple()[:2]))
     if not low <= version < high:
-        tables.say(console, f"Python {low[0]}.{low[1]} up to {high[0]}.{high[1] - 1} is supported")
+        terminal_tables.say(console, f"Python {low[0]}.{low[1]} up to {high[0]}.{high[1] - 1} is supported")
 
 
 def _device() -> str:

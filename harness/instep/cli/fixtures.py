@@ -41,7 +41,7 @@ def fixtures(
     from ..atomic_write import write_atomically
     from ..bundled import CARRIED
     from ..bundled import fixtures as carried
-    from ..report.tables import say
+    from ..report.terminal_tables import say
 
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import DRAFTER
-from .finish import Commit, Html, Json, finish, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Commit, Html, Json, finish, must_be_free
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from ..campaign.fuzz.campaign import Result

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import PROPOSED
-from . import controllers
-from .finish import Json, finish
-from .setting import Given, takes_setting
+from . import controller_options
+from .finish_with_result import Json, finish
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from instep_reference.contract.sampling import Sampling
@@ -37,8 +37,8 @@ def generate(
     prompts: Annotated[Path | None, typer.Option(help="JSON list of {name, text | tokens}.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round, default 3; with --adaptive the initial number.",
                                                   min=0)] = None,
-    adaptive: controllers.Adaptive = None, dialect: controllers.DialectOption = None,
-    captured: controllers.Captured = None,
+    adaptive: controller_options.Adaptive = None, dialect: controller_options.DialectOption = None,
+    captured: controller_options.Captured = None,
     tokens: Annotated[int, typer.Option(help="Maximum tokens of each request.", min=1,
                                            max=MOST_TOKENS)] = 64,
     batch: Annotated[int, typer.Option(help="Requests at a time; others follow as these finish.", min=1)] = 8,
@@ -75,7 +75,7 @@ def generate(
     asked = _prompts(directory, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
     drafts = bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer())
-    steps = _steps(num_steps, controllers.chosen(num_steps, adaptive, dialect, captured), drafts)
+    steps = _steps(num_steps, controller_options.chosen(num_steps, adaptive, dialect, captured), drafts)
     ask = replace(
         _ask(directory, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),
         sampling=_sampling(temperature, top_k, top_p), seed=seed)
@@ -154,19 +154,19 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
     return said if said.draws else None
 
 
-def _steps(num_steps: int | None, chosen: controllers.Steps | None, drafts: bool) -> controllers.Steps:
+def _steps(num_steps: int | None, chosen: controller_options.Steps | None, drafts: bool) -> controller_options.Steps:
     """The first step count, and the controller. drafts: whether drafts are possible."""
     from instep_reference.contract.errors import BadInput
 
     if not drafts and (num_steps or chosen):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
                        hint="there is no draft head and no proposer (--drafter ngram)")
-    return chosen or controllers.Steps((FIRST_STEPS if drafts else 0) if num_steps is None else num_steps)
+    return chosen or controller_options.Steps((FIRST_STEPS if drafts else 0) if num_steps is None else num_steps)
 
 
 def _ask(
     directory: Path, opened: Any, setting: Any, prompts: dict[str, tuple[int, ...]],
-    steps: controllers.Steps, tokens: int, batch: int, chunk: int, kept: frozenset[str],
+    steps: controller_options.Steps, tokens: int, batch: int, chunk: int, kept: frozenset[str],
     trace: Path | None,
 ) -> Ask:
     import os

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import DRAFTER
-from .finish import finish
-from .setting import Given, takes_setting
+from .finish_with_result import finish
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,7 @@ def memory(
     from ..adapters.strategy_by_name import OPTIONS
     from ..atomic_write import writable
     from ..campaign.shapes import sized_like
-    from ..report import tables
+    from ..report import terminal_tables
     from ..report.result import Result
     from ..subject.memory_per_request import needs, spelled, weights_bytes
     from ..verdict import Exit
@@ -79,9 +79,9 @@ def memory(
     }
 
     def show(console: Console) -> None:
-        tables.show(_table(found, title, room), console)
+        terminal_tables.show(_table(found, title, room), console)
         more = f", {among} among them" * bool(among)
-        tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}")
+        terminal_tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}")
 
     finish(Result(Exit.AGREED, "cpu", data), json, show)
 
@@ -103,7 +103,7 @@ def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from instep_optimized.memory.tiled_units import SCALES
 
-    from ..report.tables import Kind, table
+    from ..report.terminal_tables import Kind, table
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
     names = ("state", "window", "beside", "slot table", "a token", "request", "fit")

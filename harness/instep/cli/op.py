@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Annotate, Commit, Json, Sarif, finish, must_be_free
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..kit.cases import Case
-    from ..kit.declaration_search import Suggested
     from ..kit.listed_cases import Served
+    from ..kit.strictest_rounding_declaration import Suggested
     from ..setting import Setting
 
 
@@ -87,7 +87,7 @@ def _suggest(
     """Print the suggestion and end. Without names of ops: for the ops that multiply."""
     from dataclasses import asdict
 
-    from ..kit.declaration_search import FORMS, suggested
+    from ..kit.strictest_rounding_declaration import FORMS, suggested
     from ..report.result import Result
     from .progress import progress
 
@@ -102,12 +102,12 @@ def _suggest(
 
 def _show_suggested(found: Suggested, console: Console) -> None:
     """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
-    from ..kit.declaration_search import written
-    from ..report import tables
+    from ..kit.strictest_rounding_declaration import written
+    from ..report import terminal_tables
     from ..report.terminal import short
     from ..verdict import Exit
 
-    made = tables.table("declared products", {
+    made = terminal_tables.table("declared products", {
         "form": "word", "declared": "text", "numbers": "number", "error": "number", "allowed": "number", "": "word",
     })  # fmt: skip
     for one in found.forms:
@@ -115,18 +115,18 @@ def _show_suggested(found: Suggested, console: Console) -> None:
             product = "nothing" if tried.product is None else written(tried.product)
             made.add_row(one.form, product, short(tried.elements), f"{tried.worst:.2e}", f"{tried.allowed:.2e}",
                          "DIVERGES" if tried.failed else "agrees")
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     for one in found.forms:
         if one.chosen is None:
-            tables.say(console, f"{one.form}: nothing is suggested: {one.why}")
+            terminal_tables.say(console, f"{one.form}: nothing is suggested: {one.why}")
     for reason in dict.fromkeys(skip.reason for skip in found.verdict.skipped):
-        tables.say(console, f"not served: {reason}", style="dim")
+        terminal_tables.say(console, f"not served: {reason}", style="dim")
     if found.line:
-        tables.say(console, f"Add to the op set: {found.line}")
+        terminal_tables.say(console, f"Add to the op set: {found.line}")
         if "gdn.chunk" in found.products:
-            tables.say(console, "Write the block of your kernel: short cases do not show it", style="dim")
+            terminal_tables.say(console, "Write the block of your kernel: short cases do not show it", style="dim")
     elif found.exit is Exit.AGREED:
-        tables.say(console, "AGREES: nothing has to be declared")
+        terminal_tables.say(console, "AGREES: nothing has to be declared")
 
 
 def _data(run: Served) -> dict[str, object]:
@@ -148,11 +148,11 @@ def _data(run: Served) -> dict[str, object]:
 
 def _show(run: Served, console: Console) -> None:
     """Print a row for every op, the reasons for skipped cases, and the message of a divergence or the verdict."""
-    from ..report import tables
+    from ..report import terminal_tables
     from ..report.terminal import cell, most_used, short
     from ..verdict import Exit
 
-    made = tables.table(f"ops of {run.name}", {
+    made = terminal_tables.table(f"ops of {run.name}", {
         "op": "word", "cases": "number", "not served": "number", "numbers": "number", "allowance used": "number",
     })  # fmt: skip
     for op in dict.fromkeys(case.op for case in run.cases):
@@ -161,9 +161,9 @@ def _show(run: Served, console: Console) -> None:
         none = sum(skip.event in mine for skip in run.verdict.skipped)
         made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
                      cell(most_used(compared)) if compared else "-")
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
         where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
-        tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
+        terminal_tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
     agrees = f"AGREES: {short(run.verdict.elements)} numbers compared in {len(run.cases)} cases"
-    tables.say(console, agrees if run.exit is Exit.AGREED else run.message)
+    terminal_tables.say(console, agrees if run.exit is Exit.AGREED else run.message)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import PROPOSED, WIDTHS, either, known
-from . import controllers
-from .setting import Given, takes_setting
+from . import controller_options
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from ..setting import Setting
@@ -49,8 +49,8 @@ def record(
     num_steps: Annotated[int | None, typer.Option(help="Instead of the policy's initial step count.", min=0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Instead of the policy's maximum number of rounds.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the policy's seed.")] = None,
-    adaptive: controllers.Adaptive = None, dialect: controllers.DialectOption = None,
-    captured: controllers.Captured = None,
+    adaptive: controller_options.Adaptive = None, dialect: controller_options.DialectOption = None,
+    captured: controller_options.Captured = None,
 ) -> None:
     """Record a trace with the reference; both files are written, or none."""
     known("dtype", dtype)
@@ -64,7 +64,7 @@ def record(
     texts, setting = read_prompts(prompts), given.setting(dtype=dtype)
     chosen = _usual(texts, checkpoint, setting, rounds) if policy is None else read_policy(policy)
     advance = replace(chosen, **{name: value for name, value in instead.items() if value is not None})
-    if (steps := controllers.chosen(num_steps, adaptive, dialect, captured)) is not None:
+    if (steps := controller_options.chosen(num_steps, adaptive, dialect, captured)) is not None:
         advance = replace(advance, num_steps=steps.num_steps, adaptive=steps.adaptive, controller=steps.controller,
                           steps=(), follow=True)  # fmt: skip
     trace = make(checkpoint, texts, advance, out, setting)

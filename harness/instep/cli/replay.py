@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import tiers_named
-from .finish import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def replay(
     from ..atomic_write import folder_for, write_atomically
     from ..bundled import trace as own_trace
     from ..report import outcome_data, terminal
-    from ..report.tables import say
+    from ..report.terminal_tables import say
     from ..run.replay import Replay, must_reach
     from ..run.run_variants import Variant, patch_of, swaps_of
     from ..trace.file import read
@@ -94,7 +94,7 @@ def replay(
 
         write_atomically({html: page_of(outcomes, loaded)})
     if save_tensors is not None:
-        from ..report.tensors import files
+        from ..report.finding_tensors import files
 
         write_atomically(files(outcomes, save_tensors))
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Annotate, Commit, Json, Sarif, finish, must_be_free
+from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from rich.console import Console

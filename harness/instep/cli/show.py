@@ -25,7 +25,7 @@ def show(
     from instep_reference.contract.event_facts import named
 
     from ..bundled import trace as own_trace
-    from ..report import tables
+    from ..report import terminal_tables
     from ..trace import file
     from ..trace.event_text import count, told
 
@@ -35,18 +35,18 @@ def show(
     for name in request or ():
         if name not in everybody:
             raise BadInput("--request", found=name, expected=f"one of {', '.join(everybody)}")
-    made = tables.table(header.name, {"event": "number", "kind": "word", "what": "text"})
+    made = terminal_tables.table(header.name, {"event": "number", "kind": "word", "what": "text"})
     for index, kind, text in lines:
         if not request or {*request} & {*named(loaded.events[index])}:
             made.add_row(str(index), kind, text)
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     room = header.capacity
     steps = ", ".join(map(str, header.candidates))
     nodes = "" if room.num_draft_tokens is None else f", trees of {room.num_draft_tokens} nodes at most"
     if room.track_interval is not None:
         most = "" if room.tracked is None else f" (at most {room.tracked} on the device)"
         nodes += f", prefixes tracked every {room.track_interval} tokens{most}"
-    tables.say(
+    terminal_tables.say(
         console, header.claim, f"{count(len(loaded.events), 'event')}, {count(len(everybody), 'request')}",
         f"room  {count(len(room.slots), 'slot')}, {count(len(room.pages), 'page')} of {room.page_size} tokens, "
         f"{room.max_tokens} tokens a step", f"steps {steps} (first {header.num_steps})"

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from ..options import DRAFTER
-from .finish import Commit, finish, joins_alone, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Commit, finish, joins_alone, must_be_free
+from .subject_options import Given, takes_setting
 
 
 @takes_setting(

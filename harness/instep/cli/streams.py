@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from .finish import Annotate, Commit, Json, Sarif, finish, must_be_free
-from .setting import Given, takes_setting
+from .finish_with_result import Annotate, Commit, Json, Sarif, finish, must_be_free
+from .subject_options import Given, takes_setting
 
 
 @takes_setting(

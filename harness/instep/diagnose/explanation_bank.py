@@ -33,6 +33,7 @@ from .mistakes.fitted_constants import fitted
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
+from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
 from .mistakes.product_rounding import products
 from .mistakes.rotary_and_visible_positions import positions
 from .mistakes.run_history import RunHistory
@@ -42,7 +43,6 @@ from .mistakes.tree_as_chain import trees
 from .mistakes.wrong_inputs import inputs
 from .mistakes.wrong_labels import labels
 from .mistakes.wrong_memory import known_rows, memory
-from .mistakes.wrong_moves import known_windows, windows
 from .mistakes.wrong_rows import read_rows, result_rows
 from .mistakes.wrong_states import known_states, states
 from .mistakes.wrong_strides import addresses

@@ -9,9 +9,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from ..report.messages import numbers, where
+from ..report.divergence_message import numbers, where
 from ..report.result import Result
-from ..report.tables import say
+from ..report.terminal_tables import say
 from ..run.trace_history import printable
 from ..subject.memory_per_request import Need, spelled
 from ..verdict import Comparison, Exit, Verdict

@@ -17,7 +17,7 @@ from instep_reference.contract.errors import BadInput, Unsupported
 
 from ..adapters import in_a_shell
 from ..options import CHOICES, either
-from ..report.messages import NAMES, message, numbers
+from ..report.divergence_message import NAMES, message, numbers
 from ..verdict import Comparison, Exit, Verdict
 from .argument_checks import must_be, must_be_several
 from .cases import CASES, Case

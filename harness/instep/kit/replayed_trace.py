@@ -25,7 +25,7 @@ from instep_reference.contract.errors import BadInput
 from ..adapters import Maker, in_a_shell, makes
 from ..diagnose import diagnose
 from ..options import TIERS
-from ..report.messages import divergence
+from ..report.divergence_message import divergence
 from ..report.outcome_data import worst
 from ..run.replay import Outcome, Replay
 from ..setting import Setting

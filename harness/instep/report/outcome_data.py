@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..verdict import Comparison, Exit, Located, Raised, Tier
-from .messages import divergence, where
+from .divergence_message import divergence, where
 from .result import Result
 from .terminal import Total, tiers
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from instep_optimized.ops.object_address import is_file, split
+from instep_optimized.ops.import_by_name import is_file, split
 
 from ..adapters import OURS, address
 from ..trace.file import RECORDING

@@ -1,6 +1,6 @@
 """Outcomes on the terminal: one table for all runs of a trace, its history, and every divergence.
 
-Leaves out: the message of a divergence (`messages.py`) and the machine-readable form (`outcome_data.py`).
+Leaves out: the message of a divergence (`divergence_message.py`) and the machine-readable form (`outcome_data.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rich.text import Text
 
 from ..checks.check_interface import counted, listed
 from ..verdict import Comparison, Exit, Skipped, Tier
-from . import tables
-from .messages import declared, divergence, exercised, named, otherwise
-from .tables import say, table
+from . import terminal_tables
+from .divergence_message import declared, divergence, exercised, named, otherwise
+from .terminal_tables import say, table
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome
@@ -39,7 +39,7 @@ def show(outcomes: Sequence[Outcome], console: Console, *, of_recording: bool = 
     of_recording: the caller prints the divergence.  verbose: list what was not judged; else count it in one line
     """
     for name in dict.fromkeys(outcome.name for outcome in outcomes):
-        tables.show(_runs([outcome for outcome in outcomes if outcome.name == name]), console)
+        terminal_tables.show(_runs([outcome for outcome in outcomes if outcome.name == name]), console)
     for note, style in dict.fromkeys(note for outcome in outcomes for note in _notes(outcome, verbose)):
         say(console, note, style=style)
     _history(max(outcomes, key=lambda outcome: outcome.verdict.events).history, console)

@@ -52,7 +52,7 @@ from ..subject.guarded_calls import MAKES, GuardedSubject, calling, make_subject
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
-from ..watch.instrumentation import Instrumentation, replays_of
+from ..watch.gather_event_log import Instrumentation, replays_of
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
 from .compared_engine import Participant, RepeatedRuns, guarded

@@ -1,7 +1,7 @@
 """Count the real calls of external kernels and their rows, for the result.
 
 An op call is not a kernel call: if `dense` calls a kernel once per row, the kernel never sees a window.
-Leaves out: which calls are counted (`watch/op_calls.py`), and the message (`report/messages.py`).
+Leaves out: which calls are counted (`watch/op_calls.py`), and the message (`report/divergence_message.py`).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish import Commit, Json, finish, must_be_free
-from instep.cli.setting import Given, takes_setting
+from instep.cli.finish_with_result import Commit, Json, finish, must_be_free
+from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,19 +57,19 @@ def calibrate(
 
 
 def _show(found: Calibration, console: Console) -> None:
-    from instep.report import tables
+    from instep.report import terminal_tables
 
     if found.ran:
-        tables.show(_rates(found), console)
+        terminal_tables.show(_rates(found), console)
     for variant, alarm in found.alarms:
         said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        tables.say(console, f"false alarm: {said}")
+        terminal_tables.say(console, f"false alarm: {said}")
     if found.limits:
-        tables.show(_limits(found), console)
+        terminal_tables.show(_limits(found), console)
 
 
 def _rates(result: Calibration) -> Table:
-    from instep.report.tables import table
+    from instep.report.terminal_tables import table
 
     from ..calibrate.tables import by_tier
 
@@ -86,7 +86,7 @@ def _rates(result: Calibration) -> Table:
 
 
 def _limits(result: Calibration) -> Table:
-    from instep.report.tables import Kind, table
+    from instep.report.terminal_tables import Kind, table
 
     tiers = list(result.limits[0].found)
     numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *tiers)}

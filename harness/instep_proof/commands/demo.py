@@ -38,7 +38,7 @@ def demo(
 
     from instep.atomic_write import folder_for, writable
     from instep.report.command_lines import near
-    from instep.report.tables import say
+    from instep.report.terminal_tables import say
     from instep_reference.contract.errors import BadInput
 
     from ..faults.catalogue import TRACES, by_id

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish import Commit, Html, Json, finish, joins_alone, must_be_free
-from instep.cli.setting import Given, takes_setting
+from instep.cli.finish_with_result import Commit, Html, Json, finish, joins_alone, must_be_free
+from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
     from msgspec import UnsetType
@@ -156,7 +156,7 @@ def _part(chosen: list[Fault], part: str) -> list[Fault]:
 
 def _list(chosen: list[Fault], console: Console) -> None:
     """A line for each: its name, its kind, what it does. Then how many have a sentence of which kind."""
-    from instep.report.tables import say
+    from instep.report.terminal_tables import say
 
     say(console, *(f"{fault.id}  {fault.kind}  {fault.what}" for fault in chosen))
     named = [fault for fault in chosen if fault.says]

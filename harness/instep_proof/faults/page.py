@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from instep.report.html.document import Listing, Page
-from instep.report.html.parts import Data, matrix
+from instep.report.html.page_parts import Data, matrix
 from instep.verdict import Exit
 
 from .compare_with_control import TIERS

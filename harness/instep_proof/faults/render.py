@@ -14,8 +14,8 @@ from msgspec import to_builtins
 from rich.console import Console
 from rich.text import Text
 
-from instep.report import tables
-from instep.report.messages import spelled
+from instep.report import terminal_tables
+from instep.report.divergence_message import spelled
 from instep.report.result import Result as File
 from instep_reference.contract.place_names import Place
 
@@ -28,22 +28,22 @@ YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-"
 
 def show(result: Result, console: Console) -> None:
     """Print a line per fault, deviations from the catalogue in words, and the score."""
-    columns: dict[str, tables.Kind] = {
+    columns: dict[str, terminal_tables.Kind] = {
         "fault": "word", "found": "word", "named": "word", "located": "word", "seen by": "text",
     }  # fmt: skip
     if any(one.heard is not None for one in result.judged):
         columns |= {"same text": "number", "accepted": "number"}
-    made = tables.table("", columns, framed=True)
+    made = terminal_tables.table("", columns, framed=True)
     family = None
     for one in result.judged:
         if family is not None and FAMILY_OF.get(one.fault.id) != family:
             made.add_section()
         family = FAMILY_OF.get(one.fault.id)
         made.add_row(one.fault.id, *_marks(one), ", ".join(one.seen), *_heard(one.heard))
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     for one in result.judged:
-        tables.say(console, *surprises(one))
-    tables.say(console, *result.failures, summary(result))
+        terminal_tables.say(console, *surprises(one))
+    terminal_tables.say(console, *result.failures, summary(result))
 
 
 def _marks(one: Judged) -> tuple[Text, ...]:

@@ -6,7 +6,7 @@
     interleaved_timing.py   interleaved times of captured graphs, or of calls on a CPU; the measured rates of the
     machine
     answer_check.py   whether an answer is right
-    arms.py    the arms of a cell: judged, timed, judged again
+    measure_arms.py    the arms of a cell: judged, timed, judged again
     run.py     the cells in order, within the time limit
     resume.py  the schema of a result file, resuming a grid from it, and joining the results of several calls
     render.py, plots.py  tables, the result file, SVG

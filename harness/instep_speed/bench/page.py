@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from instep.report.html.document import Listing, Page
-from instep.report.html.parts import Data
+from instep.report.html.page_parts import Data
 from instep.verdict import Exit
 
 from . import KINDS, kind

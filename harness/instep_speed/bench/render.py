@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from instep.report import tables
+from instep.report import terminal_tables
 
 from . import KINDS, kind
 from .bench_types import key
@@ -26,18 +26,18 @@ ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, 
 def show(found: Bench, console: Console) -> None:
     asked, rates = found.asked, found.rates
     if not asked.device.startswith("cuda"):
-        tables.say(console, ON_CPU, style="yellow")
+        terminal_tables.say(console, ON_CPU, style="yellow")
     moved = f"copies {rates.copy / 1e12:.3g} TB/s, reads {rates.read / 1e12:.3g} TB/s"
-    tables.say(console, f"this machine {moved}, multiplies {rates.product / 1e12:.3g} TFLOP/s", style="dim")
+    terminal_tables.say(console, f"this machine {moved}, multiplies {rates.product / 1e12:.3g} TFLOP/s", style="dim")
     for said in _differing(found.sessions):
-        tables.say(console, said, style="yellow")
+        terminal_tables.say(console, said, style="yellow")
     for name in asked.kinds:
         rows = [row for row in found.rows if row["kind"] == name]
         if rows:
             _table(name, rows, console)
         for said in (_chosen(found, rows), _left(found, name, bool(rows))):
             if said:
-                tables.say(console, f"{name}: {said}", style="yellow")
+                terminal_tables.say(console, f"{name}: {said}", style="yellow")
 
 
 def _differing(sessions: Sequence[Session]) -> Iterator[str]:
@@ -74,7 +74,7 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
     axes = list(dict.fromkeys(axis for row in rows for axis in row["cell"]))  # some cells have more axes than others
     places = list(dict.fromkeys(
         what for row in rows for told in row["arms"].values() for what in told.get("errors", ())))
-    made = tables.table(f"{name}: {KINDS[name]}", {
+    made = terminal_tables.table(f"{name}: {KINDS[name]}", {
         **{axis.replace("_", " "): "number" for axis in axes}, "arm": "word", f"us, {unit}": "number",
         "quartiles": "number", "mean": "number", "floor": "number", "mean / floor": "number", "how": "word",
         **({f"off by: {', '.join(places)}": "word"} if places else {}),
@@ -93,10 +93,10 @@ def _table(name: str, rows: list[Row], console: Console) -> None:
             if "above" in told:
                 notes.append(f"ABOVE  {name}, {key(row['cell'])}: {arm} {told['above']}")
         notes += [f"{name}, {key(row['cell'])}: no {arm}: {why}" for arm, why in row["absent"].items()]
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     _texts(rows, console)
     for note in _once(notes):
-        tables.say(console, note, style="red" if note.startswith(LOUD) else "dim")
+        terminal_tables.say(console, note, style="red" if note.startswith(LOUD) else "dim")
 
 
 def _texts(rows: list[Row], console: Console) -> None:
@@ -113,7 +113,7 @@ def _texts(rows: list[Row], console: Console) -> None:
                 more = gap(told)
             else:
                 continue
-            tables.say(console, f"{key(row['cell'])}, {arm}: {said}; {more}")
+            terminal_tables.say(console, f"{key(row['cell'])}, {arm}: {said}; {more}")
 
 
 def _figures(told: Mapping[str, Any]) -> tuple[str, str, str]:

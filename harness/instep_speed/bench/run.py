@@ -1,4 +1,4 @@
-"""Run a grid: build each cell and measure it (`arms.py`); each kind has a share of the time.
+"""Run a grid: build each cell and measure it (`measure_arms.py`); each kind has a share of the time.
 
 An arm with wrong answers has no time. Time that a kind does not need goes to the next one, and at the end to cells that
 did not fit before. Cells that were left out are reported. Leaves out: tables and plots (`render.py`, `plots.py`).
@@ -30,9 +30,9 @@ from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacit
 from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
 from .answer_check import Judged, fallen
-from .arms import Lost, gone, measured
 from .bench_types import SEED, At, Cell, Ground, Size
 from .interleaved_timing import Rates, rates
+from .measure_arms import Lost, gone, measured
 
 Row = dict[str, Any]
 UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from instep.cli.finish import Commit, Html, Json, finish, must_be_free
-from instep.cli.setting import Given, takes_setting
+from instep.cli.finish_with_result import Commit, Html, Json, finish, must_be_free
+from instep.cli.subject_options import Given, takes_setting
 
 from ..bench import KINDS
 

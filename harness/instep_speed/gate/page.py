@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from instep.report.html.document import Listing, Page
-from instep.report.html.parts import Data
+from instep.report.html.page_parts import Data
 from instep.report.terminal import short
 from instep.verdict import Exit
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from instep.report import tables
+from instep.report import terminal_tables
 from instep.report.outcome_data import number
 from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
@@ -36,20 +36,20 @@ def show(report: Report, console: Console, baselines: Path | None = None) -> Non
     """
     question = report.question
     if report.refused:
-        tables.say(console, *_refused(report, "; --keep FOLDER keeps the trace"))
+        terminal_tables.say(console, *_refused(report, "; --keep FOLDER keeps the trace"))
         return
-    tables.show(_table(report), console)
+    terminal_tables.show(_table(report), console)
     for case in question.cases:
-        tables.say(console, _sentence(report, case), style=STYLES[report.says(case)])
+        terminal_tables.say(console, _sentence(report, case), style=STYLES[report.says(case)])
     accepted = ", ".join(f"{name} {report.acceptance[name]:.2f}" for name in ("before", "after"))
-    tables.say(
+    terminal_tables.say(
         console,
         f"accepted drafts a window: {accepted}, reference {report.reference_acceptance:.2f}",
         f"states compared before and after timing: {report.elements:,} numbers",
     )
-    tables.say(console, _calibrated(question, baselines), style="dim")
+    terminal_tables.say(console, _calibrated(question, baselines), style="dim")
     found = ", ".join(f"{name} {value}" for name, value in fingerprint(question.setting.device).items() if value)
-    tables.say(console, found, style="dim")
+    terminal_tables.say(console, found, style="dim")
 
 
 def of(report: Report, baselines: Path | None = None, commit: str | None = None) -> Result:
@@ -95,12 +95,12 @@ def show_power(found: Power, console: Console) -> None:
     """Print how often the gate was wrong, by case."""
     question = found.report.question
     if found.report.refused:
-        tables.say(console, *_refused(found.report))
+        terminal_tables.say(console, *_refused(found.report))
         return
     trials = "1 trial each" if found.trials == 1 else f"{found.trials} trials each, which share no pair"
     title = f"{question.before}: {trials}; {found.pairs} pairs, {question.pairs} and more a trial"
     first, *others = question.judged_by
-    made = tables.table(title, {
+    made = terminal_tables.table(title, {
         "case": "word", "arm": "word", **{say.value: "number" for say in Say}, f"took longer by, {first}": "number",
         **dict.fromkeys(others, "number"),
     })
@@ -110,13 +110,14 @@ def show_power(found: Power, console: Console) -> None:
                      for clock in (first, *others)]  # fmt: skip
             name = "A/A" if which == "A/A" else f"slowed by {SLOWED:.0%}"
             made.add_row(case, name, *(str(counts[case][say.value]) for say in Say), *taken)
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     bound = bounds(found.data())
-    tables.say(console, *(_fit(found, case, bound) for case in question.cases))
-    tables.say(console, f"at most, at least: {SURE:.0%} sure, as no two trials share a pair; they share four processes")
+    terminal_tables.say(console, *(_fit(found, case, bound) for case in question.cases))
+    terminal_tables.say(console,
+                        f"at most, at least: {SURE:.0%} sure, as no two trials share a pair; they share four processes")
     if found.wanted:
         few = "1 trial says" if found.trials == 1 else f"{found.trials} independent trials say"
-        tables.say(console, f"inconclusive: {few} too little, {FEWEST_TRIALS} are the fewest; "
+        terminal_tables.say(console, f"inconclusive: {few} too little, {FEWEST_TRIALS} are the fewest; "
                             f"--minutes {found.wanted} would do", style=STYLES[Say.NOISY])  # fmt: skip
 
 
@@ -162,7 +163,7 @@ def _table(report: Report) -> Table:
     setting, pairs = report.question, report.judged[0].change.pairs
     work = f"batch {setting.batch}, window {setting.num_steps + 1}, {pairs} pairs"
     title = f"{setting.after} against {setting.before}: {work}"
-    made = tables.table(title, {
+    made = terminal_tables.table(title, {
         "case": "word", "clock": "word", "before, ms": "number", "after, ms": "number", "after / before": "number",
         "A/A": "number",
     })

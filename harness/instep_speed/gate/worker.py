@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from instep.diagnose import diagnose
-from instep.report.messages import divergence
+from instep.report.divergence_message import divergence
 from instep.run.build_compared_engines import bare
 from instep.run.replay import Replay, served
 from instep.setting import Setting

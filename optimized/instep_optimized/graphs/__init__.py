@@ -1,7 +1,8 @@
 """CUDA graphs: a body of op calls is recorded once per (key, bucket) and replayed on separate buffers.
 
 `capture_and_replay.py` keeps keys, buckets and inputs. `cuda.py` records real graphs. `emulator.py` emulates them on a
-CPU, call by call, so that a test finds stale data without a GPU. `capture.py` captures all graphs of an engine. Leaves
+CPU, call by call, so that a test finds stale data without a GPU. `capture_all_at_start.py` captures all graphs of an
+engine. Leaves
 out: the bodies (`round_for_step_count.py`).
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep_reference.contract.errors import BadInput
 
-from .object_address import attribute_at, split
+from .import_by_name import attribute_at, split
 from .op_protocols import Ops
 
 BY_NAME: dict[str, str] = {

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..kernels.invariant.attend import attend
 from ..kernels.invariant.linear import linear, lm_head, mlp
 from ..kernels.invariant.moe import moe
-from .rowwise_ops import BY_ROW
+from .rowwise_op_names import BY_ROW
 from .triton import TRITON
 
 INVARIANT = replace(

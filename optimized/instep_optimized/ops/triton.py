@@ -36,7 +36,7 @@ from ..kernels.verify_gdn import verify_gdn
 from ..kernels.window_gdn import window_gdn
 from .op_protocols import Ops, Types
 from .plain.rerun_ring import kept_updates
-from .rowwise_ops import BY_ROW
+from .rowwise_op_names import BY_ROW
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
 WHOLE_NUMBERS = ("pick", "length", "root")

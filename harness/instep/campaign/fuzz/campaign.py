@@ -25,8 +25,8 @@ from instep_reference.contract.event_facts import kind_of
 
 from ...adapters import takes
 from ...diagnose import diagnose
+from ...report.finding_tensors import for_a_file
 from ...report.machine import installed
-from ...report.tensors import for_a_file
 from ...run.build_compared_engines import Plan
 from ...run.engine_without_comparison import header_of
 from ...run.replay import Outcome, Replay

@@ -6,7 +6,7 @@ Leaves out: drawing (`instep.campaign.fuzz`).
 from __future__ import annotations
 
 from ...report.html.document import Listing, Page
-from ...report.html.parts import Data, findings, messages, name_of, word
+from ...report.html.page_parts import Data, findings, messages, name_of, word
 from ...report.terminal import short
 from ...verdict import Exit
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ...report import tables
-from ...report.messages import divergence
+from ...report import terminal_tables
+from ...report.divergence_message import divergence
 from ...report.outcome_data import finding, listed_findings
 from ...report.result import Result as File
 from ...verdict import Exit
@@ -27,13 +27,13 @@ def show(results: Sequence[Result], console: Console) -> None:
 def _show(result: Result, console: Console) -> None:
     coverage, settings = result.coverage, result.settings
     title = f"fuzz [{settings.setting.name}], seed {settings.seed}"
-    made = tables.table(title, {"condition": "text", "events": "number"})
+    made = terminal_tables.table(title, {"condition": "text", "events": "number"})
     for name, count in coverage.counts().items():
         made.add_row(name, f"{count:,}" if count else "[yellow]never[/yellow]")
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in coverage.events.most_common())
     refused = sum(result.refused.values())
-    tables.say(
+    terminal_tables.say(
         console,
         f"{result.examples:,} runs in {result.seconds:.0f} s, {result.events:,} events: {kinds or 'none'}",
         f"{len(coverage.pairs)} different pairs of events; {refused:,} draws refused by the event rules (no room left)",
@@ -41,15 +41,16 @@ def _show(result: Result, console: Console) -> None:
         *["interrupted: the figures are those of the runs until then"] * result.interrupted,
     )
     if result.found is None:
-        tables.say(console, "nothing found" if result.elements else "inconclusive: nothing was compared")
+        terminal_tables.say(console, "nothing found" if result.elements else "inconclusive: nothing was compared")
         return
     found, path = result.found, place(settings)
-    tables.say(console, divergence(found), f"  found in run {result.examples}, shrunk to {found.of} events: {path}")
+    terminal_tables.say(console,
+                        divergence(found), f"  found in run {result.examples}, shrunk to {found.of} events: {path}")
     if result.cut:
-        tables.say(console, f"  shrinking was cut short: {result.cut}")
+        terminal_tables.say(console, f"  shrinking was cut short: {result.cut}")
     if not result.again:
         said = "found once and not again: replayed from its trace, the sides agree. Something outside the trace decides"
-        tables.say(console, f"  {said}")
+        terminal_tables.say(console, f"  {said}")
 
 
 def of(results: Sequence[Result], commit: str | None = None) -> File:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
-from instep_optimized.ops.rowwise_ops import BY_ROW
+from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 

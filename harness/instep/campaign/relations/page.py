@@ -9,7 +9,7 @@ from typing import Any
 
 from ...report.html.document import Listing, Page
 from ...report.html.heat_map import Row
-from ...report.html.parts import LEVELS, Data, findings, level, matrix, messages, used, word
+from ...report.html.page_parts import LEVELS, Data, findings, level, matrix, messages, used, word
 from ...report.terminal import short
 from ...verdict import Exit
 

@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ...report import tables
+from ...report import terminal_tables
 from ...report.command_lines import command as to_type
 from ...report.command_lines import near
+from ...report.divergence_message import MEASURES as OF_A_REPLAY
+from ...report.divergence_message import message, numbers
 from ...report.html.heat_map import Row
-from ...report.messages import MEASURES as OF_A_REPLAY
-from ...report.messages import message, numbers
 from ...report.outcome_data import listed, number
 from ...report.result import Result
 from ...report.terminal import VERDICTS, cell, most_used, short
@@ -52,23 +52,23 @@ def show(run: Run, console: Console) -> None:
     how = run.case.plan.setting
     ours = [how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)]
     setting = ", ".join([how.name, how.dtype, *(ours if not how.led else [])])
-    made = tables.table(f"{run.case.trace.header.name} [{setting}]", {
+    made = terminal_tables.table(f"{run.case.trace.header.name} [{setting}]", {
         "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "allowance used": "number",
         "seconds": "number",
     }, framed=True)
     for held in run.held:
         made.add_row(*_cells(held))
-    tables.show(made, console)
+    terminal_tables.show(made, console)
     for held in run.held:
         why = "does not apply" if held.lacks is not None else "did not compare"
         reasons = {f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped if skip.check != "played"}
         for reason in sorted(reasons):
-            tables.say(console, reason, style="dim")
+            terminal_tables.say(console, reason, style="dim")
     for line in _of_an_engine(run) if how.led else ():
-        tables.say(console, line, style="dim")
+        terminal_tables.say(console, line, style="dim")
     for held in run.held:
         if held.verdict.findings:
-            tables.say(console, divergence(run, held))
+            terminal_tables.say(console, divergence(run, held))
 
 
 def divergence(run: Run, held: Held) -> str:

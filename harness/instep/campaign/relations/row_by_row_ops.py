@@ -17,7 +17,7 @@ import torch
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.fused import wholes
 from instep_optimized.ops.op_protocols import Ops
-from instep_optimized.ops.rowwise_ops import BY_ROW
+from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op
 
 

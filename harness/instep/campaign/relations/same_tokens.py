@@ -21,7 +21,7 @@ from ...adapters import Subject
 from ...verdict import Skipped, Tier
 from .compare_bitwise import same
 from .compare_within_allowance import Yardstick
-from .engine_changes import WindowsOfOne
+from .engine_modifications import WindowsOfOne
 from .position_record import PositionRecord
 from .relation_type import Case, Relation, Results, not_by_verbs
 from .request_timelines import (

@@ -1,6 +1,6 @@
 """Entries that were written to another place of the right pool.
 
-Leaves out: the content that is in their place (`wrong_memory.py`, `wrong_moves.py`).
+Leaves out: the content that is in their place (`wrong_memory.py`, `permuted_windows_and_shifted_caches.py`).
 """
 
 from __future__ import annotations

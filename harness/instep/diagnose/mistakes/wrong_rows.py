@@ -22,7 +22,7 @@ MOST = 256  # rows that are compared with each other at most
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
-    """Rows and heads of a place, and heads of a state. `wrong_moves.py` has columns of windows and of caches."""
+    """Rows and heads of a place, and heads of a state (not columns: `permuted_windows_and_shifted_caches.py`)."""
     if case.component not in STANDS and case.right.dim() > 1:
         others = list(case.rights())
         if case.granted is None:

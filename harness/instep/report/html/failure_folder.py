@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...atomic_write import folder_for, write_atomically
 from ...trace.file import Trace, beside
 from .. import outcome_data, terminal
-from ..tensors import files, for_a_file
+from ..finding_tensors import files, for_a_file
 
 if TYPE_CHECKING:
     from ...run.replay import Outcome

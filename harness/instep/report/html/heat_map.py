@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ...verdict import Comparison
-from ..messages import NAMES, drafting
+from ..divergence_message import NAMES, drafting
 from ..terminal import EXACT
 
 DETAILED = 200_000  # lines; with more, every cell keeps only the one that used most of its allowance

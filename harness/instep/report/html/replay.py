@@ -20,10 +20,10 @@ from ...trace.file import Trace
 from ...verdict import Comparison, Verdict
 from ...watch.event_context import EventContext
 from .. import terminal
-from ..messages import DIFFERS, command, command_at, divergence, numbers, where
+from ..divergence_message import DIFFERS, command, command_at, divergence, numbers, where
+from ..finding_tensors import tensor_at
 from ..outcome_data import listed_findings, worst
 from ..result import Result
-from ..tensors import tensor_at
 from . import heat_map
 from .document import Listing, Page, document
 from .timeline import Lanes, lanes_of

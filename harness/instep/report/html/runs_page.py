@@ -11,7 +11,7 @@ from typing import Any
 from ...verdict import Exit
 from ..terminal import short
 from .document import Page
-from .parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, word
+from .page_parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, word
 
 
 def page(found: Data) -> Page:

@@ -13,7 +13,6 @@ from instep.bundled import fixtures
 from . import (
     changed_answers,
     chunks,
-    dispatch,
     draft,
     drafters,
     experts,
@@ -33,13 +32,14 @@ from . import (
     storage,
     taken_from_neighbours,
     trees,
+    wrong_dispatch,
 )
 from .fault import Fault
 
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "rollback": rollback.FAULTS,
     "rings": rings.FAULTS,
-    "dispatch": dispatch.FAULTS,
+    "dispatch": wrong_dispatch.FAULTS,
     "graph": graph.FAULTS,
     "slots": slots.FAULTS,
     "chunks": chunks.FAULTS,

@@ -10,7 +10,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 
 from .fault import Edit, Fault
 
-TIERS, ENGINE = "instep_optimized/kept_on_device_or_host.py", "instep_optimized/engine.py"
+TIERS, ENGINE = "instep_optimized/kept_entries_on_device_or_host.py", "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")

@@ -22,7 +22,7 @@ from instep.bundled import model
 from instep.generate.decode import Ask, Decoded
 from instep.generate.rates import rounds
 from instep.generate.tokenizer import prompts_from, stop_of, words_of
-from instep.report.messages import where
+from instep.report.divergence_message import where
 from instep.setting import Setting
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig

@@ -26,7 +26,7 @@ from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.diagnose import explain_outcome
 from instep.player import Player
-from instep.report.messages import where
+from instep.report.divergence_message import where
 from instep.run.engine_without_comparison import engine, header_of
 from instep.run.large_model import outcome
 from instep.setting import Setting

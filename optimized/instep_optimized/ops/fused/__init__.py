@@ -19,7 +19,7 @@ from .gdn import FusedGdn
 from .head_pick import HeadPick, head_pick
 from .kv_inputs import KvInputs, kv_inputs
 from .linears import Linears, linears
-from .moves import Moved, Moves, moves
+from .moves_of_several_layers import Moved, Moves, moves
 from .prefill_gdn import PrefillGdn, prefill_gdn
 from .verify_gdn import VerifyGdn, verify_gdn
 from .window_gdn import WindowGdn, window_gdn

@@ -1,6 +1,6 @@
 """End a command with a result: write the requested files, print it, return the exit code.
 
-Leaves out: other ends (`ending.py`).
+Leaves out: other ends (`exit_process.py`).
 """
 
 from __future__ import annotations

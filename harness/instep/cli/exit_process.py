@@ -118,7 +118,7 @@ def report(error: BaseException) -> int:
 
 def _subject_failed(error: Any) -> int:
     """The engine under test raised outside any event: still its finding."""
-    from ..report.messages import trace
+    from ..report.divergence_message import trace
     from ..run.subject_errors import failure
 
     found = failure(0, "", error)

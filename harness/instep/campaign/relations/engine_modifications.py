@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from instep_optimized import OptimizedEngine
-from instep_optimized.graphs.capture import prepared
+from instep_optimized.graphs.capture_all_at_start import prepared
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.round_for_step_count import Body, Round
 from instep_reference.contract.engine import Forwarded, Path, Row

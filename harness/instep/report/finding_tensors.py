@@ -20,7 +20,7 @@ from ..player import Side
 from ..verdict import Comparison
 from ..watch.event_context import EventContext
 from ..watch.rows_by_request import row_spans, rows
-from .messages import where
+from .divergence_message import where
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome
