@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from html import escape
 from io import StringIO
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from instep.audit import recorded_engine, render
 from instep.audit.audit import Audit, audit
+from instep.audit.page import charts_of
 from instep.audit.recording import read, read_plain, with_short_names
 from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
+from instep.report.html.page_choice import page_of
 from instep.run.compared_engine import RepeatedRuns, of_one
 from instep.verdict import Exit, Tier
 from instep_reference import trunk
@@ -311,9 +314,22 @@ def test_batch_rows_and_slots_of_the_engine_are_read(copy, tmp_path):
     said(copy / "batches.jsonl", batches)
     with open(copy / "batches.jsonl", "a") as file:
         file.write('{"event": 19')
-    found = audit(copy, TINY, events="16").replay
+    judged = audit(copy, TINY, events="16")
+    found, data = judged.replay, render.of(judged).data()
     assert found.remarks == ("batch row 7 of 9, counted from 0",)
     assert {one.slot for one in found.verdict.findings} == {55}
+    assert [data["round"][name] for name in ("event", "kind", "size")] == [16, "commit", 9]
+    second, first = data["round"]["rows"]
+    assert (second["row"], second["request"], second["slot"], second["wrong"]) == (2, "b", 12, "")
+    assert (first["row"], first["request"], first["slot"]) == (7, "a", 55) and first["wrong"]
+    charts = charts_of(judged)
+    slots = [slot for _, slot, _, _ in charts["stays"]]
+    assert 12 in slots and slots[0] in (52, 55, 58), "the engine's"
+    assert {(one["event"], one["request"]) for one in charts["runs"][0]["findings"]} == {(16, "a")}
+    text = page_of(data, charts).decode()
+    assert "<h2>Event 16 commit, a batch of 9</h2>" in text
+    assert f"<td>7</td><td>a</td><td>{escape(first['wrong'])}</td><td>55</td>" in text
+    assert "<td>2</td><td>b</td><td>no finding</td><td>12</td>" in text
     said(copy / "batches.jsonl", [{"event": 12, "row": 3}])
     with pytest.raises(BadInput, match=r"batches.jsonl line 1"):
         read(copy)

@@ -367,6 +367,7 @@ def test_intervals_are_drawn_over_the_allowed_band(opened: Opened, looked: Brows
 def test_findings_of_fuzz_and_audit_are_drawn_at_their_events(opened: Opened, looked: Browser) -> None:
     said = opened("fuzz")
     assert said["findings"] == "1" and said["selected"] == "3 layer 3 attention" and int(said["marks"]) == 6
+    assert said["wrong"] == "1" and looked.seen("bad", "#charts") > 50, "the mark of the wrong request"
     assert looked.seen("bad-fill", "#charts") > 100 < looked.seen("verify", "#charts")
     said = opened("audit")
     assert int(said["findings"]) >= 1 and "final rows, logits" in said["selected"] and int(said["marks"]) > 30

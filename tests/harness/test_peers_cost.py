@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from instep.attach import Options
-from instep.attach.sglang import Recorder, register
-from instep.attach.sglang_names import names_of
+from instep.attach.releases import nearest
+from instep.attach.sglang import SglangRecorder, register
+from instep.attach.sglang_names import RELEASES
 from instep.campaign.shapes import shape
 from instep_reference.contract.config import ModelConfig
 from peers.live import cost
@@ -34,7 +35,7 @@ def served(model, tmp_path):
     """A function that serves two requests with a variant in one process: label -> what was served."""
     with fake_sglang.imported(fake_sglang.write(tmp_path, RELEASE)), torch.inference_mode():
         __import__("sglang.srt.managers.scheduler")
-        recorder = Recorder(Options("unused"), RELEASE, *names_of(RELEASE))
+        recorder = SglangRecorder(Options("unused"), RELEASE, *nearest(RELEASE, RELEASES))
         switch = Switch(recorder, tmp_path)
         register(recorder)
         engine = Served(model, RELEASE, TINY, overlap=True)

@@ -14,12 +14,13 @@ from ..report.html import replay
 from ..report.html.document import Listing, Page
 from ..report.html.heat_map import Row
 from ..report.html.page_parts import Data, findings, matrix, messages, totals
-from ..report.html.timeline import lanes_of
+from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.terminal import short
 from ..verdict import Exit, Verdict
 
 if TYPE_CHECKING:
     from .audit import Audit
+    from .recording import Recorded
 
 MOST = 200  # requests whose tokens are drawn, those with findings first
 DETAILED = 5000  # tokens; with more, equal neighbours share a cell
@@ -39,11 +40,25 @@ def page(found: Data) -> Page:
     return Page(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
         "Every generated token is the model's choice after the tokens before it.", messages(runs),
-        [_counts(found, texts), totals(found.get("runs", ()))],
+        [_round(found.get("round"))],
         {"plots": [_strip(texts, found["findings"])] if texts else [],
          "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
-        [_requests(texts), findings(runs)],
+        [_counts(found, texts), totals(found.get("runs", ())), _requests(texts), findings(runs)],
     )
+
+
+def _round(found: Data | None) -> Listing:
+    """The batch of the first finding: a line for each row. Columns without a number are left out."""
+    if found is None:
+        return Listing((), ())
+    heads = {"row": "batch row", "request": "request", "wrong": "memory and rows", "slot": "slot",
+             "before": "window before", "window": "window", "accepted": "accepted"}  # fmt: skip
+    shown = [name for name in heads if any(one[name] is not None for one in found["rows"])]
+    rows = [["" if one[name] is None else str(one[name]) or "no finding" for name in shown] for one in found["rows"]]
+    title = ", ".join(filter(None, (f"Event {found['event']} {found['kind']}", found["changed"],
+                                    f"a batch of {found['size']}")))  # fmt: skip
+    bad = [number for number, one in enumerate(found["rows"]) if one["wrong"]]
+    return Listing([heads[name] for name in shown], rows, title, bad)
 
 
 def _counts(found: Data, texts: list[Data]) -> Listing:
@@ -77,12 +92,23 @@ def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
     return {**matrix("Generated tokens", rows, columns, cells), "numbered": "token "}
 
 
+def _with_slots(lanes: Lanes, recorded: Recorded) -> Lanes:
+    """The timeline with the engine's slots, where the recording names them, in place of slots of the trace."""
+    names = list(lanes.requests)
+    for stay in lanes.stays:
+        placed = [one for one in recorded.batches if names[stay[0]] in one.slots and stay[2] <= one.event <= stay[3]]
+        if stay[1] != NOBODY:
+            stay[1] = placed[0].slots[names[stay[0]]] if placed else UNKNOWN
+    return lanes
+
+
 def charts_of(audit: Audit) -> dict[str, Any]:
     """Layers and events, and the timeline, of a recording with events; tokens and counts are at their events."""
     trace, outcome = audit.trace, audit.replay
     if not trace.events:
         return {}
-    lanes, both = lanes_of(trace, audit.kinds), Verdict(list(audit.verdict.compared), events=len(trace.events))
+    lanes = _with_slots(lanes_of(trace, audit.kinds), audit.recorded)
+    both = Verdict(list(audit.verdict.compared), events=len(trace.events))
     if outcome is not None:
         both.compared += outcome.verdict.compared
         both.skipped += outcome.verdict.skipped
@@ -91,8 +117,9 @@ def charts_of(audit: Audit) -> dict[str, Any]:
     def found(rows: Mapping[Row, int]) -> list[dict[str, Any]]:
         from .render import placed
 
-        said = [{"event": one.event, "row": rows[Row.of(one.place)], "where": placed(one), "says": one.diagnosis,
-                 "measured": numbers(one), "command": "", "maps": None} for one in audit.verdict.findings]  # fmt: skip
+        said = [{"event": one.event, "request": one.request, "row": rows[Row.of(one.place)], "where": placed(one),
+                 "says": one.diagnosis, "measured": numbers(one), "command": "", "maps": None}
+                for one in audit.verdict.findings]  # fmt: skip
         return said + ([] if outcome is None else replay.listed(outcome, rows))
 
     return {**lanes.data(), "runs": [replay.run_of(audit.recorded.engine, both, lanes, audit.kinds, findings=found)]}

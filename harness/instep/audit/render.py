@@ -19,6 +19,7 @@ from ..report.terminal import VERDICTS
 from ..report.terminal_tables import say
 from ..verdict import Comparison, Exit
 from .audit import Audit
+from .round_of_finding import round_of
 from .token_origins import Text
 from .tokens import AtToken
 
@@ -124,7 +125,8 @@ def of(audit: Audit) -> Result:
         "texts": [_text(one) for one in audit.texts],
         "judged": {"events": [audit.events.start, audit.events.stop - 1], "one_step": audit.one_step,
                    "stopped": audit.stopped, "states": ONE_STEP if audit.one_step else FROM_START},
-        "names": dict(recorded.names), "remarks": [] if audit.replay is None else list(audit.replay.remarks),
+        "round": _round(audit), "names": dict(recorded.names),
+        "remarks": [] if audit.replay is None else list(audit.replay.remarks),
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
     }  # fmt: skip
     found["findings_in_all"] = len(found["findings"])
@@ -134,6 +136,13 @@ def of(audit: Audit) -> Result:
         found |= outcome_data.of([audit.replay]).found
         found["not_compared"] = [asdict(skip) for skip in (*audit.verdict.skipped, *audit.replay.verdict.skipped)]
     return Result(audit.exit, "cpu", found)
+
+
+def _round(audit: Audit) -> dict[str, Any] | None:
+    """The round of the first finding; None: there is no finding at an event."""
+    replayed = () if audit.replay is None else audit.replay.verdict.findings
+    found = [one for one in (*audit.verdict.findings, *replayed) if one.kind in ("commit", "forward")]
+    return round_of(audit.recorded, sorted(found, key=Comparison.order)) if found and audit.trace.events else None
 
 
 def _steps(audit: Audit) -> str:

@@ -1,14 +1,14 @@
-"""The round of a finding, from the recording: its batch rows, and what changed just before it.
-
-Leaves out: slots, which the writer records with the states (`write.py`).
-"""
+"""The round of a finding, from the recording: its batch rows, and what changed just before it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from instep_reference.contract import engine as e
 
+from ..report.divergence_message import DIFFERS
 from ..verdict import Comparison
 from .recording import Recorded
 
@@ -26,6 +26,58 @@ def remark(recorded: Recorded, findings: Sequence[Comparison]) -> str:
     if rows:
         said.append(f"batch row{'s' * (len(rows) > 1)} {_joined(map(str, rows))} of {size}, counted from 0")
     return "; ".join(filter(None, said))
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One row of the batch of a finding's event, as far as it was recorded.
+
+    slot     the engine's number of the request's slot
+    before   nodes of the request's window in the round before;  window: in this one, or tokens of a prompt
+    accepted drafts, and the bonus
+    wrong    what its memory or its rows are instead; empty: no finding
+    """
+
+    row: int
+    request: str
+    slot: int | None
+    before: int | None
+    window: int | None
+    accepted: int | None
+    wrong: str
+
+
+def round_of(recorded: Recorded, findings: Sequence[Comparison]) -> dict[str, Any]:
+    """The round of the first finding as data: all its rows, the event, and what changed just before it."""
+    index, wrong = findings[0].event, dict[str, str]()
+    named = [found for found in findings if found.event == index and found.request is not None]
+    for found in sorted(named, key=lambda one: one.explained is None):  # what was identified goes first
+        wrong.setdefault(found.request or "", found.diagnosis or DIFFERS)
+    event, (size, places) = recorded.events[index], batch_of(recorded, index)
+    rows = []
+    for name, row in sorted(places.items(), key=lambda one: one[1]):
+        placed = recorded.batch(index, name)
+        windows = _windows(recorded.events[: index + 1], name)
+        accepted = None
+        if isinstance(event, e.Commit) and event.accepted is not None:
+            accepted = len(event.accepted[event.requests.index(name)].nodes) + 1
+        rows.append(asdict(BatchRow(
+            row, name, None if placed is None else placed.slots.get(name), windows[-2] if windows[1:] else None,
+            windows[-1] if windows else None, accepted, wrong.get(name, ""),
+        )))  # fmt: skip
+    kind = "commit" if isinstance(event, e.Commit) else "forward"
+    return {"event": index, "kind": kind, "changed": changed(recorded.events, index), "size": size, "rows": rows}
+
+
+def _windows(events: Sequence[e.AnyEvent], name: str) -> list[int]:
+    """Of each draft or other forward of a request: the nodes of its window, or its tokens."""
+    found = list[int]()
+    for event in events:
+        if isinstance(event, e.Draft) and name in event.requests and event.picks:
+            found.append(len(event.picks[event.requests.index(name)]) + 1)
+        elif isinstance(event, e.Forward):
+            found += [row.tokens or 1 for row in event.rows if row.request == name and row.kind != "verify"]
+    return found
 
 
 def batch_of(recorded: Recorded, index: int) -> tuple[int, Mapping[str, int]]:

@@ -123,8 +123,8 @@ def listed(outcome: Outcome, rows: Mapping[heat_map.Row, int]) -> list[dict[str,
         new &= about not in drawn
         drawn.add(about)
         listed.append({
-            "event": found.event, "row": rows[heat_map.Row.of(found.place)], "where": where(found),
-            "says": found.diagnosis or DIFFERS, "measured": numbers(found),
+            "event": found.event, "request": found.request, "row": rows[heat_map.Row.of(found.place)],
+            "where": where(found), "says": found.diagnosis or DIFFERS, "measured": numbers(found),
             "command": command(outcome, found) if outcome.again else "",
             "maps": maps_of(outcome.last, found) if new else None,
         })

@@ -1,6 +1,6 @@
 """The timeline, from the trace alone: the slot of every request, the effect of each event on it, and the step count.
 
-    stays   [request, slot, from, to]   from the event of its admission or resume; slot -1: preempted
+    stays   [request, slot, from, to]   from the event of its admission or resume; slot -1: preempted, -2: unknown
     marks   [event, request, what, number, of, tree]  number and of: prompt tokens read of all, nodes of a window,
             accepted drafts of those verified; tree: a number in `trees`, -1 for a chain
     trees   [parents, accepted nodes]   of a window that branches; no nodes before its commit
@@ -24,7 +24,7 @@ from ...trace.request_table import RequestTable, Standing
 from ...watch.event_context import branching
 from .heat_map import HEAD, Row
 
-NOBODY = -1
+NOBODY, UNKNOWN = -1, -2
 
 
 @dataclass

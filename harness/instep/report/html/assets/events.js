@@ -32,9 +32,14 @@ drawn("charts", (charts) => {
     });
     run.missing = new Set(run.not_judged);
     run.found = new Map();
+    run.wrong = new Map();     // event and request -> its first finding
+    run.first = new Map();     // request -> the event of its first finding
     run.findings.forEach((one) => {
       const key = one.event * rows + one.row;
       run.found.set(key, [...(run.found.get(key) ?? []), one]);
+      const request = data.requests.indexOf(one.request), mark = `${one.event} ${request}`;
+      if (request >= 0 && !run.wrong.has(mark)) run.wrong.set(mark, one.says);
+      if (request >= 0) run.first.set(request, Math.min(one.event, run.first.get(request) ?? one.event));
     });
     return run;
   }
@@ -96,7 +101,7 @@ drawn("charts", (charts) => {
     const lane = data.lanes[request], high = api.size([0, 1])[1];
     const shape = box(params, api, begin, end, lane, high - 4, 0);
     if (!shape) return null;
-    const away = slot < 0, label = `${data.requests[request]}  ${away ? "preempted" : `slot ${slot}`}`;
+    const away = slot === -1, label = [data.requests[request], away ? "preempted" : slot < -1 ? "" : `slot ${slot}`].filter(Boolean).join("  ");
     return { type: "group", children: [
       { type: "rect", shape: { ...shape, r: 3 }, style: away ? { fill: "none", stroke: color("hatch"), lineDash: [4, 4] } : { fill: color("stay") } },
       { type: "text", silent: true, style: { text: label, x: shape.x + 4, y: shape.y + 2, fill: color("ink"), font: "12px sans-serif",
@@ -126,7 +131,29 @@ drawn("charts", (charts) => {
     if (wide > 9 + 6 * text.length) children.push({ type: "text", silent: true, style: { text, x: shape.x + shape.width / 2, y: shape.y + shape.height / 2,
       align: "center", verticalAlign: "middle", font: "12px sans-serif",
       ...(share < 1 ? { fill: color("ink"), stroke: color("stay"), lineWidth: 2 } : { fill: color("on") }) } });
+    const wrong = wrongIn(begin, end, request);
+    if (wrong !== undefined) {
+      children.push({ type: "rect", silent: true, shape, style: { fill: "none", stroke: color("bad"), lineWidth: 3 } });
+      if (run().first.get(request) === wrong) {  // in words, into the free part of the lane above the block
+        const { x, width } = params.coordSys, late = shape.x > x + width / 2, at = late ? shape.x + shape.width : shape.x;
+        children.push({ type: "text", silent: true, style: { text: run().wrong.get(`${wrong} ${request}`), x: at, y: shape.y - 15, align: late ? "right" : "left", fill: color("bad"),
+          font: "bold 12px sans-serif", width: (late ? at - x : x + width - at) - 24, overflow: "truncate", ellipsis: "…" } });
+      }
+    }
     return { type: "group", children };
+  }
+  function wrongIn(begin, end, request) {
+    for (let event = begin; event <= end; event++) if (run().wrong.has(`${event} ${request}`)) return event;
+    return undefined;
+  }
+  /** A line through all lanes where the step count changes, and the old and the new count. */
+  function turn(params, api) {
+    const [event, before, count] = [0, 1, 2].map((index) => api.value(index)), { x, y, width, height } = params.coordSys, [at] = api.coord([event, 0]);
+    if (at < x || at > x + width) return null;
+    return { type: "group", silent: true, children: [
+      { type: "line", shape: { x1: at, y1: y - (params.seriesId === "switches" ? 0 : 14), x2: at, y2: y + height }, style: { stroke: color("mark"), lineWidth: 1, lineDash: [3, 3] } },
+      ...(params.seriesId === "switched" ? [{ type: "text", style: { text: `${before} → ${count}`, x: at + (at > x + width - 50 ? -4 : 4), y: y + 15, align: at > x + width - 50 ? "right" : "left", fill: color("ink"), backgroundColor: color("ground"), font: "bold 12px sans-serif" } }] : []),
+    ] };
   }
 
   function option(size) {
@@ -138,6 +165,8 @@ drawn("charts", (charts) => {
     const said = { color: quiet, fontSize: 12, formatter: (event) => (Number.isInteger(event) && event >= 0 && event < total ? `${event}` : "") };
     const fixed = { animation: false, clip: true, encode: { x: [0, 1], y: 2 } };
     const most = Math.max(...data.steps.map(([, count]) => count), 1);
+    const turned = data.steps.map(([event, count], index) => [event, data.steps[index - 1]?.[1], count]).filter(([, before, count]) => before !== undefined && before !== count);
+    const through = { animation: false, type: "custom", data: turned, encode: { x: 0 }, clip: false, renderItem: turn, silent: true, z: 4 };
     return {
       animation: false, backgroundColor: "transparent", textStyle: { color: ink, fontFamily: "sans-serif" },
       grid: [{ ...grid, top: tops[0], height: size.heat }, { ...grid, top: tops[1], height: size.lanes }, { ...grid, top: tops[2], height: 44 }],
@@ -167,6 +196,7 @@ drawn("charts", (charts) => {
         { ...fixed, id: "chosen", type: "custom", z: 6, silent: true, renderItem: outlined(null, "ink", 3) },
         { ...fixed, id: "stays", type: "custom", xAxisIndex: 1, yAxisIndex: 1, data: data.stays.map((stay) => [stay[2], stay[3], data.lanes[stay[0]]]), renderItem: stays },
         { ...fixed, id: "marks", type: "custom", xAxisIndex: 1, yAxisIndex: 1, z: 3, renderItem: mark },
+        { ...through, id: "switches", xAxisIndex: 1, yAxisIndex: 1 }, { ...through, id: "switched", xAxisIndex: 2, yAxisIndex: 2 },
         { id: "steps", type: "line", xAxisIndex: 2, yAxisIndex: 2, step: "end", symbol: "none", silent: true, lineStyle: { color: color("mark"), width: 2 },
           data: [...data.steps.map(([event, count], index) => [index ? event : -0.5, count]), [total - 0.5, data.steps.at(-1)[1]]] },
       ],
@@ -201,7 +231,7 @@ drawn("charts", (charts) => {
       { id: "marks", data: state.marks.map(([begin, end, [, request]]) => [begin, end, data.lanes[request]]) },
     ] });
     Object.assign(root.dataset, { cells: cells.length, exact: exact.length, missing: missing.length, findings: found.length, marks: state.marks.length,
-      events: `${state.from}-${state.to}`, run: run().name });
+      events: `${state.from}-${state.to}`, run: run().name, wrong: run().wrong.size });
   }
 
   // ---- the details of a cell or an event
@@ -218,6 +248,8 @@ drawn("charts", (charts) => {
     if (seriesId === "marks") {
       const [begin, end, one] = state.marks[dataIndex];
       lines.push(begin === end ? `event ${begin} ${kindOf(begin)}` : `events ${begin} to ${end}, among them ${one[0]}`, told(one));
+      const wrong = wrongIn(begin, end, one[1]);
+      if (wrong !== undefined) lines.push(run().wrong.get(`${wrong} ${one[1]}`));
     } else if (["cells", "exact", "missing", "found"].includes(seriesId)) {
       const rows = run().rows.length, event = Math.floor(value[4] / rows), used = run().used[value[4]];
       lines.push(`event ${event} ${kindOf(event)}, ${run().rows[value[4] % rows]}` + (value[0] < value[1] ? ` (most of events ${value[0]} to ${value[1]})` : ""));
