@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from dataclasses import replace
@@ -10,14 +11,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from instep.attach import Options
-from instep.attach.releases import nearest
-from instep.attach.sglang import SglangRecorder, register
-from instep.attach.sglang_names import RELEASES
 from instep.campaign.shapes import shape
 from instep_reference.contract.config import ModelConfig
 from peers.live import cost
-from peers.live.cost import NotRight, Repetition, Switch, checked
+from peers.live.cost import NotRight, Repetition, checked
 from support import fake_sglang
 from support.fake_sglang import Served
 from support.recorded import TINY
@@ -31,13 +28,17 @@ def model() -> fake_sglang.Model:
 
 
 @pytest.fixture
-def served(model, tmp_path):
+def served(model, tmp_path, monkeypatch):
     """A function that serves two requests with a variant in one process: label -> what was served."""
+    monkeypatch.setenv(cost.FOLDER, str(tmp_path))
     with fake_sglang.imported(fake_sglang.write(tmp_path, RELEASE)), torch.inference_mode():
         __import__("sglang.srt.managers.scheduler")
-        recorder = SglangRecorder(Options("unused"), RELEASE, *nearest(RELEASE, RELEASES))
-        switch = Switch(recorder, tmp_path)
-        register(recorder)
+        registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+        cost.load()
+        own = {target: hook for target, hook in registry.hooks if target in (cost.REQUEST, cost.SAMPLE)}
+        assert own[cost.SAMPLE] is cost.accept_drafts and len(registry.hooks) == 7
+        switch = own[cost.REQUEST].__self__
+        registry.hooks = [one for one in registry.hooks if one[0] not in own]  # the engine lacks them
         engine = Served(model, RELEASE, TINY, overlap=True)
 
         def serve(label: str, rounds: int = 4) -> Repetition:
