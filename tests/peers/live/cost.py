@@ -335,6 +335,7 @@ def measure(files: Path, out: Path, options: argparse.Namespace) -> int:
         "repetitions": options.repetitions, "windows": max(count for _, count in found[0].answers.values()),
         "engine_seconds": round(up), "variants": variants,
     }, options.commit).write(out)  # fmt: skip
+    print(f"in {PAGE}:\n{table(json.loads(out.read_text()))}")
     return int(bool(slow))
 
 
