@@ -58,6 +58,11 @@ class Campaign:
         """The duration of the present share until now."""
         return time.monotonic() - self._begun
 
+    def events(self, until: int | None, last: int) -> Callable[[int, object], None]:
+        """The progress of the present trial by event, up to the last one or `until`."""
+        total = 1 + (last if until is None else min(until, last))
+        return lambda index, event: self.advance(self.name, index + 1, total)
+
     def shares(self, groups: Sequence[T]) -> Iterator[T]:
         """The groups in order. Each gets an equal share of the time that is left when it begins."""
         for number, group in enumerate(groups):

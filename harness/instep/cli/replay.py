@@ -5,7 +5,6 @@ Leaves out: the replay (`instep.run`) and the messages (`instep.report`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +17,8 @@ from .subject_options import Given, takes_setting
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checks import Check
-    from ..run.replay import Outcome, Replay
-    from ..run.run_variants import Variant
     from ..trace.file import Trace
     from ..trace.header import Part
-    from ..verdict import Tier
 
 
 @takes_setting(
@@ -58,13 +53,15 @@ def replay(
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
     from ..bundled import trace as own_trace
+    from ..diagnose import diagnose
     from ..report import outcome_data, terminal
     from ..report.terminal_tables import say
-    from ..run.replay import Replay, must_reach
+    from ..run.replay import Outcome, Replay, must_reach
     from ..run.run_variants import Variant, patch_of, swaps_of
     from ..trace.file import read
     from ..verdict import tiers_of
     from ..watch.event_digests import EventDigests
+    from .progress import campaign
 
     if save_tensors is not None:
         folder_for(save_tensors, "--save-tensors")
@@ -76,18 +73,18 @@ def replay(
     loaded = read(asked)
     must_reach(until, loaded)
     runs = _planned(loaded, given, until)
-    trails = [EventDigests() for _ in runs]
-    outcomes = [
-        _run(
-            loaded, Replay(
-                loaded, given.setting(ops=run.ops, strategy=run.strategy, conv=run.conv), checkpoint=checkpoint
-            ), run.until, layer, judged, variant, ladder, () if trail is None else (kept,),
-        )
-        for run, kept in zip(runs, trails, strict=True)
-    ]
+    outcomes, lines = list[Outcome](), list[str]()
+    with campaign("replay") as run:
+        for part in run.trials(runs, lambda part: f"{loaded.header.name} [{part.ops}]"):
+            setting = given.setting(ops=part.ops, strategy=part.strategy, conv=part.conv)
+            kept, last = EventDigests(), len(loaded.events) - 1
+            outcomes.append(diagnose(
+                Replay(loaded, setting, checkpoint=checkpoint), until=part.until, layers=layer, variant=variant,
+                progress=run.events(part.until, last), also=[kept] * (trail is not None), tiers=judged, ladder=ladder,
+                before_ladder=lambda: run.advance(f"{loaded.header.name}: where it was made", 0, None),
+            ))  # fmt: skip
+            lines += [f"{setting.name} {line}\n" for line in kept.lines]
     if trail is not None:
-        names = [outcome.plan.setting.name for outcome in outcomes]
-        lines = [f"{name} {line}\n" for name, kept in zip(names, trails, strict=True) for line in kept.lines]
         write_atomically({trail: "".join(lines).encode()})
     if html is not None:
         from ..report.html.replay import page_of
@@ -103,7 +100,8 @@ def replay(
             say(console, warning, style="yellow")
         terminal.show(outcomes, console)
 
-    finish(outcome_data.of(outcomes, commit), json, report, sarif=sarif, annotate=annotate, trace=loaded.path)
+    finish(outcome_data.of(outcomes, commit), json, report, interrupted=run.interrupted, sarif=sarif,
+           annotate=annotate, trace=loaded.path)  # fmt: skip
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
@@ -121,20 +119,3 @@ def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
         with_fields(part, until=min((n for n in (part.until, until) if n is not None), default=None))
         for part in trace.header.replay
     ]
-
-
-def _run(
-    trace: Trace, replay: Replay, until: int | None, layers: list[int] | None, tiers: Collection[Tier],
-    variant: Variant, ladder: bool, also: Sequence[Check],
-) -> Outcome:
-    from ..diagnose import diagnose
-    from .progress import progress
-
-    total = len(trace.events) if until is None else min(until + 1, len(trace.events))
-    name = f"{trace.header.name} [{replay.plan.setting.name}]"
-    with progress(name) as advance:
-        return diagnose(
-            replay, until=until, layers=layers, progress=lambda index, event: advance(name, index + 1, total),
-            variant=variant, also=also, tiers=tiers, ladder=ladder,
-            before_ladder=lambda: advance(f"{trace.header.name}: where it was made", 0, None),
-        )

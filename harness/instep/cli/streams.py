@@ -53,13 +53,10 @@ def streams(
         (given.setting(ops=served, strategy=how), one) for served in given.several("ops", "plain")
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
-    total, outcomes = len(loaded.events) if until is None else until + 1, list[Outcome]()
+    last, outcomes = len(loaded.events) - 1, list[Outcome]()
     with campaign("streams") as run:
         for setting, one in run.trials(runs, lambda each: f"{each[1]} level [{each[0].name}, {each[0].strategy}], run "
                                                           f"{run.ended + 1} of {len(runs)}"):
-            outcomes.append(streamed(
-                loaded, setting, one, until=until, layers=layer,
-                progress=lambda index, event: run.advance(run.name, index + 1, total),
-            ))  # fmt: skip
+            outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=run.events(until, last)))
     finish(outcome_data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
            interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace)

@@ -8,8 +8,9 @@ any run. Leaves out: T2 of other places, T3, T4.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -28,9 +29,13 @@ from ..checks.unchanged_bytes import Bytes
 from ..oracle.state_oracle import StateOracle
 from ..setting import Setting
 from ..subject.declared_rounding import declared
+from ..trace.event_scheduler import drive
 from ..trace.file import Trace
+from ..trace.header import Part
+from ..trace.policy import Policy
 from .build_compared_engines import Participants, Plan, build_from_ops, join_sides
 from .compared_engine import Participant
+from .engine_without_comparison import header_of
 from .lockstep import Lockstep, Progress, run
 from .replay import Outcome, of_kernels, served
 from .trace_history import History
@@ -46,6 +51,22 @@ def ledger(
     """The orchestration of a model without its arithmetic, which makes legal choices in microseconds."""
     return LedgerEngine(
         shadow(config), num_steps=num_steps, adaptive=adaptive, controlled=controlled, lag=lag, mode=mode, room=room)
+
+
+def forced_trace(
+    policy: Policy, checkpoint: Checkpoint, lengths: Mapping[str, int], seed: int, *,
+    replay: tuple[Part, ...] | None = None,
+) -> Trace:
+    """A trace of a policy that forces every choice. Prompts of these lengths are random; tokens are the ledger's."""
+    header, _ = header_of(policy, checkpoint, replay=replay)
+    generator = torch.Generator().manual_seed(seed)
+    prompts = {
+        name: tuple(torch.randint(1, checkpoint.config.vocab, (length,), generator=generator).tolist())
+        for name, length in lengths.items()
+    }
+    steps = header.steps(policy.name)
+    events = tuple(step.event for step in drive(policy, prompts, header, ledger(checkpoint.config, **steps)))
+    return Trace(Path(f"{policy.name}.jsonl"), header, events, {}, "")
 
 
 def shadow(config: ModelConfig) -> ModelConfig:

@@ -6,18 +6,14 @@ A scene depends only on its number; no file is read. Leaves out: running it (`al
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import torch
 from msgspec import structs
 
 from instep.campaign.shapes import shape
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.run.build_compared_engines import Plan
-from instep.run.engine_without_comparison import header_of
-from instep.run.large_model import ledger
+from instep.run.large_model import forced_trace
 from instep.setting import Setting
-from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, Steps
@@ -70,15 +66,8 @@ def scene(number: int) -> Scene:
     if trees(number):  # a tree has as many steps in every round
         room = structs.replace(ROOM, num_draft_tokens=NODES)
         policy = structs.replace(policy, capacity=room, num_steps=WINDOW - 1, adaptive=None, steps=(), trees=TREES)
-    header, _ = header_of(policy, checkpoint)
-    generator = torch.Generator().manual_seed(number)
-    prompts = {
-        f"p{request}": tuple(torch.randint(1, VOCAB, (length,), generator=generator).tolist())
-        for request, length in enumerate(PROMPTS)
-    }
-    chooser = ledger(checkpoint.config, num_steps=policy.num_steps, adaptive=header.adaptive_file(name))
-    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
-    return Scene(name, checkpoint, Trace(Path(f"{name}.jsonl"), header, events, {}, ""))
+    lengths = {f"p{request}": length for request, length in enumerate(PROMPTS)}
+    return Scene(name, checkpoint, forced_trace(policy, checkpoint, lengths, number))
 
 
 def trees(number: int) -> bool:

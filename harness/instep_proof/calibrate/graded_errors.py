@@ -78,12 +78,12 @@ class Limit:
     found    tier -> the smallest size from which on every run finds it, None if there is none
     """
 
-    error: str
+    place: str
     storage: str
     correct: float
     found: Mapping[str, float | None]
     runs: int
-    tried: int
+    sizes: int
 
 
 def judged_as(one: Comparison) -> str:

@@ -7,7 +7,7 @@ Leaves out: running (`allowance_use.py`, `graded_errors.py`), and showing them (
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from instep.verdict import Comparison, Exit, Verdict
 
@@ -17,6 +17,7 @@ from .graded_errors import Limit, judged_as
 # No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
 # that of a Poisson count, from tables.
 POISSON_95 = (3.0, 4.74, 6.30, 7.75, 9.15)
+COUNTS = ("comparisons", "blocks", "elements", "alarms", "undecided")
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,14 @@ class Rate:
     worst: float = 0.0
     by: str = ""
 
+    def plus(self, other: Rate) -> Rate:
+        larger = not other.worst <= self.worst
+        counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
+        return replace(self, **counts, worst=(other if larger else self).worst, by=(other if larger else self).by)
+
     def with_one(self, one: Comparison, form: str) -> Rate:
-        larger = not one.used <= self.worst
-        return replace(
-            self, comparisons=self.comparisons + 1, blocks=self.blocks + one.blocks,
-            elements=self.elements + one.elements, alarms=self.alarms + (not one.agrees),
-            undecided=self.undecided + one.undecided, worst=one.used if larger else self.worst,
-            by=form if larger else self.by,
-        )  # fmt: skip
+        return self.plus(Rate(self.tier, self.storage, 1, one.blocks, one.elements, int(not one.agrees), one.undecided,
+                              one.used, form))  # fmt: skip
 
     @property
     def bound(self) -> float:
@@ -90,13 +91,13 @@ class Calibration:
     def as_data(self) -> dict[str, object]:
         return {
             "device": self.device, "variants": len(self.ran), "pairs": self.pairs, "seconds": self.seconds,
-            "false_alarms": [_rate(rate) for rate in self.table()],
+            "false_alarms": [{**asdict(rate), "rate_under": rate.bound} for rate in self.table()],
             "alarms": [
                 {**described(variant), "event": one.event, "place": str(one.place), "check": one.check,
                  "tier": one.tier.value, "diagnosis": one.diagnosis}
                 for variant, one in self.alarms
             ],
-            "limits": [_limit(limit) for limit in self.limits], "ran": self.ran,
+            "limits": [asdict(limit) for limit in self.limits], "ran": self.ran,
         }  # fmt: skip
 
 
@@ -104,26 +105,6 @@ def by_tier(rates: Iterable[Rate]) -> list[Rate]:
     """The same over all storages."""
     found: dict[str, Rate] = {}
     for rate in rates:
-        before = found.get(rate.tier, Rate(rate.tier, "all"))
-        larger = not rate.worst <= before.worst
-        found[rate.tier] = Rate(
-            rate.tier, "all", before.comparisons + rate.comparisons, before.blocks + rate.blocks,
-            before.elements + rate.elements, before.alarms + rate.alarms, before.undecided + rate.undecided,
-            rate.worst if larger else before.worst, f"{rate.by}, {rate.storage}" if larger else before.by,
-        )
+        own = replace(rate, by=f"{rate.by}, {rate.storage}")
+        found[rate.tier] = found.get(rate.tier, Rate(rate.tier, "all")).plus(own)
     return list(found.values())
-
-
-def _rate(rate: Rate) -> dict[str, object]:
-    return {
-        "tier": rate.tier, "storage": rate.storage, "comparisons": rate.comparisons, "blocks": rate.blocks,
-        "elements": rate.elements, "alarms": rate.alarms, "rate_under": rate.bound, "undecided": rate.undecided,
-        "worst": rate.worst, "by": rate.by,
-    }  # fmt: skip
-
-
-def _limit(limit: Limit) -> dict[str, object]:
-    return {
-        "place": limit.error, "storage": limit.storage, "correct": limit.correct, "runs": limit.runs,
-        "sizes": limit.tried, "found": dict(limit.found),
-    }

@@ -95,5 +95,5 @@ def _limits(result: Calibration) -> Table:
     })
     for limit in result.limits:
         sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
-        made.add_row(limit.error, limit.storage, f"{limit.correct:.1e}", *sizes)
+        made.add_row(limit.place, limit.storage, f"{limit.correct:.1e}", *sizes)
     return made

@@ -60,7 +60,6 @@ def faults(
     from ..faults.campaign import campaign as plant
     from ..faults.catalogue import TRACES
     from ..faults.compare_with_control import Judged, Result
-    from ..faults.fault_check_matrix import Matrix
     from ..faults.matrix_svg import picture_of
     from ..faults.rerecord import retraced
     from ..faults.run_in_forks import warm
@@ -98,9 +97,10 @@ def faults(
         traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
         for one in plant(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
             judged.append(one)  # one by one: the file is written in between
+    told = render.of(result(), commit)
     if picture is not None:
-        write_atomically({picture: picture_of(Matrix.of(result())).encode()})
-    finish(render.of(result(), commit), json, lambda console: render.show(result(), console), html=html,
+        write_atomically({picture: picture_of(told.data()).encode()})
+    finish(told, json, lambda console: render.show(result(), console), html=html,
            interrupted=run.interrupted)  # fmt: skip
 
 

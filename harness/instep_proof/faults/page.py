@@ -13,10 +13,10 @@ from instep.report.html.page_parts import Data, matrix
 from instep.verdict import Exit
 
 from .compare_with_control import TIERS
-from .matrix_svg import SIGNS
 from .render import said
 
 JUDGED = ("found", "located", "named")
+SIGNS = {"check": "✓", "bank": "b", "hypothesis": "h"}  # who names a fault
 SAYS = {
     "meant": "sees it, as it should", "also": "sees it, too", "silent": "compared, saw nothing",
     "yes ✓": "yes; named by the check", "yes b": "named by the bank", "yes h": "named by a hypothesis", "yes": "yes",
@@ -25,27 +25,38 @@ SAYS = {
 
 
 def page(found: Data) -> Page:
-    every = found["results"]
-    families = list(dict.fromkeys(_family(one) for one in every))
+    every, families = found["results"], by_family(found)
     return Page(
         "Planted faults", Exit(found["exit"]), [said(found)],
         "Every fault is an edit of the source, after a bug of a real engine. Its control is the same run without it.",
         found["failures"], [_counts(every, families)], {
-            "plots": [_plot(family, [one for one in every if _family(one) == family]) for family in families],
+            "plots": [_plot(family, mine) for family, mine in families.items()],
             "says": SAYS, "legend": [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items()
                                      if kind != "yes"],
         }, [_table(every)], word={Exit.DIVERGED: "FAILED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
 
 
+def by_family(found: Data) -> dict[str, list[Data]]:
+    families: dict[str, list[Data]] = {}
+    for one in found["results"]:
+        families.setdefault(_family(one), []).append(one)
+    return families
+
+
+def checks_of(rows: list[Data]) -> dict[str, str]:
+    """Each check that looked at one of these faults, and its tier, in the order of tiers."""
+    tiers = {check: tier for one in rows for check, tier in {**one.get("looked", {}), **one["seen"]}.items()}
+    return dict(sorted(tiers.items(), key=lambda each: (TIERS.index(each[1]), each)))
+
+
 def _family(one: Data) -> str:
     return one.get("family") or "not in the catalogue"
 
 
-def _counts(every: list[Data], families: list[str]) -> Listing:
+def _counts(every: list[Data], families: dict[str, list[Data]]) -> Listing:
     rows = []
-    for family in (*families, "all"):
-        mine = [one for one in every if family in ("all", _family(one))]
+    for family, mine in (*families.items(), ("all", every)):
         void = sum(bool(one["void"]) for one in mine)
         rows.append((family, *map(str, (len(mine), void, *(sum(bool(one[what]) for one in mine) for what in JUDGED)))))
     return Listing(("family", "faults", "void", *JUDGED), rows, "By family")
@@ -54,7 +65,7 @@ def _counts(every: list[Data], families: list[str]) -> Listing:
 def _table(every: list[Data]) -> Listing:
     heads = ("fault", "family", *JUDGED, "seen by", "where", "what it does, or why it is void")
     rows = [(
-        one["id"], _family(one), *(_word(one, what) for what in JUDGED), ", ".join(one["seen"]),
+        one["id"], _family(one), *(word(one, what) for what in JUDGED), ", ".join(one["seen"]),
         one["first"]["where"] if one["first"] else one.get("error") or "",
         f"void: {one['void']}" if one["void"] else one["what"],
     ) for one in every]
@@ -62,7 +73,7 @@ def _table(every: list[Data]) -> Listing:
     return Listing(heads, rows, "Every fault", bad, [_family(one) for one in every])
 
 
-def _word(one: Data, what: str) -> str:
+def word(one: Data, what: str) -> str:
     if one["void"]:
         return "void"
     if what == "named" and not one["expected"].get("says"):
@@ -71,13 +82,12 @@ def _word(one: Data, what: str) -> str:
 
 
 def _plot(family: str, mine: list[Data]) -> dict[str, Any]:
-    tiers = {check: tier for one in mine for check, tier in {**one.get("looked", {}), **one["seen"]}.items()}
-    checks = sorted(tiers, key=lambda check: (TIERS.index(tiers[check]), check))
+    checks = checks_of(mine)
     rows = [(one["id"], {
         "lines": [one["what"], f"void: {one['void']}" if one["void"] else "", _origin(one)], "message": one["message"],
     }) for one in mine]  # fmt: skip
-    cells = [(row, column, *cell) for row, one in enumerate(mine) for column, cell in _cells(one, checks)]
-    columns = [*JUDGED, *(f"{check} ({tiers[check]})" for check in checks)]
+    cells = [(row, column, *cell) for row, one in enumerate(mine) for column, cell in _cells(one, [*checks])]
+    columns = [*JUDGED, *(f"{check} ({tier})" for check, tier in checks.items())]
     return {**matrix(f"{family}: faults and checks", rows, columns, cells), "group": family}
 
 
@@ -87,12 +97,15 @@ def _origin(one: Data) -> str:
 
 def _cells(one: Data, checks: list[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
     for column, what in enumerate(JUDGED):
-        holds = _word(one, what)
+        holds = word(one, what)
         if holds != "-":
             kind = {"void": "void", "NO": "no"}.get(holds, "yes")
             yield column, (kind, SIGNS[holds]) if holds in SIGNS else (kind,)
-    for column, check in enumerate(checks, len(JUDGED)):
-        if check in one["seen"]:
-            yield column, ("meant" if check in one["expected"]["seen_by"] else "also",)
-        elif check in one.get("looked", ()):
-            yield column, ("silent",)
+    yield from ((len(JUDGED) + column, (kind,)) for column, check in enumerate(checks) if (kind := mark(one, check)))
+
+
+def mark(one: Data, check: str) -> str:
+    """The result of a check: "meant", "also" or "silent"; empty if it had nothing to compare."""
+    if check in one["seen"]:
+        return "meant" if check in one["expected"]["seen_by"] else "also"
+    return "silent" if check in one.get("looked", ()) else ""

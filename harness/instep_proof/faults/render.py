@@ -19,8 +19,8 @@ from instep.report.divergence_message import spelled
 from instep.report.result import Result as File
 from instep_reference.contract.place_names import Place
 
+from .catalogue import FAMILY_OF
 from .compare_with_control import HYPOTHESIS, Heard, Judged, Result
-from .fault_check_matrix import FAMILY_OF
 
 TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to this folder
 YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-", style="dim")

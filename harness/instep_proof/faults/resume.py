@@ -17,9 +17,9 @@ from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 
+from .catalogue import FAMILY_OF
 from .catalogue.fault import Fault
 from .compare_with_control import Heard, Judged, Result, Session
-from .fault_check_matrix import FAMILY_OF
 from .fault_runs import Arm
 
 FILE = "a file that `instep faults` wrote"

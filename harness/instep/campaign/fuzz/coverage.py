@@ -6,7 +6,7 @@ If a condition was never met, the campaign cannot have found the faults that nee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,9 +91,27 @@ class Coverage:
         return {name: self.met[name] for name in (*CONDITIONS, *further)}
 
 
+def _at(kind: Any, holds: Callable[[Turn, Any], bool] = lambda turn, event: True) -> Condition:
+    """An event of this kind for which the condition holds."""
+    return lambda turn: isinstance(turn.event, kind) and holds(turn, turn.event)
+
+
+def _of(kind: type[e.Event], *phases: Phase) -> Condition:
+    """An event of one request that is in one of the phases."""
+    return _at(kind, lambda turn, event: turn.before.live[event.request].phase in phases)
+
+
 def _rows(turn: Turn, *kinds: str) -> list[e.Row]:
     rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
     return [row for row in rows if row.kind in kinds]
+
+
+def _paths(turn: Turn) -> list[tuple[Standing, tuple[int, ...]]]:
+    """For a commit: each request before it, and the nodes of its window that were accepted."""
+    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
+        return []
+    paths = zip(turn.event.requests, turn.event.accepted, strict=True)
+    return [(turn.before.live[name], path.nodes) for name, path in paths]
 
 
 def _decode_beside_verify(turn: Turn) -> bool:
@@ -111,12 +129,7 @@ def _window_long(turn: Turn) -> bool:
 
 def _accepted(turn: Turn) -> list[tuple[int, int]]:
     """Drafts accepted and drafts offered, per request of a commit."""
-    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
-        return []
-    return [
-        (len(path.nodes), len(turn.before.live[name].window) - 1)
-        for name, path in zip(turn.event.requests, turn.event.accepted, strict=True)
-    ]
+    return [(len(nodes), len(standing.window) - 1) for standing, nodes in _paths(turn)]
 
 
 def _ragged(turn: Turn) -> bool:
@@ -137,39 +150,13 @@ def _out_of_order(turn: Turn) -> bool:
     return slots != sorted(slots)
 
 
-def _steps(holds: Callable[[int, int], bool]) -> Condition:
-    def condition(turn: Turn) -> bool:
-        return isinstance(turn.event, e.SetNumSteps) and holds(turn.before.num_steps, turn.event.num_steps)
-
-    return condition
-
-
-def _aborted(*phases: Phase) -> Condition:
-    def condition(turn: Turn) -> bool:
-        return isinstance(turn.event, e.Abort) and turn.before.live[turn.event.request].phase in phases
-
-    return condition
-
-
-def _elsewhere(turn: Turn) -> bool:
-    """Resumed in another slot than the one that was lost."""
-    if not isinstance(turn.event, e.Resume):
-        return False
-    name = turn.event.request
-    return turn.after.live[name].slot != turn.past.lost.get(name)
-
-
-def _reused(turn: Turn) -> bool:
-    return isinstance(turn.event, e.Admit) and turn.after.live[turn.event.request].slot in turn.past.owned
+def _elsewhere(turn: Turn, event: e.Resume) -> bool:
+    """In another slot than the one that was lost."""
+    return turn.after.live[event.request].slot != turn.past.lost.get(event.request)
 
 
 def _pages_out(table: RequestTable) -> bool:
     return sum(len(standing.pages) for standing in table.live.values()) == len(table.capacity.pages)
-
-
-def _caught_up(turn: Turn) -> bool:
-    """Drafted by a request that decoded while there were no steps."""
-    return isinstance(turn.event, e.Draft) and bool(turn.past.behind & {*turn.event.requests})
 
 
 def _every_share(turn: Turn) -> bool:
@@ -179,13 +166,7 @@ def _every_share(turn: Turn) -> bool:
 
 def _other_tokens(turn: Turn) -> bool:
     """Requests of one batch that accepted other tokens at the same node."""
-    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
-        return False
-    taken = [
-        tuple(turn.before.live[name].window[node] for node in path.nodes[:1])
-        for name, path in zip(turn.event.requests, turn.event.accepted, strict=True)
-    ]
-    return len({tokens for tokens in taken if tokens}) > 1
+    return len({standing.window[nodes[0]] for standing, nodes in _paths(turn) if nodes}) > 1
 
 
 def _away(least: int) -> Condition:
@@ -197,25 +178,11 @@ def _batch(turn: Turn) -> tuple[str, ...]:
     return named(turn.event) if isinstance(turn.event, e.Forward | e.Draft) else ()
 
 
-def _below_pending(turn: Turn) -> bool:
+def _below_pending(turn: Turn, event: e.SetNumSteps) -> bool:
     """A step count below what some request accepted last, and has not run on from."""
-    return isinstance(turn.event, e.SetNumSteps) and any(
-        count > turn.event.num_steps for name, count in turn.past.accepted.items() if name in turn.before.live
+    return any(
+        count > event.num_steps for name, count in turn.past.accepted.items() if name in turn.before.live
     )
-
-
-def _of(kind: type[e.Event], *phases: Phase) -> Condition:
-    """An event of one request that is in one of the phases."""
-
-    def condition(turn: Turn) -> bool:
-        event: Any = turn.event
-        return isinstance(turn.event, kind) and turn.before.live[event.request].phase in phases
-
-    return condition
-
-
-def _loaded(holds: Callable[[Turn, e.Load], bool]) -> Condition:
-    return lambda turn: isinstance(turn.event, e.Load) and holds(turn, turn.event)
 
 
 def _ends(turn: Turn) -> list[int]:
@@ -237,11 +204,11 @@ def _past_position(least: int) -> Condition:
 
 def _sizes(holds: Callable[[int, int, int], bool]) -> Condition:
     """The accepted counts of this commit and the two before it."""
-    return lambda turn: isinstance(turn.event, e.Commit) and holds(*turn.past.batch, len(turn.event.requests))
+    return _at(e.Commit, lambda turn, event: holds(*turn.past.batch, len(event.requests)))
 
 
 def _refused(holds: Callable[[Turn, e.AnyEvent], bool]) -> Condition:
-    return lambda turn: isinstance(turn.event, e.Refused) and holds(turn, turn.event.of)
+    return _at(e.Refused, lambda turn, event: holds(turn, event.of))
 
 
 def _no_page(turn: Turn, event: e.AnyEvent) -> bool:
@@ -262,10 +229,10 @@ def _in_part(turn: Turn, event: e.AnyEvent) -> bool:
 
 
 CONDITIONS: dict[str, Condition] = {
-    "several requests in one forward": lambda t: isinstance(t.event, e.Forward) and len(t.event.rows) > 1,
+    "several requests in one forward": _at(e.Forward, lambda t, event: len(event.rows) > 1),
     "a window that is drawn": lambda t: any(row.uniforms for row in _rows(t, "verify")),
     "drawn beside greedy": lambda t: {bool(row.uniforms) for row in _rows(t, "verify", "decode")} == {True, False},
-    "a sampled request resumed": lambda t: isinstance(t.event, e.Resume) and t.after.live[t.event.request].draws,
+    "a sampled request resumed": _at(e.Resume, lambda t, event: t.after.live[event.request].draws),
     "prefill beside verify": lambda t: bool(_rows(t, "prefill")) and bool(_rows(t, "verify")),
     "decode beside verify": _decode_beside_verify,
     "batch order is not slot order": _out_of_order,
@@ -278,22 +245,22 @@ CONDITIONS: dict[str, Condition] = {
     "accepted: none": _none,
     "accepted: all": _all,
     "a plain step after several accepted": lambda t: any(t.past.accepted.get(r.request) for r in _rows(t, "decode")),
-    "steps up": _steps(lambda old, new: 0 < old < new),
-    "steps down": _steps(lambda old, new: old > new > 0),
-    "steps to 0": _steps(lambda old, new: old > new == 0),
-    "steps back from 0": _steps(lambda old, new: old == 0 < new),
+    "steps up": _at(e.SetNumSteps, lambda t, event: 0 < t.before.num_steps < event.num_steps),
+    "steps down": _at(e.SetNumSteps, lambda t, event: t.before.num_steps > event.num_steps > 0),
+    "steps to 0": _at(e.SetNumSteps, lambda t, event: t.before.num_steps > event.num_steps == 0),
+    "steps back from 0": _at(e.SetNumSteps, lambda t, event: t.before.num_steps == 0 < event.num_steps),
     "a verify after a switch": lambda t: t.past.switched and bool(_rows(t, "verify")),
-    "drafts after plain steps at 0": _caught_up,
-    "preempted": lambda t: isinstance(t.event, e.Preempt),
-    "resumed in another slot": _elsewhere,
-    "saved": lambda t: isinstance(t.event, e.Save),
-    "loaded": lambda t: isinstance(t.event, e.Load),
-    "aborted in its prompt": _aborted(Phase.WAITING, Phase.PREFILLING),
-    "aborted after a draft": _aborted(Phase.DRAFTED),
-    "aborted after a verify": _aborted(Phase.VERIFIED),
-    "finished": lambda t: isinstance(t.event, e.Finish),
-    "idle": lambda t: isinstance(t.event, e.Idle),
-    "a slot used again": _reused,
+    "drafts after plain steps at 0": _at(e.Draft, lambda t, event: bool(t.past.behind & {*event.requests})),
+    "preempted": _at(e.Preempt),
+    "resumed in another slot": _at(e.Resume, _elsewhere),
+    "saved": _at(e.Save),
+    "loaded": _at(e.Load),
+    "aborted in its prompt": _of(e.Abort, Phase.WAITING, Phase.PREFILLING),
+    "aborted after a draft": _of(e.Abort, Phase.DRAFTED),
+    "aborted after a verify": _of(e.Abort, Phase.VERIFIED),
+    "finished": _at(e.Finish),
+    "idle": _at(e.Idle),
+    "a slot used again": _at(e.Admit, lambda t, event: t.after.live[event.request].slot in t.past.owned),
     "every slot taken": lambda t: t.after.free_slot() is None,
     "every page taken": lambda t: _pages_out(t.after),
     "slots in no order": lambda t: list(t.after.capacity.slots) != sorted(t.after.capacity.slots),
@@ -301,28 +268,29 @@ CONDITIONS: dict[str, Condition] = {
     "other tokens accepted in one batch": _other_tokens,
     "absent from a round, tokens pending": _away(1),
     "absent from several rounds, tokens pending": _away(2),
-    "steps below what is pending": _below_pending,
+    "steps below what is pending": _at(e.SetNumSteps, _below_pending),
     "a smaller batch": _sizes(lambda older, last, now: now < last),
     "a smaller batch, then a larger": _sizes(lambda older, last, now: last < min(older, now)),
     "saved in its prompt": _of(e.Save, Phase.PREFILLING),
     "saved behind a root": _of(e.Save, Phase.READY),
-    "loaded twice": _loaded(lambda t, event: t.past.loads[event.name] > 0),
-    "loaded into another slot": _loaded(lambda t, load: t.past.kept[load.name][0] != t.before.live[load.request].slot),
-    "loaded under another step count": _loaded(lambda t, event: t.past.kept[event.name][1] != t.before.num_steps),
+    "loaded twice": _at(e.Load, lambda t, event: t.past.loads[event.name] > 0),
+    "loaded into another slot": _at(
+        e.Load, lambda t, event: t.past.kept[event.name][0] != t.before.live[event.request].slot),
+    "loaded under another step count": _at(e.Load, lambda t, event: t.past.kept[event.name][1] != t.before.num_steps),
     "preempted before its prompt": _of(e.Preempt, Phase.WAITING),
     "preempted in its prompt": _of(e.Preempt, Phase.PREFILLING),
     "preempted behind a root": _of(e.Preempt, Phase.READY),
-    "preempted when no page is free": lambda t: isinstance(t.event, e.Preempt) and _pages_out(t.before),
-    "aborted before its prompt": _aborted(Phase.WAITING),
-    "aborted between rounds": _aborted(Phase.READY),
-    "aborted while preempted": _aborted(Phase.PREEMPTED),
-    "finished while rounds overlap": lambda t: isinstance(t.event, e.Finish) and t.overlap,
+    "preempted when no page is free": _at(e.Preempt, lambda t, event: _pages_out(t.before)),
+    "aborted before its prompt": _of(e.Abort, Phase.WAITING),
+    "aborted between rounds": _of(e.Abort, Phase.READY),
+    "aborted while preempted": _of(e.Abort, Phase.PREEMPTED),
+    "finished while rounds overlap": _at(e.Finish, lambda t, event: t.overlap),
     "a chunk that ends in a page": lambda t: any(_ends(t)),
     "a chunk that ends with a page": lambda t: 0 in _ends(t),
     "a window that begins a page": _begins_a_page,
     "a position past 512": _past_position(512),
     "a position past 4,096": _past_position(4096),
-    "refused: a name, a phase or a number": lambda t: isinstance(t.event, e.Refused),
+    "refused: a name, a phase or a number": _at(e.Refused),
     "refused: after a request that may be named": _refused(_in_part),
     "refused: no slot is free": _refused(lambda t, event: isinstance(event, e.Admit) and t.before.free_slot() is None),
     "refused: no page is free": _refused(_no_page),
@@ -335,8 +303,7 @@ CONDITIONS: dict[str, Condition] = {
 
 def _windows(turn: Turn) -> list[Standing]:
     """The windows that a forward verifies."""
-    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
-    return [turn.before.live[row.request] for row in rows if row.kind == "verify"]
+    return [turn.before.live[row.request] for row in _rows(turn, "verify")]
 
 
 def _branches(standing: Standing) -> bool:
@@ -352,30 +319,23 @@ def _beside_chain(turn: Turn) -> bool:
 
 
 def _beside_prompt(turn: Turn) -> bool:
-    prompts = isinstance(turn.event, e.Forward) and any(row.kind == "prefill" for row in turn.event.rows)
-    return prompts and any(map(_branches, _windows(turn)))
+    return bool(_rows(turn, "prefill")) and any(map(_branches, _windows(turn)))
 
 
 def _of_a_tree(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
     """For a commit: whether the condition holds for the accepted drafts and the number of nodes of some tree."""
-
-    def trees(turn: Turn) -> Iterator[tuple[tuple[int, ...], int]]:
-        if isinstance(turn.event, e.Commit) and turn.event.accepted is not None:
-            for name, path in zip(turn.event.requests, turn.event.accepted, strict=True):
-                if _branches(standing := turn.before.live[name]):
-                    yield path.nodes, len(standing.parents)
-
-    return lambda turn: any(holds(nodes, count) for nodes, count in trees(turn))
+    return lambda turn: any(
+        _branches(standing) and holds(nodes, len(standing.parents)) for standing, nodes in _paths(turn))
 
 
 def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
     """For a draft that grows trees: whether the condition holds for the event and the drafts of a grown tree."""
 
-    def drafted(turn: Turn) -> bool:
+    def drafted(turn: Turn, event: e.Draft) -> bool:
         drafts = turn.before.capacity.grown(turn.before.num_steps)
-        return isinstance(turn.event, e.Draft) and drafts > 0 and holds(turn.event, drafts)
+        return drafts > 0 and holds(event, drafts)
 
-    return drafted
+    return _at(e.Draft, drafted)
 
 
 TREES: dict[str, Condition] = {
@@ -406,11 +366,13 @@ def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Co
 
 
 def _hit(holds: Callable[[Turn, Standing], bool]) -> Condition:
-    def condition(turn: Turn) -> bool:
-        kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
-        return kept is not None and kept.prefix and holds(turn, kept)
+    """For a loaded prefix: whether the condition holds for it."""
 
-    return condition
+    def condition(turn: Turn, event: e.Load) -> bool:
+        kept = turn.after.saved[event.name]
+        return kept.prefix and holds(turn, kept)
+
+    return _at(e.Load, condition)
 
 
 def _at_prefix_end(turn: Turn, name: str, count: int) -> bool:
@@ -421,16 +383,14 @@ def _not_reached(turn: Turn) -> bool:
     return any(under not in turn.after.saved for under in tracks(turn.event).values())
 
 
-def _moved(
-    kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True
-) -> Condition:
+def _moved(kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True) -> Condition:
     """For an event that moves or evicts a prefix: whether the condition holds for the prefix before it."""
 
-    def condition(turn: Turn) -> bool:
-        kept = turn.before.saved[turn.event.name] if isinstance(turn.event, e.Offload | e.Fetch | e.Evict) else None
-        return kept is not None and isinstance(turn.event, kind) and kept.prefix and holds(turn, kept)
+    def condition(turn: Turn, event: Any) -> bool:
+        kept = turn.before.saved[event.name]
+        return kept.prefix and holds(turn, kept)
 
-    return condition
+    return _at(kind, condition)
 
 
 def _again(turn: Turn) -> bool:
@@ -471,13 +431,11 @@ PREFIXES: dict[str, Condition] = {
 
 def _guessing(turn: Turn) -> bool:
     """A chunk followed by so few prompt tokens that the last layers read past the end of the prompt."""
-    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
-    return any(row.kind == "prefill" and 0 < turn.before.live[row.request].unread - row.tokens < turn.heads
-               for row in rows)  # fmt: skip
+    return any(0 < turn.before.live[row.request].unread - row.tokens < turn.heads for row in _rows(turn, "prefill"))
 
 
-def _brought_back(turn: Turn) -> bool:
-    return isinstance(turn.event, e.Load | e.Resume) and turn.after.live[turn.event.request].root is not None
+def _brought_back(turn: Turn, event: e.Load | e.Resume) -> bool:
+    return turn.after.live[event.request].root is not None
 
 
 def _tracked_short(turn: Turn) -> bool:
@@ -486,25 +444,24 @@ def _tracked_short(turn: Turn) -> bool:
     return any(kept is not None and one.length > 0 and kept.length - one.length < turn.heads for one, kept in made)
 
 
-def _hit_short(turn: Turn) -> bool:
+def _hit_short(turn: Turn, kept: Standing) -> bool:
     """A prefix followed by so few prompt tokens that the last layers read past the end of the prompt."""
-    kept = turn.after.saved[turn.event.name] if isinstance(turn.event, e.Load) else None
-    return kept is not None and kept.prefix and turn.after.live[turn.event.request].unread < turn.heads  # type: ignore[union-attr]
+    assert isinstance(turn.event, e.Load)
+    return turn.after.live[turn.event.request].unread < turn.heads
 
 
 HANDED: Mapping[str, Condition] = {
     "handed in: accepted: ragged": _ragged,
     "handed in: a request without drafts next to windows": _decode_beside_verify,
-    "handed in: resumed or loaded after a root": _brought_back,
+    "handed in: resumed or loaded after a root": _at(e.Load | e.Resume, _brought_back),
 }
 SEVERAL: Mapping[str, Condition] = {
     "several MTP layers: accepted: ragged": _ragged,
-    "several MTP layers: fewer steps than layers": lambda t: isinstance(t.event, e.Draft) and (
-        t.before.num_steps < t.heads),
+    "several MTP layers: fewer steps than layers": _at(e.Draft, lambda t, event: t.before.num_steps < t.heads),
     "several MTP layers: a chunk that ends just before its prompt": _guessing,
-    "several MTP layers: resumed or loaded after a root": _brought_back,
+    "several MTP layers: resumed or loaded after a root": _at(e.Load | e.Resume, _brought_back),
     "several MTP layers: a prefix with rows of earlier events": _tracked_short,
-    "several MTP layers: a prefix loaded just before the end of a prompt": _hit_short,
+    "several MTP layers: a prefix loaded just before the end of a prompt": _hit(_hit_short),
 }
 
 

@@ -10,16 +10,12 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from instep_reference.contract.checkpoint import Checkpoint
 
 from ...diagnose import explain_outcome
-from ...run.engine_without_comparison import header_of
-from ...run.large_model import ledger, outcome
+from ...run.large_model import forced_trace, outcome
 from ...run.replay import Outcome, must_have, must_reach
 from ...setting import Setting
-from ...trace.event_scheduler import drive
 from ...trace.file import Trace
 from ...trace.header import Part, Room
 from ...trace.policy import Arrival, Policy, Steps
@@ -63,15 +59,8 @@ def course(
     """
     lengths = [PROMPT_TOKENS[number % len(PROMPT_TOKENS)] for number in range(requests)]
     policy = _policy(name, lengths, rounds)
-    header, _ = header_of(policy, checkpoint, replay=(Part(ops),))
-    generator = torch.Generator().manual_seed(policy.seed)
-    prompts = {
-        arrival.request: tuple(torch.randint(1, checkpoint.config.vocab, (length,), generator=generator).tolist())
-        for arrival, length in zip(policy.arrivals, lengths, strict=True)
-    }
-    chooser = ledger(checkpoint.config, num_steps=policy.num_steps, adaptive=header.adaptive_file(name))
-    events = tuple(step.event for step in drive(policy, prompts, header, chooser))
-    return Trace(Path(f"{name}.jsonl"), header, events, {}, "")
+    prompts = {f"r{number}": length for number, length in enumerate(lengths)}
+    return forced_trace(policy, checkpoint, prompts, policy.seed, replay=(Part(ops),))
 
 
 def _policy(name: str, lengths: list[int], rounds: int) -> Policy:

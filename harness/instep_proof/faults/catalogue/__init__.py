@@ -60,6 +60,7 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "experts": experts.FAULTS,
     "others": miscellaneous.FAULTS,
 }
+FAMILY_OF = {fault.id: family for family, faults in FAMILIES.items() for fault in faults}
 
 TRACES = fixtures() / "traces" / "faults"
 
