@@ -1,10 +1,11 @@
-"""The table of results of other people's kernels and engines, from `fixtures/results/peers.json`.
+"""The table of results of other people's kernels and engines, from the files in `fixtures/results`.
 
 Leaves out: running them (`tests/peers`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 HEAD = (
@@ -43,6 +44,40 @@ def controllers(result: dict[str, Any]) -> str:
                  f"{differ} of {row['runs']}", ", ".join(f"{name}: {count}" for name, count in wrong.items()))
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return "\n".join(lines)
+
+
+def live(result: dict[str, Any]) -> str:
+    """One line per configuration of `python -m peers.live.judge`, then what no audit that agrees covered."""
+    always = uncovered(result)
+    head = ("case", "SGLang", "configuration", "verdict", "finding", "numbers compared", "tokens decided",
+            "answers equal to plain decoding", "seconds on the GPU, of the audit", "also not covered")  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in result["rows"]:
+        answers, odd = row["answers"], "" if row["met"] else ", not as expected"
+        first = "" if answers["first"] is None else f", another one from token {answers['first']} on"
+        equal = f"{answers['equal']} of {answers['of']}{first}" if answers["of"] else ""
+        found = "; ".join([row["finding"], *row["remarks"]]) if row["finding"] else ""
+        also = [one for one in row["not_covered"] if one not in always] if row["verdict"] == "agree" else []
+        cells = (row["name"], row["version"], row["what"], f"{row['verdict']}{odd}", found, f"{row['elements']:,}",
+                 f"{row['decided']} of {row['tokens']}", equal,
+                 f"{row['engine_seconds']:.0f}, {row['audit_seconds']:.0f}", "; ".join(also))  # fmt: skip
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+    return "\n".join([*lines, "", "No audit of these covered:", "", *(f"- {one}" for one in always)])
+
+
+def uncovered(result: dict[str, Any]) -> list[str]:
+    """The parts of an engine that none of the audits that agree covered."""
+    rows = [row["not_covered"] for row in result["rows"] if row["verdict"] == "agree"]
+    return [one for one in rows[0] if all(one in row for row in rows)] if rows else []
+
+
+def live_in_short(result: dict[str, Any]) -> str:
+    """One sentence: releases, configurations and verdicts."""
+    rows = result["rows"]
+    releases, counts = sorted({row["version"] for row in rows}), Counter(row["verdict"] for row in rows)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return (f"Whole SGLang engines, {releases[0]} to {releases[-1]}, in {len(rows)} configurations: {said} "
+            "([live results](docs/live-results.md)).")  # fmt: skip
 
 
 def _cell(text: str) -> str:
