@@ -90,7 +90,7 @@ def of_bench() -> Result:
     work = {"work": {"products": 12.0, "norms": 8.0}, "launches": 3, "gap_us": 1.0}
     work = {name: value for name, value in right.items() if name != "of_floor"} | work
     rows.append({"kind": "rounds", "cell": {"batch": 1}, "floor_us": None, "arms": {"plain": work}, "absent": {}})
-    return Bench(asked, Rates(1e10, 2e10, 1e11), rows, {"rounds": 7}).result()
+    return Bench(asked, Rates(1e10, 2e10, 1e11), rows, wanted=[("rounds", {})]).result()
 
 
 def of_gate(*says: tuple[str, str, Say]) -> Result:

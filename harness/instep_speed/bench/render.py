@@ -16,7 +16,7 @@ from instep.report import terminal_tables
 from . import KINDS, kind
 from .bench_types import key
 from .profile import gap
-from .run import Bench, Row, Session, chosen
+from .run import Bench, Row, Session, chosen, matches
 
 LOUD = ("WRONG", "ABOVE")  # prefixes of notes that are printed in red
 DIGITS = 12  # of a digest
@@ -35,7 +35,7 @@ def show(found: Bench, console: Console) -> None:
         rows = [row for row in found.rows if row["kind"] == name]
         if rows:
             _table(name, rows, console)
-        for said in (_chosen(found, rows), _left(found, name, bool(rows))):
+        for said in (_chosen(found, rows), _left(found, name)):
             if said:
                 terminal_tables.say(console, f"{name}: {said}", style="yellow")
 
@@ -55,18 +55,15 @@ def _chosen(found: Bench, rows: Sequence[Row]) -> str:
     return f"only cells with {'; '.join(told)} were requested" if told and "" not in told else ""
 
 
-def _left(found: Bench, name: str, measured: bool) -> str:
-    if name not in found.left:
+def _left(found: Bench, name: str) -> str:
+    asked, left = found.asked, found.left
+    if name not in left:
         return ""
-    if found.lost and name not in found.unlike:
-        why = "since the device works no longer"
-    elif name in found.unlike:
-        why = f"none has {chosen(found.asked.at)}"
-    elif found.asked.at and not measured:  # the file does not record which of the two it was
-        why = f"none with {chosen(found.asked.at)} was measured"
+    if not any(matches(at, asked.at) for at in asked.cells(name)):
+        why = f"none has {chosen(asked.at)}"
     else:
-        why = "for want of minutes"
-    return f"{found.left[name]} cells left out, {why}"
+        why = "since the device works no longer" if found.lost else "for want of minutes"
+    return f"{left[name]} cells left out, {why}"
 
 
 def _table(name: str, rows: list[Row], console: Console) -> None:

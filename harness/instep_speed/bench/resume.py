@@ -6,7 +6,6 @@ Leaves out: measuring (`run.py`), and writing a result (`report/result.py`).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -27,7 +26,7 @@ from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
 from .bench_types import Size
 from .interleaved_timing import Rates
-from .run import Asked, Bench, Row, Session, chosen, key
+from .run import Asked, Axes, Bench, Row, Session, chosen, key
 
 LOAD = "load"  # the field of the fingerprint that changes from minute to minute
 PEERS = {True: "included", False: "left out", None: "not known"}
@@ -54,7 +53,7 @@ def going_on(file: Path, asked: Asked) -> Bench:
            "--at": chosen(asked.at) or "all cells", "peers": PEERS[asked.peers], "commit": asked.commit,
            "machine": _still(fingerprint(asked.device))}  # fmt: skip
     _same(file, begun, now, "name another --json file to start again")
-    return Bench(asked, rows=data.rows, left=data.left_out, sessions=data.sessions)
+    return Bench(asked, rows=data.rows, sessions=data.sessions, wanted=data.wanted)
 
 
 def joined(files: Sequence[Path], commit: str | None) -> Bench:
@@ -68,39 +67,22 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
     if not any(data.rows for data in every):
         raise BadInput(f"{files[0]}: rows", found="none", expected="a cell that was measured")
     at = every[0].setting.at if len({chosen(data.setting.at) for data in every}) == 1 else {}
-    found, left = dict[Any, tuple[Session, Row]](), dict[str, int]()
+    found, wanted = dict[Any, tuple[Session, Row]](), [one for data in every for one in data.wanted]
     for data in sorted(every, key=lambda data: data.date):
         own = {key(row): (data.sessions[row["session"]], row) for row in data.rows}
-        left = _left(left, data, data.apart(at), *(Counter(kind for kind, _ in one.keys() - other.keys())
-                                                   for one, other in ((own, found), (found, own))))  # fmt: skip
         # A joined file is younger than its rows.
         found |= {cell: one for cell, one in own.items() if cell not in found or one[0].date >= found[cell][0].date}
     rows = sorted(found.values(), key=lambda one: list(KINDS).index(one[1]["kind"]))
     numbers = {msgspec.json.encode(session): session for session, _ in rows}
     last, order, peers = max(every, key=lambda data: data.date), list(numbers), {one.peers for one, _ in rows}
     asked = Asked(dict.fromkeys(last.setting.ops, PLAIN), last.setting.device, getattr(torch, last.setting.dtype),
-                  tuple(name for name in KINDS if name in left or any(row["kind"] == name for _, row in rows)),
+                  tuple(name for name in KINDS if any(name == one for one, _ in wanted)),
                   last.setting.grid, math.inf if last.setting.minutes is None else last.setting.minutes,
                   peers.pop() if len(peers) == 1 else None, commit, at)  # fmt: skip
     numbered = [row | {"session": order.index(msgspec.json.encode(session))} for session, row in rows]
-    made = Bench(asked, last.rates, numbered, left, list(numbers.values()))
+    made = Bench(asked, last.rates, numbered, list(numbers.values()), wanted)
     made.take_rates()
     return made
-
-
-def _left(
-    left: Mapping[str, int], data: Kept, apart: set[str], new: Counter[str], stay: Counter[str]
-) -> dict[str, int]:
-    """The number of missing cells by kind, after one more file was joined.
-
-    new, stay: the cells of this file that no earlier one has, and the cells of earlier ones that it lacks.
-    apart: kinds of which this file has chosen cells only (`--at`), with no information about the others.
-    An earlier file may have the cells that this file lacks.
-    """
-    told = {row["kind"] for row in data.rows}.union(data.left_out) - apart
-    found = {name: count - new[name] for name, count in left.items() if name not in told}
-    found |= {name: count - stay[name] for name, count in data.left_out.items() if name in told}
-    return {name: count for name, count in found.items() if count > 0}
 
 
 def _judged_by(device: str, machine: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -237,15 +219,13 @@ class Kept(msgspec.Struct):
         """The setting that all rows of one file share."""
         return {"op sets": self.setting.ops, "dtype": self.setting.dtype, "grid": self.setting.grid}
 
-    def apart(self, at: Mapping[str, Sequence[str]]) -> set[str]:
-        """The kinds of which the file has only cells chosen by another `--at`, and no information about the others."""
-        if chosen(self.setting.at) != chosen(at):
-            return {row["kind"] for row in self.rows} | self.left_out.keys()
-        by = {row["kind"]: True for row in self.rows if row["kind"] not in self.left_out}
-        for row in self.rows:
-            if chosen(self.sessions[row["session"]].at) == chosen(at):
-                by[row["kind"]] = False
-        return {name for name, otherwise in by.items() if otherwise}
+    @property
+    def wanted(self) -> list[tuple[str, Axes]]:
+        """The kinds that the calls requested, each with its `--at`. Of a kind without rows, every call's is taken."""
+        every = [session.at for session in self.sessions] or [self.setting.at]
+        found = [(row["kind"], self.sessions[row["session"]].at) for row in self.rows]
+        found += [(name, at) for name in self.left_out for at in every]
+        return list({(name, chosen(at)): (name, at) for name, at in found}.values())
 
 
 def read_file(file: Path) -> Kept:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -35,6 +34,7 @@ from .interleaved_timing import Rates, rates
 from .measure_arms import Lost, gone, measured
 
 Row = dict[str, Any]
+Axes = Mapping[str, Sequence[str]]  # `--at`: axis -> printed values; empty: all cells
 UNKNOWN = Rates(math.nan, math.nan, math.nan)  # until they are measured
 
 
@@ -84,31 +84,36 @@ class Asked:
             if slow:
                 raise Unsupported(f"timing {slow[0]!r} on a CPU: its kernels are interpreted there; --ops plain")
 
-    def wants(self, at: At) -> bool:
-        """Whether a cell is among the requested ones."""
-        return all(axis in at and str(at[axis]) in values for axis, values in self.at.items())
+    def cells(self, name: str) -> list[At]:
+        """All cells of a kind in this grid."""
+        device = torch.device("cuda" if self.device.startswith("cuda") else "cpu")
+        return list(kind(name).cells(Ground(device, self.dtype, self.sets, UNKNOWN, 0), self.size))
 
 
-def chosen(at: Mapping[str, Sequence[str]]) -> str:
+def matches(at: At, axes: Axes) -> bool:
+    """Whether a cell has one of the values on each of these axes."""
+    return all(axis in at and str(at[axis]) in values for axis, values in axes.items())
+
+
+def chosen(at: Axes) -> str:
     """Format the chosen cells; empty if all are chosen."""
     return " ".join(f"{axis}={value}" for axis, values in sorted(at.items()) for value in values)
 
 
 @dataclass
 class Bench:
-    """The results: rows by cell, the rates of the machine, and the number of missing cells of each kind.
+    """The results: rows by cell, and the rates of the machine.
 
     sessions  the calls that measured the rows; a row has the number of its call
-    unlike    requested kinds without a cell that matches `--at`; all their cells are missing
+    wanted    the kinds that the calls requested, each with its `--at`
     lost      whether an arm has killed the device; nothing was measured after that
     """
 
     asked: Asked
     rates: Rates = UNKNOWN
     rows: list[Row] = field(default_factory=list)
-    left: dict[str, int] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
-    unlike: tuple[str, ...] = ()
+    wanted: list[tuple[str, Axes]] = field(default_factory=list)
     lost: bool = False
 
     @property
@@ -118,6 +123,17 @@ class Bench:
         if any(arm["finding"] for arm in ours):
             return Exit.DIVERGED
         return Exit.AGREED if any("us" in arm for arm in ours) else Exit.INCONCLUSIVE
+
+    @property
+    def left(self) -> dict[str, int]:
+        """The number of requested cells without a row, by kind; all cells of a kind that has none of `--at`."""
+        there, left = {key(row) for row in self.rows}, dict[str, int]()
+        for name in dict.fromkeys(name for name, _ in self.wanted):
+            cells = self.asked.cells(name)
+            mine = [at for at in cells if any(matches(at, axes) for one, axes in self.wanted if one == name)]
+            left[name] = sum(key({"kind": name, "cell": at}) not in there
+                             for at in mine or (cells if self.asked.at else ()))  # fmt: skip
+        return {name: count for name, count in left.items() if count}
 
     @property
     def last(self) -> Session | None:
@@ -145,7 +161,8 @@ def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None)
     device, run, found = torch.device(asked.device), run or Campaign(60 * asked.minutes), found or Bench(asked)
     torch.manual_seed(SEED)
     ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
-    grid, unlike = _grid(ground, asked)  # refuse bad requests before measuring
+    grid, named = _grid(asked)  # refuse bad requests before measuring
+    found.wanted += [(name, asked.at) for name in named]
     run.advance("measuring the machine", 0, None)
     found.rates = rates(device, asked.dtype)
     ground = replace(ground, rates=found.rates)
@@ -158,12 +175,7 @@ def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None)
         return [(name, at) for name, at in cells if key({"kind": name, "cell": at}) not in there]
 
     by_kind = [[(name, at) for at in every] for name, every in grid.items()]
-    cells = [*chain(*by_kind)]
-    lacking = Counter({name: count for name, count in found.left.items() if name not in grid})
-    lacking += Counter(name for name, _ in absent(cells))
-    lacking |= Counter(unlike)
-    found.unlike, found.left = tuple(unlike), dict(+lacking)
-    for share in chain(run.shares(by_kind), run.shares([cells])):  # the last share uses leftover time
+    for share in chain(run.shares(by_kind), run.shares([[*chain(*by_kind)]])):  # the last share uses leftover time
         for name, at in run.trials(absent(share), lambda cell: cell[0]):
             row = _row(name, ground, at)
             if not found.sessions or found.sessions[-1] is not session:  # a session needs a row
@@ -171,8 +183,6 @@ def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None)
             found.rows.append(row | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
             there.add(key(row))
-            lacking[name] -= 1
-            found.left = dict(+lacking)
             found.lost = gone(device)
             if found.lost:
                 run.keep()
@@ -184,21 +194,21 @@ def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None)
     return found
 
 
-def _grid(ground: Ground, asked: Asked) -> tuple[dict[str, list[At]], dict[str, int]]:
-    """The requested cells by kind; and for requested kinds without any, the number of their cells.
+def _grid(asked: Asked) -> tuple[dict[str, list[At]], list[str]]:
+    """The requested cells by kind; and the requested kinds, which may have none.
 
     Every value of `--at` must be that of some cell, or else a requested cell would be missing without a message.
     """
-    whole = {name: list(kind(name).cells(ground, asked.size)) for name in asked.kinds}
-    found = {name: [at for at in cells if asked.wants(at)] for name, cells in whole.items()}
+    whole = {name: asked.cells(name) for name in asked.kinds}
+    found = {name: [at for at in cells if matches(at, asked.at)] for name, cells in whole.items()}
     axes, taken = _values(whole), _values(found)
     if none := _unmet(asked.at, axes) or _unmet(asked.at, taken):
         there = "; ".join(f"{axis} {', '.join(sorted(values))}" for axis, values in axes.items())
         how = "" if _unmet(asked.at, axes) else " at once" if none == chosen(asked.at) else " with the other values"
         raise BadInput("--at", found=f"{none}, which no cell of this grid has{how}", expected=there)
-    named = {name for name in asked.kinds if set(asked.kinds) != set(KINDS)}  # all kinds means none was named
-    return ({name: cells for name, cells in found.items() if cells},
-            {name: len(whole[name]) for name, cells in found.items() if name in named and not cells})
+    named = set(asked.kinds) != set(KINDS)  # all kinds means none was named
+    grid = {name: cells for name, cells in found.items() if cells}
+    return grid, [name for name in asked.kinds if named or name in grid]
 
 
 def _values(grid: Mapping[str, list[At]]) -> dict[str, set[str]]:
@@ -209,7 +219,7 @@ def _values(grid: Mapping[str, list[At]]) -> dict[str, set[str]]:
     return found
 
 
-def _unmet(at: Mapping[str, Sequence[str]], axes: Mapping[str, Collection[str]]) -> str:
+def _unmet(at: Axes, axes: Mapping[str, Collection[str]]) -> str:
     """Format the part of `at` that is not among the values."""
     return chosen({axis: [value for value in values if value not in axes.get(axis, ())] for axis, values in at.items()})
 
