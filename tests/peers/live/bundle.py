@@ -54,9 +54,11 @@ _13 = Release("0.4.3", (
 ))  # fmt: skip
 _16 = Release("0.4.5", (*_13.models, "deepseek_v2", "deepseek_common"), ("apache-tvm-ffi==0.1.11",),
               (*_13.stubs, "xgrammar", "deep_gemm"))  # fmt: skip
-# 0.5.12 pins kernel 0.4.2.post2; 0.4.3 serves it, too. Later releases get the one that they pin.
+# 0.5.12 pins kernel 0.4.2.post2; 0.4.3 serves it, too. Releases to 0.5.17 get the one that they pin. Later ones pin a
+# newer torch (2.13, 2.14), and their kernel libraries need symbols of it; with that of 0.5.17 they can be imported.
 RELEASES = {
-    "0.5.12": _13, "0.5.13": _13, "0.5.14": replace(_13, kernel="0.4.4"), "0.5.16": _16, "0.5.17": _16,
+    "0.5.12": _13, "0.5.13": _13, "0.5.14": replace(_13, kernel="0.4.4"),
+    **dict.fromkeys(("0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23"), _16),
 }  # fmt: skip
 SITE = (
     "pydantic", "pydantic_core", "typing-inspection", "annotated-types", "fastapi==0.115.12", "starlette==0.46.2",

@@ -123,7 +123,7 @@ CASES = (
     Case("ring-radix-16", "0.5.16", "ring, radix cache, prefix hits", TWICE, options=RADIX | RING, record=WHOLE,
          expected=WRONG),
     *(Case(f"plain-{release[-2:]}", release, "no speculation", EVERYTHING, steps=0, options=MANY)
-      for release in ("0.5.12", "0.5.13", "0.5.14", "0.5.16", "0.5.17")),
+      for release in ("0.5.12", "0.5.13", "0.5.14", "0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23")),
     Case("fixed-12", "0.5.12", "3 steps"),
     Case("wide-12", "0.5.12", "adaptive [1, 3, 7] from 3", adaptive=FAST, expected=WRONG),
     Case("overlap-12", "0.5.12", "3 steps, overlap", options=OVERLAP, environment={"SGLANG_ENABLE_SPEC_V2": "1"}),
@@ -167,8 +167,15 @@ CASES = (
          options=OVERLAP, expected=DIES + "must match"),
     Case("start-16", "0.5.16", "adaptive [1, 3, 7] from 3: a count above the initial one", adaptive=FAST,
          expected=DIES + "shared logits buffer"),
-    Case("fixed-17", "0.5.17", "3 steps, overlap", options=OVERLAP),
-    Case("ring-radix-17", "0.5.17", "ring, radix cache, prefix hits", TWICE, options=RADIX | RING),
+    *(Case(f"fixed-{release[-2:]}", release, "3 steps, overlap", options=OVERLAP)
+      for release in ("0.5.17", "0.5.18", "0.5.20", "0.5.23")),
+    *(Case(f"ring-radix-{release[-2:]}", release, "ring, radix cache, prefix hits", TWICE, options=RADIX | RING)
+      for release in ("0.5.17", "0.5.18", "0.5.20", "0.5.23")),
+    Case("rise-18", "0.5.18", "ring, adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE,
+         options=OVERLAP | RING, record=WHOLE),
+    *(Case(f"rise-{release[-2:]}", release, "ring, adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE,
+           options=OVERLAP | RING, record=WHOLE, expected=WRONG) for release in ("0.5.20", "0.5.23")),
+    Case("zero-23", "0.5.23", "adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE, options=OVERLAP),
 )  # fmt: skip
 
 # Names of arguments in other releases than 0.5.14.

@@ -30,6 +30,7 @@ from .serve import ANSWERS
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
     "SGLANG_IS_FLASHINFER_AVAILABLE": "false", "SGLANG_ENABLE_JIT_DEEPGEMM": "false", "OMP_NUM_THREADS": "4",
+    "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
 }  # fmt: skip
 SERVE = (sys.executable, "-m", "peers.live.serve")
 SECONDS = 240  # limit of a case
@@ -72,7 +73,7 @@ def run(case: Case, files: Path, out: Path, port: int, seconds: float, groups: s
     if seconds < AT_LEAST:
         return _outcome(own, case, "not started: no time was left", None, begun)
     options = Options(str(own.absolute() / RECORDING), **RECORDED | dict(case.record))
-    command = [*SERVE, str(files.absolute()), case.name, str(own.absolute()), "--port", str(port)]
+    command = [*SERVE, str(files), case.name, str(own.absolute()), "--port", str(port)]
     given = environment(files, case.release) | dict(case.environment)
     with open(own / LOG, "wb") as log, attached(options, given, elsewhere=True) as changed:
         engine = subprocess.Popen(command, cwd=own, env=given | changed, stdin=subprocess.DEVNULL, stdout=log,
@@ -190,7 +191,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun, cases = time.monotonic(), by_name(options.only)
-    files = unpacked(options.bundle)
+    files = unpacked(options.bundle.absolute())  # an engine runs in the folder of its case
     print(f"unpacked in {time.monotonic() - begun:.1f} s", flush=True)
     for case in cases:
         environment(files, case.release)
