@@ -36,17 +36,18 @@ def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
         writable(file, *read, *(other for other in given if other is not file))
 
 
-def joins_alone(verb: str, *files: Path | None, with_others: bool) -> None:
+def joins_alone(verb: str, *, with_others: bool, **files: Path | None) -> None:
     """Refuse `--join` together with options of a run, or without a file that takes the other results in.
 
-    verb: the work of the command without `--join`;  files: the requested files, --json first
+    verb: the work of the command without `--join`;  files: option -> the requested file
     """
     from instep_reference.contract.errors import BadInput
 
     if with_others:
         raise BadInput("--join", found="options of a run, too", expected=f"one of them: to join {verb} nothing")
-    if not any(files):
-        raise BadInput("--join", found="no --json", expected="the file that takes the others in")
+    if not any(files.values()):
+        raise BadInput("--join", found=f"no {' or '.join(f'--{option}' for option in files)}",
+                       expected="the file that takes the others in")  # fmt: skip
 
 
 def finish(

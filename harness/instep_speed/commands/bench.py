@@ -6,17 +6,14 @@ Leaves out: the measurement (`instep_speed.bench`), and comparing two versions (
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from instep.cli.finish_with_result import Commit, Html, Json, finish, must_be_free
+from instep.cli.finish_with_result import Commit, Html, Json, finish, joins_alone, must_be_free
 from instep.cli.subject_options import Given, takes_setting
 
 from ..bench import KINDS
-
-if TYPE_CHECKING:
-    from ..bench.run import Bench
 
 CHOICES = ", ".join(KINDS)
 
@@ -59,7 +56,7 @@ def bench(
     from instep_reference.contract.errors import BadInput
 
     from ..bench import plots as pictures
-    from ..bench.resume import going_on
+    from ..bench import render, resume
     from ..bench.run import Asked, Bench
     from ..bench.run import bench as measure
 
@@ -68,27 +65,34 @@ def bench(
     if grid == "full" and (json is None or not is_replaced(json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
     must_be_free((json, html), *join or ())
+    there = [json] if json is not None and json.is_file() else []
     if join:
-        if kind or given.named or grid != "default" or peers is not None or at or minutes is not None:
-            raise BadInput("--join", found="what to measure, too", expected="one of them: to join measures nothing")
-        _join(join, json, plots, html, commit)
-    card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
-    usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
-    names = given.several("ops", "triton" if card else "plain")
-    settings = {name: given.setting(**usual | {"ops": name}) for name in names}
-    one = next(iter(settings.values()))
-    asked = Asked(
-        {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
-        tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
-        grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
-        6.0 if minutes is None else minutes, card if peers is None else peers, commit, _axes(at or []),
-    )
+        more = kind or given.named or grid != "default" or peers is not None or at or minutes is not None
+        joins_alone("measures", json=json, plots=plots, html=html, with_others=bool(more))
+        found = resume.joined(there + join, commit)
+    else:
+        card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
+        usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
+        names = given.several("ops", "triton" if card else "plain")
+        settings = {name: given.setting(**usual | {"ops": name}) for name in names}
+        one = next(iter(settings.values()))
+        asked = Asked(
+            {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
+            tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
+            grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
+            6.0 if minutes is None else minutes, card if peers is None else peers, commit, _axes(at or []),
+        )
+        found = resume.going_on(there[0], asked) if grid == "full" and there else Bench(asked)
     if plots is not None:
-        pictures.ready(plots, asked.kinds, json, html)
-    found = going_on(json, asked) if grid == "full" and json is not None and json.exists() else Bench(asked)
-    with campaign("bench", asked.minutes, json, found.result) as run:
-        measure(asked, run, found)
-    _finish(found, json, plots, html)
+        pictures.ready(plots, found.asked.kinds, json, html, *join or ())
+    if not join:
+        with campaign("bench", found.asked.minutes, json, found.result) as run:
+            measure(found.asked, run, found)
+    try:
+        finish(found.result(), json, lambda console: render.show(found, console), html=html)
+    finally:  # files and table first, so that a failing plot loses neither
+        if plots is not None:
+            pictures.write(found, plots)
 
 
 def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
@@ -102,33 +106,3 @@ def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
             raise BadInput("--at", found=one, expected="AXIS=VALUE, as batch=8")
         found[axis] = (*found.get(axis, ()), value)
     return found
-
-
-def _join(
-    others: list[Path], json: Path | None, plots: Path | None, html: Path | None, commit: str | None
-) -> NoReturn:
-    """Measure nothing: merge the rows of files into one file, or plot them."""
-    from instep_reference.contract.errors import BadInput
-
-    from ..bench import plots as pictures
-    from ..bench import resume
-
-    if json is None and plots is None and html is None:
-        raise BadInput("--join", found="no --json", expected="the file that takes the others in; or --plots or --html")
-    found = resume.joined(([] if json is None or not json.is_file() else [json]) + others, commit)
-    if plots is not None:
-        pictures.ready(plots, found.asked.kinds, json, html, *others)
-    _finish(found, json, plots, html)
-
-
-def _finish(found: Bench, json: Path | None, plots: Path | None, html: Path | None) -> NoReturn:
-    """Write files and table first, then plots, so that a failing plot loses neither."""
-    from ..bench import plots as pictures
-    from ..bench import render
-
-    try:
-        finish(found.result(), json, lambda console: render.show(found, console), html=html)
-    except typer.Exit:
-        if plots is not None:
-            pictures.write(found, plots)
-        raise

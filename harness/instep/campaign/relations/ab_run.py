@@ -17,16 +17,15 @@ from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ...adapters import Subject
-from ...finding_problem import Problem
 from ...player import Player
 from ...run.compared_engine import Participant
 from ...trace.event_scheduler import own_say
-from ...verdict import Comparison, Skipped, Tier
+from ...verdict import Comparison, Skipped
 from ...watch.event_context import EventContext
 from ...watch.observers import OnHost
 from ...watch.rows_by_request import row_spans
 from ...watch.rows_subject_must_show import UPDATE
-from .compare_bitwise import different, parts, pools, unserved
+from .compare_bitwise import bitwise, different, parts, pools, unserved
 from .position_record import Server, state_of, stopped
 from .request_timelines import RewrittenTrace
 
@@ -103,9 +102,10 @@ class ABRun:
             for place in sorted(mine.keys() | theirs.keys(), key=Place.order):
                 if place.component == UPDATE and not (place in mine and place in theirs):
                     continue  # only one of the two keeps updates
-                elements, wrong = different(mine.get(place), theirs.get(place))
-                request, rows = (None, "") if not wrong else self._whose(one, place, mine.get(place), theirs.get(place))
-                yield self._comparison(one, place, elements, wrong, request, rows)
+                left, right = mine.get(place), theirs.get(place)
+                counts = different(left, right)
+                request, rows = self._whose(one, place, left, right) if counts[1] else (None, "")
+                yield self._comparison(one, place, counts, request, rows)
 
     def _whose(
         self, context: EventContext, place: Place, mine: torch.Tensor | None, theirs: torch.Tensor | None
@@ -126,9 +126,8 @@ class ABRun:
         mine, theirs = (own_say(context.event, context.subject.answer) for context in (one, other))
         if mine is not None or theirs is not None:
             stage = "chain.1" if isinstance(one.event, Draft) else "trunk"
-            elements, wrong = different(mine, theirs)
             place = Place(stage, AFTER_LAYERS, "pick")
-            yield self._comparison(one, place, elements, wrong, None, "the engines' own choices differ")
+            yield self._comparison(one, place, different(mine, theirs), None, "the engines' own choices differ")
 
     def _states(self, one: EventContext, other: EventContext) -> Iterator[Comparison]:
         for name, standing in self.one.server.rules.table.live.items():
@@ -138,23 +137,18 @@ class ABRun:
             for place, left, right in parts(mine, theirs, one.shown.whole):
                 if standing.phase is Phase.VERIFIED and place.component in ("conv", "state"):
                     continue  # undefined until the commit
-                elements, wrong = different(left, right)
-                yield self._comparison(one, place, elements, wrong, name, "the logical state differs")
+                yield self._comparison(one, place, different(left, right), name, "the logical state differs")
 
     def _pools(self, one: EventContext) -> Iterator[Comparison]:
         for place, mine, theirs, says in pools(self.one.engine.regions(), self.other.engine.regions()):
-            elements, wrong = different(mine, theirs)
-            yield self._comparison(one, place, elements, wrong, None, says)
+            yield self._comparison(one, place, different(mine, theirs), None, says)
 
     def _comparison(
-        self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None, says: str
+        self, context: EventContext, place: Place, counts: tuple[int, int], request: str | None, says: str
     ) -> Comparison:
         slot = None if request is None else context.expected.slots_after.get(request)
-        between = f'between "{self.one.name}" and "{self.other.name}"'
-        return Comparison(
-            self.relation, Tier.BITWISE, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot, problem=Problem("differs", f"{says} {between}") if wrong else None,
-        )
+        between = f'{says} between "{self.one.name}" and "{self.other.name}"'
+        return bitwise(self.relation, context.index, context.kind, place, counts, between, request, slot)
 
 
 def _touched(context: EventContext, name: str) -> bool:

@@ -109,6 +109,18 @@ def different(one: Any, other: Any) -> tuple[int, int]:
     return int(one is not None or other is not None), int(one != other)
 
 
+def bitwise(
+    relation: str, event: int, kind: str, place: Place, counts: tuple[int, int], says: str, request: str | None = None,
+    slot: int | None = None,
+) -> Comparison:
+    """The comparison of two values. counts: of `different`; says: what differs, if anything does."""
+    elements, wrong = counts
+    return Comparison(
+        relation, Tier.BITWISE, event, kind, place, elements=elements, worst=float(wrong), allowed=0.0,
+        request=request, slot=slot, problem=Problem("differs", says) if wrong else None,
+    )
+
+
 def _mine(block: Block, matched: Sequence[Key]) -> torch.Tensor:
     if len(matched) == len(block.keys):
         return block.rows
@@ -128,12 +140,9 @@ def in_bytes(
     name: str, at: Block, mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord
 ) -> Comparison:
     """Compare two tensors, integers or None."""
-    elements, wrong = different(mine, theirs)
-    return Comparison(
-        name, Tier.BITWISE, at.event, at.kind, at.place, elements=elements, worst=float(wrong), allowed=0.0,
-        request=at.request,
-        problem=Problem("differs", _apart(mine, theirs, keys, one, other)) if wrong else None,
-    )
+    counts = different(mine, theirs)
+    says = _apart(mine, theirs, keys, one, other) if counts[1] else ""
+    return bitwise(name, at.event, at.kind, at.place, counts, says, at.request)
 
 
 def _apart(mine: Any, theirs: Any, keys: Sequence[Key], one: PositionRecord, other: PositionRecord) -> str:

@@ -19,12 +19,11 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place_names import Place
 
 from ...adapters import Subject
-from ...finding_problem import Problem
 from ...player import Observer, Player
 from ...subject.guarded_calls import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
-from .compare_bitwise import WANTED, answer_parts, as_text, different, parts, pools, unserved
+from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
 from .position_record import state_of, stopped
 from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import RewrittenTrace, as_traced
@@ -132,12 +131,8 @@ def _comparison(
 ) -> Comparison:
     index = min(index, len(trace.events) - 1)
     event = trace.events[index]
-    elements, wrong = different(mine, theirs)
-    return Comparison(
-        NAME, Tier.BITWISE, trace.origins[index], kind_of(event), place, elements=elements,
-        worst=float(wrong), allowed=0.0, request=request,
-        problem=Problem("differs", f'{says} between "{WAITING}" and "{OVERLAPPING}"') if wrong else None,
-    )
+    says = f'{says} between "{WAITING}" and "{OVERLAPPING}"'
+    return bitwise(NAME, trace.origins[index], kind_of(event), place, different(mine, theirs), says, request)
 
 
 RELATION = Relation(

@@ -28,14 +28,13 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place_names import Place
 
 from ...adapters import Subject
-from ...finding_problem import Problem
 from ...player import Observer, Player, Side
 from ...subject.guarded_calls import calling, checked_num_steps, materialized
 from ...trace.event_rules import EventRules
 from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.batched_host_copies import with_others
-from .compare_bitwise import WANTED, answer_parts, as_text, different, parts, pools, unserved
+from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
 from .position_record import stopped
 from .relation_type import Case, Relation, Results
 from .request_timelines import RewrittenTrace, as_traced
@@ -223,13 +222,10 @@ class LateReading:
         self, index: int, point: int, place: Place, mine: Any, theirs: Any, what: str, request: str | None = None
     ) -> Comparison:
         """Compare what event `index` has left, as it is read after event `point`."""
-        elements, wrong = different(mine, theirs)
-        standing = self.tables[index].live.get(request or "")
-        return Comparison(
-            NAME, Tier.BITWISE, self.trace.origins[index], kind_of(self.trace.events[index]), place, elements=elements,
-            worst=float(wrong), allowed=0.0, request=request, slot=None if standing is None else standing.slot,
-            problem=Problem("differs", self._sentence(index, point, mine, theirs, what)) if wrong else None,
-        )
+        counts, standing = different(mine, theirs), self.tables[index].live.get(request or "")
+        says = self._sentence(index, point, mine, theirs, what) if counts[1] else ""
+        return bitwise(NAME, self.trace.origins[index], kind_of(self.trace.events[index]), place, counts, says, request,
+                       None if standing is None else standing.slot)  # fmt: skip
 
     def _sentence(self, index: int, point: int, mine: Any, theirs: Any, what: str) -> str:
         late = f", after event {self.trace.origins[point]}" if index < point else ""

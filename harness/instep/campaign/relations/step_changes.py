@@ -29,7 +29,6 @@ from instep_reference.contract.event_facts import kind_of, named
 from ...checks.check_interface import Check
 from ...checks.known_wrong_states import Directed
 from ...checks.recomputed_values import Derived
-from ...finding_problem import Problem
 from ...oracle.free_run_states import TrueRunner
 from ...oracle.recomputation import Recomputation
 from ...oracle.state_oracle import StateOracle
@@ -42,7 +41,7 @@ from ...trace.file import Trace
 from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
-from .compare_bitwise import different, parts, unserved
+from .compare_bitwise import bitwise, different, parts, unserved
 from .position_record import state_of, stopped
 from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import timelines_of
@@ -242,12 +241,8 @@ def _compared(case: Case, changed: Changed) -> Results:
         if not isinstance(state, e.RequestState) or (name, state.length) not in decoded:
             continue
         for place, mine, right in parts(state, decoded[name, state.length]):
-            elements, wrong = different(mine, right)
             says = f"differs from that of plain decoding after {state.length} tokens"
-            yield Comparison(
-                NAME, Tier.BITWISE, index, kind_of(changed.events[index]), place, elements=elements,
-                worst=float(wrong), allowed=0.0, request=name, problem=Problem("differs", says) if wrong else None,
-            )  # fmt: skip
+            yield bitwise(NAME, index, kind_of(changed.events[index]), place, different(mine, right), says, name)
     yield from stopped
 
 
