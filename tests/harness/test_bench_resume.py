@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench import render
@@ -71,7 +71,7 @@ def full(file: Path, **more: Any) -> Bench:
     asked |= {"device": "cpu", "dtype": FP32, "kinds": ("pick",), "size": "full"}
     now = Asked(**asked)
     found = going_on(file, now) if file.exists() else Bench(now)
-    with Campaign(None, keep=lambda: found.result().write(file)) as run:
+    with TrialRunner(None, keep=lambda: found.result().write(file)) as run:
         bench(now, run, found)
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 from instep.verdict import Exit
 from instep_proof.commands.faults import _part
 from instep_proof.faults import render, resume
@@ -78,7 +78,7 @@ def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner
 def test_interrupted_campaign_keeps_what_was_judged_and_goes_on_with_the_rest(
     tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def pressed_at_the_second(chosen: list[Fault], traces: Path, run: Campaign, **more: object) -> Iterator[Judged]:
+    def pressed_at_the_second(chosen: list[Fault], traces: Path, run: TrialRunner, **more: object) -> Iterator[Judged]:
         for fault in run.trials(chosen, str):
             if fault.id == SECOND.id:
                 raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from instep.campaign import runner
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_trials_begin_within_their_share_of_the_time_that_is_left(clock: Clock) -> None:
-    run, ran = Campaign(12.0), list[int]()
+    run, ran = TrialRunner(12.0), list[int]()
     for seconds in run.shares((1, 5, 4)):
         for _ in run.trials(range(10), str):
             clock.now += seconds
@@ -37,20 +37,20 @@ def test_trials_begin_within_their_share_of_the_time_that_is_left(clock: Clock) 
 
 def test_campaign_without_a_limit_runs_every_trial_with_progress_and_keeps_each() -> None:
     said, kept = list[object](), list[int]()
-    run = Campaign(None, lambda *words: said.append(words), lambda: kept.append(run.ended))
+    run = TrialRunner(None, lambda *words: said.append(words), lambda: kept.append(run.ended))
     assert list(run.trials("ab", str.upper)) == ["a", "b"] and not run.over
     assert said == [("A", 0, 2), ("B", 1, 2)] and kept == [1, 2] and run.name == "B"
 
 
 def test_ctrl_c_before_anything_has_ended_ends_the_command() -> None:
-    with pytest.raises(KeyboardInterrupt), Campaign() as run:
+    with pytest.raises(KeyboardInterrupt), TrialRunner() as run:
         for _ in run.trials("ab", str):
             raise KeyboardInterrupt
 
 
 def test_ctrl_c_keeps_the_trials_that_ended_and_begins_no_other() -> None:
     ran = list[str]()
-    with Campaign() as run:
+    with TrialRunner() as run:
         for group in run.shares(("ab", "cd")):
             for one in run.trials(group, str):
                 if one == "c":
@@ -61,7 +61,7 @@ def test_ctrl_c_keeps_the_trials_that_ended_and_begins_no_other() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, runner.Over])
 def test_other_exceptions_are_not_swallowed(error: type[BaseException]) -> None:
-    with pytest.raises(error), Campaign() as run:
+    with pytest.raises(error), TrialRunner() as run:
         for _ in run.trials("ab", str):
             if run.ended:
                 raise error

@@ -18,7 +18,7 @@ class Over(BaseException):
     """Ends a trial, because its time is over. Hypothesis catches only Exception, which this is not."""
 
 
-class Campaign:
+class TrialRunner:
     """One run of a campaign. Once a trial has ended, Ctrl-C leaves the `with` block quietly: what ran counts.
 
     seconds      time limit; None means no limit

@@ -47,12 +47,11 @@ def fuzz(
     from hypothesis.configuration import set_hypothesis_home_dir
 
     from ..bundled import model
-    from ..campaign.fuzz.campaign import Result, Settings
-    from ..campaign.fuzz.campaign import campaign as draw
+    from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.fuzz.render import of, show
     from ..verdict import Exit
-    from .progress import campaign
+    from .progress import trial_runner
 
     must_be_free((json, html))
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
@@ -60,13 +59,13 @@ def fuzz(
     count = examples or (EXAMPLES if minutes is None else None)
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()
-    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, campaign(
+    with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, trial_runner(
         "fuzz", minutes, json, lambda: of(results, commit)
     ) as run:
         set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
         for name in run.shares(given.subjects("ledger", "plain")):
             setting = given.setting(ops=name)
-            results.append(draw(Settings(setting, directory, count, start, out, shrink, sampled, trees), run))
+            results.append(campaign(Settings(setting, directory, count, start, out, shrink, sampled, trees), run))
             run.keep()
             if results[-1].exit is Exit.DIVERGED:
                 break

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..campaign.runner import Advance, Campaign
+from ..campaign.runner import Advance, TrialRunner
 
 if TYPE_CHECKING:
     from ..report.result import Result
 
 
 @contextmanager
-def campaign(
+def trial_runner(
     first: str, minutes: float | None = None, json: Path | None = None, result: Callable[[], Result] | None = None,
-) -> Iterator[Campaign]:
+) -> Iterator[TrialRunner]:
     """The run of a campaign, with a bar. result: its result so far, which is written to `json` after every trial."""
     from ..atomic_write import is_replaced
 
@@ -28,7 +28,7 @@ def campaign(
             result().write(json)
 
     seconds = None if minutes is None else 60 * minutes
-    with progress(first) as advance, Campaign(seconds, advance, keep) as run:
+    with progress(first) as advance, TrialRunner(seconds, advance, keep) as run:
         yield run
 
 

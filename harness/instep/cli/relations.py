@@ -38,7 +38,7 @@ def relations(
     from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
-    from .progress import campaign
+    from .progress import trial_runner
 
     wanted = table.relations(name or ())
     must_be_free((json, html, sarif), trace)
@@ -48,7 +48,7 @@ def relations(
     replay = Replay(loaded, given.setting(), checkpoint=checkpoint)
     case = Case.of(replay.trace, replay.plan, until=until, bitwise=bitwise, tokens=tokens)
     found = list[table.Held]()
-    with campaign("relations") as run:
+    with trial_runner("relations") as run:
         for relation in run.trials(wanted, lambda one: one.name):
             found.append(table.hold(case, relation))
     told = render.Run(trace, checkpoint, until, case, tuple(found))

@@ -61,7 +61,7 @@ def replay(
     from ..trace.file import read
     from ..verdict import tiers_of
     from ..watch.event_digests import EventDigests
-    from .progress import campaign
+    from .progress import trial_runner
 
     if save_tensors is not None:
         folder_for(save_tensors, "--save-tensors")
@@ -74,7 +74,7 @@ def replay(
     must_reach(until, loaded)
     runs = _planned(loaded, given, until)
     outcomes, lines = list[Outcome](), list[str]()
-    with campaign("replay") as run:
+    with trial_runner("replay") as run:
         for part in run.trials(runs, lambda part: f"{loaded.header.name} [{part.ops}]"):
             setting = given.setting(ops=part.ops, strategy=part.strategy, conv=part.conv)
             kept, last = EventDigests(), len(loaded.events) - 1

@@ -37,12 +37,12 @@ def shapes(
     from ..campaign.shapes.run_real_shape import shaped
     from ..report import outcome_data, terminal
     from ..run.replay import Outcome
-    from .progress import campaign
+    from .progress import trial_runner
 
     must_be_free((json, sarif))
     setting = given.setting(ops="triton")
     outcomes = list[Outcome]()
-    with campaign("shapes") as run:
+    with trial_runner("shapes") as run:
         for one in run.trials(name or NAMES, str):
             outcomes.append(shaped(one, setting, layers=layers, vocab=vocab, until=until, judged=layer))
 

@@ -51,7 +51,7 @@ def soak(
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
     from ..threads import threads_for
-    from .progress import campaign
+    from .progress import trial_runner
 
     if join:
         joins_alone("serves", json=json, with_others=minutes is not None or rounds is not None)
@@ -67,7 +67,7 @@ def soak(
 
     subjects, directory = () if join else given.subjects("ledger", "plain"), checkpoint or model()
     opened, sampled = Checkpoint.open(directory), given.left_to_draw(SAMPLED)
-    with campaign("soak", minutes, json, result) as run, threads_for(opened.config.hidden):
+    with trial_runner("soak", minutes, json, result) as run, threads_for(opened.config.hidden):
         for name in run.shares(subjects):
             settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
             settled = settings.setting.data() | dict.fromkeys(sampled)

@@ -40,7 +40,7 @@ def streams(
     from ..report import outcome_data, terminal
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
-    from .progress import campaign
+    from .progress import trial_runner
 
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
@@ -54,7 +54,7 @@ def streams(
         for how in given.named.get("strategy") or given.setting(ops=served).strategies("strategy") for one in chosen
     ]
     last, outcomes = len(loaded.events) - 1, list[Outcome]()
-    with campaign("streams") as run:
+    with trial_runner("streams") as run:
         for setting, one in run.trials(runs, lambda each: f"{each[1]} level [{each[0].name}, {each[0].strategy}], run "
                                                           f"{run.ended + 1} of {len(runs)}"):
             outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=run.events(until, last)))

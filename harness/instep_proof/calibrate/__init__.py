@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 
 from .allowance_use import Stage, variants
 from .graded_errors import RUNS, STORAGES, limit, names
@@ -15,13 +15,13 @@ from .tables import Calibration
 
 
 def calibrate(
-    result: Calibration, count: int, run: Campaign | None = None, *, op_sets: Iterable[str] = (), runs: int = RUNS,
+    result: Calibration, count: int, run: TrialRunner | None = None, *, op_sets: Iterable[str] = (), runs: int = RUNS,
 ) -> None:
     """Add this many correct variants to the result, and then graded injected errors, each in this many runs.
 
     If both are wanted, each gets half of the time.
     """
-    run, stage, stages = run or Campaign(), Stage(result.device), [Stage(result.device) for _ in range(runs)]
+    run, stage, stages = run or TrialRunner(), Stage(result.device), [Stage(result.device) for _ in range(runs)]
     errors = [(name, storage) for storage in STORAGES for name in names()]
     result.seconds |= {"variants": 0.0, "limits": 0.0}
     for part in run.shares([name for name, wanted in (("variants", count), ("limits", runs)) if wanted]):

@@ -37,7 +37,7 @@ def calibrate(
 
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
-    from instep.cli.progress import campaign
+    from instep.cli.progress import trial_runner
     from instep.report.result import Result
     from instep_reference.contract.errors import BadInput
 
@@ -50,7 +50,7 @@ def calibrate(
         given.setting(ops=name).op_set()
     must_be_free((json,))
     found = Calibration(given.setting().device)
-    with campaign("calibrate", None if seconds is None else seconds / 60) as run:
+    with trial_runner("calibrate", None if seconds is None else seconds / 60) as run:
         run_all(found, variants, run, op_sets=given.several("ops"), runs=runs)
     finish(Result(found.exit, found.device, found.as_data(), commit), json, lambda console: _show(found, console),
            interrupted=run.interrupted)  # fmt: skip

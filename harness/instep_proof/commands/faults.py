@@ -53,11 +53,11 @@ def faults(
     from rich.console import Console
 
     from instep.atomic_write import write_atomically
-    from instep.cli.progress import campaign
+    from instep.cli.progress import trial_runner
     from instep_reference.contract.errors import BadInput
 
     from ..faults import render, resume
-    from ..faults.campaign import campaign as plant
+    from ..faults.campaign import campaign
     from ..faults.catalogue import TRACES
     from ..faults.compare_with_control import Judged, Result
     from ..faults.matrix_svg import picture_of
@@ -91,11 +91,11 @@ def faults(
         return resume.joined(*there, Result(tuple(judged)))
 
     with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
-          campaign("faults", None, json, lambda: render.of(result(), commit)) as run):
+          trial_runner("faults", None, json, lambda: render.of(result(), commit)) as run):
         if checkpoint is not None:
             retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
         traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
-        for one in plant(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
+        for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
             judged.append(one)  # one by one: the file is written in between
     told = render.of(result(), commit)
     if picture is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 from instep.setting import Setting
 
 from . import plant
@@ -30,7 +30,7 @@ CONTROL = "control"
 
 
 def campaign(
-    faults: Iterable[Fault], traces: Path, run: Campaign | None = None, *, jobs: int = 1, text: bool = True,
+    faults: Iterable[Fault], traces: Path, run: TrialRunner | None = None, *, jobs: int = 1, text: bool = True,
     commit: str | None = None, model: str | UnsetType = UNSET,
 ) -> Iterator[Judged]:
     """Run every fault next to its control, which faults of the same trace and setting share.
@@ -39,7 +39,7 @@ def campaign(
     text    whether each fault also generates text freely, as a test of accuracy would
     model   the digest of the model with which these traces were recorded again
     """
-    run, session, spent = run or Campaign(), Session.now("cpu", commit), _spent()
+    run, session, spent = run or TrialRunner(), Session.now("cpu", commit), _spent()
     session.jobs, session.model = jobs, model
     ordered = sorted(faults, key=lambda fault: fault.how.ops != SLOW)
     with tempfile.TemporaryDirectory(prefix="instep-faults-") as scratch, ThreadPoolExecutor(jobs) as pool:

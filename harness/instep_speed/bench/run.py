@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 
-from instep.campaign.runner import Campaign
+from instep.campaign.runner import TrialRunner
 from instep.report.result import Result
 from instep.report.result_session import Session as Called
 from instep.verdict import Exit
@@ -156,9 +156,9 @@ class Bench:
         return Result(self.exit, "cpu", found, asked.commit)  # the machine is in `found`
 
 
-def bench(asked: Asked, run: Campaign | None = None, found: Bench | None = None) -> Bench:
+def bench(asked: Asked, run: TrialRunner | None = None, found: Bench | None = None) -> Bench:
     """Run the benchmark. found: the rows of an earlier call, which are not measured again."""
-    device, run, found = torch.device(asked.device), run or Campaign(60 * asked.minutes), found or Bench(asked)
+    device, run, found = torch.device(asked.device), run or TrialRunner(60 * asked.minutes), found or Bench(asked)
     torch.manual_seed(SEED)
     ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
     grid, named = _grid(asked)  # refuse bad requests before measuring

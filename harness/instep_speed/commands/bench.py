@@ -52,7 +52,7 @@ def bench(
     import torch
 
     from instep.atomic_write import is_replaced
-    from instep.cli.progress import campaign
+    from instep.cli.progress import trial_runner
     from instep_reference.contract.errors import BadInput
 
     from ..bench import plots as pictures
@@ -86,7 +86,7 @@ def bench(
     if plots is not None:
         pictures.ready(plots, found.asked.kinds, json, html, *join or ())
     if not join:
-        with campaign("bench", found.asked.minutes, json, found.result) as run:
+        with trial_runner("bench", found.asked.minutes, json, found.result) as run:
             measure(found.asked, run, found)
     try:
         finish(found.result(), json, lambda console: render.show(found, console), html=html)

@@ -36,7 +36,7 @@ from ...trace.file import read, replaceable
 from ...trace.header import Header, Model, Part, Recording
 from ...trace.policy import Policy
 from ...verdict import Exit
-from ..runner import Campaign, Over
+from ..runner import Over, TrialRunner
 from . import draw_events
 from .coverage import Coverage
 from .drawn_run import Diverged, Example
@@ -101,10 +101,10 @@ class Result:
         return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
 
 
-def campaign(settings: Settings, run: Campaign | None = None) -> Result:
+def campaign(settings: Settings, run: TrialRunner | None = None) -> Result:
     """Draw runs until one fails, or all were drawn, or the time is over."""
     must_be_free(settings)
-    host = _Host(settings, run or Campaign())
+    host = _Host(settings, run or TrialRunner())
     for number in count():
         left = BATCH if settings.examples is None else min(BATCH, settings.examples - number * BATCH)
         if left <= 0 or host.smallest is not None or host.run.over:
@@ -139,7 +139,7 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
 class _Host:
     """Builds and serves examples, and keeps count; implements `machine.Host`."""
 
-    def __init__(self, settings: Settings, run: Campaign) -> None:
+    def __init__(self, settings: Settings, run: TrialRunner) -> None:
         self.settings, self.run = settings, run
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")

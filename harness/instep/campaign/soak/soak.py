@@ -28,7 +28,7 @@ from ...watch.event_context import EventContext
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
-from ..runner import Campaign, Over
+from ..runner import Over, TrialRunner
 from .drawn_rounds import Seeded, Turns
 from .resume import Found, Session, Soaked
 
@@ -64,11 +64,11 @@ class Soak:
     """
 
     def __init__(
-        self, settings: Settings, soaked: Soaked, session: Session, campaign: Campaign, rounds: int | None = None,
+        self, settings: Settings, soaked: Soaked, session: Session, runner: TrialRunner, rounds: int | None = None,
     ) -> None:
         self.settings = replace(settings, number=len(soaked.found) + 1)
         must_be_free(self.settings)
-        self.soaked, self.session, self.campaign, self.rounds = soaked, session, campaign, rounds
+        self.soaked, self.session, self.runner, self.rounds = soaked, session, runner, rounds
         self.opened = Checkpoint.open(settings.checkpoint)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
@@ -82,7 +82,7 @@ class Soak:
             while self.found is None:
                 self._engines()
         except (Over, KeyboardInterrupt) as error:  # what was served counts
-            self.campaign.stop(error)
+            self.runner.stop(error)
         self._sum_up()
         if not self.session.events:  # the rounds were all there
             self.soaked.sessions.remove(self.session)
@@ -115,7 +115,7 @@ class Soak:
         turns.leave(num_steps)
         self.soaked.stretches += 1
         self._sum_up()
-        self.campaign.keep()  # from here the next session would go on
+        self.runner.keep()  # from here the next session would go on
 
     # what the machine asks of its host
 
@@ -133,7 +133,7 @@ class Soak:
         if isinstance(event, Commit):
             self.session.rounds += 1
             name = f"rounds of soak [{self.soaked.name}], seed {self.soaked.seed}"
-            self.campaign.advance(name, self.soaked.rounds, self.rounds)
+            self.runner.advance(name, self.soaked.rounds, self.rounds)
             self._go_on()
 
     def refused(self, event: Any) -> None:
@@ -145,11 +145,11 @@ class Soak:
     # how far it is
 
     def _go_on(self) -> None:
-        if self.campaign.over or (self.rounds is not None and self.soaked.rounds >= self.rounds):
+        if self.runner.over or (self.rounds is not None and self.soaked.rounds >= self.rounds):
             raise Over
 
     def _sum_up(self) -> None:
-        self.session.seconds = round(self.campaign.seconds, 1)
+        self.session.seconds = round(self.runner.seconds, 1)
         self.session.memory_mib = (*self.session.memory_mib[:1], memory_mib())
         self.soaked.count(self.coverage.met)
         self.coverage.met.clear()
