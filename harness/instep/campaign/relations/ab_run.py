@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.engine import AnyEvent, Draft, Forward
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
@@ -26,7 +25,7 @@ from ...watch.observers import OnHost
 from ...watch.rows_by_request import row_spans
 from ...watch.rows_subject_must_show import UPDATE
 from .compare_bitwise import bitwise, different, parts, pools, unserved
-from .position_record import Server, state_of, stopped
+from .position_record import Server, serving, state_of
 from .request_timelines import RewrittenTrace
 
 
@@ -50,11 +49,6 @@ class Arm:
         elif self.player is None:
             self.player = Player(self.name, self.engine, [OnHost()])
         self.server = Server(self.trace.header, self.player, self.engine)
-
-    @property
-    def last(self) -> Place | None:
-        """The last place that was observed: how far the engine got before it failed."""
-        return self.player.activations.last if isinstance(self.player, Participant) else None
 
 
 @dataclass
@@ -80,13 +74,10 @@ class ABRun:
     def _event(self, origin: int, mine: AnyEvent, theirs: AnyEvent) -> Iterator[Comparison | Skipped]:
         contexts = []
         for arm, event in ((self.one, mine), (self.other, theirs)):
-            try:
+            with serving(origin, event, arm.player) as failed:
                 contexts.append(arm.server(event, origin))
-            except Unsupported:
-                raise
-            except Exception as error:  # an external engine may raise anything
-                stop = stopped(origin, event, error, arm.last)
-                yield unserved(self.relation, stop, arm.name)
+            if failed:
+                yield unserved(self.relation, failed[0], arm.name)
                 return
         one, other = contexts
         yield from (Skipped("played", origin, said) for said in one.shown.said)

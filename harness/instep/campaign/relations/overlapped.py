@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place_names import Place
 
@@ -24,7 +23,7 @@ from ...subject.guarded_calls import checked_num_steps
 from ...verdict import Comparison, Tier
 from ...watch.batched_host_copies import on_host
 from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
-from .position_record import state_of, stopped
+from .position_record import serving, state_of
 from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import in_one_page
@@ -112,13 +111,10 @@ def _run(name: str, engine: Subject, trace: RewrittenTrace) -> Ran | Comparison:
     ends = _Ends(engine)
     player, answers = Player(name, engine, [ends]), []
     for index, event in enumerate(trace.events):
-        try:
+        with serving(trace.origins[index], event) as failed:
             answers.append(player.serve(event).answer)
-        except Unsupported:
-            raise
-        except Exception as error:  # whatever it is: the op set may be anybody's
-            stop = stopped(trace.origins[index], event, error, None)
-            return unserved(NAME, stop, name)
+        if failed:
+            return unserved(NAME, failed[0], name)
     ends.end()
     # Without a controller by batch size the wish is the same for every number of requests.
     sizes = range(1, len(trace.header.capacity.slots) + 1) if trace.header.controller else (1,)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,12 +114,10 @@ class PositionRecorder:
         """Serve up to the end, or up to the first event that the engine does not serve."""
         for index, event in enumerate(self.trace.events):
             origin = self.trace.origins[index]
-            try:
+            with serving(origin, event, self.participant) as failed:
                 context = self.server(event, origin)
-            except Unsupported:
-                raise
-            except Exception as error:  # an external engine may raise anything
-                self.record.stopped = stopped(origin, event, error, self.participant.activations.last)
+            if failed:
+                self.record.stopped = failed[0]
                 return self.record
             if isinstance(event, e.Admit):
                 self.admitted[event.request] += 1
@@ -191,10 +190,20 @@ class Server:
         return EventContext(origin, event, expect(before, table), side, side, None, UNWATCHED, {}, {}, shown=shown)
 
 
-def stopped(origin: int, event: e.Event, error: Exception, last: Place | None) -> Stopped:
-    """Describe an event in which the engine raised an exception."""
-    place = last or Place("trunk", STAGE_LEVEL, "embedding")
-    return Stopped(origin, kind_of(event), place, raised(error))
+@contextmanager
+def serving(origin: int, event: e.Event, player: Player | None = None) -> Iterator[list[Stopped]]:
+    """A block in which the engine serves event `origin`. If it raises, the event is in the yielded list.
+
+    player: a participant has the last place that was observed, which is how far the engine got
+    """
+    failed = list[Stopped]()
+    try:
+        yield failed
+    except Unsupported:
+        raise
+    except Exception as error:  # an external engine may raise anything
+        last = player.activations.last if isinstance(player, Participant) else None
+        failed.append(Stopped(origin, kind_of(event), last or Place("trunk", STAGE_LEVEL, "embedding"), raised(error)))
 
 
 def raised(error: BaseException) -> str:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place_names import Place
 
@@ -35,7 +34,7 @@ from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.batched_host_copies import with_others
 from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
-from .position_record import stopped
+from .position_record import serving
 from .relation_type import Case, Relation, Results
 from .request_timelines import RewrittenTrace, as_traced
 
@@ -140,15 +139,13 @@ class LateReading:
         self.served = []
         for index, event in enumerate(self.trace.events[: max(points) + 1]):
             noted.events, noted.answers = [], []
-            try:
+            with serving(self.trace.origins[index], event) as failed:
                 player.serve(event)
                 answers[index] = _copied(noted.answers)
                 wanted, states, prefixes = self._asked(engine, index)
                 pools = _pools(engine, copied=index in points)
-            except Unsupported:
-                raise
-            except Exception as error:  # an external engine may raise anything
-                return unserved(NAME, stopped(self.trace.origins[index], event, error, None), AT_ONCE)
+            if failed:
+                return unserved(NAME, failed[0], AT_ONCE)
             self.served.append(tuple(noted.events))
             if index in points:
                 kept[index] = Reading(answers, wanted, states, prefixes, pools)
@@ -164,18 +161,15 @@ class LateReading:
         player.proposes = False  # an event is served as the other run has served it
         unread: dict[int, list[e.Answer | None]] = {}
         for index, events in enumerate(self.served[: max(kept, default=-1) + 1]):
-            try:
+            with serving(self.trace.origins[index], self.trace.events[index]) as failed:
                 unread[index] = [player.serve(event).answer for event in events]
                 if index not in kept:
                     continue
                 pools = _pools(engine, copied=True)
                 answers = {each: _copied(answer) for each, answer in unread.items()}
                 late = Reading(answers, *self._asked(engine, index), pools)
-            except Unsupported:
-                raise
-            except Exception as error:  # as above
-                stop = stopped(self.trace.origins[index], self.trace.events[index], error, None)
-                return [*results, unserved(NAME, stop, LATE)], index
+            if failed:
+                return [*results, unserved(NAME, failed[0], LATE)], index
             found, unread = list(self._readings(index, kept[index], late)), {}
             results += found
             if not all(one.agrees for one in found):

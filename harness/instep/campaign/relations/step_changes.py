@@ -23,7 +23,6 @@ from instep_optimized.commit import STRATEGIES
 from instep_optimized.commit.lazy_rerun import LazyRerun
 from instep_optimized.memory.budget import of_kind
 from instep_reference.contract import engine as e
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import kind_of, named
 
 from ...checks.check_interface import Check
@@ -42,7 +41,7 @@ from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
 from .compare_bitwise import bitwise, different, parts, unserved
-from .position_record import state_of, stopped
+from .position_record import serving, state_of
 from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import timelines_of
 
@@ -258,12 +257,10 @@ def _states(
     player = Player("step changes", engine)
     for index, event in enumerate(events):
         rules.apply(event)
-        try:
+        with serving(index, event) as failed:
             player.serve(event)
-        except Unsupported:
-            raise
-        except Exception as error:  # the op set may be anybody's
-            yield index, "", unserved(NAME, stopped(index, event, error, None))
+        if failed:
+            yield index, "", unserved(NAME, failed[0])
             return
         for name in named(event) if index >= begin and isinstance(event, e.Forward | e.Commit | e.Load) else ():
             standing = rules.table.live[name]
