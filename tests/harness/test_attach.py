@@ -296,10 +296,13 @@ def test_trees_stop_the_recording(engine, tmp_path):
 # the environment
 
 
-def test_the_recorder_imports_nothing_else_of_instep(tmp_path):
-    program = ("import sys, instep.attach.sglang as one; one.load(); "
+@pytest.mark.parametrize(("engine_name", "parts"), [("sglang", ["sglang", "sglang_names", "sglang_states"]),
+                                                    ("vllm", ["vllm", "vllm_names"])])  # fmt: skip
+def test_the_recorder_imports_nothing_else_of_instep(tmp_path, engine_name, parts):
+    program = (f"import sys, instep.attach.{engine_name} as one; one.load(); "
                "print(sorted({name.split('.')[0] for name in sys.modules} & "
-               "{'triton', 'instep_optimized', 'instep_reference', 'typer', 'rich', 'msgspec', 'numpy', 'sglang'})); "
+               "{'triton', 'instep_optimized', 'instep_reference', 'typer', 'rich', 'msgspec', 'numpy', 'sglang', "
+               "'vllm'})); "
                "print(sorted(name for name in sys.modules if name.split('.')[0] == 'instep'))")
     with room.attached(Options(str(tmp_path)), {}, elsewhere=True) as changed:
         assert not os.path.exists(os.path.join(changed["PYTHONPATH"], "instep", "cli"))
@@ -308,8 +311,8 @@ def test_the_recorder_imports_nothing_else_of_instep(tmp_path):
     foreign, own = done.stdout.splitlines()
     assert set(eval(foreign)) <= {"numpy"}, "torch itself imports numpy"
     assert [name.removeprefix("instep") for name in eval(own)] == [
-        "", ".attach", ".attach.device_states", ".attach.recorder", ".attach.releases", ".attach.sglang",
-        ".attach.sglang_names", ".attach.sglang_states", ".audit", ".audit.write"]
+        "", ".attach", *(f".attach.{one}" for one in ("device_states", "recorder", "releases", *parts)), ".audit",
+        ".audit.write"]
 
 
 def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, capsys):
@@ -347,7 +350,7 @@ def test_the_command_prints_where_the_recording_is(tmp_path, capsys, monkeypatch
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"engine": "vllm"}, "expected one of sglang"), ({"layers": "x"}, "expected numbers"),
+    ({"engine": "tgi"}, "expected one of sglang, vllm"), ({"layers": "x"}, "expected numbers"),
     ({"triggers": "switches"}, "expected some of switch"), ({"command": ["no-such-program"]}, "No such file"),
 ])  # fmt: skip
 def test_the_command_refuses_bad_input(tmp_path, given, message):

@@ -31,6 +31,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
+from support.fake_sglang import Model
 from support.recorded import TINY, stated
 
 pytestmark = pytest.mark.slow  # recordings in many formats
@@ -111,9 +112,25 @@ def test_a_recording_of_wrapped_weights_is_accepted(tmp_path, answer, loaded):
 def test_the_model_for_vllm_is_the_text_model(tmp_path, instep):
     ran = instep("fixtures", tmp_path / "vllm", "--for", "vllm")
     assert ran.code == 0 and "skip_tokenizer_init" in ran.out, ran
-    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
-    assert config == json.loads((TINY / "config.json").read_text()) and digest(tmp_path / "vllm") == digest(TINY)
+    config, text = (json.loads((one / "config.json").read_text()) for one in (tmp_path / "vllm", TINY))
+    sections = {"mrope_section", "mrope_interleaved"}
+    assert text["rope_parameters"].keys() - config["rope_parameters"].keys() == sections
+    assert {**config, "rope_parameters": text["rope_parameters"]} == text
+    assert digest(tmp_path / "vllm") == digest(TINY)
+    assert OnDisk.open(tmp_path / "vllm").config == OnDisk.open(TINY).config
     assert sorted(one.name for one in (tmp_path / "vllm").iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_the_model_for_vllm_on_a_cpu_has_the_same_states(tmp_path, instep):
+    assert instep("fixtures", tmp_path / "vllm", "--for", "vllm-cpu").code == 0
+    wide, own = Model(tmp_path / "vllm"), Model(TINY)
+    assert wide.config.key_dim == wide.config.value_dim == own.config.value_dim != own.config.key_dim
+    prompt = b"Return the"
+    assert wide.text(prompt, 12) == own.text(prompt, 12)
+    (found, _, after), (expected, _, memory) = (one.run(prompt, one.nothing(), 0) for one in (wide, own))
+    assert torch.allclose(found, expected, atol=1.5), "the epsilon of a norm weighs more"
+    state, narrow = after[0].state, memory[0].state
+    assert torch.allclose(state[:, : narrow.shape[1]], narrow, atol=1e-5) and not state[:, narrow.shape[1] :].any()
 
 
 @pytest.mark.parametrize(("field", "value", "says"), [

@@ -1,11 +1,12 @@
 """Record a running engine for `instep audit`, by hooks that the engine's own process loads.
 
     with instep.attach.recording("/tmp/recording"):
-        engine = sglang.Engine(...)     # every scheduler process that starts here records itself
+        engine = sglang.Engine(...)     # or vllm.LLM(...): every engine that starts here records itself
 
-`instep attach sglang -- COMMAND` does the same for a server. Without the environment variable INSTEP_ATTACH the hooks
-do nothing. The engine's process imports this package and `audit/write.py`, and nothing else of instep.
-Leaves out: the hooks (`sglang.py`), and the judgement (`instep.audit`).
+`instep attach sglang -- COMMAND` and `instep attach vllm -- COMMAND` do the same for a server. Without the environment
+variable INSTEP_ATTACH the hooks do nothing. The engine's process imports this package and `audit/write.py`, and nothing
+else of instep.
+Leaves out: the hooks (`sglang.py`, `vllm.py`), and the judgement (`instep.audit`).
 """
 
 from __future__ import annotations
@@ -23,15 +24,34 @@ from pathlib import Path
 from typing import Any
 
 ENV = "INSTEP_ATTACH"  # the options as JSON; or only the directory
-ENTRY = "instep.attach.sglang:load"
-GROUP, NAME, RESTRICTS = "sglang.srt.plugins", "instep", "SGLANG_PLUGINS"
+NAME = "instep"
 PARTS = (
     "attach/__init__.py", "attach/device_states.py", "attach/recorder.py", "attach/releases.py", "attach/sglang.py",
-    "attach/sglang_names.py", "attach/sglang_states.py", "audit/__init__.py",
+    "attach/sglang_names.py", "attach/sglang_states.py", "attach/vllm.py", "attach/vllm_names.py", "audit/__init__.py",
     "audit/write.py",
 )  # fmt: skip
 SWITCH, PREFIX, RETRACTION = "switch", "prefix", "retraction"
 TRIGGERS = (SWITCH, PREFIX, RETRACTION)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """How an engine loads hooks.
+
+    group      of entry points
+    restricts  the variable with the names of allowed plugins;  empty_allows: whether it allows all if it is empty
+    """
+
+    group: str
+    entry: str
+    restricts: str
+    empty_allows: bool
+
+
+PLUGINS = {
+    "sglang": Plugin("sglang.srt.plugins", "instep.attach.sglang:load", "SGLANG_PLUGINS", True),
+    "vllm": Plugin("vllm.general_plugins", "instep.attach.vllm:load", "VLLM_PLUGINS", False),
+}
 
 
 @dataclass(frozen=True)
@@ -125,9 +145,11 @@ def attached(options: Options, environment: Mapping[str, str], *, elsewhere: boo
     elsewhere: the engine may run on another Python, which gets copies of the files that it needs
     """
     changed = {ENV: options.spelled()}
-    if environment.get(RESTRICTS):
-        changed[RESTRICTS] = f"{environment[RESTRICTS]},{NAME}"
-    if not elsewhere and any(entry.value == ENTRY for entry in entry_points(group=GROUP)):
+    for one in PLUGINS.values():
+        if environment.get(one.restricts) or (one.restricts in environment and not one.empty_allows):
+            changed[one.restricts] = f"{environment[one.restricts]},{NAME}"
+    installed = all(one.entry in {entry.value for entry in entry_points(group=one.group)} for one in PLUGINS.values())
+    if installed and not elsewhere:
         yield changed
         return
     with tempfile.TemporaryDirectory(prefix="instep-attach-") as made:
@@ -139,11 +161,12 @@ def attached(options: Options, environment: Mapping[str, str], *, elsewhere: boo
 
 
 def _declare(folder: Path) -> None:
-    """Write what importlib.metadata reads: a distribution with the entry point. It hides an installed one."""
+    """Write what importlib.metadata reads: a distribution with the entry points. It hides an installed one."""
     info = folder / "instep-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: instep\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{NAME} = {ENTRY}\n")
+    lines = (f"[{one.group}]\n{NAME} = {one.entry}\n" for one in PLUGINS.values())
+    (info / "entry_points.txt").write_text("\n".join(lines))
 
 
 def _copy(folder: Path) -> None:

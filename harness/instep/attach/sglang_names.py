@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from .releases import nearest
 
-GROUP = "sglang.srt.plugins"  # the entry point group that every process of SGLang with a scheduler loads
 SCHEDULER = "sglang.srt.managers.scheduler"
 REGISTRY = "sglang.srt.plugins.hook_registry"  # HookRegistry.register(target, hook, HookType.AROUND)
 

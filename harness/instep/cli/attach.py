@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-ENGINES = ("sglang",)
+ENGINES = ("sglang", "vllm")
 ALL = "all"
 TRIGGERS = "switch,prefix,retraction"
 
@@ -88,7 +88,7 @@ def _report(folder: Path, command: list[str], code: int) -> int:
         whole = whole and not stopped
         print(f"recorded  {one.parent}" + (f"  (incomplete: {stopped})" if stopped else ""))
     if not found:
-        print("nothing was recorded: no scheduler process of the engine ran a batch. Does it start by itself?",
+        print("nothing was recorded: no process of the engine that has the model ran a batch. Does it start by itself?",
               file=sys.stderr)  # fmt: skip
         return 3
     print(f"next: instep audit {shlex.quote(str(found[0].parent))} --model CHECKPOINT")

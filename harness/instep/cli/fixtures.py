@@ -26,6 +26,7 @@ SMALLEST_VISION = {
 class Engine(Enum):
     SGLANG = "sglang"
     VLLM = "vllm"
+    VLLM_CPU = "vllm-cpu"
 
 
 def fixtures(
@@ -54,6 +55,9 @@ def fixtures(
         tiny = source / "tiny"
         files = {folder / "config.json": config_for(engine, json.loads((tiny / "config.json").read_text())),
                  folder / "model.safetensors": (tiny / "model.safetensors").read_bytes()}  # fmt: skip
+        if engine is Engine.VLLM_CPU:
+            weights = folder / "model.safetensors"
+            files[weights] = with_wider_keys(files[weights], json.loads((tiny / "config.json").read_text()))
     for name in CARRIED if engine is None else ():
         inside = sorted((source / name).rglob("*")) if (source / name).is_dir() else [source / name]
         for file in inside:
@@ -81,9 +85,12 @@ def fixtures(
 def config_for(engine: Engine, text: dict[str, Any]) -> bytes:
     """The `config.json` with which an engine loads the text model.
 
-    vLLM (0.33, `Qwen3_5ForCausalLM`) takes that of the text model. SGLang (0.5.12 to 0.5.23) loads the weights as
-    `Qwen3_5ForConditionalGeneration` alone: the text model is nested, and it needs a vision part, which stays
-    uninitialised. Its class of the text model has experts unless their number is 0.
+    SGLang (0.5.12 to 0.5.23) loads the weights as `Qwen3_5ForConditionalGeneration` alone: the text model is nested,
+    and it needs a vision part, which stays uninitialised. Its class of the text model has experts unless their number
+    is 0.
+    vLLM (0.22 to 0.33, `Qwen3_5ForCausalLM`) takes the text model. It clears the sections of rotary positions in the
+    model's config and not in the drafter's, whose rotary kernel then gets positions in three rows (with 0.32.0 on a CPU
+    it writes outside of its tensors), so there are none here. On a CPU keys and values must have one width.
     """
     if engine is Engine.SGLANG:
         stated = {name: value for name, value in text.items() if value is not None and name != "architectures"}
@@ -95,4 +102,29 @@ def config_for(engine: Engine, text: dict[str, Any]) -> bytes:
             "dtype": text["dtype"], "torch_dtype": text["dtype"], "image_token_id": IMAGE, "video_token_id": VIDEO,
             "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
         }
+    else:
+        rope = {name: value for name, value in text["rope_parameters"].items() if not name.startswith("mrope")}
+        width = text["linear_value_head_dim" if engine is Engine.VLLM_CPU else "linear_key_head_dim"]
+        text = {**text, "rope_parameters": rope, "linear_key_head_dim": width}
     return json.dumps(text, indent=1).encode() + b"\n"
+
+
+def with_wider_keys(weights: bytes, text: dict[str, Any]) -> bytes:
+    """The checkpoint with zeros in queries and keys, so that their heads are as wide as those of values.
+
+    The states have the same numbers, and zeros. Queries have another scale, which the norm after the delta rule removes
+    but for its epsilon, so logits change a little.
+    """
+    from safetensors.torch import load, save
+    from torch import cat
+    from torch.nn.functional import pad
+
+    heads, keys, values = (text[f"linear_{name}"] for name in ("num_key_heads", "key_head_dim", "value_head_dim"))
+    found = load(weights)
+    for name, tensor in found.items():
+        if name.endswith(("linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight")):
+            rest = tensor.shape[1:]
+            narrow = tensor[: 2 * heads * keys].reshape(2 * heads, keys, -1)
+            wide = pad(narrow, (0, 0, 0, values - keys)).reshape(2 * heads * values, *rest)
+            found[name] = cat([wide, tensor[2 * heads * keys :]])
+    return save(found, {"format": "pt"})

@@ -1,0 +1,232 @@
+"""`instep attach vllm`: a fake vLLM records itself with both model runners, and `instep audit` judges the recording.
+
+Leaves out: the names of released engines (`test_attach_names.py`), and what recorders share (`test_attach.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import instep.attach as room
+from instep.attach import vllm
+from instep.attach.vllm import places, window
+from instep.audit.audit import Audit, audit
+from instep.verdict import Exit
+from support import fake_vllm
+from support.covering import WHOLE
+from support.fake_sglang import Model
+from support.fake_vllm import Served
+from support.recorded import TINY, lines
+
+A, B = b"Return the", b"def main(self):"
+EVERY: dict[str, Any] = {"layers": [], "every": 1}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(TINY)
+
+
+@pytest.fixture
+def engine(model, tmp_path, monkeypatch):
+    """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
+    left: list[Any] = []
+
+    def make(runner: str, options: dict[str, Any] | None = None, release: str = "0.33.0", **named: Any) -> Served:
+        monkeypatch.setattr(vllm, "_loaded", False)
+        entered = [fake_vllm.imported(release), torch.inference_mode(),
+                   room.recording(tmp_path / "recording", **(EVERY if options is None else options))]  # fmt: skip
+        at = None
+        for one in entered:
+            at = one.__enter__() if at is None else (one.__enter__(), at)[1]
+            left.append(one)
+        return Served(at, model, TINY, runner, **named)
+
+    yield make
+    for one in reversed(left):
+        one.__exit__(None, None, None)
+
+
+def serve(served: Served) -> None:
+    """Chunks next to windows, windows of two widths, a sampled request, a decode, a preemption and a prefix hit."""
+    served.request("a", A, 14)
+    served.request("b", B, 12)
+    served.request("c", B, 6)
+    served.request("sampled", b"xyz", 5, temperature=0.7)
+    served.step(prefill={"a": 6})
+    served.step(prefill={"a": 4, "sampled": 3})
+    served.step(verify={"a": (4, 3)}, prefill={"b": 9})
+    served.step(prefill={"b": 6}, verify={"a": (4, 0)}, decode=["sampled"])
+    served.step(verify={"b": (4, 1), "a": (4, 1)})
+    served.step(verify={"a": (2, 1), "b": (2, 0)})
+    served.preempt("b")
+    served.step(prefill={"c": 7}, cached=8, verify={"a": (2, 0)})
+    served.step(prefill={"b": len(served._told("b"))}, decode=["c"])
+    served.step(verify={"b": (4, 3), "c": (4, 3)})
+    served.step(verify={"a": (4, 3), "b": (4, 3)})
+    served.idle()
+
+
+def judged(tmp_path: Path) -> Audit:
+    return audit(tmp_path / "recording", TINY)
+
+
+def attached(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]
+
+
+def events(tmp_path: Path) -> list[dict[str, Any]]:
+    return lines(tmp_path / "recording" / "events.jsonl")
+
+
+@pytest.mark.parametrize(("runner", "how"), [
+    ("v1", {}), pytest.param("v1", {"dims_first": True}, marks=WHOLE), ("v2", {"dims_first": True, "overlap": True}),
+])  # fmt: skip
+def test_a_right_vllm_agrees(engine, tmp_path, runner, how):
+    serve(engine(runner, **how))
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
+    facts = {name: attached(tmp_path)[name] for name in ("missing", "stopped", "written", "dropped", "left_out")}
+    assert facts == {"missing": {}, "stopped": "", "written": 10, "dropped": 0, "left_out": 1}
+    said: dict[str, list[int]] = {name: [] for name in "abc"}
+    for one in events(tmp_path):
+        for name, path in zip(one.get("requests", ()), one.get("accepted", ()), strict=False):
+            said[name].append(len(path["nodes"]))
+    assert said == {"a": [3, 0, 1, 1, 0, 3], "b": [1, 0, 3, 3], "c": [3]}
+    assert found.told.windows == sum(map(len, said.values()))
+    kinds = [one["event"] for one in events(tmp_path)]
+    assert kinds.count("finish") == 3 and kinds.count("abort") == 1, "the idle step ends the requests"
+
+
+def test_states_are_written_at_the_event_of_each_request(engine, tmp_path):
+    served = engine("v1")
+    served.request("a", A, 8)
+    served.request("b", B, 8)
+    served.step(prefill={"a": 10})
+    served.step(verify={"a": (4, 1)}, prefill={"b": 9})
+    served.step(prefill={"b": 6}, verify={"a": (4, 1)})
+    served.idle()
+    batches = lines(tmp_path / "recording" / "batches.jsonl")
+    assert [(one["batch"], one["rows"]) for one in batches] == [
+        (1, {"a": 0}), (2, {"b": 1}), (2, {"a": 0}), (2, {"b": 1}), (2, {"a": 0})]
+    kinds = [one["event"] for one in events(tmp_path)]
+    assert [kinds[one["event"]] for one in batches] == ["forward", "forward", "commit", "forward", "commit"]
+    blocks = served.requests["a"].blocks
+    assert batches[2]["slots"] == {"a": blocks[1]}, "one draft was accepted: the second block"
+    assert batches[1]["slots"] == {"b": served.requests["b"].blocks[0]}
+    assert judged(tmp_path).exit is Exit.AGREED
+
+
+@pytest.mark.parametrize("runner", ["v1", "v2"])
+def test_wrong_blocks_are_named(engine, tmp_path, runner):
+    serve(engine(runner, wrong=4))
+    found = judged(tmp_path)
+    assert found.exit is Exit.DIVERGED
+    first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
+    commits = [number for number, one in enumerate(events(tmp_path)) if one["event"] == "commit"]
+    assert (first.event, first.request, first.place.layer) == (commits[2], "b", 0)
+    assert "holds the state after 1 token; 2 tokens were accepted" in first.diagnosis
+
+
+def test_logits_and_final_rows_of_a_mixed_batch_are_judged(engine, tmp_path):
+    served = engine("v1", {**EVERY, "logits": True, "final": True})
+    served.request("a", A, 8)
+    served.request("b", B, 8)
+    served.step(prefill={"a": 10})
+    served.step(prefill={"b": 9}, verify={"a": (4, 2)})
+    served.step(verify={"a": (4, 1)}, prefill={"b": 6})
+    served.idle()
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED and found.recorded.shows == ("final", "logits", "states")
+
+
+def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine, tmp_path):
+    served = engine("v2", {**EVERY, "logits": True})
+    served.request("a", A, 8)
+    served.step(prefill={"a": 9})
+    served.step(prefill={"a": 1}, padded=["a"])
+    served.step(verify={"a": (4, 2)})
+    served.idle()
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
+    rows = [row for one in events(tmp_path) if one["event"] == "forward" for row in one["rows"]]
+    assert [(row["kind"], row.get("tokens")) for row in rows] == [("prefill", 9), ("prefill", 1), ("verify", None)]
+
+
+def test_an_unknown_release_of_vllm_records_what_it_can(engine, tmp_path, monkeypatch):
+    monkeypatch.delattr(fake_vllm.RunnerV1, "_build_attention_metadata")
+    monkeypatch.setattr(fake_vllm.RunnerV1, "execute_model", renamed(fake_vllm.RunnerV1.execute_model))
+    serve(engine("v1", release="0.99.1"))
+    facts = attached(tmp_path)
+    assert facts["names"] == "0.33.0" and "RunnerV1 has no _build_attention_metadata" in facts["missing"]["prepared"]
+    assert facts["stopped"] == "" and facts["no_states"] == "no recurrent layer that was chosen"
+    assert judged(tmp_path).exit is Exit.AGREED, "the tokens are there"
+
+
+def renamed(original: Any) -> Any:
+    def execute_model(self, scheduled):
+        self._build_attention_metadata = lambda metadata: (metadata, None)
+        return original(self, scheduled)
+
+    return execute_model
+
+
+def test_vllm_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
+    def fails(self, now, lengths):
+        raise RuntimeError("no memory for a copy")
+
+    monkeypatch.setattr(vllm.VllmRecorder, "_take", fails)
+    served = engine("v1")
+    serve(served)
+    assert [len(one.output_token_ids) >= one.limit for one in served.requests.values()] == [True, True, True, False]
+    assert "no memory for a copy" in attached(tmp_path)["stopped"]
+    assert "recording stopped: RuntimeError" in capsys.readouterr().err
+
+
+def test_an_exception_of_vllm_passes_through(engine):
+    served = engine("v1")
+    served.request("a", A, 4)
+    served.run = lambda *_: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        served.step(prefill={"a": 4})
+
+
+def test_no_worker_is_hooked_without_the_variable(model, tmp_path, monkeypatch):
+    monkeypatch.delenv(room.ENV, raising=False)
+    monkeypatch.setattr(vllm, "_loaded", False)
+    with fake_vllm.imported("0.33.0") as at:
+        vllm.load()
+        serve(Served(at, model, TINY))
+    assert not vllm._loaded and not (tmp_path / "recording").exists()
+
+
+def test_places_follow_the_mask_of_windows():
+    metadata = type("Metadata", (), {
+        "spec_sequence_masks": torch.tensor([False, True, False, True, False]),  # padded for a graph
+        "spec_state_indices_tensor": torch.tensor([[10, 11, 12], [20, 21, 22], [0, 0, 0]], dtype=torch.int32),
+        "non_spec_state_indices_tensor": torch.tensor([7, 8], dtype=torch.int32)})  # fmt: skip
+    found = places(metadata, torch.tensor([1, 3, 0, 2]), 4)
+    assert found.state.tolist() == [7, 12, 8, 21]
+    assert found.conv.tolist() == [7, 10, 8, 20] and found.column.tolist() == [0, 2, 0, 1]
+
+
+def test_a_conv_window_begins_at_its_column():
+    rows = torch.arange(2 * 8 * 6).view(2, 8, 6)
+    found = window(rows, torch.tensor([0, 2]), 3)
+    assert torch.equal(found[0], rows[0, :, :3]) and torch.equal(found[1], rows[1, :, 2:5])
+    assert torch.equal(window(rows.mT.contiguous(), torch.tensor([0, 2]), 3), found)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, None), ("", ",instep"), ("theirs", "theirs,instep")])
+def test_allowed_plugins_of_vllm_get_the_recorder(tmp_path, given, expected):
+    environment = {} if given is None else {"VLLM_PLUGINS": given}
+    with room.attached(room.Options(str(tmp_path)), environment, elsewhere=True) as changed:
+        assert changed.get("VLLM_PLUGINS") == expected
+        made = Path(changed["PYTHONPATH"].partition(":")[0])
+        assert "[vllm.general_plugins]\ninstep = instep.attach.vllm:load" in next(
+            made.glob("*.dist-info/entry_points.txt")).read_text()
