@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import shutil
 import statistics
 import subprocess
@@ -329,7 +328,7 @@ def measure(files: Path, out: Path, options: argparse.Namespace) -> int:
         print(sentence(name, one), flush=True)
     slow = [name for name, limit in LIMITS.items() if not variants[name]["loss"]["median"] <= limit]
     Result(int(bool(slow)), "cuda", {
-        "command": shlex.join(["python", "-m", "peers.live.cost", *sys.argv[1:]]).removesuffix(f" {ENGINE}"),
+        "command": f"python -m peers.live.cost BUNDLE {out.name} --repetitions {options.repetitions}",
         "sglang": sglang.__version__, "shape": SHAPE, "weights": "dummy", "batch": BATCH, "prompt": PROMPT,
         "tokens": options.tokens, "steps": STEPS, "accepted": ACCEPTED, "overlap": True,
         "repetitions": options.repetitions, "windows": max(count for _, count in found[0].answers.values()),
