@@ -112,8 +112,9 @@ def test_interrupted_call_keeps_its_cells_and_counts_the_rest(
     monkeypatch.setitem(sys.modules, "interrupted", ModuleType("interrupted"))
     file = tmp_path / "stopped.json"
     file.write_text("what stood there before")
-    instep("bench", "--device", "cpu", "--kind", "pick", "--json", file)
+    ran = instep("bench", "--device", "cpu", "--kind", "pick", "--json", file)
     found = json.loads(file.read_text())
+    assert "pick: 1 cells left out, since the call was interrupted" in ran.out
     assert made == [1, 2] and [row["cell"]["rows"] for row in found["rows"]] == [1, 2]
     assert found["left_out"] == {"pick": 1}
 

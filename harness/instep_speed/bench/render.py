@@ -59,11 +59,8 @@ def _left(found: Bench, name: str) -> str:
     asked, left = found.asked, found.left
     if name not in left:
         return ""
-    if not any(matches(at, asked.at) for at in asked.cells(name)):
-        why = f"none has {chosen(asked.at)}"
-    else:
-        why = "since the device works no longer" if found.lost else "for want of minutes"
-    return f"{left[name]} cells left out, {why}"
+    some = any(matches(at, asked.at) for at in asked.cells(name))
+    return f"{left[name]} cells left out, {found.ended if some else f'none has {chosen(asked.at)}'}"
 
 
 def _table(name: str, rows: list[Row], console: Console) -> None:

@@ -106,7 +106,7 @@ class Bench:
 
     sessions  the calls that measured the rows; a row has the number of its call
     wanted    the kinds that the calls requested, each with its `--at`
-    lost      whether an arm has killed the device; nothing was measured after that
+    ended     why nothing more was measured
     """
 
     asked: Asked
@@ -114,7 +114,7 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     wanted: list[tuple[str, Axes]] = field(default_factory=list)
-    lost: bool = False
+    ended: str = "for want of minutes"
 
     @property
     def exit(self) -> Exit:
@@ -183,8 +183,8 @@ def bench(asked: Asked, run: TrialRunner | None = None, found: Bench | None = No
             found.rows.append(row | {"session": len(found.sessions) - 1})
             session.seconds = round(time.monotonic() - begun, 1)
             there.add(key(row))
-            found.lost = gone(device)
-            if found.lost:
+            if gone(device):  # an arm has killed it
+                found.ended = "since the device works no longer"
                 run.keep()
                 return found
             if ground.card:  # the card's memory is short, and the next cell may need all of it

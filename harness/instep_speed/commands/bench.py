@@ -88,6 +88,7 @@ def bench(
     if not join:
         with trial_runner("bench", found.asked.minutes, json, found.result) as run:
             measure(found.asked, run, found)
+        found.ended = "since the call was interrupted" if run.interrupted else found.ended
     try:
         finish(found.result(), json, lambda console: render.show(found, console), html=html)
     finally:  # files and table first, so that a failing plot loses neither
