@@ -14,7 +14,6 @@ from instep.cli.finish_with_result import Commit, Html, Json, finish, joins_alon
 from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
-    from msgspec import UnsetType
     from rich.console import Console
 
     from ..faults.catalogue.fault import Fault
@@ -50,10 +49,12 @@ def faults(
     from dataclasses import replace
     from tempfile import TemporaryDirectory
 
+    from msgspec import UNSET
     from rich.console import Console
 
     from instep.atomic_write import write_atomically
     from instep.cli.progress import trial_runner
+    from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
     from ..faults import render, resume
@@ -81,7 +82,8 @@ def faults(
     if list_only:
         _list(chosen, Console())
         raise typer.Exit(0)
-    model, judged = _digest(checkpoint), list[Judged]()
+    model = UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
+    judged = list[Judged]()
     resume.of_one_model(there, None if join else model)
     if chosen and not TRACES.is_dir():
         raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
@@ -170,12 +172,3 @@ def _near(name: str, known: list[str]) -> str:
     from difflib import get_close_matches
 
     return ", ".join(get_close_matches(name, known, n=5, cutoff=0.4) or known)
-
-
-def _digest(checkpoint: Path | None) -> str | UnsetType:
-    """The digest of the named model."""
-    from msgspec import UNSET
-
-    from instep_reference.contract.checkpoint import Checkpoint
-
-    return UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
