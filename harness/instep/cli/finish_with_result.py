@@ -36,18 +36,23 @@ def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
         writable(file, *read, *(other for other in given if other is not file))
 
 
-def joins_alone(verb: str, *, with_others: bool, **files: Path | None) -> None:
-    """Refuse `--join` together with options of a run, or without a file that takes the other results in.
+def joins_alone(
+    others: Sequence[Path], command: str, verb: str, *, with_options: bool, **files: Path | None
+) -> None:
+    """Refuse `--join` together with options of a run, without a file that takes the others in, or without the others.
 
     verb: the work of the command without `--join`;  files: option -> the requested file
     """
     from instep_reference.contract.errors import BadInput
 
-    if with_others:
+    if with_options:
         raise BadInput("--join", found="options of a run, too", expected=f"one of them: to join {verb} nothing")
     if not any(files.values()):
         raise BadInput("--join", found=f"no {' or '.join(f'--{option}' for option in files)}",
                        expected="the file that takes the others in")  # fmt: skip
+    for path in others:
+        if not path.is_file():
+            raise BadInput("--join", found=f"no file {path}", expected=f"a file that `instep {command}` wrote")
 
 
 def finish(

@@ -54,7 +54,7 @@ def soak(
     from .progress import trial_runner
 
     if join:
-        joins_alone("serves", json=json, with_others=minutes is not None or rounds is not None)
+        joins_alone(join, "soak", "serves", json=json, with_options=minutes is not None or rounds is not None)
     elif minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
     must_be_free((json,), *join or ())

@@ -67,7 +67,7 @@ def faults(
 
     if join:
         more = names or family or ops or part or missing or checkpoint or list_only or given.named
-        joins_alone("plants", json=json, with_others=bool(more))
+        joins_alone(join, "faults", "plants", json=json, with_options=bool(more))
     if missing and json is None:
         raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
     must_be_free((json, html, picture), *join or ())

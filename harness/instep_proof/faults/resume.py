@@ -22,19 +22,16 @@ from .catalogue.fault import Fault
 from .compare_with_control import Heard, Judged, Result, Session
 from .fault_runs import Arm
 
-FILE = "a file that `instep faults` wrote"
-
 
 def read(path: Path) -> Result:
     """Read the judged faults with all their fields."""
-    if not path.is_file():
-        raise BadInput("--join", found=f"no file {path}", expected=FILE)
     try:
         found = read_file(path)
         sessions = msgspec.convert(found["sessions"], tuple[Session, ...])
         return Result(tuple(_judged(one, sessions) for one in found["results"]))
     except (KeyError, TypeError, IndexError, AttributeError, AssertionError, msgspec.ValidationError):
-        raise BadInput(str(path), found="another result", expected=FILE) from None
+        expected = "a file that `instep faults` wrote"
+        raise BadInput(str(path), found="another result", expected=expected) from None
 
 
 def of_one_model(results: Iterable[Result], model: str | UnsetType | None) -> None:

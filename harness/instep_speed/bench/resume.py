@@ -230,8 +230,6 @@ class Kept(msgspec.Struct):
 
 def read_file(file: Path) -> Kept:
     """Read a file of `instep bench`, or refuse it with the name of the field."""
-    if not file.is_file():
-        raise BadInput("--join", found=f"no file {file}", expected="a file that `instep bench` wrote")
     data: Kept = decode(msgspec.json.encode(read(file)), Kept, str(file), WRITTEN)
     for number, row in enumerate(data.rows):
         held: _Row = decode(msgspec.json.encode(row), _Row, f"{file}: rows[{number}]", WRITTEN)

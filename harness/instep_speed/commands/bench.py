@@ -68,7 +68,7 @@ def bench(
     there = [json] if json is not None and json.is_file() else []
     if join:
         more = kind or given.named or grid != "default" or peers is not None or at or minutes is not None
-        joins_alone("measures", json=json, plots=plots, html=html, with_others=bool(more))
+        joins_alone(join, "bench", "measures", json=json, plots=plots, html=html, with_options=bool(more))
         found = resume.joined(there + join, commit)
     else:
         card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"

@@ -117,8 +117,6 @@ def going_on(runs: list[Soaked], begun: Soaked, path: Path | None) -> Soaked:
 
 def join(runs: list[Soaked], path: Path) -> None:
     """Add the runs of another file, which used another op set or another seed."""
-    if not path.is_file():
-        raise BadInput("--join", found=f"no file {path}", expected="a file that `instep soak` wrote")
     here = {(run.name, run.seed) for run in runs}
     for run in read(path):
         if (run.name, run.seed) in here:
