@@ -145,6 +145,15 @@ def test_logits_and_final_rows_of_a_mixed_batch_are_judged(engine, tmp_path):
     assert found.exit is Exit.AGREED and found.recorded.shows == ("final", "logits", "states")
 
 
+def test_the_rounding_of_cpu_kernels_is_declared(engine, tmp_path):
+    served = engine("v1", dtype=torch.bfloat16)
+    served.request("a", A, 4)
+    served.step(prefill={"a": 10})
+    stated = json.loads((tmp_path / "recording" / "recording.json").read_text())
+    assert stated["rounds"] == dict.fromkeys(("beta", "q", "k"), "bfloat16") and stated["layout"] == "KV"
+    assert stated["products"].keys() == {"conv", "gdn.chunk"}
+
+
 def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine, tmp_path):
     served = engine("v2", {**EVERY, "logits": True})
     served.request("a", A, 8)

@@ -118,12 +118,13 @@ class Served:
     """The engine and its schedule.
 
     runner  "v1" or "v2";  dims_first: conv buffers are [blocks, C, columns] and not [blocks, columns, C]
+    dtype   the activation that the engine states
     wrong   the step whose windows leave in every block the state from before their token; None: all are right
     """
 
     def __init__(
         self, at: SimpleNamespace, model: Model, checkpoint: Path, runner: str = "v1", *, dims_first: bool = False,
-        wrong: int | None = None, overlap: bool = False, blocks: int = 40,
+        wrong: int | None = None, overlap: bool = False, blocks: int = 40, dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model, self.wrong = model, wrong
         config, empty = model.config, model.nothing()[model.gdn[0]]
@@ -138,7 +139,7 @@ class Served:
                                                       conv_kernel_size=self.kernel) for layer in model.gdn}  # fmt: skip
         self.config = SimpleNamespace(
             compilation_config=SimpleNamespace(static_forward_context={**context, ATTENTION: object()}),
-            model_config=SimpleNamespace(model=str(checkpoint), dtype=torch.float32),
+            model_config=SimpleNamespace(model=str(checkpoint), dtype=dtype),
             scheduler_config=SimpleNamespace(async_scheduling=overlap))  # fmt: skip
         self.free = list(range(blocks - 1, 0, -1))
         self.requests: dict[str, Any] = {}

@@ -311,13 +311,14 @@ class Recorder:
             self.no_states = "no trigger was chosen, and not every n-th event"
 
     def open(
-        self, model: str, dtype: torch.dtype, state: torch.dtype, layout: str, overlap: bool, *, triton: bool = True
+        self, model: str, dtype: torch.dtype, state: torch.dtype, layout: str, overlap: bool,
+        rounds: dict[str, str] = ROUNDS,
     ) -> None:
-        """Begin the recording. triton: the engine runs the Triton kernels whose rounding is known."""
-        narrow = triton and dtype == torch.bfloat16
+        """Begin the recording. rounds: what the engine's kernels round besides the usual, if dtype is bf16."""
+        narrow = dtype == torch.bfloat16
         self.recording = Recording(
             self._folder(), engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),
-            state=word(state), rounds=ROUNDS if narrow else {}, products=PRODUCTS if narrow else {}, layout=layout,
+            state=word(state), rounds=rounds if narrow else {}, products=PRODUCTS if narrow else {}, layout=layout,
             overlap=overlap,
         )  # fmt: skip
         self.note()
