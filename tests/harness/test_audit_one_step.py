@@ -249,6 +249,28 @@ def test_further_draws_run_only_the_window_of_their_request(copy, monkeypatch):
     assert max(off) < 1e-12 and all(len(one) == 1 for one in lengths), "one path, and no verify"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [(0, 1, 2), (0, 2)], ids=["every layer", "two layers"])
+def test_further_draws_do_not_share_errors_from_before_the_recorded_states(copy, monkeypatch, layers):
+    """Only events 10 and 16 have states. Draws of event 16 begin after event 10, or earlier if it lacks a layer."""
+    begins, real = set[tuple[int, tuple[int, ...]]](), RepeatedRuns.side_of
+
+    def side_of(self, index, draw, request):
+        begins.add((self._first, tuple(self._continued)))
+        return real(self, index, draw, request)
+
+    monkeypatch.setattr(RepeatedRuns, "side_of", side_of)
+    for file in (copy / "tensors").iterdir():
+        kept = {name: one for name, one in load_file(file).items() if not name.startswith(("conv.", "state."))
+                or (int(file.stem) in (10, 16) and int(name.rpartition(".")[2]) in layers)}
+        save_file(kept, file)
+    tensors(copy, 16, "state.b.0", lambda x: x.flip(0))
+    stated(copy, attached={"layers": layers, "written": 2, "dropped": 9})
+    found = audit(copy, TINY, events="8:16")
+    assert events_of(found) == {16}
+    assert begins == {(11, ()) if layers == (0, 1, 2) else (2, (11,))}
+
+
 # names of wrong states
 
 

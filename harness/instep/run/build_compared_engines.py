@@ -173,18 +173,26 @@ class Participants:
         self.subject.states.live({name: self.subject.engine.state(name) for name in table.live})
 
     def follow(self, shown: Mapping[str, RequestState], index: int, *, between_rounds: bool) -> None:
-        """Let both sides of the reference continue from the subject's states; further draws begin there.
+        """Let both sides of the reference continue from the subject's states.
 
+        Further draws begin there if these are the states of every live request and recurrent layer. If not, they would
+        share the errors that the rounded run has in the others, so they only continue from these states, too.
         shown: states by request; index: the next event. A state that is not finite is not continued.
         """
         assert isinstance(self.truth, Reusing) and isinstance(self.rounded, Reusing), "no labels"
+        finite = dict[str, RequestState]()
         for name, state in shown.items():
             parts = (*state.conv.values(), *state.state.values())
             if parts and all(bool(part.isfinite().all()) for part in parts):
+                finite[name] = state
                 self.truth.continue_from(name, state)
                 self.rounded.continue_from(name, state)
-        if between_rounds and self.repeated_runs is not None:
+        if self.repeated_runs is None or not finite:
+            return
+        if between_rounds and self.rounded.shown_by(finite):
             self.repeated_runs.begin_at(index, self.rounded.resumption())
+        else:
+            self.repeated_runs.continue_from(index, finite)
 
     def says_shown(self) -> Shown:
         """The visible data of the subject for the event that it just served."""

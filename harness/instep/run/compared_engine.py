@@ -5,13 +5,13 @@ Leaves out: which engines are compared (`build_compared_engines.py`) and running
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from instep_reference.contract.engine import Admit, Commit, Draft, Engine, Event, Forward, Watched
+from instep_reference.contract.engine import Admit, Commit, Draft, Engine, Event, Forward, RequestState, Watched
 from instep_reference.contract.place_names import Place, See, unseen
 
 from ..oracle.expert_routes import Routes
@@ -79,11 +79,19 @@ class RepeatedRuns:
         self._first = 0  # the event at which draws begin
         self._resume: Callable[[Any], None] = unchanged  # brings a new draw there
         self._events: list[tuple[Event, list[torch.Tensor]]] = []  # with the truth's choices of experts
+        self._continued: dict[int, dict[str, RequestState]] = {}  # states that are put in before an event
         self._sides: dict[tuple[int, int, str], Side] = {}  # of the last event; "": of all requests
 
     def begin_at(self, index: int, resume: Callable[[Any], None]) -> None:
         """Begin all further draws at event `index`. resume: brings a new draw there."""
-        self._first, self._resume, self._events = index, resume, []
+        self._first, self._resume, self._events, self._continued = index, resume, [], {}
+
+    def continue_from(self, index: int, shown: Mapping[str, RequestState]) -> None:
+        """Let further draws continue from these states of requests before event `index`, as the rounded run does.
+
+        They are not all states, so draws begin earlier: what the rounded run erred since then is drawn again.
+        """
+        self._continued[index] = dict(shown)
 
     def add(self, event: Event, rankings: list[torch.Tensor]) -> None:
         """Add the next event, with the experts that the truth chose in it."""
@@ -95,7 +103,9 @@ class RepeatedRuns:
         """The rounded run at event `index`, as the draw with this number."""
         if (index, draw, "") not in self._sides:
             rounded = self._drawn(draw)
-            for event, rankings in self._events[: index + 1 - self._first]:
+            for number, (event, rankings) in enumerate(self._events[: index + 1 - self._first], self._first):
+                for name, state in self._continued.get(number, {}).items():
+                    rounded.continue_from(name, state)
                 side = rounded.serve_following(event, rankings)
             self._sides[index, draw, ""] = side
         return self._sides[index, draw, ""]
@@ -110,16 +120,32 @@ class RepeatedRuns:
             return self.side(index, draw)
         if (index, draw, request) not in self._sides:
             rounded, side = self._drawn(draw), None
-            for event in of_one(request, [event for event, _ in self._events[: index + 1 - self._first]]):
-                side = rounded.take_path(event) if isinstance(event, AcceptedPath) else rounded.serve(event)
+            for event in of_one(request, self._steps(index)):
+                if isinstance(event, Continued):
+                    rounded.continue_from(*event)
+                else:
+                    side = rounded.take_path(event) if isinstance(event, AcceptedPath) else rounded.serve(event)
             assert side is not None, "the event names the request"
             self._sides[index, draw, request] = side
         return self._sides[index, draw, request]
+
+    def _steps(self, index: int) -> Iterator[Event | Continued]:
+        """The events up to `index`, each after the states that are put in before it."""
+        for number, (event, _) in enumerate(self._events[: index + 1 - self._first], self._first):
+            yield from (Continued(*one) for one in self._continued.get(number, {}).items())
+            yield event
 
     def _drawn(self, draw: int) -> Any:
         rounded = self._make(draw)
         self._resume(rounded)
         return rounded
+
+
+class Continued(NamedTuple):
+    """A request whose memory is replaced with the state that another engine shows."""
+
+    request: str
+    shown: RequestState
 
 
 class AcceptedPath(NamedTuple):
@@ -130,7 +156,7 @@ class AcceptedPath(NamedTuple):
     bonus: int
 
 
-def of_one(request: str, events: Iterable[Event]) -> Iterator[Event | AcceptedPath]:
+def of_one(request: str, events: Iterable[Event | Continued]) -> Iterator[Event | AcceptedPath | Continued]:
     """The events that change the memory of one request, reduced to it."""
     drafts: tuple[int, ...] = ()
     for event in events:
@@ -144,7 +170,7 @@ def of_one(request: str, events: Iterable[Event]) -> Iterator[Event | AcceptedPa
                 mine = tuple(row for row in rows if row.request == request and row.kind != "verify")
                 if mine:
                     yield Forward(mine)
-            case Admit(request=name) if name == request:
+            case Admit(request=name) | Continued(request=name) if name == request:
                 yield event
 
 

@@ -106,6 +106,14 @@ class Reusing(Participant):
         self._path = key.digest()
         self.states.look(request)
 
+    def shown_by(self, shown: Mapping[str, RequestState]) -> bool:
+        """Whether these are the states of every live request with memory, in every recurrent layer."""
+        return all(
+            name in shown and all(layer in shown[name].state for layer, kept in enumerate(live.standing.memory)
+                                  if isinstance(kept, GdnMemory))
+            for name, live in self.engine.requests.items() if live.standing.tokens
+        )  # fmt: skip
+
     def resumption(self) -> Callable[[Reusing], None]:
         """A function that brings another draw of this run to where this one is: with its memory, KV included."""
         left, path, now = self._left(), self._path, dict(self.states.now)
