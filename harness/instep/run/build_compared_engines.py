@@ -10,7 +10,7 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -135,6 +135,7 @@ class Participants:
     patching: Patching
     overlap: bool  # whether rounds of the subject overlap, so that it reserves pages for the worst case
     declared: Declared
+    own: set[str] = field(default_factory=set)  # requests with recurrent states that the reference computed itself
 
     def ask_with(self, coming: tuple[int, int]) -> None:
         """Request the next step counts with these numbers of requests."""
@@ -172,27 +173,30 @@ class Participants:
         }, table.num_steps)
         self.subject.states.live({name: self.subject.engine.state(name) for name in table.live})
 
-    def follow(self, shown: Mapping[str, RequestState], index: int, *, between_rounds: bool) -> None:
-        """Let both sides of the reference continue from the subject's states.
+    def follow(
+        self, wrote: Iterable[str], shown: Mapping[str, RequestState], index: int, *, between_rounds: bool
+    ) -> None:
+        """Let both sides of the reference continue from the subject's states; further draws begin there.
 
-        Further draws begin there if these are the states of every live request and recurrent layer. If not, they would
-        share the errors that the rounded run has in the others, so they only continue from these states, too.
-        shown: states by request; index: the next event. A state that is not finite is not continued.
+        wrote: the live requests whose states were just written; shown: the subject's states; index: the next event.
+        A state that is not finite is not continued. Draws begin at this event only if the reference has no recurrent
+        state of its own, whose roundings they would share; otherwise they continue from the states that are shown.
         """
         assert isinstance(self.truth, Reusing) and isinstance(self.rounded, Reusing), "no labels"
-        finite = dict[str, RequestState]()
-        for name, state in shown.items():
-            parts = (*state.conv.values(), *state.state.values())
-            if parts and all(bool(part.isfinite().all()) for part in parts):
-                finite[name] = state
+        taken = dict[str, RequestState]()
+        for name in wrote:
+            state, whole = shown.get(name), False
+            parts = () if state is None else (*state.conv.values(), *state.state.values())
+            if state is not None and parts and all(bool(part.isfinite().all()) for part in parts):
                 self.truth.continue_from(name, state)
-                self.rounded.continue_from(name, state)
-        if self.repeated_runs is None or not finite:
+                whole, taken[name] = self.rounded.continue_from(name, state), state
+            (self.own.discard if whole else self.own.add)(name)
+        self.own &= self.rounded.engine.requests.keys()
+        if self.repeated_runs is None:
             return
-        if between_rounds and self.rounded.shown_by(finite):
+        self.repeated_runs.follow(taken)
+        if between_rounds and not self.own:
             self.repeated_runs.begin_at(index, self.rounded.resumption())
-        else:
-            self.repeated_runs.continue_from(index, finite)
 
     def says_shown(self) -> Shown:
         """The visible data of the subject for the event that it just served."""

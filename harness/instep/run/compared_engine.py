@@ -5,8 +5,9 @@ Leaves out: which engines are compared (`build_compared_engines.py`) and running
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -67,10 +68,31 @@ def unchanged(draw: Participant) -> None:
     """Leave a draw at its start."""
 
 
+class Step(NamedTuple):
+    """An event of the rounded run. rankings: the truth's choices of experts; follows: states that come before it."""
+
+    event: Event
+    rankings: list[torch.Tensor]
+    follows: Mapping[str, RequestState]
+
+
+@dataclass
+class OneRequest:
+    """A draw that runs the events of one request. done: the steps so far; drafts: of the window that is open."""
+
+    run: Any
+    done: int = 0
+    drafts: tuple[int, ...] = ()
+
+
 class RepeatedRuns:
     """Further draws of the rounded run, each from its start, or from a later event, to the last event.
 
     Costly, so each draw runs only once per event, and only when a check asks for it. All choices are in the trace.
+    Draws that begin at a later event begin with the memory of one rounded run. If they shared its roundings, they would
+    understate the error of a correct engine. So they begin where its recurrent states are those of the subject, and
+    later follow each state that the subject shows. Its KV entries are shared: attention averages over them, so their
+    roundings count less than those of the rows that each draw computes.
     """
 
     def __init__(self, make: Callable[[int], Participant]) -> None:
@@ -78,24 +100,23 @@ class RepeatedRuns:
         self._make = make
         self._first = 0  # the event at which draws begin
         self._resume: Callable[[Any], None] = unchanged  # brings a new draw there
-        self._events: list[tuple[Event, list[torch.Tensor]]] = []  # with the truth's choices of experts
-        self._continued: dict[int, dict[str, RequestState]] = {}  # states that are put in before an event
+        self._steps: list[Step] = []
+        self._follows: Mapping[str, RequestState] = {}  # of the next event
         self._sides: dict[tuple[int, int, str], Side] = {}  # of the last event; "": of all requests
+        self._running: dict[tuple[int, str], OneRequest] = {}
 
     def begin_at(self, index: int, resume: Callable[[Any], None]) -> None:
         """Begin all further draws at event `index`. resume: brings a new draw there."""
-        self._first, self._resume, self._events, self._continued = index, resume, [], {}
+        self._first, self._resume, self._steps, self._follows, self._running = index, resume, [], {}, {}
 
-    def continue_from(self, index: int, shown: Mapping[str, RequestState]) -> None:
-        """Let further draws continue from these states of requests before event `index`, as the rounded run does.
-
-        They are not all states, so draws begin earlier: what the rounded run erred since then is drawn again.
-        """
-        self._continued[index] = dict(shown)
+    def follow(self, shown: Mapping[str, RequestState]) -> None:
+        """Let draws continue from these states of the subject before the next event."""
+        self._follows = shown
 
     def add(self, event: Event, rankings: list[torch.Tensor]) -> None:
         """Add the next event, with the experts that the truth chose in it."""
-        self._events.append((event, rankings))
+        self._steps.append(Step(event, rankings, self._follows))
+        self._follows = {}
         self._sides.clear()
 
     @torch.inference_mode()
@@ -103,8 +124,8 @@ class RepeatedRuns:
         """The rounded run at event `index`, as the draw with this number."""
         if (index, draw, "") not in self._sides:
             rounded = self._drawn(draw)
-            for number, (event, rankings) in enumerate(self._events[: index + 1 - self._first], self._first):
-                for name, state in self._continued.get(number, {}).items():
+            for event, rankings, follows in self._steps[: index + 1 - self._first]:
+                for name, state in follows.items():
                     rounded.continue_from(name, state)
                 side = rounded.serve_following(event, rankings)
             self._sides[index, draw, ""] = side
@@ -116,36 +137,28 @@ class RepeatedRuns:
 
         A window is then only its accepted path, because no other node leaves anything. Models with experts run whole.
         """
-        if self._resume is unchanged or any(rankings for _, rankings in self._events):
+        if self._resume is unchanged or any(step.rankings for step in self._steps):
             return self.side(index, draw)
         if (index, draw, request) not in self._sides:
-            rounded, side = self._drawn(draw), None
-            for event in of_one(request, self._steps(index)):
-                if isinstance(event, Continued):
-                    rounded.continue_from(*event)
-                else:
-                    side = rounded.take_path(event) if isinstance(event, AcceptedPath) else rounded.serve(event)
+            one = self._running.setdefault((draw, request), OneRequest(self._drawn(draw)))
+            steps, side = self._steps[one.done : index + 1 - self._first], None
+            one.done += len(steps)
+            for step in steps:
+                if request in step.follows:
+                    one.run.continue_from(request, step.follows[request])
+                event = of_one(request, step.event, one)
+                if isinstance(event, AcceptedPath):
+                    side = one.run.take_path(event)
+                elif event is not None:
+                    side = one.run.serve(event)
             assert side is not None, "the event names the request"
             self._sides[index, draw, request] = side
         return self._sides[index, draw, request]
-
-    def _steps(self, index: int) -> Iterator[Event | Continued]:
-        """The events up to `index`, each after the states that are put in before it."""
-        for number, (event, _) in enumerate(self._events[: index + 1 - self._first], self._first):
-            yield from (Continued(*one) for one in self._continued.get(number, {}).items())
-            yield event
 
     def _drawn(self, draw: int) -> Any:
         rounded = self._make(draw)
         self._resume(rounded)
         return rounded
-
-
-class Continued(NamedTuple):
-    """A request whose memory is replaced with the state that another engine shows."""
-
-    request: str
-    shown: RequestState
 
 
 class AcceptedPath(NamedTuple):
@@ -156,22 +169,20 @@ class AcceptedPath(NamedTuple):
     bonus: int
 
 
-def of_one(request: str, events: Iterable[Event | Continued]) -> Iterator[Event | AcceptedPath | Continued]:
-    """The events that change the memory of one request, reduced to it."""
-    drafts: tuple[int, ...] = ()
-    for event in events:
-        match event:
-            case Draft(picks=picks) if request in event.requests and picks is not None:
-                drafts = picks[event.requests.index(request)]
-            case Commit(accepted=paths) if request in event.requests and paths is not None:
-                path = paths[event.requests.index(request)]
-                yield AcceptedPath(request, tuple(drafts[node - 1] for node in path.nodes), path.bonus)
-            case Forward(rows=rows):
-                mine = tuple(row for row in rows if row.request == request and row.kind != "verify")
-                if mine:
-                    yield Forward(mine)
-            case Admit(request=name) | Continued(request=name) if name == request:
-                yield event
+def of_one(request: str, event: Event, one: OneRequest) -> Event | AcceptedPath | None:
+    """The event reduced to one request, if it changes its memory."""
+    match event:
+        case Draft(picks=picks) if request in event.requests and picks is not None:
+            one.drafts = picks[event.requests.index(request)]
+        case Commit(accepted=paths) if request in event.requests and paths is not None:
+            path = paths[event.requests.index(request)]
+            return AcceptedPath(request, tuple(one.drafts[node - 1] for node in path.nodes), path.bonus)
+        case Forward(rows=rows):
+            mine = tuple(row for row in rows if row.request == request and row.kind != "verify")
+            return Forward(mine) if mine else None
+        case Admit(request=name) if name == request:
+            return event
+    return None
 
 
 def guarded(name: str, subject: WatchedEngine, *, labels: bool = False, **given: Any) -> Participant:

@@ -100,9 +100,8 @@ class Lockstep:
             rows = event.rows if isinstance(event, Forward) else ()
             wrote = [row.request for row in rows if row.kind != "verify"]
             wrote += event.requests if isinstance(event, Commit) else ()
-        self.participants.follow(
-            {name: shown[name] for name in wrote if name in shown and name in table.live}, self.next,
-            between_rounds=not table.in_phase(*IN_A_ROUND))
+        self.participants.follow([name for name in wrote if name in table.live], shown, self.next,
+                                 between_rounds=not table.in_phase(*IN_A_ROUND))  # fmt: skip
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]

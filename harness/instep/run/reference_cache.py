@@ -90,8 +90,11 @@ class Reusing(Participant):
             count(self.engine.controller, event)
             self._path = hashlib.sha256(self._path + b"counted" + repr(event).encode()).digest()
 
-    def continue_from(self, request: str, shown: RequestState) -> None:
-        """Replace a request's conv windows and recurrent states with those that another engine shows."""
+    def continue_from(self, request: str, shown: RequestState) -> bool:
+        """Replace a request's conv windows and recurrent states with those that another engine shows.
+
+        Returns whether it shows those of every layer.
+        """
         live, engine = self.engine.requests[request], self.reference
         memory = tuple(
             replace(kept, window=shown.conv[layer].to(kept.window), state=shown.state[layer].to(kept.state))
@@ -105,14 +108,7 @@ class Reusing(Participant):
                 key.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         self._path = key.digest()
         self.states.look(request)
-
-    def shown_by(self, shown: Mapping[str, RequestState]) -> bool:
-        """Whether these are the states of every live request with memory, in every recurrent layer."""
-        return all(
-            name in shown and all(layer in shown[name].state for layer, kept in enumerate(live.standing.memory)
-                                  if isinstance(kept, GdnMemory))
-            for name, live in self.engine.requests.items() if live.standing.tokens
-        )  # fmt: skip
+        return all(layer in shown.state for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory))
 
     def resumption(self) -> Callable[[Reusing], None]:
         """A function that brings another draw of this run to where this one is: with its memory, KV included."""
