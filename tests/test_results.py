@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from instep.cli import app
 from instep.report.machine import digest, kernels_syntax
 from instep_reference.contract.adaptive_controller_file import RELEASES
+from peers.live.cases import CASES
 from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]
@@ -52,6 +53,15 @@ def test_released_controllers_agree_with_both_sides_in_every_run() -> None:
         assert row["right"] and row["runs"] == 400 and row["differ"] == {"reference": 0, "optimized": 0}, row
         if row["package"] == "sglang":
             assert (row["dialect"], row["default file of"]) == RELEASES[row["release"]]
+
+
+def test_every_configuration_of_a_whole_engine_has_the_expected_verdict() -> None:
+    result: dict[str, Any] = json.loads((TOP / "fixtures" / "results" / "live.json").read_text())
+    assert result["exit"] == 0 and len(result["rows"]) >= 20
+    assert [row["name"] for row in result["rows"]] == [case.name for case in CASES if case.name in {
+        row["name"] for row in result["rows"]}]  # fmt: skip
+    for row in result["rows"]:
+        assert row["met"] and row["commit"] and (row["elements"] > 0 or row["verdict"] == "died"), row["name"]
 
 
 def too_old(result: dict[str, Any]) -> bool:

@@ -191,6 +191,7 @@ def test_files_that_come_back_are_few_and_small(tmp_path, monkeypatch):
         tensors = tmp_path / "out" / f"case{number}" / run.RECORDING / "tensors"
         tensors.mkdir(parents=True)
         (tensors.parents[1] / run.OUTCOME).write_text("{}")
+        (tensors.parent / "recording.json").write_text('{"attached": {"written": 4, "dropped": 9}}')
         for event in range(4):
             (tensors / f"{event:06d}.safetensors").write_bytes(bytes(100 << 10))
     made = run.pack(tmp_path / "out", tmp_path / "packed")
@@ -198,3 +199,5 @@ def test_files_that_come_back_are_few_and_small(tmp_path, monkeypatch):
     with tarfile.open(made[0]) as archive:
         kept = [name.rpartition("/")[2] for name in archive.getnames() if name.endswith(".safetensors")]
     assert sorted(kept) == ["000000.safetensors", "000001.safetensors"]  # the last events are left out
+    stated = tmp_path / "out" / "case0" / run.RECORDING / "recording.json"
+    assert json.loads(stated.read_text())["attached"] == {"written": 2, "dropped": 11}

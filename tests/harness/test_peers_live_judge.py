@@ -103,7 +103,7 @@ def test_a_case_whose_files_did_not_change_keeps_its_row(tmp_path, monkeypatch, 
     assert written["exit"] == 0 and written["rows"][0]["engine_seconds"] == 61.0
     table = peers_table.live(written)
     assert "| switch-13 | 0.5.13 | adaptive [1, 3] from 3 | agree |" in table and "- KV entries" in table
-    assert "0.5.13 to 0.5.13, in 1 configurations: 1 agree" in peers_table.live_in_short(written)
+    assert "0.5.13 to 0.5.13, in 1 configurations on a GPU: 1 agree" in peers_table.live_in_short(written)
 
 
 def test_an_audit_that_hangs_is_an_error_of_its_case(tmp_path, monkeypatch):

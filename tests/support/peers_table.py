@@ -5,7 +5,6 @@ Leaves out: running them (`tests/peers`).
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 HEAD = (
@@ -54,30 +53,34 @@ def live(result: dict[str, Any]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in result["rows"]:
         answers, odd = row["answers"], "" if row["met"] else ", not as expected"
+        alone = "" if row["recorded"] or row["verdict"] != "agree" else ", tokens alone"
         first = "" if answers["first"] is None else f", another one from token {answers['first']} on"
         equal = f"{answers['equal']} of {answers['of']}{first}" if answers["of"] else ""
         found = "; ".join([row["finding"], *row["remarks"]]) if row["finding"] else ""
         also = [one for one in row["not_covered"] if one not in always] if row["verdict"] == "agree" else []
-        cells = (row["name"], row["version"], row["what"], f"{row['verdict']}{odd}", found, f"{row['elements']:,}",
-                 f"{row['decided']} of {row['tokens']}", equal,
+        cells = (row["name"], row["version"], row["what"], f"{row['verdict']}{alone}{odd}", found,
+                 f"{row['elements']:,}", f"{row['decided']} of {row['tokens']}", equal,
                  f"{row['engine_seconds']:.0f}, {row['audit_seconds']:.0f}", "; ".join(also))  # fmt: skip
         lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    return "\n".join([*lines, "", "No audit of these covered:", "", *(f"- {one}" for one in always)])
+    return "\n".join([*lines, "", "No audit of a recording that agrees covered:", "", *(f"- {one}" for one in always)])
 
 
 def uncovered(result: dict[str, Any]) -> list[str]:
-    """The parts of an engine that none of the audits that agree covered."""
-    rows = [row["not_covered"] for row in result["rows"] if row["verdict"] == "agree"]
+    """The parts of an engine that no audit of a recording covered, of those that agree."""
+    rows = [row["not_covered"] for row in result["rows"] if row["verdict"] == "agree" and row["recorded"]]
     return [one for one in rows[0] if all(one in row for row in rows)] if rows else []
 
 
 def live_in_short(result: dict[str, Any]) -> str:
-    """One sentence: releases, configurations and verdicts."""
+    """One sentence: releases, configurations, and the releases with each verdict other than agree."""
     rows = result["rows"]
-    releases, counts = sorted({row["version"] for row in rows}), Counter(row["verdict"] for row in rows)
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    return (f"Whole SGLang engines, {releases[0]} to {releases[-1]}, in {len(rows)} configurations: {said} "
-            "([live results](docs/live-results.md)).")  # fmt: skip
+    releases, by = sorted({row["version"] for row in rows}), dict[str, list[str]]()
+    for row in rows:
+        by.setdefault(row["verdict"], []).append(row["version"])
+    said = (f"{len(found)} {verdict}" + f" ({', '.join(dict.fromkeys(found))})" * (verdict != "agree")
+            for verdict, found in sorted(by.items()))  # fmt: skip
+    return (f"Whole SGLang engines, {releases[0]} to {releases[-1]}, in {len(rows)} configurations on a GPU: "
+            f"{', '.join(said)} ([live results](docs/live-results.md)).")  # fmt: skip
 
 
 def _cell(text: str) -> str:

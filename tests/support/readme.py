@@ -22,8 +22,8 @@ from .parity_table import stored, table
 TOP = Path(__file__).resolve().parents[2]
 FOUND = TOP / "docs" / "found"
 PAGES = (  # with tables
-    TOP / "README.md", *(TOP / "docs" / f"{name}.md" for name in ("results", "results-agreement", "speed", "peers")),
-    FOUND / "README.md",
+    TOP / "README.md", FOUND / "README.md",
+    *(TOP / "docs" / f"{name}.md" for name in ("results", "results-agreement", "speed", "peers", "live-results")),
 )  # fmt: skip
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
@@ -95,14 +95,14 @@ def shapes() -> str:
 
 
 def score() -> str:
-    """One sentence of the README: planted faults, and correct engines."""
+    """Sentences of the README: planted faults, correct engines, and whole engines of others."""
     planted, variants = _read("faults.json"), _read("calibration.json")
     alarms, blocks = (_sum(variants["false_alarms"], field) for field in ("alarms", "blocks"))
     return (
         f"Planted faults: {planted['found']} of {planted['fired']} found, {planted['located']} located, "
         f"{planted['named']} named ({_by(planted['named_by'])}).\n"
         f"Correct engines: {alarms} of {blocks:,} compared blocks of {variants['variants']} engines called wrong "
-        f"([results](docs/results.md))."
+        f"([results](docs/results.md)).\n{peers_table.live_in_short(_read('live.json'))}"
     )
 
 
@@ -265,6 +265,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "scripts": scripts,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
     "controllers": lambda: peers_table.controllers(_read("controllers.json")),
+    "live": lambda: peers_table.live(_read("live.json")),
     "others_native": lambda: peers_table.table(_read("peers-native.json")),
 }
 

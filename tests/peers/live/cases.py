@@ -109,6 +109,8 @@ WHOLE = {"layers": (), "every": 8}  # states of all layers
 TWELVE = {"max_running_requests": 12, "max_mamba_cache_size": 32, "cuda_graph_bs_decode": [1, 2, 4, 8, 16]}
 MANY = {"max_running_requests": 48, "max_mamba_cache_size": 64, "cuda_graph_bs_decode": [1, 2, 4, 8, 16, 32, 48]}
 FORTY = at_once(40, 96, recorded=3, short=16)
+PINNING = ("0.5.12", "0.5.13", "0.5.14", "0.5.16", "0.5.17")  # releases that pin torch 2.11
+NEWER = ("0.5.18", "0.5.20", "0.5.23")
 TREES = UNJUDGED + "trees of drafts are not recorded"
 
 CASES = (
@@ -122,8 +124,8 @@ CASES = (
     Case("zero-16", "0.5.16", "adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE, options=OVERLAP),
     Case("ring-radix-16", "0.5.16", "ring, radix cache, prefix hits", TWICE, options=RADIX | RING, record=WHOLE,
          expected=WRONG),
-    *(Case(f"plain-{release[-2:]}", release, "no speculation", EVERYTHING, steps=0, options=MANY)
-      for release in ("0.5.12", "0.5.13", "0.5.14", "0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23")),
+    *(Case(f"plain-{release[-2:]}", release, "no speculation", EVERYTHING, steps=0, options=MANY,
+           record={"every": 32}) for release in (*PINNING, *NEWER)),
     Case("fixed-12", "0.5.12", "3 steps"),
     Case("wide-12", "0.5.12", "adaptive [1, 3, 7] from 3", adaptive=FAST, expected=WRONG),
     Case("overlap-12", "0.5.12", "3 steps, overlap", options=OVERLAP, environment={"SGLANG_ENABLE_SPEC_V2": "1"}),
@@ -168,9 +170,9 @@ CASES = (
     Case("start-16", "0.5.16", "adaptive [1, 3, 7] from 3: a count above the initial one", adaptive=FAST,
          expected=DIES + "shared logits buffer"),
     *(Case(f"fixed-{release[-2:]}", release, "3 steps, overlap", options=OVERLAP)
-      for release in ("0.5.17", "0.5.18", "0.5.20", "0.5.23")),
+      for release in ("0.5.17", *NEWER)),
     *(Case(f"ring-radix-{release[-2:]}", release, "ring, radix cache, prefix hits", TWICE, options=RADIX | RING)
-      for release in ("0.5.17", "0.5.18", "0.5.20", "0.5.23")),
+      for release in ("0.5.17", *NEWER)),
     Case("rise-18", "0.5.18", "ring, adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE,
          options=OVERLAP | RING, record=WHOLE),
     *(Case(f"rise-{release[-2:]}", release, "ring, adaptive 0 -> 3, overlap", (SHRINKING,), adaptive=FROM_NONE,

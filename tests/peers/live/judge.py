@@ -59,7 +59,7 @@ def judged(case: Case, own: Path, plain: Mapping[tuple[int, ...], list[int]] | N
     }  # fmt: skip
     recording = next(iter(sorted(file.parent for file in own.glob(f"{RECORDING}/**/recording.json"))), None)
     whole = recording is not None and not outcome["stopped"]
-    row |= audited(recording if whole and recording else own / ANSWERS, whole, minutes)
+    row |= audited(recording if whole and recording else own / ANSWERS, whole, minutes) | {"recorded": whole}
     if not whole:
         why = outcome["stopped"] or NOTHING
         row["not_covered"] = [f"states, windows and counts: {why}", *row["not_covered"]]
@@ -198,7 +198,8 @@ def write(rows: Mapping[str, Mapping[str, Any]], options: argparse.Namespace) ->
     """Write the rows in the order of the cases -> 0 if all are as expected."""
     order = [rows[case.name] for case in by_name(None) if case.name in rows]
     code = 0 if order and all(row["met"] for row in order) else 1
-    Result(code, "cpu", {"rows": order}, options.commit).write(options.json)
+    found = {"command": "python -m peers.live.judge OUT", "rows": order}
+    Result(code, "cpu", found, options.commit).write(options.json)
     return code
 
 

@@ -39,7 +39,7 @@ FIRST_PORT, PORTS = 31000, 600  # an engine takes more ports after its own
 OUTCOME, LOG, RECORDING = "outcome.json", "log.txt", "recording"
 LINES = 150  # of a log that are kept
 OF_CASE, OF_ALL, OF_FILE = 6 << 20, 58 << 20, 15 << 20  # bytes that come back from the machine
-RECORDED = {"requests": ("w",), "every": 16, "before": 1, "after": 2}
+RECORDED = {"requests": ("w",), "every": 8, "before": 1, "after": 2}
 
 
 def unpacked(bundle: Path) -> Path:
@@ -140,12 +140,20 @@ def size_of(folder: Path) -> int:
 
 def trim(own: Path, limit: int) -> None:
     """Delete tensors of the last events of a recording until the folder of its case has `limit` bytes."""
-    left = size_of(own) - limit
+    left, deleted = size_of(own) - limit, 0
     for file in sorted(own.glob(f"{RECORDING}/**/*.safetensors"), reverse=True):
         if left <= 0:
-            return
+            break
         left -= file.stat().st_size
         file.unlink()
+        deleted += 1
+    stated = own / RECORDING / "recording.json"
+    if deleted and stated.exists():  # the audit prints these numbers
+        facts = json.loads(stated.read_text())
+        attached = facts["attached"]
+        facts["attached"] = attached | {"written": attached["written"] - deleted,
+                                        "dropped": attached["dropped"] + deleted}  # fmt: skip
+        stated.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def level(sizes: Sequence[int], total: int) -> int:
