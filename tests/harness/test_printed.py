@@ -30,7 +30,8 @@ from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.command import Runner
 from support.golden import Golden, sections
 from support.made_up import CONTROL, PLANTED, held, judged
-from support.outcomes import comparison, outcome, printed
+from support.outcomes import comparison, outcome, printed, shown
+from support.pages import PLAN
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")
 SETTING = Setting("triton", strategy="snapshot", graphs=True)
@@ -38,7 +39,7 @@ SETTING = Setting("triton", strategy="snapshot", graphs=True)
 
 def test_relations(golden: Golden) -> None:
     run = relations.Run(TRACE, Path("a model"), None, SimpleNamespace(  # type: ignore[arg-type]
-        trace=read(TRACE), plan=SimpleNamespace(setting=SETTING), bitwise=True,
+        trace=read(TRACE), plan=SimpleNamespace(setting=SETTING, checkpoint=PLAN.checkpoint), bitwise=True,
     ), ())  # fmt: skip
     exact = comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0, elements=12_345)
     wrong = comparison(tier=Tier.DERIVED, worst=1.0, request="b", slot=5, diagnosis="the runs differ")
@@ -47,9 +48,9 @@ def test_relations(golden: Golden) -> None:
     skipped.verdict.add([Skipped("drift", 0, "too few tokens")])
     agree = held("slots", exact), held("alone", comparison()), held("drift", lacks="labels have no error")
     golden("relations", sections({
-        "agreed": printed(relations.show, replace(run, held=(*agree, skipped))),
-        "diverged": printed(relations.show, replace(run, held=(held("slots", wrong, late), held("poison", late)))),
-        "inconclusive": printed(relations.show, replace(run, held=(held("slots"),))),
+        "agreed": shown(relations.of(replace(run, held=(*agree, skipped)))),
+        "diverged": shown(relations.of(replace(run, held=(held("slots", wrong, late), held("poison", late))))),
+        "inconclusive": shown(relations.of(replace(run, held=(held("slots"),)))),
     }))  # fmt: skip
 
 
@@ -82,8 +83,8 @@ def test_fuzz(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     found = outcome(comparison(worst=2.0, request="b", diagnosis="holds the state after 2 tokens"), of=5)
     once = replace(some, found=found, again=False, cut="its time was over")
     golden("fuzz", sections({
-        "nothing found": printed(fuzz.show, [some]), "nothing compared": printed(fuzz.show, [none]),
-        "found": printed(fuzz.show, [replace(some, found=found)]), "found once": printed(fuzz.show, [once]),
+        "nothing found": shown(fuzz.of([some])), "nothing compared": shown(fuzz.of([none])),
+        "found": shown(fuzz.of([replace(some, found=found)])), "found once": shown(fuzz.of([once])),
     }))  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op, around
 from instep_reference.contract.place_names import Place, unseen
 from support.command import Runner
-from support.golden import COUNTED, Golden
+from support.golden import Golden
 from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -41,7 +41,7 @@ def test_table_shows_verdicts_and_relations_that_do_not_apply(
     words = ("slots", "later-rows", "drift", "--ops", "ledger", "--json", tmp_path / "r.json")
     ran = instep("relations", trace.path, *words)
     assert ran.code == 0, ran
-    golden("relations-command", ran.out, COUNTED)
+    golden("relations-command", ran.out, r"\b\d+k", r"\d\.\d$")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert [run["relation"] for run in runs] == ["slots", "later_rows", "drift"]
     assert [run["exit"] for run in runs] == [0, 0, 3] and runs[2]["lacks"] == "labels have no error"
@@ -67,7 +67,7 @@ def test_divergence_prints_the_command_that_reproduces_it(instep: Runner, trace:
     wrong = {place["row"]: place["wrong"] for place in found["places"]}
     assert wrong["layer 0 GDN"] > 0 == wrong["embedding"] and sum(wrong.values()) >= len(found["findings"])
     page = (tmp_path / "page.html").read_text()
-    assert "Output on the terminal" in page and "layer 0 GDN" in page and message[-1].strip() in page
+    assert "layer 0 GDN" in page and message[-1].strip() in page
 
 
 @pytest.mark.parametrize("words", [("schedule", "--until", "1"), ("drift", "--ops", "ledger")])

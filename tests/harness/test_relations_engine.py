@@ -69,7 +69,7 @@ def test_table_lists_compared_components_and_replaced_events(instep, tmp_path):
     file, trace = tmp_path / "r.json", few_channels("kept", 2).path
     ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback", "--json", file)
     out = " ".join(ran.out.split())
-    assert ran.code == 1 and "kept [support.by_verbs:no_rollback, float32]" in out
+    assert ran.code == 1 and "kept.jsonl [support.by_verbs:no_rollback, float32]" in out
     assert "slots does not apply: this engine chooses slots and pages itself" in out
     assert "2 times without save and load: drop, then a step over the tokens again" in out
     assert "components compared: conv, final, logits, pick, state; this engine shows no others" in out

@@ -14,6 +14,9 @@ import torch
 from rich.console import Console
 
 from instep.finding_problem import Problem
+from instep.report.html.page_choice import document_of
+from instep.report.result import Result
+from instep.report.terminal_tables import write
 from instep.run.replay import Outcome
 from instep.run.trace_history import History, Text
 from instep.setting import Setting
@@ -51,3 +54,8 @@ def printed(show: Callable[..., None], *shown: Any) -> str:
     with console.capture() as captured:
         show(*shown, console)
     return captured.get()
+
+
+def shown(result: Result) -> str:
+    """The document of a result on a terminal of 100 columns."""
+    return printed(write, document_of(result.data()))

@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..report.divergence_message import numbers
+from ..report.document import Document, Listing
 from ..report.html import replay
-from ..report.html.document import Listing, Page
 from ..report.html.heat_map import Row
 from ..report.html.page_parts import Data, findings, matrix, messages, totals
 from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
@@ -32,12 +32,12 @@ COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows"
           "walks", "seconds", "peak_mib")  # fmt: skip
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     texts, runs = found.get("texts") or [], [{**found, "ops": "tokens and counts"}, *found.get("runs", ())]
     said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
             f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
             f"{short(found['elements'])} numbers"]
-    return Page(
+    return Document(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
         "Every generated token is the model's choice after the tokens before it.", messages(runs),
         [_round(found.get("round"))],

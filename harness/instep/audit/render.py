@@ -13,9 +13,9 @@ from rich.console import Console
 from ..checks.check_interface import counted
 from ..report import outcome_data, terminal
 from ..report.divergence_message import divergence, message, numbers, where
+from ..report.document import VERDICTS
 from ..report.outcome_data import finding
 from ..report.result import Result
-from ..report.terminal import VERDICTS
 from ..report.terminal_tables import say
 from ..verdict import Comparison, Exit
 from .audit import Audit

@@ -56,12 +56,13 @@ def joins_alone(
 
 
 def finish(
-    result: Result, json: Path | None, show: Callable[[Console], None], *, sarif: Path | None = None,
+    result: Result, json: Path | None, show: Callable[[Console], None] | None = None, *, sarif: Path | None = None,
     annotate: bool | None = False, trace: Path | None = None, html: Path | None = None,
     charts: Callable[[], Mapping[str, Any]] = dict, interrupted: bool = False,
 ) -> NoReturn:
-    """Write the files, then print with `show`, so that the files are complete even if the terminal's reader has gone.
+    """Write the files, then print, so that the files are complete even if the terminal's reader has gone.
 
+    show      prints the result; None: print its document
     interrupted  Ctrl-C ended the command before its last run, so agreement so far is inconclusive
     annotate  None: in a job of GitHub Actions
     trace     the trace whose lines are the events of the findings
@@ -81,7 +82,7 @@ def finish(
         from ..report.html.page_choice import page_of
         from ..report.html.replay import printed
 
-        write_atomically({html: page_of(result.data(), charts(), printed(show))})
+        write_atomically({html: page_of(result.data(), charts(), "" if show is None else printed(show))})
     wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
     if sarif is not None or wanted:
         from ..atomic_write import write_atomically
@@ -93,7 +94,13 @@ def finish(
             write_atomically({sarif: as_sarif(found)})
         if wanted:
             print(*workflow_commands(found), sep="\n")
-    show(Console())
+    if show is None:
+        from ..report.html.page_choice import document_of
+        from ..report.terminal_tables import write
+
+        write(document_of(result.data()), Console())
+    else:
+        show(Console())
     if interrupted:
         print("interrupted: this is what ran until then")
     raise typer.Exit(int(result.exit))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,7 +48,7 @@ def fuzz(
     from ..bundled import model
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.fuzz.render import of, show
+    from ..campaign.fuzz.render import of
     from ..verdict import Exit
     from .progress import trial_runner
 
@@ -69,7 +68,7 @@ def fuzz(
             run.keep()
             if results[-1].exit is Exit.DIVERGED:
                 break
-    finish(of(results, commit), json, partial(show, results), html=html, charts=lambda: _charts(results[-1]))
+    finish(of(results, commit), json, html=html, charts=lambda: _charts(results[-1]))
 
 
 def _charts(result: Result) -> Mapping[str, Any]:

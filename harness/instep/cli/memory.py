@@ -103,7 +103,8 @@ def _table(needs: list[Need], title: str, room: int) -> Table:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from instep_optimized.memory.tiled_units import SCALES
 
-    from ..report.terminal_tables import Kind, table
+    from ..report.document import Kind
+    from ..report.terminal_tables import table
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
     names = ("state", "window", "beside", "slot table", "a token", "request", "fit")

@@ -52,5 +52,5 @@ def relations(
         for relation in run.trials(wanted, lambda one: one.name):
             found.append(table.hold(case, relation))
     told = render.Run(trace, checkpoint, until, case, tuple(found))
-    finish(render.of(told, commit), json, lambda console: render.show(told, console), interrupted=run.interrupted,
-           sarif=sarif, annotate=annotate, trace=trace, html=html)
+    finish(render.of(told, commit), json, interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace,
+           html=html)

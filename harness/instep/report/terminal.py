@@ -19,15 +19,13 @@ from ..checks.check_interface import counted, listed
 from ..verdict import Comparison, Exit, Skipped, Tier
 from . import terminal_tables
 from .divergence_message import declared, divergence, exercised, named, otherwise
+from .document import VERDICTS
 from .terminal_tables import say, table
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome
     from ..run.trace_history import History
 
-VERDICTS = {
-    Exit.AGREED: ("agrees", "green"), Exit.DIVERGED: ("DIVERGED", "red"), Exit.INCONCLUSIVE: ("inconclusive", "yellow"),
-}
 EXACT = {Tier.IDENTITY, Tier.BITWISE}
 DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that cannot decide cases that rounding could explain
 

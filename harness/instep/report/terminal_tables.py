@@ -1,4 +1,4 @@
-"""Tables and lines on the terminal. No number is cut and no line is broken, however narrow the console is.
+"""Documents, tables and lines on the terminal. No number is cut and no line is broken, however narrow the console is.
 
 Leaves out: their content.
 """
@@ -6,7 +6,6 @@ Leaves out: their content.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
@@ -14,11 +13,32 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# Neither a number (right-justified) nor a word (a name) is cut or broken. A text is wrapped on a narrow console.
-Kind = Literal["number", "word", "text"]
+from .document import VERDICTS, Document, Kind, Listing
+
 NARROWEST_TEXT = 8
 UNFRAMED = (0, 0, 0, 1)  # padding of a table without a frame
 ENDLESS = 10_000  # columns of a console that is wide enough for everything
+
+
+def write(document: Document, console: Console) -> None:
+    """Print a document: its tables, notes and summary, and last the messages, which end in a command."""
+    for listing in (*document.tables, *document.more):
+        if listing.rows and isinstance(listing.heads, Mapping):
+            show(_table_of(listing, listing.heads), console)
+    say(console, *document.notes, style="dim")
+    say(console, *document.summary, style=VERDICTS[document.exit][1])
+    say(console, *document.messages)
+
+
+def _table_of(listing: Listing, heads: Mapping[str, Kind]) -> Table:
+    shown = [number for number, kind in enumerate(heads.values()) if kind != "detail"]
+    columns: dict[str, Kind] = {head: kind for head, kind in heads.items() if kind != "detail"}
+    made, styles = table(listing.title, columns, framed=bool(listing.groups)), dict(VERDICTS.values())
+    for number, row in enumerate(listing.rows):
+        cells = (Text(row[column], styles.get(row[column], "")) for column in shown)
+        ends = listing.groups[number : number + 1] != listing.groups[number + 1 : number + 2]
+        made.add_row(*cells, style="red" if number in listing.bad else None, end_section=ends)
+    return made
 
 
 def say(console: Console, *lines: str | Text, style: str = "") -> None:

@@ -86,7 +86,8 @@ def _rates(result: Calibration) -> Table:
 
 
 def _limits(result: Calibration) -> Table:
-    from instep.report.terminal_tables import Kind, table
+    from instep.report.document import Kind
+    from instep.report.terminal_tables import table
 
     tiers = list(result.limits[0].found)
     numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *tiers)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.report.html.document import Listing, Page
+from instep.report.document import Document, Listing
 from instep.report.html.page_parts import Data, matrix
 from instep.verdict import Exit
 
@@ -24,9 +24,9 @@ SAYS = {
 }
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     every, families = found["results"], by_family(found)
-    return Page(
+    return Document(
         "Planted faults", Exit(found["exit"]), [said(found)],
         "Every fault is an edit of the source, after a bug of a real engine. Its control is the same run without it.",
         found["failures"], [_counts(every, families)], {

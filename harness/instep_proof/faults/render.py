@@ -16,6 +16,7 @@ from rich.text import Text
 
 from instep.report import terminal_tables
 from instep.report.divergence_message import spelled
+from instep.report.document import Kind
 from instep.report.result import Result as File
 from instep_reference.contract.place_names import Place
 
@@ -28,7 +29,7 @@ YES, NO, UNNAMED = Text("yes", style="green"), Text("NO", style="red"), Text("-"
 
 def show(result: Result, console: Console) -> None:
     """Print a line per fault, deviations from the catalogue in words, and the score."""
-    columns: dict[str, terminal_tables.Kind] = {
+    columns: dict[str, Kind] = {
         "fault": "word", "found": "word", "named": "word", "located": "word", "seen by": "text",
     }  # fmt: skip
     if any(one.heard is not None for one in result.judged):

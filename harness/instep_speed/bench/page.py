@@ -11,7 +11,7 @@ from math import log
 from statistics import median
 from typing import Any
 
-from instep.report.html.document import Listing, Page
+from instep.report.document import Document, Listing
 from instep.report.html.page_parts import Data
 from instep.verdict import Exit
 
@@ -24,7 +24,7 @@ MOST_LINES = 4  # of a plot of curves, its base line included
 BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     rows, setting, rates = found["rows"], found["setting"], found["rates"]
     wrong = [(row, arm, told) for row in rows for arm, told in row["arms"].items() if told["finding"]]
     ours = [f"WRONG  {row['kind']}, {key(row['cell'])}: {arm}: {told['finding']}; no speed is shown"
@@ -33,7 +33,7 @@ def page(found: Data) -> Page:
             f"{len(ours)} wrong answers of ours",
             f"this machine copies {rates['copy'] / 1e12:.3g} TB/s, reads {rates['read'] / 1e12:.3g} TB/s, multiplies "
             f"{rates['product'] / 1e12:.3g} TFLOP/s"]  # fmt: skip
-    return Page(
+    return Document(
         "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed. The floor is the time that "
         "this machine needs for the bytes and products of a cell.", ["\n".join(ours)] * bool(ours),
         [_kinds(found), _peers(rows)],

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.report.html.document import Listing, Page
+from instep.report.document import Document, Listing
 from instep.report.html.page_parts import Data
 from instep.report.terminal import short
 from instep.verdict import Exit
@@ -19,7 +19,7 @@ from .statistics import Say
 COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     setting, judged = found["setting"], found["judged"]
     said = []
     for case, says in found["says"].items():
@@ -34,7 +34,7 @@ def page(found: Data) -> Page:
     if found["refused"]:
         word = "INCONCLUSIVE" if Exit(found["exit"]) is Exit.INCONCLUSIVE else "REFUSED"
     refused = [f"{word}  {found['refused']}\n  only arms that pass the checks are timed"] if found["refused"] else []
-    return Page(
+    return Document(
         f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
         f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
         f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
@@ -79,7 +79,7 @@ def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
             "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip
 
 
-def calibration_page(found: Data) -> Page:
+def calibration_page(found: Data) -> Document:
     """The page of `instep gate --calibrate`: how often the gate is wrong on this machine, by case."""
     setting = found["setting"]
     refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
@@ -91,7 +91,7 @@ def calibration_page(found: Data) -> Page:
              f"arms are found ({SURE:.0%} sure of each)" for case, highest in bound["A/A"].items()]  # fmt: skip
     if found["trials"] and independent(found) < FEWEST_TRIALS:
         said.append(f"too few to tell: {FEWEST_TRIALS} independent trials are the fewest")
-    return Page(
+    return Document(
         f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
         'A/A compares one source with itself, so "slower" is a false alarm. The slowed arm does take longer, so "held" '
         "is a miss.", refused, [_verdicts(found)], {"plots": list(_bars(found))},

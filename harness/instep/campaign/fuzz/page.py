@@ -1,33 +1,44 @@
-"""The page of `instep fuzz`: drawn runs, conditions that occurred, and the smallest failing run, event by event.
+"""The document of `instep fuzz`: drawn runs, conditions that occurred, and the smallest failing run, event by event.
 
 Leaves out: drawing (`instep.campaign.fuzz`).
 """
 
 from __future__ import annotations
 
-from ...report.html.document import Listing, Page
-from ...report.html.page_parts import Data, findings, messages, name_of, word
+from ...report.document import Document, Kind, Listing
+from ...report.html.page_parts import Data, findings, messages, word
 from ...report.terminal import short
 from ...verdict import Exit
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     campaigns = found["campaigns"]
-    names = [name_of(one) for one in campaigns]
-    said = [f"{name} {word(one['exit'])}: {short(one['elements'])} numbers compared in {one['examples']:,} runs, "
-            f"{one['events']:,} events; --seed {one['seed']} draws the same runs"
-            for name, one in zip(names, campaigns, strict=True)]  # fmt: skip
+    names = [str(one.get("engine") or one["ops"]) for one in campaigns]
+    said = [_verdict(name, one) for name, one in zip(names, campaigns, strict=True)]
+    said += ["interrupted: the figures are those of the runs until then"] * any(
+        one.get("interrupted") for one in campaigns)
     said += [f"shrinking was cut short: {one['cut']}" for one in campaigns if one.get("cut")]
     said += ["found once, but not when its trace was replayed: its cause is outside the trace"] * any(
         not one.get("again", True) for one in campaigns)
-    return Page(
+    return Document(
         "Drawn runs", Exit(found["exit"]), said, "No sequence of legal events makes engine and reference differ.",
         messages(campaigns), [_campaigns(names, campaigns)], more=[findings(campaigns), _met(names, campaigns)],
+        notes=[f"events of {name}: {', '.join(f'{count:,} {kind}' for kind, count in one['kinds'].items())}"
+               for name, one in zip(names, campaigns, strict=True) if one.get("kinds")],
     )
 
 
+def _verdict(name: str, one: Data) -> str:
+    much = f"{short(one['elements'])} numbers compared" if one["elements"] else "nothing was compared"
+    return (f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events; "
+            f"--seed {one['seed']} draws the same runs")  # fmt: skip
+
+
 def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
-    heads = ("op set", "seed", "runs", "events", "numbers", "pairs of events", "draws refused", "seconds", "its trace")
+    numbers = ("runs", "events", "numbers", "pairs of events", "draws refused", "seconds")
+    heads: dict[str, Kind] = {
+        "op set": "word", "seed": "detail", **dict.fromkeys(numbers, "number"), "its trace": "detail",
+    }  # fmt: skip
     counts = ("examples", "events", "elements", "pairs", "refused")
     return Listing(heads, [
         (name, str(one["seed"]), *(f"{one[count]:,}" for count in counts), str(one["seconds"]),
@@ -41,4 +52,5 @@ def _met(names: list[str], campaigns: list[Data]) -> Listing:
     conditions = dict.fromkeys(name for one in campaigns for name in one["met"])
     rows = [(name, *(f"{one['met'][name]:,}" if one["met"].get(name) else "never" for one in campaigns))
             for name in conditions]  # fmt: skip
-    return Listing(("condition", *names), rows, "Conditions that occurred")
+    heads: dict[str, Kind] = {"condition": "text", **dict.fromkeys(names, "number")}
+    return Listing(heads, rows, "Conditions that occurred, by number of events")

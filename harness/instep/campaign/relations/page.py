@@ -1,20 +1,22 @@
-"""The page of `instep relations`: which relations hold, by layer, and where two runs differ.
+"""The document of `instep relations`: which relations hold, by layer, and where two runs differ.
 
 Leaves out: the runs and their comparison (`instep.campaign.relations`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from ...report.html.document import Listing, Page
+from ...report.document import Document, Kind, Listing
 from ...report.html.heat_map import Row
 from ...report.html.page_parts import LEVELS, Data, findings, level, matrix, messages, used, word
 from ...report.terminal import short
 from ...verdict import Exit
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     runs = found["runs"]
     held = sum(run["exit"] == Exit.AGREED for run in runs)
     none = [run["relation"] for run in runs if run.get("lacks")]
@@ -22,24 +24,45 @@ def page(found: Data) -> Page:
     said = [f"{held} of {len(runs)} relations hold: {short(sum(run['elements'] for run in runs))} numbers compared"]
     said += [f"differ: {', '.join(parted)}"] * bool(parted)
     said += [f"do not apply: {', '.join(none)}"] * bool(none)
-    setting = " ".join(str(runs[0][field]) for field in ("engine", "ops", "strategy", "dtype") if runs[0].get(field))
-    return Page(
-        f"Relations of {found.get('trace', 'a trace')} [{setting}]", Exit(found["exit"]), said,
+    first = runs[0]
+    fields = ("engine", "dtype") if first.get("engine") else ("ops", "dtype", "layout", "strategy", "conv")
+    setting = [str(first[field]) for field in fields if first.get(field)] + ["graphs"] * bool(first.get("graphs"))
+    named = f"{found.get('trace', 'a trace')} [{', '.join(setting)}]"
+    return Document(
+        f"Relations of {named}", Exit(found["exit"]), said,
         "Two runs that must agree are compared. A number is the difference between them.", messages(runs),
-        [_table(runs)], {"plots": [_plot(runs)] if any(run.get("places") for run in runs) else [], "legend": LEVELS},
-        [findings(runs)],
+        [_table(runs, f"Relations of {named}")],
+        {"plots": [_plot(runs)] if any(run.get("places") for run in runs) else [], "legend": LEVELS},
+        [findings(runs)], [*_not_compared(runs)],
     )
 
 
-def _table(runs: list[Data]) -> Listing:
-    heads = ("relation", "verdict", "what must be equal", "tiers", "numbers", "allowance used", "seconds", "why not")
+def _table(runs: list[Data], title: str) -> Listing:
+    heads: dict[str, Kind] = {
+        "relation": "word", "verdict": "word", "what must be equal": "detail", "tiers": "text", "elements": "number",
+        "allowance used": "number", "seconds": "number",
+    }  # fmt: skip
     rows = [(
         run["relation"], "does not apply" if run["lacks"] else word(run["exit"]), run["says"], " ".join(run["tiers"]),
-        short(run["elements"]), used(run["used"]) if run["compared"] else "", f"{run['seconds']:.1f}",
-        "; ".join(dict.fromkeys(run["skipped"])),
+        "" if run["lacks"] else short(run["elements"]), used(run["used"]) if run["compared"] else "",
+        f"{run['seconds']:.1f}",
     ) for run in runs]
     bad = [number for number, run in enumerate(runs) if run["exit"] == Exit.DIVERGED]
-    return Listing(heads, rows, "Relations", bad)
+    return Listing(heads, rows, title, bad)
+
+
+def _not_compared(runs: list[Data]) -> Iterator[str]:
+    """Reasons by relation; then events that an engine served differently, and the components that it shows."""
+    different = Counter(reason for run in runs for reason in run.get("played", ()))
+    for run in runs:
+        why = "does not apply" if run["lacks"] else "did not compare"
+        reasons = [reason for reason in run["skipped"] if reason not in different]
+        yield from (f"{run['relation']} {why}: {reason}" for reason in sorted(set(reasons)))
+    yield from (f"{count} times {reason}" for reason, count in different.items())
+    if engine := runs[0].get("engine"):
+        seen = ", ".join(sorted({name for run in runs for name in run["components"]}))
+        yield (f"components compared: {seen}; this engine shows no others" if seen
+               else f"nothing was compared: {engine} shows none of its components")
 
 
 def _plot(runs: list[Data]) -> dict[str, Any]:

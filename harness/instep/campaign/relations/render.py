@@ -1,21 +1,17 @@
-"""Print the result of `instep relations`: a table, and for each failed relation where the two runs differ.
+"""The result of `instep relations` as data, and for each failed relation the message where the two runs differ.
 
 The result file has the fields of a replay's (`report/outcome_data.py`), with one run for every relation. Leaves out:
-running the relations.
+running the relations, and tables (`page.py`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from ...report import terminal_tables
 from ...report.command_lines import command as to_type
 from ...report.command_lines import near
 from ...report.divergence_message import MEASURES as OF_A_REPLAY
@@ -23,7 +19,7 @@ from ...report.divergence_message import message, numbers
 from ...report.html.heat_map import Row
 from ...report.outcome_data import listed, number
 from ...report.result import Result
-from ...report.terminal import VERDICTS, cell, most_used, short
+from ...report.terminal import most_used
 from ...run.replay import served
 from ...verdict import Comparison, Tier
 from . import Held, worst
@@ -47,30 +43,6 @@ class Run:
     held: Sequence[Held]
 
 
-def show(run: Run, console: Console) -> None:
-    """Print a line for every relation, the reasons why something was not compared, and the failures."""
-    how = run.case.plan.setting
-    ours = [how.layout, how.strategy, how.conv, *(["graphs"] * how.graphs)]
-    setting = ", ".join([how.name, how.dtype, *(ours if not how.led else [])])
-    made = terminal_tables.table(f"{run.case.trace.header.name} [{setting}]", {
-        "relation": "word", "verdict": "word", "tiers": "text", "elements": "number", "allowance used": "number",
-        "seconds": "number",
-    }, framed=True)
-    for held in run.held:
-        made.add_row(*_cells(held))
-    terminal_tables.show(made, console)
-    for held in run.held:
-        why = "does not apply" if held.lacks is not None else "did not compare"
-        reasons = {f"{skip.check} {why}: {skip.reason}" for skip in held.verdict.skipped if skip.check != "played"}
-        for reason in sorted(reasons):
-            terminal_tables.say(console, reason, style="dim")
-    for line in _of_an_engine(run) if how.led else ():
-        terminal_tables.say(console, line, style="dim")
-    for held in run.held:
-        if held.verdict.findings:
-            terminal_tables.say(console, divergence(run, held))
-
-
 def divergence(run: Run, held: Held) -> str:
     """The full message about the first finding of one relation."""
     findings = held.verdict.findings
@@ -78,17 +50,6 @@ def divergence(run: Run, held: Held) -> str:
     served = f"{'engine' if setting.led else 'optimized'}[{setting.name}]"
     title = f"{run.case.trace.header.name}, {served}: {held.relation.says}"
     return message(title, findings, numbers(findings[0], MEASURES), [command(run, held)])
-
-
-def _of_an_engine(run: Run) -> Iterator[str]:
-    """Lines about an engine driven through callbacks: events served differently, and which components it shows."""
-    skipped = (skip.reason for held in run.held for skip in held.verdict.skipped if skip.check == "played")
-    for reason, count in Counter(skipped).items():
-        yield f"{count} times {reason}"
-    if seen := _components(run.held):
-        yield f"components compared: {', '.join(seen)}; this engine shows no others"
-    else:
-        yield f"nothing was compared: {run.case.plan.setting.name} shows none of its components"
 
 
 def _components(several: Sequence[Held]) -> list[str]:
@@ -122,6 +83,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
         "tiers": [tier.value for tier in _tiers(held)], "used": number(most_used(verdict.compared)),
         "skipped": [skip.reason for skip in verdict.skipped],
+        "played": [skip.reason for skip in verdict.skipped if skip.check == "played"],
         "components": _components([held]), "places": _places(run, held),
         **listed(verdict.findings),
         "message": divergence(run, held) if verdict.findings else None,
@@ -139,16 +101,6 @@ def _places(run: Run, held: Held) -> list[dict[str, Any]]:
          "wrong": sum(not one.agrees for one in ones)}
         for row, ones in sorted(places.items(), key=lambda each: each[0].order())
     ]  # fmt: skip
-
-
-def _cells(held: Held) -> tuple[str | Text, ...]:
-    if held.lacks is not None:
-        return held.relation.name, Text("not applicable", style="dim"), "", "", "", ""
-    compared = held.verdict.compared
-    return (
-        held.relation.name, Text(*VERDICTS[held.verdict.exit]), " ".join(tier.value for tier in _tiers(held)),
-        short(held.verdict.elements), cell(most_used(compared)) if compared else "", f"{held.seconds:.1f}",
-    )
 
 
 def _tiers(held: Held) -> list[Tier]:

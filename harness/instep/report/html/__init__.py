@@ -1,6 +1,6 @@
 """HTML pages of results, which work offline: the verdict and tables as text, then charts that can be clicked.
 
-    document.py, assets/  the frame of all pages, and their scripts: shared.js, events.js, plots.js
+    write_page.py, assets/  the frame of all pages, and their scripts: shared.js, events.js, plots.js
     replay.py             events: `heat_map.py` the heat map, `timeline.py` the timeline
     page_choice.py             results of other commands, one file for each; `page_parts.py` has their common parts
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...atomic_write import folder_for, write_atomically
 from ...trace.file import Trace, beside
 from .. import outcome_data, terminal
+from ..document import VERDICTS
 from ..finding_tensors import files, for_a_file
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
     """The verdict, the compared numbers and the largest used part of an allowance, in all and per tier."""
     name, totals = outcome.plan.setting.name, terminal.tiers(outcome)
-    said = [(f"{VERDICT}[{name}]", terminal.VERDICTS[outcome.verdict.exit][0])]
+    said = [(f"{VERDICT}[{name}]", VERDICTS[outcome.verdict.exit][0])]
     said += [(f"{ELEMENTS}[{name}]", str(outcome.verdict.elements))]
     used = terminal.most_used([one for one in outcome.verdict.compared if one.tier not in terminal.EXACT])
     said += [(f"{USED}[{name}]", f"{used:.3g}")] if used is not None else []

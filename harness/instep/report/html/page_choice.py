@@ -1,7 +1,7 @@
-"""Choose the page for a result, and make it.
+"""Choose the document for a result, and make its page.
 
-A page is made from the data that `--json` writes, so a file gives the same page. Only the command adds more: charts of
-events, if it has the trace. Leaves out: the content of each page (the files named below).
+A document is made from the data that `--json` writes, so a file gives the same page. Only the command adds more: charts
+of events, if it has the trace. Leaves out: the content of each page (the files named below).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 from instep_reference.contract.errors import BadInput
 
 from .. import result
-from .document import Page, document
+from ..document import Document
+from .write_page import write_page
 
 # Module of a page, and its function unless that is `page` -> the field that identifies its results; after `runs.`, a
 # field that every run has.
@@ -31,6 +32,12 @@ FAMILY: Mapping[str, str] = {
 
 def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, terminal: str = "") -> bytes:
     """The page of a result's data.  charts: charts of events;  terminal: the printed output of the command"""
+    made = document_of(found)
+    return write_page(replace(made, charts={**made.charts, **(charts or {})}, terminal=terminal))
+
+
+def document_of(found: Mapping[str, Any]) -> Document:
+    """The document of a result's data."""
     found = _plain(found)
     name = next((name for name, field in FAMILY.items() if _has(found, field)), None)
     if name is None:
@@ -39,9 +46,8 @@ def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, t
     if find_spec(package := name.partition(".")[0]) is None:
         raise BadInput("result", found=f"what `{found.get('command')}` wrote", expected=f"the package {package}")
     module, _, function = name.partition(":")
-    make: Callable[[Mapping[str, Any]], Page] = getattr(import_module(module), function or "page")
-    page = make(found)
-    return document(replace(page, charts={**page.charts, **(charts or {})}, terminal=terminal, made=found))
+    make: Callable[[Mapping[str, Any]], Document] = getattr(import_module(module), function or "page")
+    return replace(make(found), made=found)
 
 
 def page_of_file(path: Path) -> bytes:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...verdict import Exit
-from ..terminal import VERDICTS, cell, short
-from .document import Listing
+from ..document import VERDICTS, Listing
+from ..terminal import cell, short
 
 Data = Mapping[str, Any]
 Row = tuple[str, Mapping[str, Any]]  # row of a matrix: its name, and the details for a click: `lines`, `message`

@@ -21,12 +21,13 @@ from ...verdict import Comparison, Verdict
 from ...watch.event_context import EventContext
 from .. import terminal
 from ..divergence_message import DIFFERS, command, command_at, divergence, numbers, where
+from ..document import VERDICTS, Document, Listing
 from ..finding_tensors import tensor_at
 from ..outcome_data import listed_findings, worst
 from ..result import Result
 from . import heat_map
-from .document import Listing, Page, document
 from .timeline import Lanes, lanes_of
+from .write_page import write_page
 
 WIDE = 160  # columns for printed text, so that no table is broken
 MAPPED = 8  # tensors that are drawn
@@ -42,7 +43,7 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
     messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
     said_of_tiers = filter(None, [terminal.left_out(outcomes[0])])
     charts = charts_of(outcomes, trace)
-    return document(Page(
+    return write_page(Document(
         outcomes[0].name, worst(outcomes), [*map(_summary, outcomes), *said_of_tiers], trace.header.claim, messages,
         charts=charts, more=[findings_of(charts), _tiers(outcomes)],
         terminal=printed(lambda console: terminal.show(outcomes, console)),
@@ -75,7 +76,7 @@ def findings_of(charts: Mapping[str, Any]) -> Listing:
 
 
 def _summary(outcome: Outcome) -> str:
-    word, _ = terminal.VERDICTS[outcome.verdict.exit]
+    word, _ = VERDICTS[outcome.verdict.exit]
     numbers = f"{terminal.short(outcome.verdict.elements)} numbers compared"
     return f"{outcome.plan.setting.name} {word}: {numbers} in {outcome.served_events} of {outcome.of} events"
 

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...verdict import Exit
+from ..document import Document
 from ..terminal import short
-from .document import Page
 from .page_parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, word
 
 
-def page(found: Data) -> Page:
+def page(found: Data) -> Document:
     runs = [{"ops": found.get("ops"), **run} for run in found["runs"]]
     said = [f"{name_of(run)} {word(run['exit'])}: {short(run['elements'])} numbers compared"
             + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")
             for run in runs]  # fmt: skip
-    return Page(
+    return Document(
         str(found.get("trace") or found.get("command")), Exit(found["exit"]), said, messages=messages(runs),
         tables=[totals(runs)], charts={"plots": [_plot(runs)], "legend": LEVELS}, more=[findings(runs)],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Write a page as HTML: text that can be read without JavaScript, the data as JSON, and the code of the charts.
+"""Write a document as HTML: text that can be read without JavaScript, the data as JSON, and the code of the charts.
 
 No text of a trace or a finding becomes markup: the body is escaped, the JSON has no character that could end its
 element, and the content security policy allows only the two scripts of the page.
@@ -11,14 +11,12 @@ import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...verdict import Exit
-from ..terminal import VERDICTS
+from ..document import VERDICTS, Document, Listing
 
 ASSETS = files(__package__) / "assets"
 # JSON has these characters only in strings, where an escape means the same.
@@ -27,42 +25,7 @@ ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 SECTIONS = {"charts": ("runs", "events.js"), "plots": ("plots", "plots.js")}
 
 
-class Listing(NamedTuple):
-    """A table. bad: rows to mark as wrong; groups: the group of each row, for buttons that show one group."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-    bad: Collection[int] = ()
-    groups: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Page:
-    """The content of a page.
-
-    word      the verdict, if the command has its own word for it
-    claim     the sentence that is proved; summary: the result, in sentences
-    messages  the message of every run that diverged; it ends in its command
-    tables    tables before the charts;  more: tables after them;  terminal: the printed output of the command
-    charts    the data of the charts: timeline, runs and findings of events; `plots`
-    made      the head of the result: command, date, commit and machine
-    """
-
-    name: str
-    exit: Exit
-    summary: Sequence[str]
-    claim: str = ""
-    messages: Sequence[str] = ()
-    tables: Sequence[Listing] = ()
-    charts: Mapping[str, Any] = field(default_factory=dict)
-    more: Sequence[Listing] = ()
-    terminal: str = ""
-    made: Mapping[str, Any] = field(default_factory=dict)
-    word: str = ""
-
-
-def document(page: Page) -> bytes:
+def write_page(page: Document) -> bytes:
     """The whole file. A lone surrogate has no UTF-8 and is written as its number."""
     library = (ASSETS / "echarts.js.gz").read_bytes()
     drawn = {section: name for section, (what, name) in SECTIONS.items() if page.charts.get(what)}
@@ -93,6 +56,7 @@ def document(page: Page) -> bytes:
 {"".join(f'<section id="{section}" hidden></section>' for section in drawn)}
 <noscript><p class="quiet">The charts need JavaScript; all the rest of this page is text.</p></noscript>
 {"".join(map(_section, page.more))}
+{"".join(f'<p class="quiet">{escape(note)}</p>' for note in page.notes)}
 {_folded(page.terminal)}
 </main>
 <footer>Charts: Apache ECharts, zrender, d3, tslib. Their licences are in this file, before their code.</footer>
