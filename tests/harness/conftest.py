@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from instep.cli import main
 from instep.trace.file import Trace
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from support.browser import BROWSER, Browser, browser
+from support.checkpoints import TWO_LAYERS, write
 from support.command import Ran, Runner
 from support.planting import planted_here
-from support.traces import recorded
+from support.traces import brief, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +31,21 @@ def modes() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A trace of a small model: a save, a preemption, a resume, an abort, a load, and rounds of every kind."""
+    return recorded(tmp_path_factory.mktemp("brief"), brief())
+
+
+@pytest.fixture(scope="module")
 def longer(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """A trace for tests that need more rounds than a `brief` one has."""
     return recorded(tmp_path_factory.mktemp("longer"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with two layers."""
+    return write(tmp_path_factory.mktemp("model"), **TWO_LAYERS)
 
 
 @pytest.fixture

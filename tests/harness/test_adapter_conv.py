@@ -25,7 +25,6 @@ from instep_reference.contract.errors import Unsupported
 from support.covering import few
 from support.fake_kernels import Kernels
 from support.ops_agree import agree
-from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # replays through an external conv
 
@@ -70,18 +69,12 @@ def dense(window: Any = carried) -> Ops:
     return dense_conv(PLAIN, name="fake", window=window, chunk=carried)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never used."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
-
-
 @pytest.fixture
-def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
+def judged(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(ops: Ops, tiers: Collection[Tier] = frozenset(Tier), **setting: Any) -> Outcome:
         monkeypatch.setattr("support.fake_kernels.OPS", ops, raising=False)
         given = {"drafter": "external", **setting}  # the draft head has no conv
-        return diagnose(Replay(small, Setting("support.fake_kernels:OPS", **given)), tiers=tiers)
+        return diagnose(Replay(trace, Setting("support.fake_kernels:OPS", **given)), tiers=tiers)
 
     return run
 
@@ -92,10 +85,10 @@ def judged(small: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     (pooled(packed=True), 4, "rerun", True),
     (pooled(chunk=None), 4, "rerun", False), (dense(), 1, "columns", True),
 ], ids=["mirrors", "strided", "packed", "prefill of plain", "dense"])  # fmt: skip
-def test_right_kernel_agrees_and_its_calls_are_counted(ops, widest, strategy, chunks, judged, small):
+def test_right_kernel_agrees_and_its_calls_are_counted(ops, widest, strategy, chunks, judged, trace):
     all_of_them = not ops.packed and chunks and widest == 4 and strategy == "rerun"
     outcome = judged(ops, frozenset(Tier) if all_of_them else OF_WINDOWS, strategy=strategy)
-    assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(small.events), outcome.verdict.findings
+    assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(trace.events), outcome.verdict.findings
     kernel = outcome.exercised["conv.window"]
     assert (kernel.widest, kernel.asked) == (widest, 4) and kernel.calls > 0
     assert ("conv.chunk" in outcome.exercised, outcome.packed) == (chunks, ops.packed)

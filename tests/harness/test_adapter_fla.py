@@ -36,7 +36,6 @@ from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.ops_agree import agree
-from support.traces import brief, recorded
 
 TOP = Path(__file__).resolve().parents[2]
 ADAPTIVE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
@@ -70,12 +69,6 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     yield written
     sys.modules.pop("mine", None)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Every kind of event, on a model with few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 def run_of(way: str) -> list[str | Path]:
@@ -120,13 +113,13 @@ def test_each_page_has_three_faults() -> None:
     for one in zip(STRATEGIES, cycle(("VK", "KV")), strict=False)
 ])
 def test_dense_states_agree_under_every_strategy(
-    strategy: str, layout: StateLayout, mine: Callable[..., Path], small: Trace
+    strategy: str, layout: StateLayout, mine: Callable[..., Path], trace: Trace
 ) -> None:
     """Use the drafts of the trace, because the draft head has no GDN layer. The commands above use the head."""
     mine()
     setting = Setting("mine:OPS", strategy=strategy, layout=layout, drafter="external")
-    verdict = Replay(small, setting).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+    verdict = Replay(trace, setting).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
 @pytest.mark.parametrize("case", GDN, ids=str)
@@ -141,20 +134,20 @@ def test_dense_obeys_the_contract(case: Case, mine: Callable[..., Path]) -> None
 
 @pytest.mark.slow
 def test_dense_without_keeps_inputs_is_refused(
-    mine: Callable[..., Path], small: Trace
+    mine: Callable[..., Path], trace: Trace
 ) -> None:
     mine(', keeps="inputs"', "")
-    said = Replay(small, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
+    said = Replay(trace, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
     assert said.exit is Exit.AGREED, said.findings[:1]
     with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
-        Replay(small, Setting("mine:OPS", strategy="rerun")).run()
+        Replay(trace, Setting("mine:OPS", strategy="rerun")).run()
 
 
-def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., Path], small: Trace) -> None:
+def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., Path], trace: Trace) -> None:
     """`dense` passes kept tokens as separate sequences, with their keys as queries."""
     first = "    q, k = (x.repeat_interleave"
     mine(first, f"    if q is k:\n        return v, state\n{first}")
-    verdict = Replay(small, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
+    verdict = Replay(trace, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
     assert verdict.exit is Exit.DIVERGED
     found = verdict.findings[0]
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
@@ -200,9 +193,9 @@ def test_chunked_kernels_of_fla_obey_the_contract(case: Case, patched: ModuleTyp
 @needs_fla
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_fla_computes_the_model_under_every_strategy(strategy: str, small: Trace) -> None:
-    verdict = Replay(small, Setting("fla", strategy=strategy)).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+def test_fla_computes_the_model_under_every_strategy(strategy: str, trace: Trace) -> None:
+    verdict = Replay(trace, Setting("fla", strategy=strategy)).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
 @needs_fla

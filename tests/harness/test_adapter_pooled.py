@@ -26,8 +26,7 @@ from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE, few
 from support.few_channels import few_channels
-from support.first_rounds import first
-from support.traces import recorded
+from support.traces import first, recorded
 
 TOP = Path(__file__).resolve().parents[2]
 DENSE, POOLED = (

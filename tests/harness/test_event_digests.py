@@ -18,14 +18,8 @@ from instep.watch.event_context import EventContext
 from instep.watch.event_digests import EventDigests
 from instep.watch.memory_changes import bits
 from support.command import Runner
-from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("trail"), brief())
 
 
 class Spoiler:

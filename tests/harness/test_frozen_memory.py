@@ -20,15 +20,8 @@ from instep.watch.frozen_memory import RECENT, Answers, KeptCopies
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
 from support.covering import each_value, few
-from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # replays of whole traces
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A save, a preemption with events after it, a resume, a reload."""
-    return recorded(tmp_path_factory.mktemp("remembered"), brief())
 
 
 def replayed(trace: Trace, ops: str = "plain", **how: Any) -> Verdict:

@@ -22,14 +22,12 @@ from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
 from support import subjects
-from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.event_clock import count_events
 from support.planting import planted_here
 
 SEED = "1"
-SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 # The commit reads snapshots with a row stride of the current window instead of the pool's: right while the widest
 # step count is in force, wrong from the first switch down on, for every row but the first.
@@ -45,11 +43,6 @@ CALLER_STRIDE = Edit(
                         )),
                     ).at(accepted.rows, accepted.nodes),""",
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), **SMALL)
 
 
 def divergence(output: str) -> list[str]:

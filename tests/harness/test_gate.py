@@ -26,13 +26,11 @@ from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
-from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
-SMALL = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 DONE = "        for p in plan:\n            p.ran()\n"
 NAMED = "requests = self._named([row.request for row in rows])\n"
@@ -52,11 +50,6 @@ ONE_TOKEN_LESS = Edit(
     "instep_optimized/commit/snapshot.py", "accepted.rows, accepted.nodes",
     "accepted.rows, (accepted.nodes - 1).clamp_min(0)",
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), **SMALL)
 
 
 def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Report:

@@ -19,14 +19,8 @@ from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import Clock
 from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.worker import Worker
-from support.checkpoints import write
 
 SETTING = Setting("plain", strategy="columns", conv="widened", graphs=True, overlap=True, guarded=False)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,6 @@ from instep_speed.gate.gate import MOST_TIMES
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried
 from instep_speed.gate.reference_check import Yardstick
-from support.checkpoints import write
 from support.command import Runner, complaint
 from support.covering import few
 from support.outcomes import printed
@@ -214,11 +213,6 @@ def blind(left: str) -> Edit:
     """A tree of which one check is left, which does not see the fault."""
     every = "return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())"
     return Edit("instep/checks/__init__.py", every, f"return ({left},)")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
 @pytest.fixture(scope="module")

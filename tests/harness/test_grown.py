@@ -32,7 +32,6 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.draft.grow_draft_tree import Growing
 from instep_reference.sampling import most_probable
-from support.checkpoints import write
 from support.covering import few
 from support.few_channels import few_channels
 from support.planting import planted_here
@@ -136,11 +135,6 @@ def test_a_wrong_tree_of_labels_is_found_exactly_and_named(name: str) -> None:
         ran = Replay(read(GROWN), Setting("ledger"), checks=lambda plan: [Grown()]).run(until=4)
     first = min(ran.verdict.findings, key=lambda found: found.order())
     assert first.event == 4 and first.tier is Tier.IDENTITY and fault.says in first.diagnosis, first.diagnosis
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
 @pytest.mark.slow

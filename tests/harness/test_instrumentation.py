@@ -16,18 +16,11 @@ from instep.run.build_compared_engines import bare, participants_of
 from instep.run.lockstep import Lockstep
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.trace.file import Trace
 from instep.watch import gather_event_log
 from instep.watch.digests import bits
 from support.covering import WHOLE, few
-from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("watching"), brief())
 
 
 @few(2)

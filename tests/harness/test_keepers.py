@@ -25,7 +25,6 @@ from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
 from support.covering import WHOLE, each_value, few
 from support.few_channels import few_channels
-from support.traces import brief, recorded
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
@@ -62,12 +61,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     yield written
     for name in TEXTS:
         sys.modules.pop(name, None)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
 
 
 def typed(options: dict[str, str]) -> list[str]:
@@ -123,19 +116,19 @@ def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner
     ("folded", {"graphs": True, "layout": "KV", "overlap": True}),
 ], ids=str)  # fmt: skip
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(
-    name: str, options: dict[str, Any], write: Write, small: Trace
+    name: str, options: dict[str, Any], write: Write, trace: Trace
 ) -> None:
-    verdict = Replay(small, Setting(**write(name), **options, drafter="external")).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+    verdict = Replay(trace, Setting(**write(name), **options, drafter="external")).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
 @pytest.mark.slow
-def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, small: Trace) -> None:
+def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, trace: Trace) -> None:
     named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS", "drafter": "external"}
     write("mine")
-    assert Replay(small, Setting(**named)).run().verdict.exit is Exit.AGREED
+    assert Replay(trace, Setting(**named)).run().verdict.exit is Exit.AGREED
     write("mine", ("rows=accepted.rows", "rows=accepted.rows.flip(0)"))
-    first = Replay(small, Setting(**named)).run().verdict.findings[0]
+    first = Replay(trace, Setting(**named)).run().verdict.findings[0]
     assert (first.kind, first.place.component, first.tier) == ("commit", "conv", Tier.IDENTITY)
 
 
@@ -294,15 +287,15 @@ FALLEN = {
     ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
 )), ids=lambda words: words if isinstance(words, str) else words[0])  # fmt: skip
 def test_exception_in_a_keeper_is_its_finding_in_every_command(
-    command: tuple[str, ...], method: str, write: Write, instep: Runner, small: Trace
+    command: tuple[str, ...], method: str, write: Write, instep: Runner, trace: Trace
 ) -> None:
     name, *more = command
-    ran = instep(name, small.path, *more, *typed(write("mine", FALLEN[method])))
+    ran = instep(name, trace.path, *more, *typed(write("mine", FALLEN[method])))
     assert ran.code == 1 and "DIVERGED" in ran.out and "harness itself" not in ran.err, ran
 
 
-def test_a_peek_of_another_shape_names_its_layer(write: Write, small: Trace) -> None:
-    found = Replay(small, Setting(**write("mine", FALLEN["peek_flat"]))).run(until=4).verdict.findings[0]
+def test_a_peek_of_another_shape_names_its_layer(write: Write, trace: Trace) -> None:
+    found = Replay(trace, Setting(**write("mine", FALLEN["peek_flat"]))).run(until=4).verdict.findings[0]
     assert re.search(r"peek gave \[\d+\] for layer 0; expected \[", found.diagnosis), found
 
 
@@ -341,24 +334,24 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
 
 
 @pytest.mark.slow
-def test_undeclared_pool_is_compared_whole_and_reported(write: Write, small: Trace) -> None:
+def test_undeclared_pool_is_compared_whole_and_reported(write: Write, trace: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
     setting = Setting(**write("mine", (plain, f"replace({plain}, means=None)")), drafter="external")
-    verdict = Replay(small, setting).run(tiers=EXACT).verdict
+    verdict = Replay(trace, setting).run(tiers=EXACT).verdict
     assert verdict.exit is Exit.AGREED
     assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
 
 
 @pytest.mark.slow
-def test_commit_may_clear_rows_that_its_table_names(write: Write, small: Trace) -> None:
+def test_commit_may_clear_rows_that_its_table_names(write: Write, trace: Trace) -> None:
     kept, clears = "snapshots(cls.component, config, sizes)", "kept[accepted.rows] *= 0\n    def peek"
     edits = [(kept, f"replace({kept}, means=None)"), ("\n    def peek", f"            {clears}")]
-    replayed = Replay(small, Setting(**write("mine", *edits), drafter="external"))
+    replayed = Replay(trace, Setting(**write("mine", *edits), drafter="external"))
     first = replayed.run(tiers=EXACT).verdict.findings[0]
     assert "snapshot_conv row 0, which this event may not write" in first.diagnosis
     table = '    return {"verify": verify, **{\n', "    rows = {f'snapshot_{component}': 'row', component: 'slot'}\n"
     told = write("mine", *edits, (table[0], table[1] + table[0]), ("    }}\n", '    }, "commit": rows}\n'))
-    assert Replay(small, Setting(**told, drafter="external")).run(tiers=EXACT).verdict.exit is Exit.AGREED
+    assert Replay(trace, Setting(**told, drafter="external")).run(tiers=EXACT).verdict.exit is Exit.AGREED
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
-from support.traces import brief, policy, recorded
+from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -35,11 +35,6 @@ EARLY = Wrap(
     "instep_optimized/commit/snapshot.py", "Snapshot.commit",
     "from dataclasses import replace\naccepted = replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0))",
 )
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("ladder"), brief())
 
 
 @pytest.fixture(scope="module")

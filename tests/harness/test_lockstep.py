@@ -18,19 +18,12 @@ from instep.run.build_compared_engines import participants_of
 from instep.run.lockstep import Lockstep
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
-from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import Watch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.covering import few
-from support.traces import brief, recorded
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("lockstep"), brief())
 
 
 @pytest.fixture(scope="module")

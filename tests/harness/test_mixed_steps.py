@@ -22,14 +22,13 @@ from instep.verdict import Exit, Tier
 from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import WHOLE
 from support.mixed import (
     CANDIDATES,
     CROWD,
     LONG_ROOM,
     ROOM,
-    TWO_LAYERS,
     WHERE,
     beside_windows,
     comings,

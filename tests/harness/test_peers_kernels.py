@@ -26,8 +26,7 @@ from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE, few
 from support.fake_kernels import Kernels
 from support.few_channels import FIXTURES, few_channels
-from support.first_rounds import first
-from support.traces import recorded
+from support.traces import first, recorded
 
 OPS = "sglang.kernels.ops"
 PLACES = [f"{OPS}.{name}" for name in (

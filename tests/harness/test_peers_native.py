@@ -25,8 +25,7 @@ from instep_reference.contract.errors import Unsupported
 from support.covering import few
 from support.fake_kernels import FlashInfer, FlashQla
 from support.few_channels import few_channels
-from support.first_rounds import first
-from support.traces import recorded
+from support.traces import first, recorded
 
 pytestmark = pytest.mark.slow
 THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and committed

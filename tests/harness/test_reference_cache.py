@@ -30,9 +30,8 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.speculative_rounds import Rounds
 from support.covering import each_value, few
-from support.first_rounds import first
 from support.planting import planted_here
-from support.traces import recorded
+from support.traces import first, recorded
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,6 @@ from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
 from instep_optimized.memory.pool import Pool
 from instep_reference.contract import engine as e
-from support.traces import brief, recorded
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("rows"), brief())
 
 
 def replayed(trace: Trace, name: str = "RIGHT", ops: str = "ledger") -> Outcome:

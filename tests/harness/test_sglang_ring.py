@@ -30,7 +30,6 @@ from peers.environment import TOP, environment
 from support.covering import few
 from support.fake_ring import modules
 from support.schedules import SCHEDULES, first_wrong
-from support.traces import brief, recorded
 
 OPS, STRATEGY = "instep.adapters.sglang_ring:RING", "sglang_ring"
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_ring")
@@ -65,12 +64,6 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
         sys.modules.pop(module, None)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Three requests, rounds of every kind, a preemption, an abort and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), brief())
-
-
 def wrong(release: str) -> dict[str, int | None]:
     return {name: WRONG[release].get(name) for name in SCHEDULES}
 
@@ -79,10 +72,10 @@ def wrong(release: str) -> dict[str, int | None]:
 @pytest.mark.parametrize(("release", "graphs"), [
     ("0.5.16", False), ("0.5.23", True), ("0.5.18", True), ("0.5.18", False), ("0.5.23", False), ("0.5.16", True),
 ])  # fmt: skip
-def test_a_ring_serves_a_trace_of_every_kind_of_event(release: str, graphs: bool, put: Put, small: Trace) -> None:
+def test_a_ring_serves_a_trace_of_every_kind_of_event(release: str, graphs: bool, put: Put, trace: Trace) -> None:
     put(release)
-    verdict = Replay(small, Setting(OPS, strategy=STRATEGY, graphs=graphs, overlap=graphs)).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(small.events), verdict.findings[:1]
+    verdict = Replay(trace, Setting(OPS, strategy=STRATEGY, graphs=graphs, overlap=graphs)).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
 @few(2)
@@ -117,12 +110,12 @@ def test_a_state_that_lacks_the_last_tokens_is_named(put: Put) -> None:
     ("0.5.23", (2, 4), None), ("0.5.18", (2, 6), None),
 ])  # fmt: skip
 def test_any_fill_of_a_ring_is_tried_before_a_rise(
-    release: str, change: tuple[int, int], says: str | None, put: Put, small: Trace,
+    release: str, change: tuple[int, int], says: str | None, put: Put, trace: Trace,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     put(release)
     monkeypatch.setattr(step_changes, "CHANGES", (change,))
-    case = Case.of(small, Replay(small, Setting(OPS, strategy=STRATEGY)).plan)
+    case = Case.of(trace, Replay(trace, Setting(OPS, strategy=STRATEGY)).plan)
     verdict = held(case, relations(["step-changes"]))[0].verdict
     said = [f"{one.request}: {one.diagnosis}" for one in verdict.findings if one.kind in ("commit", "forward")]
     assert said[:1] == ([] if says is None else [says]) and verdict.exit is (Exit.DIVERGED if says else Exit.AGREED)
@@ -132,10 +125,10 @@ def test_any_fill_of_a_ring_is_tried_before_a_rise(
 @pytest.mark.parametrize(("ops", "strategy", "says"), [
     ("plain", OPS.replace("RING", "KEEPER"), "which does not fill it"),
 ])  # fmt: skip
-def test_a_ring_that_no_op_fills_is_refused(ops: str, strategy: str, says: str, put: Put, small: Trace) -> None:
+def test_a_ring_that_no_op_fills_is_refused(ops: str, strategy: str, says: str, put: Put, trace: Trace) -> None:
     put("0.5.23")
     with pytest.raises(Exception, match=says):
-        Replay(small, Setting(ops, strategy=strategy)).run()
+        Replay(trace, Setting(ops, strategy=strategy)).run()
 
 
 @pytest.mark.parametrize(("release", "rows", "device", "refused"), [
@@ -151,12 +144,12 @@ def test_fp32_rows_are_refused_if_a_card_folds_them_in_tf32(
         ring.must_have_narrow_rows(ring.ring_of_release(), rows, torch.device(device))
 
 
-def test_a_release_without_a_ring_is_refused(put: Put, small: Trace) -> None:
+def test_a_release_without_a_ring_is_refused(put: Put, trace: Trace) -> None:
     put("0.5.23")
     import_module("instep.adapters.sglang_ring")
     del sys.modules["sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode"]
     with pytest.raises(Exception, match="this release has none"):
-        Replay(small, Setting(OPS, strategy=STRATEGY)).run()
+        Replay(trace, Setting(OPS, strategy=STRATEGY)).run()
 
 
 @pytest.mark.whole

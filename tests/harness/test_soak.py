@@ -22,15 +22,9 @@ from instep.verdict import Exit
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.event_facts import kind_of
 from support import subjects
-from support.checkpoints import write
 from support.command import Runner, complaint
 
 LATE = "support.subjects:LATE"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
 def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:

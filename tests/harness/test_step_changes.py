@@ -33,17 +33,11 @@ from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume
 from support.covering import WHOLE, few
 from support.few_channels import same_events
-from support.traces import brief, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
 NAMED = {"flush-margin-of-the-window-that-was": "lacks the oldest of the 13 tokens that a ring held",
         "flush-round-masked-with-the-old-cursor":
         "has the 2 oldest tokens of a ring of 16 entries in place of the window's last 2"}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("changes"), brief())
 
 
 @pytest.fixture

@@ -36,9 +36,8 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.few_channels import few_channels
-from support.first_rounds import first
 from support.planting import begun, planted_here
-from support.traces import brief, recorded
+from support.traces import brief, first, recorded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn

@@ -17,7 +17,6 @@ from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
 from support.command import Runner, complaint
 from support.few_channels import few_channels
-from support.traces import brief, recorded
 
 TRACE = "accepted"
 LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
@@ -59,15 +58,10 @@ def test_exception_is_a_finding_for_any_choice_of_tiers() -> None:
     assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("small"), brief())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("tier", list(Tier))
-def test_every_tier_runs_alone(tier: Tier, small: Trace) -> None:
-    verdict = Replay(small, Setting("plain")).run(tiers=[tier], until=6).verdict  # a first commit
+def test_every_tier_runs_alone(tier: Tier, trace: Trace) -> None:
+    verdict = Replay(trace, Setting("plain")).run(tiers=[tier], until=6).verdict  # a first commit
     assert verdict.exit is Exit.AGREED and {compared.tier for compared in verdict.compared} == {tier}
 
 

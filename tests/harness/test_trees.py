@@ -28,7 +28,6 @@ from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
-from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.event_clock import count_events
 from support.planting import planted_here
@@ -38,11 +37,6 @@ BATCH, INDEX, ROUND, RERUN = (
     for name in ("packed_batch", "ops/plain/row_places_and_lengths", "round_for_step_count", "commit/rerun")
 )
 NODES_OF = "Nodes(plan.before.flatten(), plan.depth.flatten(), plan.ancestors.flatten(), plan.depth.shape[1])"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2)
 
 
 POLICY = msgspec.json.decode((TRACES / "branching.policy.json").read_bytes(), type=Policy)

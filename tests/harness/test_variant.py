@@ -21,14 +21,8 @@ from instep_optimized import load
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.traces import brief, recorded
 
 LOUDER = "support.subjects:LOUDER"
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("variant"), brief())
 
 
 def first(trace: Trace, kind: type[e.Event]) -> int:

@@ -28,9 +28,9 @@ from instep_optimized.graphs import Runner
 from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import WHOLE, few
-from support.mixed import CANDIDATES, ROOM, TWO_LAYERS, in_turns
+from support.mixed import CANDIDATES, ROOM, in_turns
 
 pytestmark = pytest.mark.slow
 

@@ -21,13 +21,7 @@ from instep.verdict import Exit
 from instep.watch.memory_changes import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
-from support.first_rounds import first
-from support.traces import brief, recorded
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("bounds"), brief())
+from support.traces import first, recorded
 
 
 def replayed(trace: Trace, name: str) -> Outcome:

@@ -16,6 +16,8 @@ import torch
 import instep_optimized.kernels
 from instep_optimized.ops import BY_NAME
 from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.checkpoint import Checkpoint
+from support.checkpoints import TWO_LAYERS, write
 
 INTERPRETED = ("triton", "precise", "invariant")
 
@@ -24,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and not torch.cuda.is_available() and _interprets(item):
             item.add_marker(pytest.mark.interpreted)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A random checkpoint with two layers."""
+    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
 
 
 @pytest.fixture(autouse=True)

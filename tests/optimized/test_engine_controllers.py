@@ -16,18 +16,11 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput, Unsupported
-from support.checkpoints import write
 from support.two_sides import CAPACITY
 
 # Each batch decides, by its own mean alone.
 AT_ONCE = {"ema_alpha": 1, "warmup_batches": 0, "update_interval": 1}
 SLOTS = {"1": {"candidate_steps": [0, 1]}, "2": {"candidate_steps": [1, 3]}, **AT_ONCE}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    sizes = {"num_hidden_layers": 2, "full_attention_interval": 2}
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **sizes))
 
 
 def engine(checkpoint: Checkpoint, num_steps: int, **given: Any) -> OptimizedEngine:

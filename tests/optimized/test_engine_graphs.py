@@ -31,12 +31,10 @@ from instep_reference.contract.engine import (
     Row,
     SetNumSteps,
 )
-from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import scenario
 
-TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
 FOUR = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
@@ -49,11 +47,6 @@ OPS = [
 LABELS = [
     pytest.param(*one.values, id=one.id, marks=(*one.marks, *((WHOLE,) if one.id == "plain" else ()))) for one in OPS
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
 
 
 def engine(

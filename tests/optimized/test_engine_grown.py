@@ -37,7 +37,6 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupporte
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.rounds import begin
 from support.tree_story import assert_same, played
@@ -46,12 +45,6 @@ from support.two_sides import CAPACITY, TwoSides
 
 FP64, STEPS = torch.float64, 3
 ROOM = replace(CAPACITY, num_draft_tokens=8, topk=3)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    small: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **small))
 
 
 def engine(checkpoint: Checkpoint, ops: Any = "plain", room: Capacity = ROOM, **options: Any) -> OptimizedEngine:

@@ -33,16 +33,9 @@ from instep_reference.contract.engine import (
     RequestState,
     Row,
 )
-from support.checkpoints import write
 from support.two_sides import CAPACITY, snapshot, untouched
 
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(1, 3, 7)))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
 
 
 def engine(

@@ -17,7 +17,7 @@ from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bra
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.engine import ReferenceEngine, Weights
-from support.checkpoints import Kind, write
+from support.checkpoints import TWO_LAYERS, Kind, write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides, scenario
 
@@ -25,7 +25,6 @@ WIDTH = torch.float64
 STEPS = (3, 1, 7, 0)  # and back to the first
 FEW_STEPS = (3, 0, 1)  # of the other models: how the count changes is nothing to a layer
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
-TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dense": ("dense", {}),
     "tied": ("dense", {**TWO_LAYERS, "tie_word_embeddings": True}),

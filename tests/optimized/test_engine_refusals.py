@@ -34,15 +34,8 @@ from instep_reference.contract.engine import (
     Path as Way,
 )
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.two_sides import CAPACITY, snapshot, untouched
-
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
 
 
 def engine(
@@ -91,7 +84,7 @@ def test_unsupported_event_is_refused(checkpoint: Checkpoint, options: dict[str,
 
 
 def test_several_mtp_layers_are_refused(tmp_path: Path) -> None:
-    several = Checkpoint.open(write(tmp_path, "dense", **SMALL, mtp_num_hidden_layers=2))
+    several = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS, mtp_num_hidden_layers=2))
     with pytest.raises(Unsupported, match="this model has several"):
         engine(several)
 
@@ -214,7 +207,7 @@ def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_a_model_without_a_draft_head_must_be_given_its_drafts(tmp_path: Path) -> None:
-    subject = engine(Checkpoint.open(write(tmp_path, "dense", **SMALL, mtp_num_hidden_layers=0)))
+    subject = engine(Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS, mtp_num_hidden_layers=0)))
     Admit("a", (1, 2)).on(subject)
     Forward((Row("a", "prefill", 2),)).on(subject)
     pages = subject.pages()

@@ -37,21 +37,14 @@ from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
-from support.checkpoints import write
 from support.covering import few
 from support.twins import Twins
 from support.two_sides import TwoSides, snapshot, untouched
 
-TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
 ROOM = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 PROMPT = (5, 9, 2, 33, 7)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
 
 
 def engine(checkpoint: Checkpoint, capacity: Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:

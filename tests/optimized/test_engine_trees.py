@@ -22,7 +22,7 @@ from instep_reference.contract.engine import Committed, Draft, Path
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import WHOLE, few
 from support.rounds import CLOSE, begin, decode, disagreement, play
 from support.tree_story import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
@@ -31,17 +31,11 @@ from support.two_sides import TwoSides
 
 FP64 = torch.float64
 STRATEGIES = ("snapshot", "columns", "rerun", "lazy_rerun")
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
 
 
 @pytest.fixture(scope="module")
 def headless(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("headless"), "dense", **SMALL, mtp_num_hidden_layers=0))
+    return Checkpoint.open(write(tmp_path_factory.mktemp("headless"), "dense", **TWO_LAYERS, mtp_num_hidden_layers=0))
 
 
 def engine(checkpoint: Checkpoint, ops: Any = "plain", **options: Any) -> OptimizedEngine:

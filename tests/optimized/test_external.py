@@ -21,20 +21,19 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import few
 from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH, STEPS = torch.float64, (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
-SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """With three MTP layers, so that one that runs by mistake is seen."""
-    return Checkpoint.open(write(tmp_path_factory.mktemp("external"), **SHAPE, mtp_num_hidden_layers=3))
+    return Checkpoint.open(write(tmp_path_factory.mktemp("external"), **TWO_LAYERS, mtp_num_hidden_layers=3))
 
 
 def engine(checkpoint: Checkpoint, ops: str = "plain", **options: Any) -> OptimizedEngine:
@@ -82,7 +81,7 @@ def test_engine_without_a_head_has_no_draft_memory(model: Checkpoint) -> None:
 
 def test_block_acceptance_matches_block_drafters(tmp_path: Path) -> None:
     """`correct_len` and `bonus` of DFlash, for blocks that are right in none, some and all of their places."""
-    checkpoint = Checkpoint.open(write(tmp_path, **SHAPE, mtp_num_hidden_layers=0))
+    checkpoint = Checkpoint.open(write(tmp_path, **TWO_LAYERS, mtp_num_hidden_layers=0))
     names, right = ("a", "b", "c"), engine(checkpoint)
     for name in names:
         Admit(name, (1, 2, ord(name) % 64)).on(right)

@@ -24,7 +24,7 @@ from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bra
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from support.checkpoints import Kind, write
+from support.checkpoints import TWO_LAYERS, Kind, write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY
 
@@ -32,7 +32,6 @@ HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.slow, pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 TRAINED = File(__file__).parents[2] / "fixtures" / "tiny"
-TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 2, 3)))
 FINAL = Place("trunk", AFTER_LAYERS, "final")
 PROMPTS = {"x": (5, 9, 2, 33), "y": (40, 1, 1, 8, 63)}

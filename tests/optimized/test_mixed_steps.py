@@ -26,7 +26,7 @@ from instep_reference.contract.engine import Capacity, Commit, Draft, Event, For
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import WHOLE, each_value, few
 from support.mixed import (
     CANDIDATES,
@@ -35,7 +35,6 @@ from support.mixed import (
     LONG,
     LONG_ROOM,
     ROOM,
-    TWO_LAYERS,
     WHERE,
     beside_windows,
     by_request,

@@ -19,15 +19,9 @@ from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Event, Forward, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity
-from support.checkpoints import write
 
 PAGES = 997  # no other size of a small model is as large, or a multiple of it
 ROOM = Capacity(slots=(4, 1), pages=tuple(range(PAGES, 0, -1)), page_size=4, max_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2))
 
 
 def engine(checkpoint: Checkpoint, capacity: Capacity, ops: str = "plain", **options: Any) -> OptimizedEngine:

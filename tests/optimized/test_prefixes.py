@@ -34,20 +34,14 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides
 
 EVERY, STEPS = 4, 5
 TRACKED = replace(CAPACITY, track_interval=EVERY)
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 CHAIN, TREE = tuple(range(STEPS)), (0, 0, 2, 2, 3)
 PROMPT, PICKS, ROOT = (5, 9, 33, 2, 40, 17), (21, 22, 23, 24, 25), 12
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
 
 
 def engine(checkpoint: Checkpoint, ops: str, nodes: int | None = None, **options: Any) -> OptimizedEngine:
@@ -115,7 +109,7 @@ def test_every_mtp_layer_of_a_prefix_is_right(
 ) -> None:
     """A path of 4 tokens, a chunk of 2: the last rows of 5 layers were made in several events."""
     folder = tmp_path_factory.mktemp("layers")
-    layers = Checkpoint.open(write(folder, "dense", **SMALL, mtp_num_hidden_layers=STEPS))
+    layers = Checkpoint.open(write(folder, "dense", **TWO_LAYERS, mtp_num_hidden_layers=STEPS))
     truth: Any = LedgerEngine(layers.config, num_steps=STEPS, room=TRACKED, mode="vanilla")
     if ops == "plain":
         options |= {"activation": torch.float64, "state": torch.float64}

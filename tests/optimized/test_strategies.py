@@ -42,7 +42,6 @@ from support.checkpoints import write
 from support.covering import WHOLE, few
 from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched
 
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 STEPS = (3, 1, 7, 0)  # after them every scenario continues with the first one
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV", "KV", "VK")  # each strategy and each form has both
@@ -57,11 +56,6 @@ TYPES: list[tuple[torch.dtype, Storage]] = [
 ]
 RINGS = [pair for pair in PAIRS if pair[0] in ("rerun", "lazy_rerun")]
 KEPT: tuple[Keeps, ...] = ("update", "inputs")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **SMALL))
 
 
 @pytest.fixture(scope="module")

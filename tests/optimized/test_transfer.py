@@ -24,7 +24,6 @@ from instep_optimized.transfer.to_device import StaticInputs
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Path, Row
-from support.checkpoints import write
 
 ROOM = Capacity(slots=(4, 1), pages=tuple(range(30, 0, -1)), page_size=4, max_tokens=64)
 LONG = 200_000_000  # cycles that a sleep on a GPU takes: a tenth of a second
@@ -231,11 +230,6 @@ def test_launch_waits_for_a_late_copy() -> None:
 
 
 # ---- to the host
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), num_hidden_layers=2, full_attention_interval=2))
 
 
 @pytest.fixture

@@ -19,16 +19,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Draft, Path, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import unseen
-from support.checkpoints import write
 from support.rounds import begin
 from support.tree_story import NODES, ROOM, STEPS
 from support.two_sides import CAPACITY, snapshot, untouched
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    small: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
-    return Checkpoint.open(write(tmp_path_factory.mktemp("model"), "dense", **small))
 
 
 def engine(checkpoint: Checkpoint, room: Capacity = ROOM, **options: Any) -> OptimizedEngine:

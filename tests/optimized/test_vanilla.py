@@ -34,7 +34,7 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.checkpoints import write
+from support.checkpoints import TWO_LAYERS, write
 from support.covering import each_value
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import CAPACITY, TwoSides, scenario
@@ -42,7 +42,6 @@ from support.two_sides import CAPACITY, TwoSides, scenario
 T = TypeVar("T")
 WIDTH = torch.float64
 FP32_NOISE = 1e-5  # absolute; values are of order 1
-SMALL: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 STEPS = {2: (2, 1, 0), 3: (3, 2, 1, 0)}  # by the number of MTP layers; the scenario goes back to the first
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 Checkpoints = dict[int, Checkpoint]
@@ -52,7 +51,7 @@ Checkpoints = dict[int, Checkpoint]
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     """With two MTP layers, and with three."""
     return {
-        layers: Checkpoint.open(write(tmp_path_factory.mktemp("model"), **SMALL, mtp_num_hidden_layers=layers))
+        layers: Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS, mtp_num_hidden_layers=layers))
         for layers in STEPS
     }
 
@@ -310,7 +309,7 @@ def test_several_layers_require_the_vanilla_drafter(checkpoints: Checkpoints) ->
 
 @pytest.mark.slow
 def test_vanilla_with_one_layer_and_one_step_is_eagle(tmp_path: Path) -> None:
-    checkpoint = Checkpoint.open(write(tmp_path, **SMALL))
+    checkpoint = Checkpoint.open(write(tmp_path, **TWO_LAYERS))
     both = Twins(*(
         OptimizedEngine(checkpoint, load("plain"), Options(drafter=mode), CAPACITY, num_steps=1)
         for mode in ("eagle", "vanilla")

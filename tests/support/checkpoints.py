@@ -22,6 +22,7 @@ MODEL_TYPES: dict[Kind, str] = {"dense": "qwen3_5_text", "next": "qwen3_next", "
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
 }
+TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
 SHORTEST, LONGEST = 1 - 0.3, 1 - 0.9999
 

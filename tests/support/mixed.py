@@ -36,7 +36,6 @@ from instep_reference.contract.sampling import Sampling
 VOCAB = 64
 CONV_WIDTH = 4
 CANDIDATES = (1, 3, 7)
-TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 # Slots sparse and out of order; pages from the top down, some requests longer than one.
 ROOM = Capacity(slots=(4, 1, 6, 9, 3, 8, 5), pages=tuple(range(72, 0, -1)), page_size=4, max_tokens=128)
 WHERE = ("whole", "tail", "inside")  # what a chunk may be of its prompt

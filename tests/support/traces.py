@@ -21,7 +21,7 @@ from instep.trace.file import CHECKSUMS, Trace, beside
 from instep.trace.header import SCHEMA, Header, Model, Part
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep_reference.contract import engine as e
-from support.checkpoints import write as write_checkpoint
+from support.checkpoints import TWO_LAYERS, write
 
 VOCAB = 64
 
@@ -76,10 +76,18 @@ def brief() -> Policy:
     return POLICY
 
 
+def first(rounds: int) -> Policy:
+    """The first rounds of `brief`: 3 end with a plain step, 4 with two windows, one of which rejects every draft.
+
+    A request is saved, one is preempted, and one begins with what was saved.
+    """
+    deeds = tuple(deed for deed in POLICY.deeds if deed.do not in ("resume", "abort"))
+    return msgspec.structs.replace(POLICY, rounds=rounds, deeds=deeds)
+
+
 def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
     """A trace of a small random model, both in `folder`."""
-    small = {"vocab_size": VOCAB, "num_hidden_layers": 2, "full_attention_interval": 2}
-    model = write_checkpoint(folder / "model", **{**small, **config})
+    model = write(folder / "model", **{"vocab_size": VOCAB, **TWO_LAYERS, **config})
     return make(model, PROMPTS, told or policy(), folder / "small.jsonl")
 
 
