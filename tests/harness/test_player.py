@@ -14,39 +14,21 @@ import torch
 
 from instep.player import Observer, Player, Side
 from instep.watch.observers import LastStates, OnHost, States, Within
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Commit,
-    Draft,
-    Drafted,
-    Event,
-    Finish,
-    Forward,
-    Idle,
-    Load,
-    Path,
-    Preempt,
-    RequestState,
-    Resume,
-    Row,
-    Save,
-    SetNumSteps,
-)
+from instep_reference.contract import engine as e
 
-EVENTS: list[tuple[Event, str, tuple[Any, ...]]] = [
-    (Admit("a", (1, 2)), "admit", ("a", (1, 2))),
-    (Draft(("a",), ((3,),)), "draft", (("a",), ((3,),), None)),
-    (Forward((Row("a", "verify"),)), "forward", ((Row("a", "verify"),),)),
-    (Commit(("a",), (Path((1,), 4),)), "commit", (("a",), (Path((1,), 4),))),
-    (SetNumSteps(2), "set_num_steps", (2,)),
-    (Save("a", "kept"), "save", ("a", "kept")),
-    (Load("a", "kept"), "load", ("a", "kept")),
-    (Preempt("a"), "preempt", ("a",)),
-    (Resume("a"), "resume", ("a",)),
-    (Idle(), "idle", ()),
-    (Finish("a"), "finish", ("a",)),
-    (Abort("a"), "abort", ("a",)),
+EVENTS: list[tuple[e.Event, str, tuple[Any, ...]]] = [
+    (e.Admit("a", (1, 2)), "admit", ("a", (1, 2))),
+    (e.Draft(("a",), ((3,),)), "draft", (("a",), ((3,),), None)),
+    (e.Forward((e.Row("a", "verify"),)), "forward", ((e.Row("a", "verify"),),)),
+    (e.Commit(("a",), (e.Path((1,), 4),)), "commit", (("a",), (e.Path((1,), 4),))),
+    (e.SetNumSteps(2), "set_num_steps", (2,)),
+    (e.Save("a", "kept"), "save", ("a", "kept")),
+    (e.Load("a", "kept"), "load", ("a", "kept")),
+    (e.Preempt("a"), "preempt", ("a",)),
+    (e.Resume("a"), "resume", ("a",)),
+    (e.Idle(), "idle", ()),
+    (e.Finish("a"), "finish", ("a",)),
+    (e.Abort("a"), "abort", ("a",)),
 ]
 
 
@@ -80,7 +62,7 @@ def log_of(engine: Asked) -> list[Any]:
 
 @pytest.mark.parametrize(("event", "method", "given"), EVENTS, ids=[method for _, method, _ in EVENTS])
 def test_player_without_observers_only_serves_the_event(
-    event: Event, method: str, given: tuple[Any, ...]
+    event: e.Event, method: str, given: tuple[Any, ...]
 ) -> None:
     answer = object()
     engine = Asked(answer)
@@ -92,7 +74,7 @@ def test_player_without_observers_only_serves_the_event(
 def test_recording_engine_notices_an_observer() -> None:
     """The stub does see a question: without this the test of a bare player could not fail."""
     engine = Asked()
-    Player("asking", engine, [States(engine)]).serve(Idle())
+    Player("asking", engine, [States(engine)]).serve(e.Idle())
     assert log_of(engine) == ["idle", (), "next_num_steps", (1, 1)]
 
 
@@ -100,20 +82,20 @@ class Noting(Observer):
     def __init__(self, name: str, log: list[str]) -> None:
         self.name, self.log = name, log
 
-    def before(self, event: Event) -> None:
+    def before(self, event: e.Event) -> None:
         self.log.append(f"{self.name} before")
 
-    def after(self, event: Event, side: Side) -> Side:
+    def after(self, event: e.Event, side: Side) -> Side:
         self.log.append(f"{self.name} after")
         return side
 
-    def failed(self, event: Event, error: BaseException) -> None:
+    def failed(self, event: e.Event, error: BaseException) -> None:
         self.log.append(f"{self.name} failed")
 
 
 def test_the_first_observer_is_the_outermost() -> None:
     log: list[str] = []
-    Player("p", Asked(), [Noting("outer", log), Noting("inner", log)]).serve(Idle())
+    Player("p", Asked(), [Noting("outer", log), Noting("inner", log)]).serve(e.Idle())
     assert log == ["outer before", "inner before", "inner after", "outer after"]
 
 
@@ -121,31 +103,31 @@ def test_engine_exception_reaches_every_observer() -> None:
     log: list[str] = []
     player = Player("p", Asked(error=ValueError("no")), [Noting("outer", log), Noting("inner", log)])
     with pytest.raises(ValueError, match="no"):
-        player.serve(Idle())
+        player.serve(e.Idle())
     assert log == ["outer before", "inner before", "inner failed", "outer failed"]
 
 
 def test_exception_before_the_event_reaches_started_observers() -> None:
     class Refusing(Observer):
-        def before(self, event: Event) -> None:
+        def before(self, event: e.Event) -> None:
             raise ValueError("not now")
 
     log: list[str] = []
     engine = Asked()
     with pytest.raises(ValueError, match="not now"):
-        Player("p", engine, [Noting("outer", log), Refusing(), Noting("inner", log)]).serve(Idle())
+        Player("p", engine, [Noting("outer", log), Refusing(), Noting("inner", log)]).serve(e.Idle())
     assert log == ["outer before", "outer failed"] and log_of(engine) == []
 
 
 def test_exception_after_the_event_reaches_outer_observers() -> None:
     class Judging(Noting):
-        def after(self, event: Event, side: Side) -> Side:
+        def after(self, event: e.Event, side: Side) -> Side:
             raise ValueError("not so")
 
     log: list[str] = []
     observers = [Noting("outer", log), Judging("judging", log), Noting("inner", log)]
     with pytest.raises(ValueError, match="not so"):
-        Player("p", Asked(), observers).serve(Idle())
+        Player("p", Asked(), observers).serve(e.Idle())
     assert log[3:] == ["inner after", "outer failed"]
 
 
@@ -161,14 +143,14 @@ def test_context_observer_exits_after_success_and_failure(error: Exception | Non
         finally:
             log.append("out")
 
-    answer = Drafted(torch.zeros(1, 1), torch.zeros(1, 1))
+    answer = e.Drafted(torch.zeros(1, 1), torch.zeros(1, 1))
     player = Player("p", Asked(answer, error), [Within(context(), lambda event, answer: log.append(answer))])
     if error is None:
-        player.serve(Draft(("a",)))
+        player.serve(e.Draft(("a",)))
         assert log == ["in", answer, "out"]
     else:
         with pytest.raises(ValueError, match="no"):
-            player.serve(Draft(("a",)))
+            player.serve(e.Draft(("a",)))
         assert log == ["in", "out"]
 
 
@@ -181,9 +163,9 @@ class Stateful:
     def __getattr__(self, name: str) -> Any:
         return lambda *given: None
 
-    def state(self, request: str) -> RequestState:
+    def state(self, request: str) -> e.RequestState:
         self.asked += 1
-        return RequestState(self.asked, None, None, None, {}, {}, {}, {})
+        return e.RequestState(self.asked, None, None, None, {}, {}, {}, {})
 
     def next_num_steps(self, batch: int, scheduled: int) -> int:
         return 7
@@ -192,7 +174,7 @@ class Stateful:
 def test_states_follow_the_requests_that_are_there() -> None:
     engine: Any = Stateful()
     player = Player("p", engine, [States(engine)])
-    first, second, third = (player.serve(event) for event in (Admit("a", (1,)), Preempt("a"), Abort("a")))
+    first, second, third = (player.serve(event) for event in (e.Admit("a", (1,)), e.Preempt("a"), e.Abort("a")))
     assert (dict(first.before), {n: s.length for n, s in first.after.items()}) == ({}, {"a": 1})
     assert first.wanted_num_steps == 7
     assert second.before == first.after and second.after["a"].length == 2, "a preempted request is read as well"
@@ -203,12 +185,12 @@ def test_last_states_are_read_before_the_finish_on_request() -> None:
     engine: Any = Stateful()
     last = LastStates(engine, lambda state: state.length, {"a"})
     player = Player("p", engine, [last])
-    for event in (Admit("a", (1,)), Admit("b", (1,)), Finish("b"), Finish("a")):
+    for event in (e.Admit("a", (1,)), e.Admit("b", (1,)), e.Finish("b"), e.Finish("a")):
         player.serve(event)
     assert last.found == {"a": 1} and engine.asked == 1
 
 
 def test_answer_is_copied_to_the_host_completely() -> None:
-    answer = Drafted(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2))
+    answer = e.Drafted(torch.zeros(1, 2, device="meta"), torch.zeros(1, 2))
     with pytest.raises(NotImplementedError):  # a meta tensor has no data, so copying it raises
-        Player("p", Asked(answer), [OnHost()]).serve(Draft(("a",)))
+        Player("p", Asked(answer), [OnHost()]).serve(e.Draft(("a",)))

@@ -18,25 +18,15 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.graphs import Recorder
 from instep_optimized.graphs.capture_all_at_start import prepared
 from instep_optimized.transfer.to_host import HostCopy
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Admit,
-    Answer,
-    Capacity,
-    Commit,
-    Draft,
-    Event,
-    Forward,
-    Row,
-    SetNumSteps,
-)
 from support.covering import WHOLE, few
 from support.twins import Twins, eagerly, emulated
 from support.two_sides import scenario
 
 CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
-FOUR = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
+FOUR = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 OPS = [
     pytest.param("ledger", "cpu", id="ledger"),
@@ -87,21 +77,21 @@ def test_every_strategy_runs_in_graphs(checkpoint: Checkpoint, strategy: str, co
     assert both.compared > 100_000
 
 
-def course(subject: Callable[[Event], Answer | None]) -> None:
+def course(subject: Callable[[e.Event], e.Answer | None]) -> None:
     """Windows of equally many rows in turn (4 x 2 and 2 x 4), batches that shrink and grow in a bucket."""
     names = ("a", "b", "c", "d")
     for number, name in enumerate(names):
-        subject(Admit(name, tuple(range(1, 4 + number))))
-        subject(Forward((Row(name, "prefill", 3 + number),)))
+        subject(e.Admit(name, tuple(range(1, 4 + number))))
+        subject(e.Forward((e.Row(name, "prefill", 3 + number),)))
     for steps, who in ((1, names), (3, names[:2]), (3, names[2:3]), (1, names), (0, names), (3, names), (3, names[1:]),
                        (3, names[::-1]), (0, names[:3]), (1, names[3:]), (3, names)):
-        subject(SetNumSteps(steps))
+        subject(e.SetNumSteps(steps))
         if not steps:
-            subject(Forward(tuple(Row(name, "decode") for name in who)))
+            subject(e.Forward(tuple(e.Row(name, "decode") for name in who)))
             continue
-        subject(Draft(who))
-        subject(Forward(tuple(Row(name, "verify") for name in who)))
-        subject(Commit(who[::-1]))
+        subject(e.Draft(who))
+        subject(e.Forward(tuple(e.Row(name, "verify") for name in who)))
+        subject(e.Commit(who[::-1]))
 
 
 @pytest.mark.slow
@@ -127,7 +117,7 @@ def test_every_batch_runs_in_the_requested_graphs(checkpoint: Checkpoint) -> Non
 def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:
     subject, kept = engine(checkpoint, ops, device, emulated(device)), []
 
-    def serve(event: Event) -> None:
+    def serve(event: e.Event) -> None:
         answer = event.on(subject)
         kept.extend((tensor, tensor.clone()) for tensor in tensors(answer))
 
@@ -179,11 +169,11 @@ def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
     names, said = ("a", "b", "c"), []
     for number, name in enumerate(names):
         subject.admit(name, tuple(range(1, 5 + number)))
-        subject.forward((Row(name, "prefill", 4 + number),))
+        subject.forward((e.Row(name, "prefill", 4 + number),))
     for steps in plan:
         subject.set_num_steps(steps)
         said.append(subject.draft(names))
-        said.append(subject.forward(tuple(Row(name, "verify") for name in names)))
+        said.append(subject.forward(tuple(e.Row(name, "verify") for name in names)))
         said.append(subject.commit(names))
     return said
 
@@ -221,12 +211,12 @@ def test_round_starts_before_the_previous_counts_are_known(
     monkeypatch.setattr(HostCopy, "list", told)
     subject = engine(checkpoint, "ledger", "cpu", overlap=True)
     subject.admit("a", (1, 2, 3))
-    subject.forward((Row("a", "prefill", 3),))
+    subject.forward((e.Row("a", "prefill", 3),))
     made.clear()
     for number in range(6):
         asked.clear()
         subject.draft(("a",))
-        subject.forward((Row("a", "verify"),))
+        subject.forward((e.Row("a", "verify"),))
         assert asked == [], "nothing was waited for before the commit"
         subject.commit(("a",))
         assert set(asked) == ({number - 1} if number else set())
@@ -245,7 +235,7 @@ def test_no_round_waits_for_the_device(checkpoint: Checkpoint, strategy: str) ->
 
     def again() -> None:
         subject.draft(names)
-        subject.forward(tuple(Row(name, "verify") for name in names))
+        subject.forward(tuple(e.Row(name, "verify") for name in names))
         subject.commit(names)
 
     rounds(subject, (3, 3))

@@ -16,23 +16,8 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Answer,
-    Capacity,
-    Commit,
-    Draft,
-    Drafted,
-    Event,
-    Finish,
-    Forward,
-    Path,
-    Preempt,
-    Resume,
-    Row,
-)
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
@@ -47,51 +32,51 @@ FP64, STEPS = torch.float64, 3
 ROOM = replace(CAPACITY, num_draft_tokens=8, topk=3)
 
 
-def engine(checkpoint: Checkpoint, ops: Any = "plain", room: Capacity = ROOM, **options: Any) -> OptimizedEngine:
+def engine(checkpoint: Checkpoint, ops: Any = "plain", room: e.Capacity = ROOM, **options: Any) -> OptimizedEngine:
     served = load(ops) if isinstance(ops, str) else ops
     return OptimizedEngine(checkpoint, served, Options(**options), room, num_steps=STEPS)
 
 
-def rounds(serve: Callable[[Event], Answer | None], seed: int, *, given: bool = True) -> Iterator[Event]:
+def rounds(serve: Callable[[e.Event], e.Answer | None], seed: int, *, given: bool = True) -> Iterator[e.Event]:
     """Rounds over grown trees, next to given windows and a prompt; a request leaves and returns. Paths are forced."""
     draw = Random(seed)
     windows: dict[str, tuple[int, ...]] = {}
 
-    def served(event: Event) -> Event:
+    def served(event: e.Event) -> e.Event:
         answer = serve(event)
-        if isinstance(event, Draft) and isinstance(answer, Drafted) and answer.own_parents is not None:
+        if isinstance(event, e.Draft) and isinstance(answer, e.Drafted) and answer.own_parents is not None:
             shapes = answer.own_parents.tolist() if event.picks is None else event.parents or [range(STEPS)] * 9
             windows.update({name: (-1, *shape) for name, shape in zip(event.requests, shapes, strict=False)})
         return event
 
-    def round_of(*names: str, beside: tuple[Row, ...] = ()) -> Iterator[Event]:
+    def round_of(*names: str, beside: tuple[e.Row, ...] = ()) -> Iterator[e.Event]:
         some = names[: draw.randint(0, len(names))] if given else ()
         if some:
             tree = draw.random() < 0.5
             shape = (0, 0, 2, 1) if tree else tuple(range(STEPS))
             picks = tuple(tuple(draw.randrange(64) for _ in shape) for _ in some)
-            yield served(Draft(some, picks, (shape,) * len(some) if tree else None))
+            yield served(e.Draft(some, picks, (shape,) * len(some) if tree else None))
         if names[len(some) :]:
-            yield served(Draft(names[len(some) :]))
-        yield served(Forward((*beside, *(Row(name, "verify") for name in names))))
+            yield served(e.Draft(names[len(some) :]))
+        yield served(e.Forward((*beside, *(e.Row(name, "verify") for name in names))))
         ends = [path(windows[name], draw.randrange(len(windows[name])))[1:] for name in names]
-        yield served(Commit(names, tuple(Path(tuple(nodes), draw.randrange(64)) for nodes in ends)))
+        yield served(e.Commit(names, tuple(e.Path(tuple(nodes), draw.randrange(64)) for nodes in ends)))
 
-    yield served(Admit("a", tuple(range(3, 14))))
-    yield served(Admit("b", (5, 9)))
-    yield served(Forward((Row("a", "prefill", 11, 7), Row("b", "prefill", 2, 8))))
-    yield served(Admit("c", (1, 2, 3, 4, 5)))
-    yield from round_of("a", "b", beside=(Row("c", "prefill", 2),))
+    yield served(e.Admit("a", tuple(range(3, 14))))
+    yield served(e.Admit("b", (5, 9)))
+    yield served(e.Forward((e.Row("a", "prefill", 11, 7), e.Row("b", "prefill", 2, 8))))
+    yield served(e.Admit("c", (1, 2, 3, 4, 5)))
+    yield from round_of("a", "b", beside=(e.Row("c", "prefill", 2),))
     yield from round_of("b", "a")
-    yield served(Forward((Row("c", "prefill", 3, 4), Row("a", "decode", root=2))))
+    yield served(e.Forward((e.Row("c", "prefill", 3, 4), e.Row("a", "decode", root=2))))
     yield from round_of("c", "b", "a")
-    yield served(Preempt("a"))
+    yield served(e.Preempt("a"))
     yield from round_of("c", "b")
-    yield served(Resume("a"))
+    yield served(e.Resume("a"))
     yield from round_of("a", "c")
-    yield served(Draft(("b",)))
-    yield served(Abort("b"))
-    yield served(Finish("c"))
+    yield served(e.Draft(("b",)))
+    yield served(e.Abort("b"))
+    yield served(e.Finish("c"))
     yield from round_of("a")
 
 
@@ -143,7 +128,7 @@ def test_windows_have_as_many_nodes_as_candidates(
     begin(chains, (3, 4), root=5)
     if topk == 1:
         assert drafted.drafts.tolist() == chains.draft(("a",)).drafts.tolist()
-    assert len(subject.forward((Row("a", "verify"),)).own["a"]) == drafts + 1
+    assert len(subject.forward((e.Row("a", "verify"),)).own["a"]) == drafts + 1
 
 
 @pytest.mark.parametrize(

@@ -18,42 +18,30 @@ from instep_optimized.memory.slot_table import NAMES
 from instep_optimized.memory_addresses import Address, Part, StateLayout
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Admit,
-    Capacity,
-    Commit,
-    Committed,
-    Draft,
-    Drafted,
-    Event,
-    Forward,
-    Forwarded,
-    RequestState,
-    Row,
-)
 from support.two_sides import CAPACITY, snapshot, untouched
 
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(1, 3, 7)))
 
 
 def engine(
-    checkpoint: Checkpoint, ops: Ops = PLAIN, capacity: Capacity = CAPACITY, **options: Any
+    checkpoint: Checkpoint, ops: Ops = PLAIN, capacity: e.Capacity = CAPACITY, **options: Any
 ) -> OptimizedEngine:
     return OptimizedEngine(checkpoint, ops, Options(**options), capacity, num_steps=3, adaptive=FILE)
 
 
-def story() -> Iterator[Event]:
+def story() -> Iterator[e.Event]:
     """Two requests through two chunks, a round and a decode."""
-    yield Admit("a", (1, 2, 3, 4, 5, 6))
-    yield Admit("b", (7, 8))
-    yield Forward((Row("a", "prefill", 4), Row("b", "prefill", 2)))
-    yield Forward((Row("a", "prefill", 2),))
-    yield Draft(("a", "b"))
-    yield Forward((Row("b", "verify"), Row("a", "verify")))
-    yield Commit(("a", "b"))
-    yield Forward((Row("b", "decode"), Row("a", "decode")))
+    yield e.Admit("a", (1, 2, 3, 4, 5, 6))
+    yield e.Admit("b", (7, 8))
+    yield e.Forward((e.Row("a", "prefill", 4), e.Row("b", "prefill", 2)))
+    yield e.Forward((e.Row("a", "prefill", 2),))
+    yield e.Draft(("a", "b"))
+    yield e.Forward((e.Row("b", "verify"), e.Row("a", "verify")))
+    yield e.Commit(("a", "b"))
+    yield e.Forward((e.Row("b", "decode"), e.Row("a", "decode")))
 
 
 # ---- strides and red zones
@@ -151,7 +139,7 @@ def test_columns_beyond_the_window_are_not_written(checkpoint: Checkpoint, ops: 
         for (name, now), was in zip(columns(subject).items(), before.values(), strict=True):
             assert now.shape[1] == 8
             assert torch.equal(now[:, num_steps + 1 :], was[:, num_steps + 1 :]), name
-            if isinstance(event, Forward) and event.rows[0].kind == "verify":
+            if isinstance(event, e.Forward) and event.rows[0].kind == "verify":
                 assert not torch.equal(now[:2, num_steps], was[:2, num_steps]), name
 
 
@@ -195,6 +183,6 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, dict):
         for inner in value.values():
             yield from tensors(inner)
-    elif isinstance(value, Drafted | Forwarded | Committed | RequestState):
+    elif isinstance(value, e.Drafted | e.Forwarded | e.Committed | e.RequestState):
         for field in fields(value):
             yield from tensors(getattr(value, field.name))

@@ -16,30 +16,16 @@ import torch
 
 from instep.watch.frozen_memory import KeptCopies
 from instep_optimized import OptimizedEngine, Options, load
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Admit,
-    Capacity,
-    Commit,
-    Draft,
-    Engine,
-    Event,
-    Forward,
-    Inspectable,
-    Row,
-    Watched,
-)
-from instep_reference.contract.engine import (
-    Path as Way,
-)
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
 from support.checkpoints import TWO_LAYERS, write
 from support.two_sides import CAPACITY, snapshot, untouched
 
 
 def engine(
-    checkpoint: Checkpoint, capacity: Capacity = CAPACITY, num_steps: int = 3, **options: Any
+    checkpoint: Checkpoint, capacity: e.Capacity = CAPACITY, num_steps: int = 3, **options: Any
 ) -> OptimizedEngine:
     return OptimizedEngine(checkpoint, load("plain"), Options(**options), capacity, num_steps=num_steps)
 
@@ -129,21 +115,21 @@ def test_prompts_that_cannot_run_are_refused(checkpoint: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("event", "error"),
     [
-        (Admit("e", (1,)), OutOfCapacity),
-        (Forward((Row("a", "prefill", 65),)), OutOfCapacity),
-        (Forward((Row("b", "prefill", 9), Row("a", "prefill", 20))), OutOfCapacity),
-        (Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
+        (e.Admit("e", (1,)), OutOfCapacity),
+        (e.Forward((e.Row("a", "prefill", 65),)), OutOfCapacity),
+        (e.Forward((e.Row("b", "prefill", 9), e.Row("a", "prefill", 20))), OutOfCapacity),
+        (e.Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
     ],
 )
-def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: Event, error: type[InstepError]) -> None:
+def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: e.Event, error: type[InstepError]) -> None:
     subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3, 4)))
-    Admit("d", (1, 2)).on(subject)
-    Forward((Row("d", "prefill", 2),)).on(subject)
+    e.Admit("d", (1, 2)).on(subject)
+    e.Forward((e.Row("d", "prefill", 2),)).on(subject)
     subject.save("d", "kept")
     subject.preempt("d")
     for name, length in (("a", 100), ("b", 9), ("c", 1)):
-        Admit(name, tuple(range(length % 64)) * 3).on(subject)
-    Forward((Row("c", "prefill", 3),)).on(subject)
+        e.Admit(name, tuple(range(length % 64)) * 3).on(subject)
+    e.Forward((e.Row("c", "prefill", 3),)).on(subject)
     before, slots, pages = snapshot(subject), subject.slots(), subject.pages()
     with pytest.raises(error), as_they_were(subject):
         event.on(subject)
@@ -153,18 +139,18 @@ def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: Event, e
 
 def test_resume_without_room_changes_nothing_and_can_be_repeated(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, replace(CAPACITY, slots=(3, 1), pages=(1, 2, 3)))
-    Admit("a", tuple(range(9))).on(subject)
-    Forward((Row("a", "prefill", 9),)).on(subject)
+    e.Admit("a", tuple(range(9))).on(subject)
+    e.Forward((e.Row("a", "prefill", 9),)).on(subject)
     kept = subject.state("a")
     subject.preempt("a")
-    Admit("b", (1, 2)).on(subject)
-    Forward((Row("b", "prefill", 2),)).on(subject)
+    e.Admit("b", (1, 2)).on(subject)
+    e.Forward((e.Row("b", "prefill", 2),)).on(subject)
     with pytest.raises(OutOfCapacity, match="KV pages"), as_they_were(subject):  # a slot is free, pages are not
         subject.resume("a")
     assert (subject.slots(), list(subject.pages())) == ({"b": 3}, ["b"])
     subject.finish("b")
     for name in "cd":
-        Admit(name, (1,)).on(subject)
+        e.Admit(name, (1,)).on(subject)
     with pytest.raises(OutOfCapacity, match="no free slot"), as_they_were(subject):  # pages are free, a slot is not
         subject.resume("a")
     assert subject.pages() == {}
@@ -177,11 +163,11 @@ def test_resume_without_room_changes_nothing_and_can_be_repeated(checkpoint: Che
 
 def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3)))
-    Admit("a", tuple(range(9))).on(subject)
-    Forward((Row("a", "prefill", 7),)).on(subject)
+    e.Admit("a", tuple(range(9))).on(subject)
+    e.Forward((e.Row("a", "prefill", 7),)).on(subject)
     subject.save("a", "kept")
-    Admit("b", (1, 2)).on(subject)
-    Admit("c", tuple(range(9))).on(subject)
+    e.Admit("b", (1, 2)).on(subject)
+    e.Admit("c", tuple(range(9))).on(subject)
     before, pages = snapshot(subject), subject.pages()
     with pytest.raises(BadInput, match="another prompt"), as_they_were(subject):
         subject.load("b", "kept")
@@ -194,27 +180,27 @@ def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Ch
 
 def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint)
-    Admit("a", (1, 2)).on(subject)
-    Forward((Row("a", "prefill", 2),)).on(subject)
-    Draft(("a",)).on(subject)
-    Forward((Row("a", "verify"),)).on(subject)
+    e.Admit("a", (1, 2)).on(subject)
+    e.Forward((e.Row("a", "prefill", 2),)).on(subject)
+    e.Draft(("a",)).on(subject)
+    e.Forward((e.Row("a", "verify"),)).on(subject)
     before = snapshot(subject)
     with pytest.raises(BadInput, match="2 is no child of node 0"):
-        Commit(("a",), (Way((2,), 5),)).on(subject)
+        e.Commit(("a",), (e.Path((2,), 5),)).on(subject)
     assert untouched(subject, before, {}) > 0
-    assert Commit(("a",), (Way((1, 2), 5),)).on(subject).accept_index.tolist() == [[0, 1, 2, -1]]
+    assert e.Commit(("a",), (e.Path((1, 2), 5),)).on(subject).accept_index.tolist() == [[0, 1, 2, -1]]
     assert (subject.state("a").length, subject.state("a").root) == (5, 5)
 
 
 def test_a_model_without_a_draft_head_must_be_given_its_drafts(tmp_path: Path) -> None:
     subject = engine(Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS, mtp_num_hidden_layers=0)))
-    Admit("a", (1, 2)).on(subject)
-    Forward((Row("a", "prefill", 2),)).on(subject)
+    e.Admit("a", (1, 2)).on(subject)
+    e.Forward((e.Row("a", "prefill", 2),)).on(subject)
     pages = subject.pages()
     with pytest.raises(Unsupported, match="no draft head is in use"):
-        Draft(("a",)).on(subject)
+        e.Draft(("a",)).on(subject)
     assert subject.pages() == pages
-    assert Draft(("a",), ((4, 5, 6),)).on(subject).drafts.tolist() == [[4, 5, 6]]
+    assert e.Draft(("a",), ((4, 5, 6),)).on(subject).drafts.tolist() == [[4, 5, 6]]
 
 
 def test_empty_events_change_nothing(checkpoint: Checkpoint) -> None:
@@ -231,12 +217,12 @@ def test_watching_changes_no_byte(checkpoint: Checkpoint) -> None:
         subject = engine(checkpoint, poison=7.5)
         if watched:
             subject.watch(lambda place, tensor: tensor.clone())
-        Admit("a", (1, 2, 3, 4)).on(subject)
-        Forward((Row("a", "prefill", 4),)).on(subject)
+        e.Admit("a", (1, 2, 3, 4)).on(subject)
+        e.Forward((e.Row("a", "prefill", 4),)).on(subject)
         for _ in range(2):
-            Draft(("a",)).on(subject)
-            Forward((Row("a", "verify"),)).on(subject)
-            Commit(("a",)).on(subject)
+            e.Draft(("a",)).on(subject)
+            e.Forward((e.Row("a", "verify"),)).on(subject)
+            e.Commit(("a",)).on(subject)
             subject.state("a")
         return [units.numpy().tobytes() for units, _ in snapshot(subject)]
 
@@ -246,18 +232,18 @@ def test_watching_changes_no_byte(checkpoint: Checkpoint) -> None:
 def test_outputs_do_not_depend_on_the_poison(checkpoint: Checkpoint) -> None:
     def run(poison: float | None) -> list[int]:
         subject = engine(checkpoint, poison=poison)
-        Admit("a", (1, 2, 3, 4)).on(subject)
-        Forward((Row("a", "prefill", 4),)).on(subject)
-        drafts = Draft(("a",)).on(subject).drafts
-        Forward((Row("a", "verify"),)).on(subject)
-        return [*drafts[0].tolist(), int(Commit(("a",)).on(subject).bonus[0]), *subject.state("a").keys[1].tolist()]
+        e.Admit("a", (1, 2, 3, 4)).on(subject)
+        e.Forward((e.Row("a", "prefill", 4),)).on(subject)
+        drafts = e.Draft(("a",)).on(subject).drafts
+        e.Forward((e.Row("a", "verify"),)).on(subject)
+        return [*drafts[0].tolist(), int(e.Commit(("a",)).on(subject).bonus[0]), *subject.state("a").keys[1].tolist()]
 
     assert run(float("nan")) == run(7.5) == run(None)
 
 
 def test_engine_implements_the_inspection_protocols(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint)
-    served: Engine = subject
-    watched: Watched = subject
+    served: e.Engine = subject
+    watched: e.Watched = subject
     assert served is watched
-    assert isinstance(subject, Inspectable)
+    assert isinstance(subject, e.Inspectable)

@@ -14,25 +14,9 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.transfer.to_host import HostCopy
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Capacity,
-    Commit,
-    Draft,
-    Event,
-    Finish,
-    Forward,
-    Load,
-    Path,
-    Preempt,
-    Resume,
-    Row,
-    Save,
-    SetNumSteps,
-)
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import ReferenceEngine
@@ -42,72 +26,72 @@ from support.twins import Twins
 from support.two_sides import TwoSides, snapshot, untouched
 
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
-ROOM = Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
+ROOM = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 PROMPT = (5, 9, 2, 33, 7)
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
-def engine(checkpoint: Checkpoint, capacity: Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:
+def engine(checkpoint: Checkpoint, capacity: e.Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:
     return OptimizedEngine(checkpoint, load(ops), Options(**options), capacity, num_steps=3, adaptive=FILE)
 
 
-def verifies(*names: str) -> tuple[Row, ...]:
-    return tuple(Row(name, "verify") for name in names)
+def verifies(*names: str) -> tuple[e.Row, ...]:
+    return tuple(e.Row(name, "verify") for name in names)
 
 
 def started(subject: OptimizedEngine, *names: str) -> OptimizedEngine:
     for name in names:
         subject.admit(name, PROMPT)
-        subject.forward((Row(name, "prefill", len(PROMPT)),))
+        subject.forward((e.Row(name, "prefill", len(PROMPT)),))
     return subject
 
 
 # ---- orders
 
 
-def rare() -> Iterator[Event]:
+def rare() -> Iterator[e.Event]:
     """Drafts in several events, of which some are verified, some decode meanwhile, some leave; others come and go
     between a verify and its commit."""
     for name in "abc":
-        yield Admit(name, PROMPT)
-    yield Forward((Row("a", "prefill", 5), Row("b", "prefill", 5), Row("c", "prefill", 2)))
-    yield Save("b", "early")
-    yield Draft(("b",), ((1, 2, 3),))
-    yield Forward((Row("c", "prefill", 3), Row("a", "decode")))  # next to a request with drafts
-    yield Draft(("a",), ((4, 5, 6),))
-    yield Draft(("c",), ((7, 8, 9),))
-    yield Forward(verifies("c", "a"))  # not everybody who is drafted
-    yield Admit("d", PROMPT)
-    yield Load("d", "early")
-    yield Save("d", "meanwhile")
-    yield Preempt("d")
-    yield Resume("d")
-    yield Commit(("a", "c"), (Path((1,), 3), Path((1, 2, 3), 4)))
-    yield Forward((Row("d", "decode"), *verifies("b")))
-    yield Abort("b")  # verified, and the only one: no commit follows
-    yield SetNumSteps(1)
-    yield Draft(("d", "c"))
-    yield Abort("d")
-    yield Draft(("a",))
-    yield Forward((Row("a", "verify"), Row("c", "verify")))
-    yield Admit("e", PROMPT)
-    yield Load("e", "meanwhile")
-    yield Abort("a")
-    yield Commit(("c",))
-    yield SetNumSteps(0)
-    yield Forward((Row("e", "decode"), Row("c", "decode")))
-    yield SetNumSteps(3)
-    yield Draft(("e",))
-    yield Draft(("c",))
-    yield Forward(verifies("e", "c"))
-    yield Commit(("c", "e"))
-    yield Finish("c")
-    yield Preempt("e")
-    yield SetNumSteps(1)
-    yield Resume("e")
-    yield Draft(("e",))
-    yield Forward(verifies("e"))
-    yield Commit(("e",))
+        yield e.Admit(name, PROMPT)
+    yield e.Forward((e.Row("a", "prefill", 5), e.Row("b", "prefill", 5), e.Row("c", "prefill", 2)))
+    yield e.Save("b", "early")
+    yield e.Draft(("b",), ((1, 2, 3),))
+    yield e.Forward((e.Row("c", "prefill", 3), e.Row("a", "decode")))  # next to a request with drafts
+    yield e.Draft(("a",), ((4, 5, 6),))
+    yield e.Draft(("c",), ((7, 8, 9),))
+    yield e.Forward(verifies("c", "a"))  # not everybody who is drafted
+    yield e.Admit("d", PROMPT)
+    yield e.Load("d", "early")
+    yield e.Save("d", "meanwhile")
+    yield e.Preempt("d")
+    yield e.Resume("d")
+    yield e.Commit(("a", "c"), (e.Path((1,), 3), e.Path((1, 2, 3), 4)))
+    yield e.Forward((e.Row("d", "decode"), *verifies("b")))
+    yield e.Abort("b")  # verified, and the only one: no commit follows
+    yield e.SetNumSteps(1)
+    yield e.Draft(("d", "c"))
+    yield e.Abort("d")
+    yield e.Draft(("a",))
+    yield e.Forward((e.Row("a", "verify"), e.Row("c", "verify")))
+    yield e.Admit("e", PROMPT)
+    yield e.Load("e", "meanwhile")
+    yield e.Abort("a")
+    yield e.Commit(("c",))
+    yield e.SetNumSteps(0)
+    yield e.Forward((e.Row("e", "decode"), e.Row("c", "decode")))
+    yield e.SetNumSteps(3)
+    yield e.Draft(("e",))
+    yield e.Draft(("c",))
+    yield e.Forward(verifies("e", "c"))
+    yield e.Commit(("c", "e"))
+    yield e.Finish("c")
+    yield e.Preempt("e")
+    yield e.SetNumSteps(1)
+    yield e.Resume("e")
+    yield e.Draft(("e",))
+    yield e.Forward(verifies("e"))
+    yield e.Commit(("e",))
 
 
 @few(2)
@@ -138,7 +122,7 @@ def rejected(subject: OptimizedEngine, rounds: int) -> None:
     for _ in range(rounds):
         subject.draft(("a",))
         subject.forward(verifies("a"))
-        subject.commit(("a",), (Path((), 3),))
+        subject.commit(("a",), (e.Path((), 3),))
 
 
 @pytest.mark.slow
@@ -203,7 +187,7 @@ def test_overwriting_an_answer_changes_nothing(checkpoint: Checkpoint) -> None:
     subject = started(engine(checkpoint, overlap=True), "a")
     subject.draft(("a",))
     subject.forward(verifies("a"))
-    subject.commit(("a",), (Path((1,), 3),)).accept_lens.fill_(99)
+    subject.commit(("a",), (e.Path((1,), 3),)).accept_lens.fill_(99)
     assert subject.state("a").length == 7
 
 
@@ -231,7 +215,7 @@ def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, mon
 
     for watcher in (see, unseen):
         subject.watch(watcher)
-        subject.forward((Row("a", "decode"),))
+        subject.forward((e.Row("a", "decode"),))
         assert replayed.pop() == ("decode", 3) and bool(shown) is (watcher is see)
         assert set(shown.values()) <= {1}, "one row, whatever the bucket"
         shown.clear()

@@ -14,23 +14,8 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Commit,
-    Draft,
-    Event,
-    Evict,
-    Fetch,
-    Finish,
-    Forward,
-    Load,
-    Offload,
-    Path,
-    Row,
-    Save,
-)
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
@@ -49,33 +34,33 @@ def engine(checkpoint: Checkpoint, ops: str, nodes: int | None = None, **options
     return OptimizedEngine(checkpoint, load(ops), Options(**options), room, num_steps=STEPS)
 
 
-def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[Event]:
+def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[e.Event]:
     """A chunk and two accepted paths are tracked; requests in other slots go on from them, and are tracked again."""
-    yield Admit("a", PROMPT)
-    yield Admit("b", (7, 8, 9))
-    yield Forward((Row("b", "prefill", 3, root=3), Row("a", "prefill", 4, track="four")))
-    yield Forward((Row("a", "prefill", 2, root=ROOT), Row("b", "decode", root=6)))
+    yield e.Admit("a", PROMPT)
+    yield e.Admit("b", (7, 8, 9))
+    yield e.Forward((e.Row("b", "prefill", 3, root=3), e.Row("a", "prefill", 4, track="four")))
+    yield e.Forward((e.Row("a", "prefill", 2, root=ROOT), e.Row("b", "decode", root=6)))
     for number in range(2):  # in the second round nodes before 8 are pending for strategies that run tokens again
-        yield Draft(("a", "b"), (PICKS, PICKS), None if shape == CHAIN else (shape, shape))
-        yield Forward((Row("b", "verify"), Row("a", "verify")))
-        paths = (Path(path[:2], 1), Path(path, 2)) if number else (Path(path, 30), Path((), 31))
-        yield Commit(("a", "b"), paths, ("twelve", "b at eight") if number else ("eight", "not reached"))
+        yield e.Draft(("a", "b"), (PICKS, PICKS), None if shape == CHAIN else (shape, shape))
+        yield e.Forward((e.Row("b", "verify"), e.Row("a", "verify")))
+        paths = (e.Path(path[:2], 1), e.Path(path, 2)) if number else (e.Path(path, 30), e.Path((), 31))
+        yield e.Commit(("a", "b"), paths, ("twelve", "b at eight") if number else ("eight", "not reached"))
     said = (*PROMPT, ROOT, *(PICKS[node - 1] for node in path), 30, *(PICKS[node - 1] for node in path[:2]))
-    yield Finish("a")
+    yield e.Finish("a")
     names = ("four", "eight", "twelve", "b at eight")
-    yield from (*map(Offload, names), *map(Fetch, names[2::-1]), Evict("b at eight"))  # next to a donor
+    yield from (*map(e.Offload, names), *map(e.Fetch, names[2::-1]), e.Evict("b at eight"))  # next to a donor
     for name, under, count in (("c", "four", 4), ("d", "eight", 8)):
-        yield Admit(name, (*said[:count], 63, 1, 2, 3))
-        yield Load(name, under)
-    last = Row("c", "prefill", 4, root=4, track="of a hit")
-    yield Forward((Row("d", "prefill", 3), Row("b", "decode", root=5), last))
-    yield Draft(("c",), (PICKS,), None if shape == CHAIN else (shape,))
-    yield Forward((Row("c", "verify"), Row("d", "prefill", 1, root=9)))
-    yield Commit(("c",), (Path(path, 1),), ("twelve of c",))
-    yield from (Abort("b"), Evict("four"))
-    yield Admit("e", (*said[:12], 60))
-    yield Load("e", "twelve" if len(said) > 12 else "eight")
-    yield Forward((Row("e", "prefill", 1, root=1), Row("c", "decode", root=3)))
+        yield e.Admit(name, (*said[:count], 63, 1, 2, 3))
+        yield e.Load(name, under)
+    last = e.Row("c", "prefill", 4, root=4, track="of a hit")
+    yield e.Forward((e.Row("d", "prefill", 3), e.Row("b", "decode", root=5), last))
+    yield e.Draft(("c",), (PICKS,), None if shape == CHAIN else (shape,))
+    yield e.Forward((e.Row("c", "verify"), e.Row("d", "prefill", 1, root=9)))
+    yield e.Commit(("c",), (e.Path(path, 1),), ("twelve of c",))
+    yield from (e.Abort("b"), e.Evict("four"))
+    yield e.Admit("e", (*said[:12], 60))
+    yield e.Load("e", "twelve" if len(said) > 12 else "eight")
+    yield e.Forward((e.Row("e", "prefill", 1, root=1), e.Row("c", "decode", root=3)))
 
 
 def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, watched: bool = True) -> None:
@@ -137,25 +122,25 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
 
 
 @pytest.mark.parametrize(("event", "says"), [
-    (Load("c", "four"), "a longer prompt that begins with this prefix"),
-    (Load("d", "four"), "a longer prompt that begins with this prefix"),
-    (Forward((Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
-    (Forward((Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
-    (Commit((), None, ("k",)), "1 names; expected 0"),
-    (Offload("k"), "nothing of that name; expected one of four"),
-    (Offload("away"), "what is on the host; expected one of four"),
-    (Fetch("four"), "nothing of that name on the host; expected one of away"),
-    (Load("c", "away"), "load of 'away': found what is on the host"),
-    (Evict("k"), "nothing of that name"),
-    (Forward((Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
+    (e.Load("c", "four"), "a longer prompt that begins with this prefix"),
+    (e.Load("d", "four"), "a longer prompt that begins with this prefix"),
+    (e.Forward((e.Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
+    (e.Forward((e.Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
+    (e.Commit((), None, ("k",)), "1 names; expected 0"),
+    (e.Offload("k"), "nothing of that name; expected one of four"),
+    (e.Offload("away"), "what is on the host; expected one of four"),
+    (e.Fetch("four"), "nothing of that name on the host; expected one of away"),
+    (e.Load("c", "away"), "load of 'away': found what is on the host"),
+    (e.Evict("k"), "nothing of that name"),
+    (e.Forward((e.Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
 ])  # fmt: skip
 def test_illegal_prefix_events_are_refused(
-    checkpoint: Checkpoint, event: Event, says: str
+    checkpoint: Checkpoint, event: e.Event, says: str
 ) -> None:
     subject = engine(checkpoint, "ledger")
-    others = Admit("c", (*PROMPT[:3], 1, 2)), Admit("d", PROMPT[:4])
-    track = Forward((Row("a", "prefill", 4, track="four"),))
-    for before in (Admit("a", PROMPT), track, *others, Save("a", "away"), Offload("away")):
+    others = e.Admit("c", (*PROMPT[:3], 1, 2)), e.Admit("d", PROMPT[:4])
+    track = e.Forward((e.Row("a", "prefill", 4, track="four"),))
+    for before in (e.Admit("a", PROMPT), track, *others, e.Save("a", "away"), e.Offload("away")):
         before.on(subject)
     with pytest.raises(BadInput) as refused:
         event.on(subject)
@@ -166,16 +151,16 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
     subject = OptimizedEngine(checkpoint, load("ledger"), Options(), replace(TRACKED, tracked=1), num_steps=STEPS)
     for name in "ab":
         subject.admit(name, PROMPT)
-    rows = [Row(name, "prefill", 4, track=name) for name in "ab"]
+    rows = [e.Row(name, "prefill", 4, track=name) for name in "ab"]
     with pytest.raises(OutOfCapacity, match="there is room for 1"):
         subject.forward(tuple(rows))
     assert subject.state("a").length == 0 and not subject.copies()
-    for event in (Forward((rows[0],)), Offload("a"), Forward((rows[1],))):
+    for event in (e.Forward((rows[0],)), e.Offload("a"), e.Forward((rows[1],))):
         event.on(subject)
     with pytest.raises(OutOfCapacity):
         subject.fetch("a")
     assert set(subject.copies()) == {("offload", "a"), ("save", "b")}
-    for event in (Offload("b"), Evict("b"), Fetch("a")):
+    for event in (e.Offload("b"), e.Evict("b"), e.Fetch("a")):
         event.on(subject)
     assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
 

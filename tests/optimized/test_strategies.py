@@ -17,22 +17,10 @@ import torch
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Keeps, StateLayout
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Storage
-from instep_reference.contract.engine import (
-    Admit,
-    Commit,
-    Draft,
-    Event,
-    Finish,
-    Forward,
-    Preempt,
-    RequestState,
-    Resume,
-    Row,
-    SetNumSteps,
-)
 from instep_reference.contract.engine import Path as Way
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
@@ -118,44 +106,44 @@ def test_every_number_matches_the_reference(checkpoint: Checkpoint, pair: tuple[
 # ---- the same bits as `snapshot`, from the same events
 
 
-def story(prompt: int = 5, steps: tuple[int, ...] = (3, 1, 7, 1, 7, 7, 0, 3)) -> Iterator[Event]:
+def story(prompt: int = 5, steps: tuple[int, ...] = (3, 1, 7, 1, 7, 7, 0, 3)) -> Iterator[e.Event]:
     """Two requests through ragged rounds of changing width (all of eight, then a window of two), a plain step after
     them, a slot that is used again."""
-    yield Admit("a", tuple(range(1, prompt + 1)))
-    yield Admit("b", (7, 8))
-    yield Forward((Row("a", "prefill", prompt), Row("b", "prefill", 2)))
+    yield e.Admit("a", tuple(range(1, prompt + 1)))
+    yield e.Admit("b", (7, 8))
+    yield e.Forward((e.Row("a", "prefill", prompt), e.Row("b", "prefill", 2)))
     for number, n in enumerate(steps):
-        yield SetNumSteps(n)
+        yield e.SetNumSteps(n)
         if not n:
-            yield Forward((Row("b", "decode", root=3), Row("a", "decode", root=4)))
+            yield e.Forward((e.Row("b", "decode", root=3), e.Row("a", "decode", root=4)))
             continue
-        yield Draft(("a", "b"), (tuple(range(n)), tuple(range(n))))
-        yield Forward((Row("b", "verify"), Row("a", "verify")))
+        yield e.Draft(("a", "b"), (tuple(range(n)), tuple(range(n))))
+        yield e.Forward((e.Row("b", "verify"), e.Row("a", "verify")))
         full, some = tuple(range(1, n + 1)), tuple(range(1, n // 2 + 1))
-        yield Commit(("a", "b"), (Way(full if number % 2 == 0 else some, 11), Way(some if number else full, 12)))
-    yield Preempt("a")
-    yield Finish("b")
-    yield Admit("c", (9, 10, 11))
-    yield Forward((Row("c", "prefill", 3),))
-    yield Resume("a")
-    yield Draft(("c", "a"), (tuple(range(steps[-1])), tuple(range(steps[-1]))))
-    yield Forward((Row("a", "verify"), Row("c", "verify")))
-    yield Commit(("c", "a"), (Way((), 5), Way((1,), 6)))
-    yield Forward((Row("c", "decode", root=7),))
+        yield e.Commit(("a", "b"), (Way(full if number % 2 == 0 else some, 11), Way(some if number else full, 12)))
+    yield e.Preempt("a")
+    yield e.Finish("b")
+    yield e.Admit("c", (9, 10, 11))
+    yield e.Forward((e.Row("c", "prefill", 3),))
+    yield e.Resume("a")
+    yield e.Draft(("c", "a"), (tuple(range(steps[-1])), tuple(range(steps[-1]))))
+    yield e.Forward((e.Row("a", "verify"), e.Row("c", "verify")))
+    yield e.Commit(("c", "a"), (Way((), 5), Way((1,), 6)))
+    yield e.Forward((e.Row("c", "decode", root=7),))
 
 
-def bits(state: RequestState) -> list[bytes]:
+def bits(state: e.RequestState) -> list[bytes]:
     return [
         tensor.contiguous().view(torch.uint8).numpy().tobytes()
         for layers in (state.conv, state.state) for tensor in layers.values()
     ]
 
 
-def served(subject: OptimizedEngine, events: Sequence[Event]) -> Iterator[tuple[Event, bool]]:
+def served(subject: OptimizedEngine, events: Sequence[e.Event]) -> Iterator[tuple[e.Event, bool]]:
     """Serve the events; for each, whether a window is in flight after it."""
     for event in events:
         event.on(subject)
-        yield event, isinstance(event, Forward) and any(row.kind == "verify" for row in event.rows)
+        yield event, isinstance(event, e.Forward) and any(row.kind == "verify" for row in event.rows)
 
 
 States = list[dict[str, list[bytes]]]  # by event: the bits of every state; none of a window in flight
@@ -166,7 +154,7 @@ def of_snapshot() -> Callable[..., States]:
     """The states with the strategy `snapshot`: made once for all that are held to them."""
     made: dict[str, States] = {}
 
-    def told(checkpoint: Checkpoint, events: Sequence[Event], ops: str, **options: Any) -> States:
+    def told(checkpoint: Checkpoint, events: Sequence[e.Event], ops: str, **options: Any) -> States:
         key = repr((id(checkpoint), events, ops, options))
         if key not in made:
             subject = engine(checkpoint, ops, PAIRS[0], **options)
@@ -177,7 +165,7 @@ def of_snapshot() -> Callable[..., States]:
     return told
 
 
-def same_bits(subject: OptimizedEngine, right: States, events: Sequence[Event]) -> int:
+def same_bits(subject: OptimizedEngine, right: States, events: Sequence[e.Event]) -> int:
     """Serve the events; how many states were compared, bit by bit. Asking for one must change no byte."""
     compared = 0
     for (event, flying), wanted in zip(served(subject, events), right, strict=True):
@@ -231,7 +219,7 @@ def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> N
 
         events = story(steps=(3,))
         for event in events:
-            if isinstance(event, Forward) and event.rows[0].kind == "verify":
+            if isinstance(event, e.Forward) and event.rows[0].kind == "verify":
                 break
             event.on(subject)
         subject.watch(see)

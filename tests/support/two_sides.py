@@ -13,42 +13,17 @@ from typing import Protocol
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_reference.contract import engine as e
 from instep_reference.contract.answers import MEMORY
-from instep_reference.contract.engine import (
-    Abort,
-    Admit,
-    Answer,
-    Capacity,
-    Commit,
-    Committed,
-    Draft,
-    Drafted,
-    Engine,
-    Event,
-    Fetch,
-    Finish,
-    Forward,
-    Forwarded,
-    Idle,
-    Load,
-    Offload,
-    Path,
-    Preempt,
-    RequestState,
-    Resume,
-    Row,
-    Save,
-    SetNumSteps,
-)
 from instep_reference.contract.event_facts import named
 from instep_reference.contract.place_names import Place, See
 
 # Three slots, sparse and out of order; pages from the top down.
-CAPACITY = Capacity(slots=(4, 1, 6), pages=tuple(range(45, 0, -1)), page_size=4, max_tokens=64)
+CAPACITY = e.Capacity(slots=(4, 1, 6), pages=tuple(range(45, 0, -1)), page_size=4, max_tokens=64)
 FP64_NOISE = 1e-9  # absolute; values are of order 1, and fp64 sums of this size err by 1e-14
 
 
-class Reference(Engine, Protocol):
+class Reference(e.Engine, Protocol):
     def watch(self, see: See) -> None: ...
 
 
@@ -69,34 +44,34 @@ class TwoSides:
         for side, one in enumerate((subject, truth) if watched else ()):
             one.watch(self._recorder(side))
 
-    def __call__(self, event: Event) -> Answer | None:
+    def __call__(self, event: e.Event) -> e.Answer | None:
         may, before = self.subject.may_change(event), snapshot(self.subject)
         for tape in self._tapes:
             tape.clear()
         ours, theirs = event.on(self.subject), event.on(self.truth)
         self._answers(ours, theirs)
-        if isinstance(event, Draft) and isinstance(ours, Drafted):
+        if isinstance(event, e.Draft) and isinstance(ours, e.Drafted):
             self.widths.update(zip(event.requests, (1 + (ours.drafts >= 0).sum(dim=1)).tolist(), strict=True))
         self._places(self._kept(event))
         self.compared += untouched(self.subject, before, may)
-        if isinstance(event, Admit):
+        if isinstance(event, e.Admit):
             self.live.add(event.request)
-        elif isinstance(event, Finish | Abort):
+        elif isinstance(event, e.Finish | e.Abort):
             self.live.discard(event.request)
-        if isinstance(event, Forward):
+        if isinstance(event, e.Forward):
             self.verified |= {row.request for row in event.rows if row.kind == "verify"}
-        elif isinstance(event, Commit):
+        elif isinstance(event, e.Commit):
             self.verified -= set(event.requests)
-        elif isinstance(event, Abort):
+        elif isinstance(event, e.Abort):
             self.verified.discard(event.request)
         for name in self.live:
             self._states(name, self.subject.state(name), self.truth.state(name))
-        names = [row.track for row in event.rows] if isinstance(event, Forward) else getattr(event, "track", ())
+        names = [row.track for row in event.rows] if isinstance(event, e.Forward) else getattr(event, "track", ())
         counts = getattr(ours, "tracked", {})
         for owner, under in zip(named(event), names, strict=False):
             if owner in counts:
                 self.tracked.append((event.__struct_config__.tag, self._prefix(under)))
-        if isinstance(event, Offload | Fetch):
+        if isinstance(event, e.Offload | e.Fetch):
             self._prefix(event.name)
         assert self.subject.next_num_steps(1, 1) == self.truth.next_num_steps(1, 1)
         return ours
@@ -114,26 +89,26 @@ class TwoSides:
 
         return see
 
-    def _answers(self, ours: Answer | None, theirs: Answer | None) -> None:
+    def _answers(self, ours: e.Answer | None, theirs: e.Answer | None) -> None:
         assert type(ours) is type(theirs)
-        if isinstance(ours, Drafted | Committed):
+        if isinstance(ours, e.Drafted | e.Committed):
             for field in fields(ours):
                 if field.name == "tracked":
                     continue
                 mine, right = getattr(ours, field.name), getattr(theirs, field.name)
                 assert (mine is right is None) or torch.equal(mine.cpu(), right), field.name
-        if isinstance(ours, Forwarded | Committed):
+        if isinstance(ours, e.Forwarded | e.Committed):
             assert ours.tracked == getattr(theirs, "tracked", None)
-        if isinstance(ours, Forwarded):
-            assert isinstance(theirs, Forwarded)
+        if isinstance(ours, e.Forwarded):
+            assert isinstance(theirs, e.Forwarded)
             assert ours.roots == theirs.roots
             assert {name: own.tolist() for name, own in ours.own.items()} == {
                 name: own.tolist() for name, own in theirs.own.items()
             }
 
-    def _kept(self, event: Event) -> torch.Tensor | None:
+    def _kept(self, event: e.Event) -> torch.Tensor | None:
         """[N] bool: the rows whose updates the subject keeps, those of windows; None: it keeps none here."""
-        if not isinstance(event, Forward) or all(region.name != "ring_update" for region in self.subject.regions()):
+        if not isinstance(event, e.Forward) or all(region.name != "ring_update" for region in self.subject.regions()):
             return None
         kinds = [(row.kind, self.widths[row.request] if row.kind == "verify" else row.tokens if row.kind == "prefill"
                   else 1) for row in event.rows]  # fmt: skip
@@ -151,7 +126,7 @@ class TwoSides:
         for place, rows in ours.items():
             self._same(rows, theirs[place], str(place))
 
-    def _states(self, name: str, ours: RequestState, theirs: RequestState) -> None:
+    def _states(self, name: str, ours: e.RequestState, theirs: e.RequestState) -> None:
         assert (ours.length, ours.root, ours.proposal) == (theirs.length, theirs.root, theirs.proposal), name
         assert (ours.proposal_hidden is None) == (theirs.proposal_hidden is None)
         if ours.proposal_hidden is not None and theirs.proposal_hidden is not None:
@@ -202,7 +177,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[tensor.element_size()])
 
 
-def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterator[Event]:
+def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterator[e.Event]:
     """A scenario for a small engine: every event, mixed batches, ragged acceptance, slots given back and reused.
 
     forced: drafts, paths and bonuses are given; otherwise they are the engine's own.
@@ -215,83 +190,83 @@ def scenario(vocab: int, num_steps: tuple[int, ...], *, forced: bool) -> Iterato
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(token() for _ in range(count))
 
-    def round_of(names: tuple[str, ...], n: int, *also: Row) -> Iterator[Event]:
+    def round_of(names: tuple[str, ...], n: int, *also: e.Row) -> Iterator[e.Event]:
         for some in (names[:1], names[1:]) if n < 3 else (names,):  # at small counts in two events
-            yield Draft(some, tuple(tokens(n) for _ in some) if forced else None)
-        yield Forward((*also[:1], *(Row(name, "verify") for name in names), *also[1:]))
+            yield e.Draft(some, tuple(tokens(n) for _ in some) if forced else None)
+        yield e.Forward((*also[:1], *(e.Row(name, "verify") for name in names), *also[1:]))
         order = names[::-1]
         correct = [(n + 2 * i) % (n + 1) for i in range(len(order))]
-        paths = tuple(Path(tuple(range(1, count + 1)), token()) for count in correct)
-        yield Commit(order, paths if forced else None)
+        paths = tuple(e.Path(tuple(range(1, count + 1)), token()) for count in correct)
+        yield e.Commit(order, paths if forced else None)
 
     prompt = tokens(9)
-    yield Idle()
-    yield Admit("a", tokens(11))
-    yield Admit("b", tokens(1))
-    yield Forward((Row("a", "prefill", 3), Row("b", "prefill", 1)))
-    yield Admit("c", prompt)
-    yield Forward((Row("c", "prefill", 2), Row("b", "decode"), Row("a", "prefill", 8)))
+    yield e.Idle()
+    yield e.Admit("a", tokens(11))
+    yield e.Admit("b", tokens(1))
+    yield e.Forward((e.Row("a", "prefill", 3), e.Row("b", "prefill", 1)))
+    yield e.Admit("c", prompt)
+    yield e.Forward((e.Row("c", "prefill", 2), e.Row("b", "decode"), e.Row("a", "prefill", 8)))
     for number, n in enumerate(num_steps):
-        yield SetNumSteps(n)
+        yield e.SetNumSteps(n)
         if n:
-            also = (Row("c", "prefill", 1),) if number < 3 else ()
+            also = (e.Row("c", "prefill", 1),) if number < 3 else ()
             yield from round_of(("b", "a"), n, *also)
         else:
-            yield Forward((Row("a", "decode"), Row("b", "decode", root=token() if forced else None)))
-    yield SetNumSteps(num_steps[0])
-    yield Save("c", "kept")
-    yield Preempt("a")
-    yield Finish("b")
-    yield Admit("d", prompt)
-    yield Load("d", "kept")
-    yield Resume("a")
-    yield Preempt("d")
-    yield Resume("d")
+            yield e.Forward((e.Row("a", "decode"), e.Row("b", "decode", root=token() if forced else None)))
+    yield e.SetNumSteps(num_steps[0])
+    yield e.Save("c", "kept")
+    yield e.Preempt("a")
+    yield e.Finish("b")
+    yield e.Admit("d", prompt)
+    yield e.Load("d", "kept")
+    yield e.Resume("a")
+    yield e.Preempt("d")
+    yield e.Resume("d")
     state = sum(n > 0 for n in num_steps[:3])
     left = len(prompt) - 2 - state
-    yield Forward((Row("d", "prefill", left), Row("a", "decode"), Row("c", "prefill", left - 1)))
-    yield from round_of(("d", "a"), num_steps[0], Row("c", "prefill", 1))
-    yield Draft(("c",), (tokens(num_steps[0]),) if forced else None)
-    yield Abort("c")
-    yield Draft(("a", "d"), (tokens(num_steps[0]), tokens(num_steps[0])) if forced else None)
-    yield Forward((Row("a", "verify"), Row("d", "verify")))
-    yield Abort("d")
-    yield Commit(("a",), (Path((), token()),) if forced else None)
-    yield Preempt("a")
-    yield Abort("a")
+    yield e.Forward((e.Row("d", "prefill", left), e.Row("a", "decode"), e.Row("c", "prefill", left - 1)))
+    yield from round_of(("d", "a"), num_steps[0], e.Row("c", "prefill", 1))
+    yield e.Draft(("c",), (tokens(num_steps[0]),) if forced else None)
+    yield e.Abort("c")
+    yield e.Draft(("a", "d"), (tokens(num_steps[0]), tokens(num_steps[0])) if forced else None)
+    yield e.Forward((e.Row("a", "verify"), e.Row("d", "verify")))
+    yield e.Abort("d")
+    yield e.Commit(("a",), (e.Path((), token()),) if forced else None)
+    yield e.Preempt("a")
+    yield e.Abort("a")
     yield from _comings_and_goings(tokens(6), num_steps, round_of)
 
 
 def _comings_and_goings(
-    prompt: tuple[int, ...], num_steps: tuple[int, ...], round_of: Callable[[tuple[str, ...], int], Iterator[Event]]
-) -> Iterator[Event]:
+    prompt: tuple[int, ...], num_steps: tuple[int, ...], round_of: Callable[[tuple[str, ...], int], Iterator[e.Event]]
+) -> Iterator[e.Event]:
     """Requests that leave before anything ran or in their prompt; states kept at one step count and used at another."""
     widest, narrowest = max(num_steps), min(n for n in num_steps if n)
-    yield Admit("e", prompt)
-    yield Preempt("e")  # nothing ran yet: there is no state to keep
-    yield Resume("e")
-    yield Forward((Row("e", "prefill", 2),))
-    yield Preempt("e")  # in its prompt
-    yield Resume("e")
-    yield Admit("f", prompt)
-    yield Abort("f")  # nothing ran
-    yield Admit("f", prompt)
-    yield Forward((Row("f", "prefill", 3), Row("e", "prefill", 4)))
-    yield Abort("f")  # in its prompt
-    yield SetNumSteps(widest)
+    yield e.Admit("e", prompt)
+    yield e.Preempt("e")  # nothing ran yet: there is no state to keep
+    yield e.Resume("e")
+    yield e.Forward((e.Row("e", "prefill", 2),))
+    yield e.Preempt("e")  # in its prompt
+    yield e.Resume("e")
+    yield e.Admit("f", prompt)
+    yield e.Abort("f")  # nothing ran
+    yield e.Admit("f", prompt)
+    yield e.Forward((e.Row("f", "prefill", 3), e.Row("e", "prefill", 4)))
+    yield e.Abort("f")  # in its prompt
+    yield e.SetNumSteps(widest)
     yield from round_of(("e",), widest)
-    yield Save("e", "after a wide round")
-    yield Preempt("e")
-    yield SetNumSteps(narrowest)
-    yield Resume("e")
-    yield Admit("g", prompt)
-    yield Load("g", "after a wide round")
+    yield e.Save("e", "after a wide round")
+    yield e.Preempt("e")
+    yield e.SetNumSteps(narrowest)
+    yield e.Resume("e")
+    yield e.Admit("g", prompt)
+    yield e.Load("g", "after a wide round")
     yield from round_of(("g", "e"), narrowest)
-    yield Finish("e")
-    yield SetNumSteps(0)
-    yield Forward((Row("g", "decode"),))
-    yield Preempt("g")
-    yield SetNumSteps(widest)
-    yield Resume("g")
+    yield e.Finish("e")
+    yield e.SetNumSteps(0)
+    yield e.Forward((e.Row("g", "decode"),))
+    yield e.Preempt("g")
+    yield e.SetNumSteps(widest)
+    yield e.Resume("g")
     yield from round_of(("g",), widest)
-    yield Finish("g")
+    yield e.Finish("g")
