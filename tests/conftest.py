@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny tensors: a second thread costs more than it brings
 
 import pytest
+import torch
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
 from support.covering import left_to_the_whole, mark_the_others
@@ -35,8 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    """Leave out the tests of `make whole`. A command line that names only traces runs all of these traces."""
+    """Leave out the tests of `make whole`, and skip those of a GPU that is not here.
+
+    A command line that names only traces runs all of these traces.
+    """
     mark_the_others(items)  # before -m chooses by markers
+    for item in items:
+        if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
     yield
     if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
         left = [item for item in items if left_to_the_whole(item)]

@@ -24,7 +24,6 @@ from instep.attach.sglang_names import names_of
 from instep.audit.write import Recording
 
 WIDTH, PROMPT = 4, 3
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
 
 @contextmanager
@@ -96,7 +95,7 @@ class Launches:
 
 
 @pytest.mark.parametrize("sampled", [(), ("b",)], ids=["all rows", "some rows"])
-@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_launch_does_not_wait_for_the_device(tmp_path, device, sampled):
     served = Launches(tmp_path / "recording", device, *sampled)
     for kind in ("extend", "verify", "verify"):
@@ -115,7 +114,7 @@ def test_a_read_in_a_launch_is_found(tmp_path, monkeypatch):
     assert "meta" in served.recorder.stopped
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_states_are_those_after_their_round(tmp_path, device):
     served = Launches(tmp_path / "recording", device, every=1)
     served.temporal.copy_(torch.arange(served.temporal.numel(), device=device).view_as(served.temporal))

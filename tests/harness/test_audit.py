@@ -109,7 +109,6 @@ def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "some", "tokens"), [
     ("bfloat16", 12, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
 def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tokens):

@@ -302,7 +302,6 @@ def test_workflow_is_valid_and_its_steps_have_names(flow: dict[Any, Any]) -> Non
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize("wrong", [False, True])
 def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, tmp_path: Path) -> None:

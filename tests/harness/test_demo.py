@@ -37,7 +37,6 @@ def test_demo_plants_in_a_copy_and_shows_message_and_page(
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_printed_command_shows_the_fault_in_a_kept_copy(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

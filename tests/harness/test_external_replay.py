@@ -68,7 +68,6 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_pat
 
 
 @WHOLE
-@pytest.mark.slow
 def test_command_without_anything_to_judge_is_inconclusive(handed):
     verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]

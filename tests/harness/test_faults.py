@@ -143,7 +143,6 @@ def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
 
 
 @WHOLE
-@pytest.mark.slow
 def test_faulty_engine_generates_another_text(warm: None, tmp_path: Path) -> None:
     fault = by_id()["commit-index-minus-one"]
     folder, trace = plant.planted(tmp_path / "planted", *fault.edits), few_channels(fault.trace, 2).path

@@ -80,7 +80,6 @@ def test_triton_kernel_runs_under_pytest_without_a_setting(project: Path, run: P
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.interpreted
 def test_triton_kernel_runs_under_the_plugin_without_a_setting(project: Path, run: Pytest) -> None:
     # The module of this test uses Triton and not instep; pytest imports it before the plugin imports `mine`.
@@ -90,7 +89,6 @@ def test_triton_kernel_runs_under_the_plugin_without_a_setting(project: Path, ru
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU the kit leaves Triton native")
 def test_triton_imported_too_early_names_the_variable_to_set(project: Path, run: Pytest) -> None:

@@ -27,7 +27,6 @@ WORDS = (
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux alone")
 def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "instep").mkdir()

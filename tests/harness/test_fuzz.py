@@ -53,7 +53,6 @@ def divergence(output: str) -> list[str]:
 
 
 @WHOLE
-@pytest.mark.slow
 def test_the_caller_stride_is_found_and_its_trace_shows_it(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

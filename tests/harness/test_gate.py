@@ -101,7 +101,6 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) -> None:
     """Its harness looks at nothing but lengths; the gate's own reference still does."""
@@ -140,7 +139,6 @@ def test_silent_arm_is_ended(model: Path, tmp_path: Path) -> None:
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_an_arm_that_ends_while_it_is_timed_is_refused(model: Path, tmp_path: Path) -> None:
     mortal = Edit(
@@ -197,7 +195,6 @@ def test_an_op_set_that_is_timed_may_be_named_twice(
 
 
 @WHOLE
-@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_batch_that_is_too_small_to_judge_is_inconclusive(tmp_path: Path, instep: Runner) -> None:
     """A correct engine with states in fp8 and one request: most wrong states cannot be separated from right ones."""

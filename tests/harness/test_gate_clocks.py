@@ -148,7 +148,6 @@ def test_device_clock_is_not_read_when_work_waits_for_the_device(machine: Machin
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_real_card_is_held_back_and_dragged() -> None:
     """A slow host changes nothing on the device; a drag has its requested length; a hold that ends early is late."""
     x, (by_host, by_device) = torch.ones(1 << 24, device="cuda"), Clock("cuda").ways

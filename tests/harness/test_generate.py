@@ -92,7 +92,6 @@ def test_more_tokens_than_any_model_has_positions_are_refused(instep, words):
 
 
 @WHOLE
-@pytest.mark.slow
 def test_sampled_tokens_are_checked_with_their_uniforms(instep, tmp_path):
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
     told = ("generate", TINY, *SHORT[:4], "--tokens", 4, "--temperature", "0.9", "--top-k", "20")

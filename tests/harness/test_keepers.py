@@ -172,7 +172,6 @@ def test_the_slots_of_an_op_are_looked_at(slots: str, says: str, write: Write) -
 
 
 @WHOLE
-@pytest.mark.slow
 def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, tmp_path: Path) -> None:
     named = write("mine")
     ran = instep("memory", "fixtures/tiny", "--ops", "mine:OPS", "--json", tmp_path / "m.json")

@@ -316,7 +316,6 @@ def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, promp
 
 
 @WHOLE
-@pytest.mark.slow
 def test_drawn_traces_reach_events_that_often_fail() -> None:
     """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
     command = [sys.executable, "-m", "support.drawn_traces"]
@@ -345,7 +344,6 @@ def test_page_has_the_example_and_every_public_name() -> None:
 
 
 @WHOLE
-@pytest.mark.slow
 def test_example_suite_runs_with_the_installed_package(tmp_path: Path) -> None:
     """The packages and files that `pyproject.toml` puts into a wheel, with their compiled files."""
     site, home = tmp_path / "site", tmp_path / "home"

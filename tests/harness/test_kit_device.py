@@ -22,8 +22,6 @@ from instep_optimized.ops.watch_op_calls import memory_of
 from support.command import Runner, complaint
 from support.kit_ops import FORGETFUL
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
 
 class OnCard(torch.Tensor):
     """A tensor that combines with no CPU tensor except a single number, as on a GPU; `.cpu()` gives a CPU tensor."""
@@ -64,7 +62,7 @@ def test_judge_mixes_no_tensors_of_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert "holds what was there" in kit.served(kit.op_cases("gdn")[0], wrong).message
 
 
-@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=[CUDA, pytest.mark.gpu])])
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_moved_case_keeps_its_layout_and_bits(device: str) -> None:
     for case in CASES:
         for built in (case.build("cpu"), packed(case.build("cpu"))):
@@ -117,7 +115,6 @@ def test_missing_gpu_is_refused_in_one_line(instep: Runner) -> None:
     assert "found cuda, expected cpu; no CUDA device is here" in complaint(ran)
 
 
-@CUDA
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["plain", "triton", "precise", "invariant"])
 def test_op_sets_agree_on_a_gpu(name: str) -> None:
@@ -128,7 +125,6 @@ def test_op_sets_agree_on_a_gpu(name: str) -> None:
     assert found.must_agree() and found.device == "cuda"
 
 
-@CUDA
 @pytest.mark.gpu
 def test_command_for_a_gpu_case_names_the_device(instep: Runner) -> None:
     assert instep("op", "plain", "gdn", "--device", "cuda", "--drawn", 2).code == 0

@@ -181,7 +181,6 @@ def test_states_are_those_of_the_whole_oracle(made):
     assert compared >= 15
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["handed", "several"])
 def test_other_drafters_have_a_ledger_too(name):
     """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""

@@ -106,7 +106,6 @@ def test_interpreted_kernels_agree_on_mixed_rows(model: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("num_steps", CANDIDATES)
 def test_native_kernels_agree_on_the_crowd(model: Path, num_steps: int, dtype: str) -> None:
@@ -150,7 +149,6 @@ def test_labels_agree_on_a_prompt_split_at_any_edge(model: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_kernels_agree_on_a_prompt_split_at_any_edge(model: Path, dtype: str) -> None:
     told = trace(model, split_everywhere(), LONG_ROOM)

@@ -225,7 +225,6 @@ def test_browser_executes_no_text_of_a_trace(tmp_path: Path, shown: Callable[...
 
 
 @WHOLE
-@pytest.mark.slow
 def test_page_of_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Callable[..., dict[str, str]]) -> None:
     """2,000 events of 64 layers; all cells have different numbers."""
     events = round_of("a")

@@ -79,7 +79,6 @@ def test_engine_of_a_user_is_read_late() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="no CUDA device here")
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("strategy", OURS["state"])
 def test_native_engine_agrees(strategy: str, graphs: bool) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from instep.campaign.relations import Held, held, relations, step_changes
 from instep.campaign.relations.case import Case
@@ -116,7 +115,6 @@ def test_kernels_agree_over_a_rise(ops: str, trace: Trace, only: Callable[..., N
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("ops", ["triton", "invariant"])
 @pytest.mark.parametrize("strategy", STRATEGIES["state"])
 def test_native_strategies_agree_in_graphs(strategy: str, ops: str, only: Callable[..., None]) -> None:

@@ -133,7 +133,6 @@ def test_tree_paths_equal_chains_and_decoding(
 
 
 @WHOLE
-@pytest.mark.slow
 def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

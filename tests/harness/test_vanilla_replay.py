@@ -70,7 +70,6 @@ def test_the_header_names_the_drafter(trace, instep):
     assert refused.code == Exit.BAD_INPUT and "MTP" in refused.err
 
 
-@pytest.mark.slow
 def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
     told = instep("fuzz", "--ops", "ledger", "--checkpoint", trace.path.parent / "model", "--drafter", "vanilla",
                   "--examples", 1, "--seed", 1, "--out", tmp_path)  # fmt: skip

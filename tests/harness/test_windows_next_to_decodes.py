@@ -99,7 +99,6 @@ def test_answers_are_the_same_without_observers(model: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_replays_on_a_card_agree(model: Path, strategy: str, dtype: str) -> None:

@@ -54,7 +54,6 @@ def given(name: str, seed: int, vocab: int, tied: bool) -> dict[str, torch.Tenso
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("name", BATCHES)
 def test_kernel_draws_on_a_gpu_as_defined(name: str) -> None:
     for vocab in (64, 257, 151_936):

@@ -27,11 +27,10 @@ from support.two_sides import scenario
 
 CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
 FOUR = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 OPS = [
     pytest.param("ledger", "cpu", id="ledger"),
     pytest.param("plain", "cpu", id="plain"),
-    pytest.param("triton", "cuda", id="cuda", marks=gpu),
+    pytest.param("triton", "cuda", id="cuda", marks=pytest.mark.gpu),
 ]
 # `test_combinations.py` replays `plain` with graphs and overlapped rounds; here it is in `make whole`.
 LABELS = [
@@ -226,7 +225,6 @@ def test_round_starts_before_the_previous_counts_are_known(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_round_waits_for_the_device(checkpoint: Checkpoint, strategy: str) -> None:
     """A whole round, draft to commit, where waiting is an error; and the host is back while a sleep still runs."""

@@ -69,7 +69,6 @@ def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 @pytest.mark.parametrize("model", ["dense", "moe, fused experts"])
 def test_gpu_gives_the_tokens_of_the_reference(model: str, tmp_path: Path) -> None:
     both = sides(tmp_path, model, device="cuda")

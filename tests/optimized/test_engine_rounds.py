@@ -28,7 +28,6 @@ from support.two_sides import TwoSides, snapshot, untouched
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
 ROOM = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 PROMPT = (5, 9, 2, 33, 7)
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 
 
 def engine(checkpoint: Checkpoint, capacity: e.Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:
@@ -144,10 +143,9 @@ def test_event_that_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> N
     assert subject.state("a").length == 9
 
 
-@pytest.mark.parametrize(
-    ("ops", "options"), [("plain", {}), pytest.param("triton", {"device": "cuda", "graphs": True}, marks=gpu)],
-    ids=["plain", "cuda"],
-)
+@pytest.mark.parametrize(("ops", "options"), [
+    ("plain", {}), pytest.param("triton", {"device": "cuda", "graphs": True}, marks=pytest.mark.gpu),
+], ids=["plain", "cuda"])  # fmt: skip
 def test_two_rounds_run_without_a_host_read(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
     """Counts are owed while others are saved, preempted and aborted, and while the step count changes."""
     both = Twins(*(engine(checkpoint, ops=ops, overlap=overlap, **options) for overlap in (False, True)))
@@ -160,7 +158,6 @@ def test_two_rounds_run_without_a_host_read(checkpoint: Checkpoint, ops: str, op
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_admit_and_finish_do_not_wait(checkpoint: Checkpoint) -> None:
     """Amid rounds of others a prompt comes in and a request ends, freed units poisoned: waiting is an error."""
     subject = started(engine(checkpoint, ops="triton", device="cuda", graphs=True, overlap=True), "a", "b")

@@ -237,7 +237,6 @@ def test_wrong_gate_is_detected(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_angles_use_positions_of_the_previous_launch() -> None:
     """In a graph, where the launch of angles starts early and finds the values of the previous replay."""
     given, _ = kv_inputs("cuda")

@@ -226,6 +226,5 @@ def test_a_case_is_the_same_every_time_and_touches_only_what_it_may(case: Case) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_gpu_agrees_with_the_cpu() -> None:
     assert [line for case in CASES for line in agree(case, serve(PLAIN, case), serve(PLAIN, case, "cuda"))] == []

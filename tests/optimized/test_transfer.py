@@ -202,7 +202,6 @@ def test_static_inputs_are_aligned_like_separate_tensors() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_inputs_are_not_overwritten_while_a_gpu_is_late() -> None:
     static, seen = StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cuda")), list[torch.Tensor]()
     for number in range(4):
@@ -215,7 +214,6 @@ def test_inputs_are_not_overwritten_while_a_gpu_is_late() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_launch_waits_for_a_late_copy() -> None:
     static = StaticInputs([torch.zeros(2, dtype=torch.int64)], torch.device("cuda"))
     beside = copy_stream(torch.device("cuda"), "in")
@@ -282,7 +280,6 @@ def test_without_streams_a_copy_runs_at_once() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_freed_memory_is_not_reused_before_its_copy() -> None:
     out, number = copy_stream(torch.device("cuda", torch.cuda.current_device()), "out"), 1 << 10
     assert isinstance(out, SideStream)
@@ -297,7 +294,6 @@ def test_freed_memory_is_not_reused_before_its_copy() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 def test_counts_arrive_before_later_launches_run() -> None:
     """The host reads them while a sleep that was launched later still lasts."""
     torch.cuda._sleep(LONG)

@@ -43,7 +43,6 @@ T = TypeVar("T")
 WIDTH = torch.float64
 FP32_NOISE = 1e-5  # absolute; values are of order 1
 STEPS = {2: (2, 1, 0), 3: (3, 2, 1, 0)}  # by the number of MTP layers; the scenario goes back to the first
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 Checkpoints = dict[int, Checkpoint]
 
 
@@ -170,7 +169,9 @@ def course() -> list[Event]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "device"), [("plain", "cpu"), pytest.param("triton", "cuda", id="cuda", marks=gpu)])
+@pytest.mark.parametrize(("ops", "device"), [
+    ("plain", "cpu"), pytest.param("triton", "cuda", id="cuda", marks=pytest.mark.gpu),
+])  # fmt: skip
 def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, ops: str, device: str) -> None:
     width = {"activation": torch.float32, "state": torch.float32, "device": device, "graphs": device == "cuda"}
     both = Twins(*(engine(checkpoints[2], ops, recorder, **width) for recorder in (emulated(device), eagerly)))
