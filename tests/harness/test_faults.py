@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from instep.run.replay import served
 from instep.setting import Setting
@@ -24,12 +22,14 @@ from instep_proof.faults.catalogue.fault import Edit, Fault, speaking
 from instep_proof.faults.compare_with_control import Judged, Result, hear, judge
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
+from instep_proof.faults.page import surprises
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 from support.command import Runner
 from support.covering import WHOLE
 from support.few_channels import few_channels
 from support.harmless import HARMLESS, Harmless
+from support.outcomes import shown
 from support.planting import planted_here
 
 # One of a family each. The first share the control arm of one short trace, and run as a campaign runs them, each in a
@@ -80,7 +80,7 @@ def ran(warm: None) -> Result:
 def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
     one = next(one for one in ran.judged if one.fault.id == name)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.located and one.named == bool(one.fault.says), list(render.surprises(one))
+    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(render.data_of(one)))
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
@@ -106,7 +106,7 @@ def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_pat
         arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
     one = judge(fault, replace(control, served=RIGHT), replace(arm, served=PLANTED), RIGHT, PLANTED)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.located and one.named == bool(one.fault.says), list(render.surprises(one))
+    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(render.data_of(one)))
 
 
 @pytest.mark.slow
@@ -130,11 +130,9 @@ def test_edit_without_effect_is_not_reported(one: Harmless, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
-    console = Console(width=120, record=True, file=StringIO())
-    render.show(ran, console)
-    shown = console.export_text()
-    assert f"{len(FEW)} of {len(FEW)} faults found" in shown and "1 void" in shown
-    assert all(name in shown for name in FEW)
+    said = shown(render.of(ran))
+    assert f"{len(FEW)} of {len(FEW)} faults found" in said and "1 void" in said
+    assert all(name in said for name in FEW)
     data = json.loads(json.dumps(render.of(ran, "abc").data()))
     assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
     assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
@@ -180,7 +178,7 @@ def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: s
 def test_wrong_name_is_printed_but_fails_nothing() -> None:
     one = judged(diverged(finding(diagnosis="differs")))
     assert one.found and not one.named and result(one).exit is Exit.AGREED
-    assert any("not named 'holds the state after 2'" in line for line in render.surprises(one))
+    assert any("not named 'holds the state after 2'" in line for line in surprises(render.data_of(one)))
 
 
 @pytest.mark.parametrize("check", ["grown", "experts"])
@@ -193,7 +191,7 @@ def test_a_check_of_what_a_choice_was_made_of_is_not_tokens_alone(check: str) ->
 
 def test_fault_without_a_sentence_is_not_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, says=""))
-    assert one.found and one.located and not one.named and not list(render.surprises(one))
+    assert one.found and one.located and not one.named and not list(surprises(render.data_of(one)))
 
 
 SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
@@ -216,8 +214,9 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
     assert one.named_by == by and one.named == bool(by)
     ended = result(one, judged(CONTROL))
     assert ended.named_by == {who: int(who == by) for who in ("check", "bank", "hypothesis")}
-    assert json.loads(json.dumps(render.of(ended).data()))["named_by"] == ended.named_by
-    assert f"{int(bool(by))} named (" in render.summary(ended) and "<svg" in picture_of(render.of(ended).data())
+    found = json.loads(json.dumps(render.of(ended).data()))
+    assert found["named_by"] == ended.named_by
+    assert f"{int(bool(by))} named (" in render.said(found) and "<svg" in picture_of(found)
 
 
 @pytest.mark.parametrize("says", [
@@ -246,7 +245,7 @@ def test_run_without_proof_is_void(arm: Arm, control: Arm, why: str) -> None:
     assert why in one.void and not (one.found or one.named or one.located)
     ended = result(one)
     assert ended.exit is Exit.INCONCLUSIVE and not ended.failures
-    assert any(f"void: {why}" in line for line in render.surprises(one))
+    assert any(f"void: {why}" in line for line in surprises(render.data_of(one)))
 
 
 def test_a_single_byte_or_call_makes_a_fault_fire() -> None:

@@ -14,7 +14,8 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_proof.faults.compare_with_control import HYPOTHESIS, Judged
 from instep_proof.faults.fault_runs import Arm
-from instep_proof.faults.render import surprises
+from instep_proof.faults.page import surprises
+from instep_proof.faults.render import data_of
 from instep_reference.contract.place_names import Place
 
 TOP = Path(__file__).resolve().parents[2]
@@ -58,4 +59,4 @@ def test_a_fault_named_by_another_part_is_reported() -> None:
         finding = {**found, "explained": {"by": by, "says": fault.says}}
         arm = Arm(1, 0.0, findings=(finding,), looked={"derived": "T2"})
         one = Judged(fault, Arm(0, 0.0), arm, "")
-        assert any("named by bank" in line for line in surprises(one)) is reported
+        assert any("named by bank" in line for line in surprises(data_of(one))) is reported

@@ -65,9 +65,9 @@ def test_faults(golden: Golden) -> None:
     heard = Heard(0.5, 0.25, 0.5), Heard(1.0, None, None, True), Heard(error="broke")
     with_text = [replace(one, heard=said) for one, said in zip(every, heard, strict=False)]
     golden("faults", sections({
-        "all as the catalogue expects": printed(faults.show, Campaign(every[:2])),
-        "everything that may be otherwise": printed(faults.show, Campaign(every)),
-        "with the text of each": printed(faults.show, Campaign(tuple(with_text))),
+        "all as the catalogue expects": shown(faults.of(Campaign(every[:2]))),
+        "everything that may be otherwise": shown(faults.of(Campaign(every))),
+        "with the text of each": shown(faults.of(Campaign(tuple(with_text)))),
     }))  # fmt: skip
 
 

@@ -102,8 +102,7 @@ def faults(
     told = render.of(result(), commit)
     if picture is not None:
         write_atomically({picture: picture_of(told.data()).encode()})
-    finish(told, json, lambda console: render.show(result(), console), html=html,
-           interrupted=run.interrupted)  # fmt: skip
+    finish(told, json, html=html, interrupted=run.interrupted)
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:

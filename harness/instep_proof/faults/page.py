@@ -1,4 +1,4 @@
-"""The page of `instep faults`: which planted faults were found, located and named, by family, and which check saw them.
+"""The document of `instep faults`: which faults were found, located and named, by family, and which check saw them.
 
 Leaves out: planting and judging (`instep_proof.faults`).
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from instep.report.document import Document, Listing
+from instep.report.divergence_message import spelled
+from instep.report.document import Document, Kind, Listing
 from instep.report.html.page_parts import Data, matrix
 from instep.verdict import Exit
+from instep_reference.contract.place_names import Place
 
-from .compare_with_control import TIERS
+from .compare_with_control import HYPOTHESIS, TIERS
 from .render import said
 
 JUDGED = ("found", "located", "named")
+HEARD = ("same text", "accepted")  # columns of the free runs
 SIGNS = {"check": "✓", "bank": "b", "hypothesis": "h"}  # who names a fault
 SAYS = {
     "meant": "sees it, as it should", "also": "sees it, too", "silent": "compared, saw nothing",
@@ -33,7 +36,8 @@ def page(found: Data) -> Document:
             "plots": [_plot(family, mine) for family, mine in families.items()],
             "says": SAYS, "legend": [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items()
                                      if kind != "yes"],
-        }, [_table(every)], word={Exit.DIVERGED: "FAILED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
+        }, [_table(every)], [line for one in every for line in surprises(one)],
+        word={Exit.DIVERGED: "FAILED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
 
 
@@ -63,14 +67,52 @@ def _counts(every: list[Data], families: dict[str, list[Data]]) -> Listing:
 
 
 def _table(every: list[Data]) -> Listing:
-    heads = ("fault", "family", *JUDGED, "seen by", "where", "what it does, or why it is void")
+    heads: dict[str, Kind] = {
+        "fault": "word", "family": "detail", **dict.fromkeys(JUDGED, "word"), "seen by": "text",
+        **(dict.fromkeys(HEARD, "number") if any(one.get("text") for one in every) else {}), "where": "detail",
+        "what it does, or why it is void": "detail",
+    }  # fmt: skip
     rows = [(
         one["id"], _family(one), *(word(one, what) for what in JUDGED), ", ".join(one["seen"]),
+        *(_heard(one.get("text")) if HEARD[0] in heads else ()),
         one["first"]["where"] if one["first"] else one.get("error") or "",
         f"void: {one['void']}" if one["void"] else one["what"],
     ) for one in every]
     bad = [number for number, one in enumerate(every) if not (one["void"] or (one["found"] and one["located"]))]
     return Listing(heads, rows, "Every fault", bad, [_family(one) for one in every])
+
+
+def _heard(text: Data | None) -> tuple[str, str]:
+    """The share of the text that equals the control's, and the acceptance next to the control's."""
+    if text is None:
+        return "", ""
+    known = None not in (text["acceptance"], text["usual"])
+    same = "broke" if text["error"] else f"{text['agreement']:.0%}"
+    return same, f"{text['usual']:.0%} → {text['acceptance']:.0%}" if known and not text["error"] else ""
+
+
+def surprises(one: Data) -> Iterator[str]:
+    """Deviations from the catalogue, and their cause."""
+    id, first, expected = one["id"], one["first"], one["expected"]
+    if one["void"]:
+        yield f"{id}: void: {one['void']}"
+        return
+    if first is None:
+        ended = "every event agrees" if one["code"] == Exit.AGREED else f"exit code {one['code']}: {one['error']}"
+        yield f"{id}: not found: {ended}"
+        return
+    if not one["found"]:
+        yield f"{id}: found by {', '.join(one['seen'])}, not by {' or '.join(expected['seen_by'])}, which should see it"
+    if not one["located"]:
+        place = Place(expected["stage"], expected["layer"], expected["component"])
+        yield (f"{id}: {first['where']}; expected event {expected['event']}, {spelled(place)} "
+               f"({', '.join(map(str, place))})")  # fmt: skip
+    if not one["named"] and expected["says"]:
+        yield f"{id}: not named {expected['says']!r}; said:\n    {first['check']}: {first['diagnosis']}"
+    if one["named"] and (one["named_by"] == HYPOTHESIS) != expected["written_for"]:
+        yield f"{id}: named by {one['named_by']}, but `written_for` is {expected['written_for']}"
+    if sees := sorted(one["seen"].keys() & set(expected["blind"])):
+        yield f"{id}: {', '.join(sees)} should be blind to it"
 
 
 def word(one: Data, what: str) -> str:
