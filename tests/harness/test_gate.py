@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
@@ -28,6 +27,7 @@ from instep_speed.gate.process import Source
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.command import Runner, complaint
 from support.covering import WHOLE
+from support.outcomes import shown
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1
@@ -271,7 +271,4 @@ def test_a_result_keeps_samples_of_pairs() -> None:
 
 
 def text(report: Report) -> str:
-    console = Console(width=150)
-    with console.capture() as captured:
-        render.show(report, console)
-    return captured.get()
+    return shown(render.of(report))

@@ -29,9 +29,9 @@ from instep_speed.gate.gate import ARMS, as_samples, judge, laps_of, resolved
 from instep_speed.gate.gpu_operations import HELD_S
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power, tried
-from instep_speed.gate.render import of, show
+from instep_speed.gate.render import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
-from support.outcomes import printed
+from support.outcomes import shown
 from support.planting import planted_here
 from support.simulated import Machine
 
@@ -191,7 +191,7 @@ def test_any_clock_may_find_a_slow_down(slower: tuple[float, ...], says: Say) ->
     samples["after"] *= slower
     report = reported(samples)
     assert [one.clock for one in report.judged] == list(CLOCKS) and report.says("commit") is says
-    told = printed(show, report)
+    told = shown(of(report))
     assert ("too noisy to tell by the other clocks (wall" in told) is (says is Say.HELD)
 
 
@@ -207,7 +207,7 @@ def test_pairs_with_an_unread_clock_are_dropped() -> None:
     samples["again"][..., 2] = np.nan
     report = reported(samples)
     assert report.says("commit") is Say.NOISY and report.judged[-1].change.pairs == 0
-    assert "device never read; 3% cannot be seen here" in printed(show, report)
+    assert "device never read; 3% cannot be seen here" in shown(of(report))
     for told in (of(report).data(), json.loads(json.dumps(of(report).data(), allow_nan=False))):
         assert told["judged"][-1]["change"]["value"] == "nan" and b"nan (nan-nan)" in page_of(told)
     assert isnan(Spread.of(np.array([np.nan])).median)
@@ -231,7 +231,7 @@ def test_nothing_is_held_when_the_change_removed_a_clock() -> None:
     assert reported(samples).says("commit") is Say.HELD
     samples["after"][..., 2] = np.nan
     report = reported(samples)
-    assert report.says("commit") is Say.NOISY and "device never read" in printed(show, report)
+    assert report.says("commit") is Say.NOISY and "device never read" in shown(of(report))
 
 
 @pytest.mark.usefixtures("on_a_card")
@@ -243,14 +243,14 @@ def test_a_clock_that_leaves_it_open_is_not_outvoted() -> None:
     samples["after"][::2, 0, 0] *= 1.05
     report = reported(samples)
     assert [one.says for one in report.judged] == [Say.NOISY, Say.HELD, Say.HELD]
-    assert report.says("commit") is Say.NOISY and "after / before is wall 1.000-1.050" in printed(show, report)
+    assert report.says("commit") is Say.NOISY and "after / before is wall 1.000-1.050" in shown(of(report))
 
 
 def test_too_few_pairs_are_the_printed_reason() -> None:
     samples = {arm: one[:48, :, :] for arm, one in drawn(np.random.default_rng(0)).items()}
     for arm in ("after", "again"):
         samples[arm] = samples["before"] * 1.0001
-    told = printed(show, reported(samples))
+    told = shown(of(reported(samples)))
     assert "commit: inconclusive: of 48 pairs, and 60 are the fewest; --pairs 60 would take them" in told
     assert "cannot be seen here" not in told
 

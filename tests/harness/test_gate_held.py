@@ -15,9 +15,9 @@ from instep.verdict import Exit
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
 from instep_speed.gate.input_and_result import Question, Report
-from instep_speed.gate.render import of, show
+from instep_speed.gate.render import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
-from support.outcomes import printed
+from support.outcomes import shown
 
 QUESTION = Question("plain", "plain", model(), ("commit",))
 
@@ -43,7 +43,7 @@ def played(*after: tuple[float, int], alike: bool = True) -> tuple[Report, str]:
     report = Report(QUESTION, acceptance=dict.fromkeys(("before", "after"), 1.5))
     samples = _timed(arms, QUESTION, report, lambda what, done, of: None)
     report.judged = judge(QUESTION, samples, 1, report.decided)
-    return report, printed(show, report)
+    return report, shown(of(report))
 
 
 def test_open_case_gets_pairs_that_only_decide_held() -> None:
@@ -75,4 +75,4 @@ def test_noisy_case_gets_no_further_pairs() -> None:
 def test_a_spread_is_printed_as_half_of_the_range_between_quartiles() -> None:
     samples = {arm: np.linspace(1.0, 3.0, 81)[:, None, None] * 1e-3 * np.ones((1, 1, len(CLOCKS))) for arm in ARMS}
     report = Report(QUESTION, judged=judge(QUESTION, samples, 1), acceptance={"before": 1.5, "after": 1.5})
-    assert "2 ±0.5" in printed(show, report)
+    assert "2 ±0.5" in shown(of(report))

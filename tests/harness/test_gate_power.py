@@ -24,7 +24,7 @@ from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
-from instep_speed.gate import calibration_files, power, render, statistics
+from instep_speed.gate import calibration_files, power, statistics
 from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, bounds, highest, independent, lowest
 from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import CLOCKS, Clock
@@ -35,7 +35,7 @@ from instep_speed.gate.power import ARMS, Power, tried
 from instep_speed.gate.reference_check import Yardstick
 from support.command import Runner, complaint
 from support.covering import few
-from support.outcomes import printed
+from support.outcomes import shown
 from support.planting import planted_here
 
 QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
@@ -68,7 +68,7 @@ def test_trials_count_the_gates_verdicts(
     power = known.part("slowed", "commit", statistics.Say.SLOWER)
     assert found[0] <= power <= found[1] and known.exit is says and not known.wanted
     assert known.says["A/A"]["commit"]["slower"] == 0 and sum(known.says["A/A"]["commit"].values()) == TRIALS
-    told = printed(render.show_power, known)
+    told = shown(calibration_files.result(known))
     sure = lowest(known.says["slowed"]["commit"]["slower"], TRIALS)
     assert f"commit: false alarms 0.0%, at most {1 - 0.05 ** (1 / TRIALS):.1%}; a true {slowed:.1%} (wall)" in told
     assert f"is found in {power:.1%} of trials, at least {sure:.1%} (" in told and sure <= power
@@ -90,14 +90,14 @@ def test_few_trials_are_inconclusive(trials: int, enough: bool) -> None:
     tried(known, sampled(0.08, 0.001, trials))
     assert known.part("slowed", "commit", statistics.Say.SLOWER) == 1.0
     assert known.exit is (Exit.AGREED if enough else Exit.INCONCLUSIVE)
-    told = printed(render.show_power, known)
+    told = shown(calibration_files.result(known))
     few = "1 trial says" if trials == 1 else f"{trials} independent trials say"
     words = f"inconclusive: {few} too little, 22 are the fewest; --minutes 6 would do"
     assert ("plain: 1 trial each; 60 pairs, 60" in told) is (trials == 1) and " 1 trials" not in told
     assert (words in told) is not enough
     page = page_of(calibration_files.result(known).data()).decode()
-    assert ("too few to tell" in page) is not enough
-    assert f"commit: at most {highest(0, trials):.1%} of A/A are called slower" in page
+    assert ("too little, 22 are the fewest" in page) is not enough
+    assert f"commit: false alarms 0.0%, at most {highest(0, trials):.1%}" in page
 
 
 @pytest.mark.parametrize("trials", [1, 2, 22, 149])

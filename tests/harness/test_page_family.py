@@ -133,7 +133,7 @@ def spoilt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Mapping[st
 @pytest.fixture(scope="module")
 def made(spoilt: tuple[Result, Mapping[str, Any]]) -> Made:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gate, "known", lambda *asked: power().data())
+        patch.setattr(gate, "known", lambda *asked: power().data() | {"date": "2026-11-22T00:00:00"})
         slower = of_gate(("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY))
         refused = of_gate()
     return {
@@ -149,9 +149,9 @@ TOLD = {  # text without JavaScript: the verdict, a sentence of the head or a me
     "faults": ("FAILED", "3 of 3 faults found, 2 located", ("rollback", "slots", "void: it never fired", "NO")),
     "bench": ("WRONG", "on cpu: 3 cells, 1 wrong answers of ours", (
         f"WRONG: row 3 is off {HOSTILE}\\ud800", "0 of 2", "picks the last of equals", "2.00", "not here")),
-    "gate": ("SLOWER", "verify: slower; after / before 1.200 (1.100-1.300) by wall", ("12.5 (12-13)", "inconclusive")),
+    "gate": ("SLOWER", "verify: SLOWER by 20.0%, at least 10.0% (wall)", ("12.5 ±0.5", "inconclusive")),
     "refused": ("REFUSED", f"REFUSED  after: {HOSTILE}", ()),
-    "power": ("fit for this machine", "200 of them independent, of 12345 pairs", ("A/A", "198", "8.1% (wall)")),
+    "power": ("fit for this machine", "verify: false alarms 1.0%, at most 3.1%", ("A/A", "198", "8.1% (wall)")),
     "fuzz": ("DIVERGED", "--seed 7 draws the same runs", ("1,234", "never", "fuzz-plain-7.jsonl, 6 events")),
     "audit": ("DIVERGED", "tokens of 3 requests judged", ("sampled tokens",)),
 }  # fmt: skip

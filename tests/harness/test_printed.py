@@ -30,7 +30,7 @@ from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.command import Runner
 from support.golden import Golden, sections
 from support.made_up import CONTROL, PLANTED, held, judged
-from support.outcomes import comparison, outcome, printed, shown
+from support.outcomes import comparison, outcome, shown
 from support.pages import PLAN
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")
@@ -109,16 +109,16 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused = Report(Question("plain", "triton", Path("model")), refused="after: DIVERGED  course")
     golden("gate", sections({
-        "held, and noisy by one clock": printed(gate.show, report(
+        "held, and noisy by one clock": shown(gate.of(report(
             ("verify", "wall", Say.HELD), ("verify", "cpu", Say.NOISY), ("commit", "wall", Say.HELD),
-        )),
-        "slower, and inconclusive": printed(gate.show, report(
+        ))),
+        "slower, and inconclusive": shown(gate.of(report(
             ("verify", "wall", Say.SLOWER), ("verify", "cpu", Say.HELD), ("commit", "wall", Say.NOISY),
-        )),
-        "refused": printed(gate.show, refused),
-        "calibrated by trials that overlap": printed(gate.show, report(
+        ))),
+        "refused": shown(gate.of(refused)),
+        "calibrated by trials that overlap": shown(gate.of(report(
             ("verify", "wall", Say.HELD), ("commit", "wall", Say.HELD),
-        )),
+        ))),
     }))  # fmt: skip
 
 

@@ -87,7 +87,6 @@ def gate(
             told = calibration_files.result(power, commit)
             if kept and not power.report.refused:
                 told.write(kept)
-            finish(told, json, lambda console: render.show_power(power, console), html=html)
+            finish(told, json, html=html)
         report = run(question, folder, said)
-    told = render.of(report, baselines, commit)
-    finish(told, json, lambda console: render.show(report, console, baselines), html=html)
+    finish(render.of(report, baselines, commit), json, html=html)

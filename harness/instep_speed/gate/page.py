@@ -1,16 +1,15 @@
-"""The page of `instep gate`: how much slower each case became, compared with noise and with the allowed slow-down.
+"""The document of `instep gate`: how much slower each case became, compared with noise and with the allowed slow-down.
 
 Next to it, the page of a calibration. Leaves out: timing (`instep_speed.gate`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from instep.report.document import Document, Listing
+from instep.report.document import Document, Kind, Listing
 from instep.report.html.page_parts import Data
-from instep.report.terminal import short
 from instep.verdict import Exit
 
 from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
@@ -20,38 +19,77 @@ COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "uns
 
 
 def page(found: Data) -> Document:
-    setting, judged = found["setting"], found["judged"]
-    said = []
-    for case, says in found["says"].items():
-        most = max((one for one in judged if one["case"] == case), key=lambda one: float(one["change"]["low"]))
-        said.append(f"{case}: {says}; after / before {_ratio(most['change'])} by {most['clock']}")
+    setting, judged, sentences = found["setting"], found["judged"], found.get("sentences", {})
     accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
-    said += [f"accepted drafts a window: {', '.join(f'{arm} {float(each):.2f}' for arm, each in accepted.items())}; "
-             f"{short(found['elements'])} numbers compared before and after timing"] * bool(judged)  # fmt: skip
     known = found.get("calibrated")
-    plots = [_plot(setting, judged)] if judged else []
     word = {Exit.DIVERGED: "SLOWER", Exit.AGREED: "held"}.get(Exit(found["exit"]), "")
     if found["refused"]:
         word = "INCONCLUSIVE" if Exit(found["exit"]) is Exit.INCONCLUSIVE else "REFUSED"
-    refused = [f"{word}  {found['refused']}\n  only arms that pass the checks are timed"] if found["refused"] else []
+    plots = [_plot(setting, judged)] if judged else []
+    work = (f"{judged[0]['change']['pairs'] if judged else 0} interleaved pairs; batch {setting['batch']}, "
+            f"window {setting['num_steps'] + 1}")  # fmt: skip
+    name = f"{setting['after']} against {setting['before']}"
     return Document(
-        f"{setting['after']} against {setting['before']}", Exit(found["exit"]), said,
-        f"No case is slower by more than {setting['allowed']:.0%}, in {judged[0]['change']['pairs'] if judged else 0} "
-        f"interleaved pairs; batch {setting['batch']}, window {setting['num_steps'] + 1}.", refused, [_table(judged)],
-        {"plots": [*plots, *(_bars(known) if known else [])]},
-        word=word,
-    )
+        name, Exit(found["exit"]), [sentences.get(case, f"{case}: {says}") for case, says in found["says"].items()],
+        f"No case is slower by more than {setting['allowed']:.0%}, in {work}.", _refused(word, found),
+        [_table(judged, f"{name}: {work}")], {"plots": [*plots, *(_bars(known) if known else [])]},
+        notes=[] if found["refused"] else [
+            f"accepted drafts a window: {', '.join(f'{arm} {float(each):.2f}' for arm, each in accepted.items())}",
+            f"states compared before and after timing: {found['elements']:,} numbers", calibration_of(found),
+            ", ".join(f"{name} {value}" for name, value in found["machine"].items() if value),
+        ], word=word,
+    )  # fmt: skip
 
 
-def _table(judged: list[Data]) -> Listing:
-    heads = ("case", "clock", "before, ms", "after, ms", "after / before", "A/A", "pairs", "says")
+def _refused(word: str, found: Data) -> list[str]:
+    more = "; --keep FOLDER keeps the trace" * ("judged" in found)
+    said = f"{word}  {found['refused']}\n  only arms that pass the checks are timed{more}"
+    return [said] if found.get("refused") else []
+
+
+def calibration_of(found: Data) -> str:
+    """How often the gate is wrong on the machine of a result, by its calibration."""
+    if wrong := found.get("calibration_error"):
+        return f"this machine's calibration cannot be used: {wrong}; instep gate BEFORE --calibrate makes another"
+    known = found.get("calibrated")
+    said, bound = list[str](), bounds(known) if known else {}
+    for case in found["says"]:
+        if known and (slowed := known["ratio"].get(case)):
+            seen = {which: known["says"][which].get(case, {}).get(Say.SLOWER.value, 0) for which in ("A/A", "slowed")}
+            alarms, power = bound["A/A"].get(case, 1.0), bound["slowed"].get(case, 0.0)
+            alarmed, right = (f"{times} {word}{'s' * (times != 1)}" for times, word in
+                              ((seen["A/A"], "false alarm"), (seen["slowed"], "time")))  # fmt: skip
+            said.append(f"{case} {alarmed} (at most {alarms:.0%}), {_slowed(slowed)} found {right} (at least "
+                        f"{power:.0%})")  # fmt: skip
+    if not known or not said:
+        return ("not calibrated on this machine with this setting; instep gate BEFORE --calibrate measures how often "
+                "the gate is wrong here")  # fmt: skip
+    trials, alone = known["trials"], independent(known)
+    apart = "" if alone == trials else f", no more than {alone} of them independent"
+    few = "; too few to tell" if alone < FEWEST_TRIALS else ""
+    each = f"{trials} trial{'s' * (trials != 1)} each{apart} ({known['date'][:10]})"
+    return f"this machine, of {each}: {'; '.join(said)}{few}"
+
+
+def _slowed(ratio: Mapping[str, float]) -> str:
+    """The true slow-down of the slowed arm by each clock, which differs from the requested one."""
+    return "a true " + ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
+
+
+def _table(judged: list[Data], title: str) -> Listing:
+    """Medians with half of their interquartile range, and ratios with their interval."""
+    numbers = ("before, ms", "after, ms", "after / before", "A/A")
+    heads: dict[str, Kind] = {
+        "case": "word", "clock": "word", **dict.fromkeys(numbers, "number"), "pairs": "detail", "says": "word",
+    }  # fmt: skip
     rows = [(one["case"], one["clock"], _spread(one["before"]), _spread(one["after"]), _ratio(one["change"]),
              _ratio(one["same"]), str(one["change"]["pairs"]), one["says"]) for one in judged]  # fmt: skip
-    return Listing(heads, rows, "Cases", [number for number, row in enumerate(rows) if row[-1] == Say.SLOWER.value])
+    return Listing(heads, rows, title, [number for number, row in enumerate(rows) if row[-1] == Say.SLOWER.value])
 
 
 def _spread(one: Data) -> str:
-    return "{:.4g} ({:.4g}-{:.4g})".format(*(float(one[field]) * 1e3 for field in ("median", "lower", "upper")))
+    median, lower, upper = (float(one[field]) * 1e3 for field in ("median", "lower", "upper"))
+    return f"{median:.3g} ±{(upper - lower) / 2:.2g}"
 
 
 def _ratio(one: Data) -> str:
@@ -80,23 +118,37 @@ def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
 
 
 def calibration_page(found: Data) -> Document:
-    """The page of `instep gate --calibrate`: how often the gate is wrong on this machine, by case."""
-    setting = found["setting"]
-    refused = [f"REFUSED  {found['refused']}"] if found.get("refused") else []
-    trials = f"{found['trials']} trial{'s' * (found['trials'] != 1)}"
-    said = [f"{trials} of each, {independent(found)} of them independent, of {found['pairs']} pairs; "
-            f"{setting['pairs']} and more a trial, {setting['allowed']:.0%} is allowed"]  # fmt: skip
-    bound = bounds(found)
-    said += [f"{case}: at most {highest:.1%} of A/A are called slower, at least {bound['slowed'][case]:.1%} of slowed "
-             f"arms are found ({SURE:.0%} sure of each)" for case, highest in bound["A/A"].items()]  # fmt: skip
-    if found["trials"] and independent(found) < FEWEST_TRIALS:
-        said.append(f"too few to tell: {FEWEST_TRIALS} independent trials are the fewest")
+    """The document of `instep gate --calibrate`: how often the gate is wrong on this machine, by case."""
+    setting, trials, bound = found["setting"], found["trials"], bounds(found)
+    alone = independent(found)
+    apart = ", which share no pair" if alone == trials else f", {alone} of them independent"
+    each = "1 trial each" if trials == 1 else f"{trials} trials each{apart}"
+    said = [_fit(found, case, bound) for case in bound["A/A"]]
+    said += [f"at most, at least: {SURE:.0%} sure, as no two trials share a pair; they share four processes"
+             ] * bool(said)  # fmt: skip
+    if trials and alone < FEWEST_TRIALS:
+        few = "1 trial says" if trials == 1 else f"{alone} independent trials say"
+        said.append(f"inconclusive: {few} too little, {FEWEST_TRIALS} are the fewest"
+                    + (f"; --minutes {found['wanted']} would do" if found.get("wanted") else ""))  # fmt: skip
+    refused = _refused("REFUSED", found)
+    title = f"{setting.get('source')}: {each}; {found['pairs']} pairs, {setting['pairs']} and more a trial"
     return Document(
         f"The gate on this machine: {setting.get('source')} [{setting.get('ops')}]", Exit(found["exit"]), said,
         'A/A compares one source with itself, so "slower" is a false alarm. The slowed arm does take longer, so "held" '
-        "is a miss.", refused, [_verdicts(found)], {"plots": list(_bars(found))},
+        "is a miss.", refused, [_verdicts(found, title)], {"plots": list(_bars(found))},
         word="REFUSED" if refused else {Exit.AGREED: "fit for this machine"}.get(Exit(found["exit"]), ""),
     )
+
+
+def _fit(found: Data, case: str, bound: Mapping[str, Mapping[str, float]]) -> str:
+    def part(counts: Mapping[str, int]) -> float:
+        return counts.get(Say.SLOWER.value, 0) / int(found["trials"])
+
+    alarms, power = (part(found["says"][which][case]) for which in ("A/A", "slowed"))
+    clocks = found.get("clocks", {}).get("slowed", {}).get(case, {})
+    alone = ", ".join(f"{part(counts):.1%} by {clock}" for clock, counts in clocks.items())
+    return (f"{case}: false alarms {alarms:.1%}, at most {bound['A/A'][case]:.1%}; {_slowed(found['ratio'][case])} is "
+            f"found in {power:.1%} of trials, at least {bound['slowed'][case]:.1%}{f' ({alone} alone)' * bool(alone)}")
 
 
 def _trials(found: Data) -> Iterator[tuple[str, str, Data]]:
@@ -106,14 +158,16 @@ def _trials(found: Data) -> Iterator[tuple[str, str, Data]]:
             yield case, which, counts
 
 
-def _verdicts(found: Data) -> Listing:
-    heads = ("case", "arm", *(say.value for say in Say), "took longer by")
+def _verdicts(found: Data, title: str) -> Listing:
+    heads: dict[str, Kind] = {
+        "case": "word", "arm": "word", **{say.value: "number" for say in Say}, "took longer by": "text",
+    }  # fmt: skip
     rows = []
     for case, which, counts in sorted(_trials(found)):
         ratio = found.get("ratio", {}).get(case, {}) if which == "slowed" else {}
         taken = ", ".join(f"{value - 1:.1%} ({clock})" for clock, value in ratio.items())
         rows.append((case, which, *(str(counts.get(say.value, 0)) for say in Say), taken))
-    return Listing(heads, rows, "Verdicts of the gate")
+    return Listing(heads, rows, title)
 
 
 def _bars(found: Data) -> Iterator[dict[str, Any]]:

@@ -89,7 +89,8 @@ class Power:
     def data(self) -> dict[str, Any]:
         spread = {case: {clock: asdict(one) for clock, one in clocks.items()} for case, clocks in self.spread.items()}
         told = {"trials": self.trials, "independent": self.trials, "pairs": self.pairs, "minutes": self.minutes,
-                "slowed": SLOWED, "drag": self.drag, "says": self.says, "clocks": self.clocks, "ratio": self.ratio,
+                "slowed": SLOWED, "wanted": self.wanted,
+                "drag": self.drag, "says": self.says, "clocks": self.clocks, "ratio": self.ratio,
                 "seconds": spread}  # fmt: skip
         return told | {"bounds": bounds(told)}
 
