@@ -17,6 +17,7 @@ from instep.attach import vllm
 from instep.attach.vllm import places, window
 from instep.audit.audit import Audit, audit
 from instep.verdict import Exit
+from peers.live import bundle_vllm
 from support import fake_vllm
 from support.covering import WHOLE
 from support.fake_sglang import Model
@@ -239,3 +240,13 @@ def test_allowed_plugins_of_vllm_get_the_recorder(tmp_path, given, expected):
         made = Path(changed["PYTHONPATH"].partition(":")[0])
         assert "[vllm.general_plugins]\ninstep = instep.attach.vllm:load" in next(
             made.glob("*.dist-info/entry_points.txt")).read_text()
+
+
+def test_a_bundle_of_vllm_has_one_extension_and_says_what_it_lacks():
+    names = ("vllm/v1/worker/gpu_worker.py", "vllm/_C.abi3.so", bundle_vllm.STABLE, "vllm/vllm_flash_attn/ops/x.py")
+    assert [bundle_vllm.of_vllm(name) for name in names] == [True, False, True, False]
+    module: dict[str, Any] = {}
+    exec(bundle_vllm.EXTENSIONS["vllm_flash_attn/__init__"], module)
+    assert module["is_fa_version_supported"](3) is False
+    with pytest.raises(RuntimeError, match="flash_attn_varlen_func: its extension was left out"):
+        module["__getattr__"]("flash_attn_varlen_func")(1)

@@ -88,7 +88,7 @@ def config_for(engine: Engine, text: dict[str, Any]) -> bytes:
     SGLang (0.5.12 to 0.5.23) loads the weights as `Qwen3_5ForConditionalGeneration` alone: the text model is nested,
     and it needs a vision part, which stays uninitialised. Its class of the text model has experts unless their number
     is 0.
-    vLLM (0.22 to 0.33, `Qwen3_5ForCausalLM`) takes the text model. It clears the sections of rotary positions in the
+    vLLM (0.27 to 0.33, `Qwen3_5ForCausalLM`) takes the text model. It clears the sections of rotary positions in the
     model's config and not in the drafter's, whose rotary kernel then gets positions in three rows (with 0.32.0 on a CPU
     it writes outside of its tensors), so there are none here. On a CPU keys and values must have one width.
     """
