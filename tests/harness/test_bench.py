@@ -19,13 +19,12 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from rich.console import Console
 
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, render, run
+from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, run
 from instep_speed.bench.bench_types import TOO, Arm
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick, rounds, strategies
@@ -33,6 +32,7 @@ from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
 from support.covering import few
+from support.outcomes import shown
 
 SLOW = pytest.mark.slow
 # Kinds that have a plot on a CPU: two cells in one line.
@@ -51,10 +51,7 @@ def ran(ops: Ops, *kinds: str, **more: Any) -> Bench:
 
 
 def text(found: Bench) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        render.show(found, console)
-    return captured.get()
+    return shown(found.result(), 200)
 
 
 def without_the_last_token(*, parts: Any, **given: Any) -> torch.Tensor:

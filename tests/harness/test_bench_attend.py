@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from instep.options import FP8
 from instep.verdict import Exit
@@ -24,13 +23,14 @@ from instep_optimized.ops import load
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
-from instep_speed.bench import render, run
+from instep_speed.bench import run
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import attend
 from instep_speed.bench.peers import flashinfer
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.bench_tables import speed
+from support.outcomes import shown
 
 NARROW, TREE = {"batch": 2, "rows": 3, "behind": 70, "kv": FP8}, {"batch": 2, "rows": 5, "behind": 70, "tree": "binary"}
 FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)
@@ -46,10 +46,7 @@ def ran(ops: Ops, **more: Any) -> Bench:
 
 
 def text(found: Bench) -> str:
-    console = Console(width=200)
-    with console.capture() as captured:
-        render.show(found, console)
-    return captured.get()
+    return shown(found.result(), 200)
 
 
 def rows(found: Bench, *axes: str) -> list[run.Row]:

@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind, measure_arms, render, run
+from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind, measure_arms, run
 from instep_speed.bench import page as pages
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.bench_types import Arm, Cell
@@ -33,6 +32,7 @@ from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner
 from support.covering import few
+from support.outcomes import shown
 
 FP32, TO = torch.float32, kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]
@@ -78,10 +78,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
 
 
 def text(found: Bench) -> str:
-    console = Console(width=250)
-    with console.capture() as captured:
-        render.show(found, console)
-    return captured.get()
+    return shown(found.result(), 250)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "place"), [

@@ -5,7 +5,6 @@ Leaves out: what becomes of files that are right (`test_bench_resume.py`).
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from copy import deepcopy
@@ -13,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from instep_reference.contract.errors import BadInput
-from instep_speed.bench import page as pages
-from instep_speed.bench import plots, render
+from instep_speed.bench import plots
 from instep_speed.bench.resume import joined
 from support.command import Runner, complaint
 from support.covering import few
+from support.outcomes import shown
 
 RESULTS = sorted(Path("fixtures/results").glob("bench-*.json"))
 GONE = object()
@@ -83,8 +81,7 @@ def test_a_file_with_any_field_spoilt_is_refused_by_name_or_serves_whole(name: s
                 assert refused.field.startswith(str(file)), (place, value, refused)
                 continue
             served += 1
-            render.show(found, Console(file=io.StringIO())), list(plots.pictures(found.rows))
-            pages.page(found.result().data())
+            shown(found.result()), list(plots.pictures(found.rows))
             found.result().write(tmp_path / "again.json")
     assert served < 2 * len(every), "the rest is valid by coincidence: optional fields, texts, numbers"
 

@@ -5,7 +5,6 @@ Leaves out: answers and times (`test_bench.py`), and files with wrong fields (`t
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -16,17 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from instep.campaign.runner import TrialRunner
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
-from instep_speed.bench import render
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick
 from instep_speed.bench.resume import going_on, joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.command import Runner, complaint
+from support.outcomes import shown
 
 FP32 = torch.float32
 PICK = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)
@@ -39,9 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def text(found: Bench) -> str:
-    console = Console(file=io.StringIO(), width=200)
-    render.show(found, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+    return shown(found.result(), 200)
 
 
 def edited(file: Path, change: Callable[[dict[str, Any]], object]) -> None:

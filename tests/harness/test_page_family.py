@@ -148,7 +148,8 @@ TOLD = {  # text without JavaScript: the verdict, a sentence of the head or a me
         "slots", "1.0, allowed 0.5", "drift does not apply: labels have no error")),
     "faults": ("FAILED", "3 of 3 faults found, 2 located", ("rollback", "slots", "void: it never fired", "NO")),
     "bench": ("WRONG", "on cpu: 3 cells, 1 wrong answers of ours", (
-        f"WRONG: row 3 is off {HOSTILE}\\ud800", "0 of 2", "picks the last of equals", "2.00", "not here")),
+        f"WRONG: row 3 is off {HOSTILE}\\ud800", "0 of 2", "picks the last of equals", "2.00",
+        "pick, rows 4: no fla: not here (and 1 cells more)")),
     "gate": ("SLOWER", "verify: SLOWER by 20.0%, at least 10.0% (wall)", ("12.5 ±0.5", "inconclusive")),
     "refused": ("REFUSED", f"REFUSED  after: {HOSTILE}", ()),
     "power": ("fit for this machine", "verify: false alarms 1.0%, at most 3.1%", ("A/A", "198", "8.1% (wall)")),

@@ -48,14 +48,14 @@ def outcome(*compared: Comparison, **changes: Any) -> Outcome:
     return Outcome(**{**fields, **changes})
 
 
-def printed(show: Callable[..., None], *shown: Any) -> str:
-    """The output of `show(*shown, console)` on 100 columns."""
-    console = Console(width=100)
+def printed(show: Callable[..., None], *shown: Any, width: int = 100) -> str:
+    """The output of `show(*shown, console)`."""
+    console = Console(width=width)
     with console.capture() as captured:
         show(*shown, console)
     return captured.get()
 
 
-def shown(result: Result) -> str:
-    """The document of a result on a terminal of 100 columns."""
-    return printed(write, document_of(result.data()))
+def shown(result: Result, width: int = 100) -> str:
+    """The document of a result on the terminal."""
+    return printed(write, document_of(result.data()), width=width)

@@ -33,7 +33,7 @@ def write(document: Document, console: Console) -> None:
 def _table_of(listing: Listing, heads: Mapping[str, Kind]) -> Table:
     shown = [number for number, kind in enumerate(heads.values()) if kind != "detail"]
     columns: dict[str, Kind] = {head: kind for head, kind in heads.items() if kind != "detail"}
-    made, styles = table(listing.title, columns, framed=bool(listing.groups)), dict(VERDICTS.values())
+    made, styles = table(listing.title, columns, framed=len({*listing.groups}) > 1), dict(VERDICTS.values())
     for number, row in enumerate(listing.rows):
         cells = (Text(row[column], styles.get(row[column], "")) for column in shown)
         ends = listing.groups[number : number + 1] != listing.groups[number + 1 : number + 2]

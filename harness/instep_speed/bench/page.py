@@ -1,17 +1,17 @@
-"""The page of `instep bench`: times compared with floor and peers, a round's time by kind of work, checks of answers.
+"""The document of `instep bench`: times, floors and peers, a round's time by kind of work, and checks of answers.
 
 An arm of ours with wrong answers has no time: the page shows its finding instead. Leaves out: measuring.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from statistics import median
 from typing import Any
 
-from instep.report.document import Document, Listing
+from instep.report.document import Document, Kind, Listing
 from instep.report.html.page_parts import Data
 from instep.verdict import Exit
 
@@ -19,7 +19,11 @@ from . import KINDS, kind
 from .bench_types import TOO, key
 from .plots import grouped, works
 from .profile import gap
+from .run import chosen
 
+LOUD = ("WRONG", "ABOVE")
+DIGITS = 12  # of a digest
+ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
 MOST_LINES = 4  # of a plot of curves, its base line included
 BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
 
@@ -33,19 +37,80 @@ def page(found: Data) -> Document:
             f"{len(ours)} wrong answers of ours",
             f"this machine copies {rates['copy'] / 1e12:.3g} TB/s, reads {rates['read'] / 1e12:.3g} TB/s, multiplies "
             f"{rates['product'] / 1e12:.3g} TFLOP/s"]  # fmt: skip
+    said += [] if setting["device"].startswith("cuda") else [ON_CPU]
+    kinds = dict.fromkeys([row["kind"] for row in rows] + list(found["left_out"]))
+    of_kind = {name: [row for row in rows if row["kind"] == name] for name in kinds}
     return Document(
         "Times", Exit(found["exit"]), said, "Every answer is checked before it is timed. The floor is the time that "
         "this machine needs for the bytes and products of a cell.", ["\n".join(ours)] * bool(ours),
-        [_kinds(found), _peers(rows)],
-        {"plots": [*_ratios(rows), *_curves(rows), *_work(rows)], "legend": BAD if wrong else []}, [_table(rows)],
+        [_kinds(found, of_kind), _peers(rows)],
+        {"plots": [*_ratios(rows), *_curves(rows), *_work(rows)], "legend": BAD if wrong else []},
+        [_table(name, mine) for name, mine in of_kind.items() if mine],
+        [*_differing(found["sessions"]), *_not_measured(found, of_kind), *_further(rows), *_merged(_notes(rows))],
         word={Exit.DIVERGED: "WRONG", Exit.AGREED: "right"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
 
 
-def _kinds(found: Data) -> Listing:
+def _differing(sessions: Sequence[Data]) -> Iterator[str]:
+    """Settings that affect speed and differ between calls."""
+    for name in ("torch", "triton", "kernels_syntax"):
+        values = Counter((one["machine"].get(name) or "none")[:DIGITS] for one in sessions)
+        if len(values) > 1:
+            told = ", ".join(f"{value} in {count}" for value, count in values.items())
+            yield f"{len(sessions)} calls measured these rows, which differ in {name}: {told}"
+
+
+def _not_measured(found: Data, of_kind: Mapping[str, list[Data]]) -> Iterator[str]:
+    """Kinds whose rows all come from calls with `--at`, and kinds with cells left out."""
+    sessions = found["sessions"]
+    for name, rows in of_kind.items():
+        axes = dict.fromkeys(chosen(sessions[row["session"]].get("at") or {}) for row in rows if sessions)
+        if axes and "" not in axes:
+            yield f"{name}: only cells with {'; '.join(axes)} were requested"
+        if count := found["left_out"].get(name):
+            yield f"{name}: {count} cells left out{found.get('left_because', {}).get(name, '')}"
+
+
+def _further(rows: Sequence[Data]) -> Iterator[str]:
+    """Further fields of arms: those of whole texts, and of a round's kinds of work."""
+    for row in rows:
+        for arm, told in row["arms"].items():
+            if "tokens_per_s" in told:
+                counts = ", ".join(f"{count}: {windows}" for count, windows in told["distribution"].items())
+                steps = ", ".join(f"{count}: {number}" for count, number in told["steps"].items())
+                said = f"{told['tokens_per_s']:.0f} tokens/s, latency {told['latency_s']:.3f} s"
+                more = f"{told['accepted']:.2f} drafts a window ({counts}); rounds by step count {steps}"
+            elif "work" in told:
+                said, more = ", ".join(f"{kind} {us:.0f}" for kind, us in told["work"].items()), gap(told)
+            else:
+                continue
+            yield f"{key(row['cell'])}, {arm}: {said}; {more}"
+
+
+def _notes(rows: Sequence[Data]) -> Iterator[tuple[str, str]]:
+    """Place and text: wrong answers of peers, errors above a peer's, arms that a cell does not have."""
+    for row in rows:
+        where = f"{row['kind']}, {key(row['cell'])}"
+        for arm, told in row["arms"].items():
+            if told["finding"] and told["peer"]:
+                yield f"WRONG  {where}: {told['peer']} {arm}", told["finding"]
+            if "above" in told:
+                yield f"ABOVE  {where}", f"{arm} {told['above']}"
+        yield from ((where, f"no {arm}: {why}") for arm, why in row["absent"].items())
+
+
+def _merged(notes: Iterator[tuple[str, str]]) -> Iterator[str]:
+    """Merge equal texts of several cells, with their number; wrong answers and errors are kept apart."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for where, text in notes:
+        places.setdefault((text, where * where.startswith(LOUD)), []).append(where)
+    for (text, _), cells in places.items():
+        yield f"{cells[0]}: {text}" + f" (and {len(cells) - 1} cells more)" * (len(cells) > 1)
+
+
+def _kinds(found: Data, of_kind: Mapping[str, list[Data]]) -> Listing:
     lines = []
-    for name in dict.fromkeys([row["kind"] for row in found["rows"]] + list(found["left_out"])):
-        mine = [row for row in found["rows"] if row["kind"] == name]
+    for name, mine in of_kind.items():
         arms = [arm for row in mine for arm in row["arms"].values() if not arm["peer"]]
         floors = sorted(arm["of_floor"] for arm in arms if "of_floor" in arm)
         lines.append((
@@ -69,16 +134,30 @@ def _peers(rows: list[Data]) -> Listing:
                    [number for number, line in enumerate(lines) if line[-1]])  # fmt: skip
 
 
-def _table(rows: list[Data]) -> Listing:
+def _table(name: str, rows: list[Data]) -> Listing:
+    """A line for each arm. Some cells have more axes than others."""
+    axes = list(dict.fromkeys(axis for row in rows for axis in row["cell"]))
+    places = list(dict.fromkeys(
+        what for row in rows for told in row["arms"].values() for what in told.get("errors", ())))
+    heads: dict[str, Kind] = {
+        **{axis.replace("_", " "): "number" for axis in axes}, "arm": "word", "package": "detail",
+        f"us, {kind(name).unit}": "number", "quartiles": "number", "mean": "number", "floor": "number",
+        "mean / floor": "number", "how": "word", **({f"off by: {', '.join(places)}": "word"} if places else {}),
+        "what is wrong": "detail",
+    }  # fmt: skip
     lines, bad = list[tuple[str, ...]](), list[int]()
     for row in rows:
         for arm, told in row["arms"].items():
             bad += [len(lines)] * bool(told["finding"])
-            lines.append((row["kind"], key(row["cell"]), arm, told["peer"], *_figures(row, told), _said(told)))
-        lines += [(row["kind"], key(row["cell"]), arm, *[""] * 6, why) for arm, why in row["absent"].items()]
-    heads = ("kind", "cell", "arm", "package", "us", "quartiles", "mean", "floor", "mean / floor",
-             "how it was timed, or what is wrong")  # fmt: skip
-    return Listing(heads, lines, "Every cell", bad, [line[0] for line in lines])
+            lines.append((*(str(row["cell"].get(axis, "")) for axis in axes), arm, told["peer"], *_figures(row, told),
+                          told.get("how", ""), *[_off(told, places)] * bool(places), _said(told)))  # fmt: skip
+    return Listing(heads, lines, f"{name}: {KINDS.get(name, '')}", bad, [name] * len(lines))
+
+
+def _off(told: Data, places: list[str]) -> str:
+    """Format errors relative to fp64, by the norm: 1.9e-03, 2.1e-03"""
+    found = told.get("errors", {})
+    return ", ".join(f"{found[what]:.1e}" if what in found else "-" for what in places) if found else ""
 
 
 def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
@@ -89,8 +168,7 @@ def _figures(row: Data, told: Data) -> tuple[str, str, str, str, str]:
 
 
 def _said(told: Data) -> str:
-    more = f"; {told['above']}" if "above" in told else ""
-    return (f"WRONG: {told['finding']}" if told["finding"] else str(told.get("how", ""))) + more
+    return "; ".join(filter(None, (f"WRONG: {told['finding']}" * bool(told["finding"]), told.get("above"))))
 
 
 def _ratios(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
@@ -204,7 +282,7 @@ def _point(row: Data, arm: str) -> dict[str, Any]:
     numbers = f"{us} us, quartiles {quartiles}, mean {mean}" if "us" in told else "no speed is shown"
     title = ", ".join((f"{arm} ({told['peer']})" if told["peer"] else arm, row["kind"], key(row["cell"])))
     of_the_floor = f"the mean is {of_floor} times the floor of {floor} us" if floor else ""
-    return {"title": title, "lines": [numbers, of_the_floor, _said(told)]}
+    return {"title": title, "lines": [numbers, of_the_floor, told.get("how", ""), _said(told)]}
 
 
 def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:

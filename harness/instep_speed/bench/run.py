@@ -135,6 +135,10 @@ class Bench:
                              for at in mine or (cells if self.asked.at else ()))  # fmt: skip
         return {name: count for name, count in left.items() if count}
 
+    def _because(self, name: str) -> str:
+        some = any(matches(at, self.asked.at) for at in self.asked.cells(name))
+        return f", {self.ended if some else f'none has {chosen(self.asked.at)}'}"
+
     @property
     def last(self) -> Session | None:
         """The latest session."""
@@ -151,8 +155,10 @@ class Bench:
                    "grid": asked.size, "minutes": asked.minutes, "peers": asked.peers}  # fmt: skip
         setting |= {"at": {axis: list(values) for axis, values in asked.at.items()}} if asked.at else {}
         machine = fingerprint(asked.device) if self.last is None else self.last.machine
-        found = {"machine": machine, "setting": setting, "rates": asdict(self.rates),
-                 "left_out": self.left, "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
+        left = self.left
+        found = {"machine": machine, "setting": setting, "rates": asdict(self.rates), "left_out": left,
+                 "left_because": {name: self._because(name) for name in left},
+                 "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
         return Result(self.exit, "cpu", found, asked.commit)  # the machine is in `found`
 
 

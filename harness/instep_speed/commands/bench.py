@@ -56,7 +56,7 @@ def bench(
     from instep_reference.contract.errors import BadInput
 
     from ..bench import plots as pictures
-    from ..bench import render, resume
+    from ..bench import resume
     from ..bench.run import Asked, Bench
     from ..bench.run import bench as measure
 
@@ -90,7 +90,7 @@ def bench(
             measure(found.asked, run, found)
         found.ended = "since the call was interrupted" if run.interrupted else found.ended
     try:
-        finish(found.result(), json, lambda console: render.show(found, console), html=html)
+        finish(found.result(), json, html=html)
     finally:  # files and table first, so that a failing plot loses neither
         if plots is not None:
             pictures.write(found, plots)
