@@ -1,6 +1,6 @@
 """The snapshot strategy: which addresses it chooses, what it moves at a commit, and its table.
 
-Leaves out: whether a whole engine obeys the table (`test_engine_ledger.py`, after every event).
+Leaves out: whether a whole engine obeys the table (`test_engine_reference.py`, after every event).
 """
 
 from __future__ import annotations

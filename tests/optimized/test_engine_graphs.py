@@ -60,9 +60,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
     checkpoint: Checkpoint, ops: str, device: str, forced: bool
 ) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
-    for event in scenario(64, (3, 1, 0, 3), forced=forced):
-        both(event)
-    assert both.compared > 100_000
+    assert both.serve(scenario(64, (3, 1, 0, 3), forced=forced)).compared > 100_000
 
 
 @few(2)
@@ -71,9 +69,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
 def test_every_strategy_runs_in_graphs(checkpoint: Checkpoint, strategy: str, conv: str) -> None:
     chosen = {"strategy": strategy, "conv": conv}
     both = Twins(*(engine(checkpoint, "ledger", "cpu", recorder, **chosen) for recorder in (emulated("cpu"), eagerly)))
-    for event in scenario(64, (3, 1, 0), forced=True):
-        both(event)
-    assert both.compared > 100_000
+    assert both.serve(scenario(64, (3, 1, 0), forced=True)).compared > 100_000
 
 
 def course(subject: Callable[[e.Event], e.Answer | None]) -> None:

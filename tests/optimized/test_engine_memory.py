@@ -1,6 +1,6 @@
 """The pools of a whole engine: strides are read, red zones detect writes, columns beyond a window stay; and copies.
 
-Leaves out: pools by themselves (`test_memory_pools.py`) and their values (`test_engine_plain.py`).
+Leaves out: pools by themselves (`test_memory_pools.py`) and their values (`test_engine_reference.py`).
 """
 
 from __future__ import annotations

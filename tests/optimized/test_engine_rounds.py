@@ -1,6 +1,6 @@
 """Rounds in orders that are legal and rare, and what the host may ask, wait for and reserve meanwhile.
 
-Leaves out: the usual orders (`test_engine_plain.py`), and graphs by themselves (`test_engine_graphs.py`).
+Leaves out: the usual orders (`test_engine_reference.py`), and graphs by themselves (`test_engine_graphs.py`).
 """
 
 from __future__ import annotations
@@ -108,9 +108,7 @@ def test_rare_orders_agree_with_the_reference(checkpoint: Checkpoint, options: d
     subject = engine(checkpoint, ops="plain", activation=wide, state=wide, **options)
     truth = ReferenceEngine(Weights.of(checkpoint, wide, torch.device("cpu")), num_steps=3, adaptive=FILE)
     both = TwoSides(subject, truth, watched="graphs" not in options)
-    for event in rare():
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(rare()).compared > 10_000
 
 
 # ---- rounds that overlap

@@ -59,9 +59,7 @@ def test_every_label_of_a_tree_matches_the_ledger(
 ) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
     both = TwoSides(engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs), truth)
-    for event in Story(1):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(Story(1)).compared > 10_000
 
 
 @few(1)
@@ -95,9 +93,7 @@ def test_every_number_of_a_tree_matches_the_reference(
     subject = engine(model, "plain", strategy=strategy, graphs=graphs, activation=FP64, state=FP64)
     truth = ReferenceEngine(Weights.of(model, FP64), num_steps=STEPS)
     both = TwoSides(subject, truth)
-    for event in Story(3, ahead=partial(ahead, truth), head=bool(head)):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(Story(3, ahead=partial(ahead, truth), head=bool(head))).compared > 10_000
 
 
 @few(1)

@@ -65,8 +65,7 @@ def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[e.Event]:
 
 def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, watched: bool = True) -> None:
     both = TwoSides(subject, truth, watched=watched)
-    for event in story(shape, (1, 2, 3) if shape == CHAIN else (2, 3, 5)):
-        both(event)
+    both.serve(story(shape, (1, 2, 3) if shape == CHAIN else (2, 3, 5)))
     assert both.tracked == [
         ("forward", 4), ("commit", 8), ("commit", 12), ("commit", 8), ("forward", 8), ("commit", 12)]
 

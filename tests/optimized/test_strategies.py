@@ -71,9 +71,7 @@ def test_every_label_matches_the_ledger_under_every_strategy(
 ) -> None:
     subject = engine(checkpoint, "ledger", pair, layout=layout)
     both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
-    for event in scenario(64, STEPS, forced=True):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
 @pytest.mark.slow
@@ -85,9 +83,7 @@ def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, 
     subject = engine(checkpoint, "ledger", pair, "inputs")
     assert not {"ring_update", "ring_decay"} & {region.name for region in subject.regions()}
     both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
-    for event in scenario(64, STEPS, forced=True):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
 @pytest.mark.slow
@@ -98,9 +94,7 @@ def test_every_number_matches_the_reference(checkpoint: Checkpoint, pair: tuple[
     subject = engine(checkpoint, "plain", pair, activation=torch.float64, state=torch.float64)
     weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
     both = TwoSides(subject, ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
-    for event in scenario(64, STEPS, forced=False):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, STEPS, forced=False)).compared > 10_000
 
 
 # ---- the same bits as `snapshot`, from the same events

@@ -101,25 +101,20 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 @pytest.mark.parametrize(("layers", "forced"), each_value(STEPS, (True, False)))
 def test_every_label_matches_the_reference(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[layers], "ledger"), truth(checkpoints[layers], "ledger"))
-    for event in scenario(64, STEPS[layers], forced=forced):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, STEPS[layers], forced=forced)).compared > 10_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
 def test_numbers_match_the_reference(checkpoints: Checkpoints, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[2], "plain"), truth(checkpoints[2], "plain"))
-    for event in scenario(64, STEPS[2], forced=forced):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, STEPS[2], forced=forced)).compared > 10_000
 
 
 def test_unchained_layers_read_the_targets_rows(checkpoints: Checkpoints) -> None:
     subject = drafting(engine(checkpoints[2], "plain"), lambda drafter: replace(drafter, chained=False))
     both = TwoSides(subject, truth(checkpoints[2], "plain", chained=False))
-    for event in course():
-        both(event)
+    both.serve(course())
 
 
 @pytest.mark.slow
@@ -175,18 +170,14 @@ def course() -> list[Event]:
 def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, ops: str, device: str) -> None:
     width = {"activation": torch.float32, "state": torch.float32, "device": device, "graphs": device == "cuda"}
     both = Twins(*(engine(checkpoints[2], ops, recorder, **width) for recorder in (emulated(device), eagerly)))
-    for event in scenario(64, (2, 1, 0), forced=False):
-        both(event)
-    assert both.compared > 100_000
+    assert both.serve(scenario(64, (2, 1, 0), forced=False)).compared > 100_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_graphs_give_the_results_of_the_reference(checkpoints: Checkpoints, ops: str) -> None:
     both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
-    for event in scenario(64, (2, 0, 1), forced=True):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, (2, 0, 1), forced=True)).compared > 10_000
 
 
 # ---- seed 4: chained hidden states --------------------------------------------------------------------------------
@@ -277,8 +268,7 @@ def test_a_fault_of_the_chained_rows_is_found(
 ) -> None:
     both = planted(checkpoints[2], fault, in_graphs)
     with pytest.raises(AssertionError, match=found):
-        for event in course():
-            both(event)
+        both.serve(course())
 
 
 @pytest.mark.slow
@@ -288,8 +278,7 @@ def test_course_without_the_fault_agrees(
 ) -> None:
     """A buffer that goes stale in graphs is no fault outside of them: eager runs alone would not find it."""
     both = planted(checkpoints[2], sound, in_graphs)
-    for event in course():
-        both(event)
+    both.serve(course())
 
 
 # ---- what is refused ----------------------------------------------------------------------------------------------
@@ -315,6 +304,4 @@ def test_vanilla_with_one_layer_and_one_step_is_eagle(tmp_path: Path) -> None:
         OptimizedEngine(checkpoint, load("plain"), Options(drafter=mode), CAPACITY, num_steps=1)
         for mode in ("eagle", "vanilla")
     ))
-    for event in scenario(64, (1, 1, 0), forced=False):
-        both(event)
-    assert both.compared > 10_000
+    assert both.serve(scenario(64, (1, 1, 0), forced=False)).compared > 10_000

@@ -5,9 +5,9 @@ Leaves out: the reference (`two_sides.py`), and how a graph is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -57,6 +57,12 @@ class Twins:
             self._same(one.units, other.units)
             self._same(one.gaps, other.gaps)
         return answers[0]
+
+    def serve(self, events: Iterable[Event]) -> Self:
+        """Serve and compare events in turn."""
+        for event in events:
+            self(event)
+        return self
 
     def _same(self, one: Any, other: Any) -> None:
         if isinstance(one, torch.Tensor):

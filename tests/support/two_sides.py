@@ -6,9 +6,9 @@ depend on the harness.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -75,6 +75,12 @@ class TwoSides:
             self._prefix(event.name)
         assert self.subject.next_num_steps(1, 1) == self.truth.next_num_steps(1, 1)
         return ours
+
+    def serve(self, events: Iterable[e.Event]) -> Self:
+        """Serve and compare events in turn."""
+        for event in events:
+            self(event)
+        return self
 
     def _prefix(self, under: str) -> int:
         mine, right = self.subject.prefix(under), self.truth.prefix(under)  # type: ignore[attr-defined]
