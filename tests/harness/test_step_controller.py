@@ -5,47 +5,108 @@ Leaves out: the correct rules (`tests/reference`), and an engine's controller (`
 
 from __future__ import annotations
 
+from pathlib import Path
+from random import Random
+from typing import Any
+
 import pytest
 
-from instep.diagnose.mistakes.step_controller import MOST, RULES, Told, _wishes, wrong_rule
+from instep.diagnose import diagnose
+from instep.diagnose.mistakes.step_controller import MOST, RULES, Rule, Steps, Told, count, same, wishes, wrong_rule
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.file import read
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
-from instep_reference.controllers.sglang_0_5_12 import Brackets, resolve
+from instep_reference.contract.controllers import Controlled
 
-FILE = AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7], "ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2,
-                        "down_hysteresis": -0.5, "up_hysteresis": 0.25})  # fmt: skip
-CANDIDATES = resolve(FILE, 3)
-# Accepted drafts of consecutive batches of two, with idle steps between some of them.
-BATCHES = ((7, 3), (0, 3), (7, 0), (7, 2), (1, 3), None, (1, 0), (7, 3), None, (1, 3), (2, 0), (1, 3), (3, 1), (2, 7),
-           (7, 3), (7, 7), (3, 7), (3, 3), (3, 3), (3, 3))  # fmt: skip
-
-
-def history() -> list[Told]:
-    """With the right wishes, each of which is put in force."""
-    controller, said = Brackets(CANDIDATES), list[Told]()
-    for counts in BATCHES:
-        if counts is not None:
-            controller.update(len(counts), [min(count, controller.in_force) for count in counts])
-        given = () if counts is None else tuple(min(count, controller.in_force) for count in counts)
-        said.append(Told(len(given) or None, given, None, counts is None, controller.wish()))
-        if controller.wish() != controller.in_force:
-            controller.set_num_steps(controller.wish())
-            said.append(Told(None, (), controller.wish(), False, controller.wish()))
-    return said
+NUMBERS: dict[str, Any] = {"ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2, "down_hysteresis": -0.5,
+                           "up_hysteresis": 0.25}  # fmt: skip
+FLAT = Steps(3, AdaptiveFile.of({"candidate_steps": [0, 1, 3, 7]} | NUMBERS))
+FILE = {"1": {"candidate_steps": [1, 3, 7], "ceiling_coeff": 1.2} | NUMBERS,
+        "4": {"candidate_steps": [0, 1, 3]} | NUMBERS}  # fmt: skip
+SLOTS = Steps(3, controlled=Controlled("sglang-0.5.14", captured=(1, 2, 4, 8), file=FILE), lag=1)
+TABLE = Steps(7, controlled=Controlled("vllm-table", table=((1, 1, 7), (2, 3, 3), (4, 8, 1)), num_speculative_tokens=7))
+DIALECTS = {"flat": FLAT, "slots": SLOTS, "table": TABLE}
+OF_BRACKETS = {"an idle step counts as a batch", "the last batch is not counted yet"}
+OF_TABLES = {"requests without a known root do not count", "an entry of the table begins one request too late",
+             "an entry of the table begins one request too early"}  # fmt: skip
+ROUTED = "the batch of the round before decides, not the requests of the next round"
+OF_SLOTS = {"there is no ceiling", "a batch is not padded to a captured size before its slot is chosen", ROUTED,
+            "the slot of the smallest batches decides for every batch",
+            "the results of a round are counted a round too late",
+            "the results of a round are counted before they are known"}  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.says)
-def test_wrong_rule_explains_the_first_wrong_wish(rule):
-    past = history()
-    for end in range(1, len(past) + 1):
-        for wish in {0, 1, 3, 7} - {past[end - 1].wish}:
-            alike = [other.says for other in RULES if _wishes(CANDIDATES, other, past[:end], wish)]
-            if rule.says in alike:
-                told = wrong_rule(CANDIDATES, past[:end], wish)
-                assert told is None if len(alike) > MOST else told is not None and all(says in told for says in alike)
-                return
-    pytest.fail("these batches do not show it")
+def expected(dialect: str, rule: Rule) -> bool:
+    """Whether the rule is a mistake in this dialect."""
+    if dialect == "table":
+        return rule.says in OF_TABLES | {ROUTED}
+    return rule.says not in OF_TABLES | (OF_SLOTS if dialect == "flat" else OF_BRACKETS)
 
 
-def test_rule_that_contradicts_an_earlier_wish_explains_nothing():
-    past = history()
-    assert wrong_rule(CANDIDATES, [past[0]._replace(wish=7), *past[1:]], 0) is None
+def history(steps: Steps, seed: int) -> list[Told]:
+    """Rounds of one to six requests, with the right wishes. Each wish is put in force."""
+    random, right, past, batch, likely = Random(seed), steps.controller(), list[Told](), 2, (0, 1, 3, 7)
+    for _ in range(24):
+        batch = random.randint(1, 6) if random.random() < 0.3 else batch
+        likely = random.choice(((0,), (0, 1), (0, 1, 3, 7), (3, 7), (7,))) if random.random() < 0.3 else likely
+        coming = batch, batch + (random.random() < 0.3)
+        window = right.in_force > 0
+        told = [Told(0 if window else batch, None, None, False, coming, 0)]
+        if window:
+            counts = tuple(min(random.choice(likely), right.in_force) for _ in range(batch))
+            told.append(Told(None, counts, None, False, coming, 0))
+        told += [Told(None, None, None, True, coming, 0)] * (random.random() < 0.2)
+        for one in told:
+            count(right, one, same)
+            past.append(one._replace(wish=right.next_num_steps(*coming)))
+        if past[-1].wish != right.in_force:
+            right.set_num_steps(past[-1].wish)
+            past.append(Told(None, None, right.in_force, False, coming, right.next_num_steps(*coming)))
+    return past
+
+
+CASES = [(dialect, rule) for dialect in DIALECTS for rule in RULES if expected(dialect, rule)]
+
+
+@pytest.mark.parametrize(("dialect", "rule"), CASES, ids=[f"{dialect}-{rule.says}" for dialect, rule in CASES])
+def test_wrong_rule_explains_the_first_wrong_wish(dialect, rule):
+    steps = DIALECTS[dialect]
+    for seed in range(40):
+        past = history(steps, seed)
+        for end in range(1, len(past) + 1):
+            for wish in {0, 1, 3, 7} - {past[end - 1].wish}:
+                if not wishes(steps, rule, past[:end], wish):
+                    continue
+                alike = [other.says for other in RULES if wishes(steps, other, past[:end], wish)]
+                found = wrong_rule(steps, past[:end], wish)
+                assert found is None if len(alike) > MOST else found is not None and all(one in found for one in alike)
+                if found is not None:
+                    return
+    pytest.fail("no history shows it")
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_mistake_of_another_dialect_is_never_named(dialect):
+    past = history(DIALECTS[dialect], 0)
+    others = [rule for rule in RULES if not expected(dialect, rule)]
+    assert others and not any(
+        wishes(DIALECTS[dialect], rule, past[:end], wish)
+        for rule in others for end in range(1, len(past) + 1) for wish in {0, 1, 3, 7} - {past[end - 1].wish}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_rule_that_contradicts_an_earlier_wish_explains_nothing(dialect):
+    past = history(DIALECTS[dialect], 0)
+    wrong = next(iter({1, 3} - {past[0].wish}))
+    assert wrong_rule(DIALECTS[dialect], [past[0]._replace(wish=wrong), *past[1:]], 0) is None
+
+
+@pytest.mark.slow
+def test_planted_mistake_of_a_controller_with_slots_is_named(plant):
+    routing = "padded = next((size for size in self._captured if size >= batch), batch)"
+    plant(Edit("instep_optimized/controllers/sglang_slots.py", routing, "padded = batch"))
+    found = diagnose(Replay(read(Path("fixtures/traces/slots.jsonl")), Setting("ledger"))).verdict.findings[0]
+    assert found.place.component == "length" and "a batch is not padded to a captured size" in found.diagnosis

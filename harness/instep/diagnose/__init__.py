@@ -31,7 +31,7 @@ def diagnose(
     ladder: whether to confirm the cause of the first finding by further runs (`locate`), unless this run has changes.
     before_ladder: called before these runs.
     """
-    history = RunHistory(replay.plan.adaptive, replay.plan.num_steps)
+    history = RunHistory(replay.plan.steps)
     outcome = explain_outcome(replay.run(
         until=until, layers=layers, progress=progress, variant=variant, also=(*also, history),
         judged_from=judged_from, tiers=tiers,

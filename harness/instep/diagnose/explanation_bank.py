@@ -129,8 +129,8 @@ def _said(
 ) -> Explained | Unexplained | None:
     """The explanation of a finding; None if the finding's own clause must do."""
     wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
-    if wish and history.candidates is not None:
-        rule = wrong_rule(history.candidates, history.told, context.subject.wanted_num_steps)
+    if wish and history.steps is not None:
+        rule = wrong_rule(history.steps, history.told, context.subject.wanted_num_steps)
         return None if rule is None else Explained("hypothesis", rule)
     case = case_of(finding, context, oracle, history)
     if case is None or not case.found.numel():

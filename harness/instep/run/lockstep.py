@@ -209,6 +209,7 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         grown=after.capacity.grown(after.num_steps),
         request_rows_before={name: s.request_row for name, s in before.live.items() if s.request_row is not None},
         request_rows_after={name: s.request_row for name, s in there.items() if s.request_row is not None},
+        coming=after.coming(),
     )
 
 

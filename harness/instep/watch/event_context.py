@@ -77,6 +77,7 @@ class Expected:
     grown: int = 0
     request_rows_before: Mapping[str, int] = field(default_factory=dict)  # request -> its request row
     request_rows_after: Mapping[str, int] = field(default_factory=dict)
+    coming: tuple[int, int] = (0, 0)  # requests with a slot: those whose root is known, and all
 
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of a request's window in flight; None: it does not branch."""

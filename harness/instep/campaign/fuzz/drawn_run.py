@@ -57,7 +57,7 @@ class Example:
         # With overlapped rounds the room depends on how far the engine has waited, so the trace does not define
         # refusals.
         self.refuses = participants.shown.refuses and not participants.overlap
-        self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.adaptive, plan.num_steps)
+        self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.steps)
         if isinstance(self._oracle, PatchedOracle):
             self._oracle.every = every
         self._checks = (self._answers, *chosen(checks_for(self._oracle, participants.repeated_runs)), self._history)

@@ -7,15 +7,14 @@ Nothing is copied, as an engine's state is a copy already. Leaves out: explanati
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
-from instep_reference.controllers.sglang_0_5_12 import resolve
 
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
-from .step_controller import Told, told
+from .step_controller import Steps, Told, told
 
 KEPT = 4  # states that are kept per request
 
@@ -25,9 +24,9 @@ class RunHistory:
 
     name, tier = "history", Tier.IDENTITY
 
-    def __init__(self, adaptive: AdaptiveFile | None = None, num_steps: int = 0) -> None:
-        """adaptive: the rules of the step controller; None: there is none. num_steps: the first step count."""
-        self.candidates = None if adaptive is None else resolve(adaptive, num_steps)
+    def __init__(self, steps: Mapping[str, Any] | None = None) -> None:
+        """steps: those of the plan, from which the step controller follows; None: there is none."""
+        self.steps = None if steps is None else Steps(**steps)
         self.told: list[Told] = []
         self._states: dict[str, deque[tuple[int, RequestState]]] = {}
         self.forward: EventContext | None = None  # the last one, which may be this event

@@ -1,100 +1,185 @@
 """Step counts that a controller with one wrong rule would request.
 
-The reference's controller of SGLang 0.5.12 is run again over the events, once for every wrong rule. A rule explains a
+The reference's controller is run again over the events, once for every wrong rule of its dialect. A rule explains a
 step count if it gives it and, at every earlier event, the right one. Leaves out: when a step count comes into force,
-which the driver decides, and the other dialects.
+which the driver decides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from instep_reference.contract.adaptive_controller_file import Bracket
+from instep_reference.contract.adaptive_controller_file import AdaptiveFile
+from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Commit, Committed, Forward, SetNumSteps
-from instep_reference.controllers.sglang_0_5_12 import Brackets, Candidates
+from instep_reference.controllers import Controller, controller
+from instep_reference.controllers.sglang_0_5_12 import Brackets
+from instep_reference.controllers.sglang_0_5_14 import Slots
+from instep_reference.controllers.vllm_counts_by_batch import ByTable
 
 from ...watch.event_context import EventContext
 
 MOST = 3  # rules that may fit at most; more of them explain nothing
 Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts per request of a commit -> counted drafts
+Coming = tuple[int, int]  # requests whose root is known, and all with a slot
 
 
 class Told(NamedTuple):
-    """Input of the controller at an event: `batch` requests or decode rows, accepted drafts, a new step count.
+    """Input of the controller at an event.
 
-    wish  the right request after the event
+    decode_rows  those of a forward with rows;  counts: accepted drafts per request of a commit
+    in_force     a new step count;  idle: whether this is an idle step
+    coming       the requests of the next round
+    wish         the right request after the event
     """
 
-    batch: int | None
-    counts: tuple[int, ...]
+    decode_rows: int | None
+    counts: tuple[int, ...] | None
     in_force: int | None
     idle: bool
+    coming: Coming
     wish: int
 
 
-def unchanged(rule: Bracket) -> Bracket:
-    return rule
+def same(given: Any) -> Any:
+    return given
 
 
 class Rule(NamedTuple):
-    """A controller with one wrong rule."""
+    """A controller with one wrong rule.
+
+    changes  the right controller -> one with other numbers; None: this dialect has nothing to change
+    coming   the right requests of the next round, and the batch of the round before -> those that decide
+    """
 
     says: str
-    changes: Callable[[Bracket], Bracket] = unchanged
-    counts: Counts = lambda counts: counts
+    changes: Callable[[Controller], Controller | None] = same
+    counts: Counts = same
     idle: bool = False  # an idle step is a batch
     late: bool = False  # the last batch is not counted yet
+    coming: Callable[[Coming, int], Coming] = lambda coming, before: coming
 
 
 def told(context: EventContext) -> Told:
     event, answer = context.event, context.truth.answer
-    batch, counts, in_force = None, tuple[int, ...](), None
+    rows, counts, in_force = None, None, None
     if isinstance(event, Commit) and isinstance(answer, Committed):
-        batch, counts = len(event.requests), tuple(answer.num_correct_drafts.tolist())
-    elif isinstance(event, Forward) and context.expected.num_steps == 0:
-        batch = sum(row.kind == "decode" for row in event.rows)
+        counts = tuple(answer.num_correct_drafts.tolist())
+    elif isinstance(event, Forward) and event.rows:
+        rows = sum(row.kind == "decode" for row in event.rows)
     elif isinstance(event, SetNumSteps):
         in_force = event.num_steps
-    return Told(batch, counts, in_force, context.kind == "idle", context.truth.wanted_num_steps)
+    return Told(rows, counts, in_force, context.kind == "idle", context.expected.coming,
+                context.truth.wanted_num_steps)  # fmt: skip
 
 
-def wrong_rule(candidates: Candidates, history: Sequence[Told], found: int) -> str | None:
+class Steps(NamedTuple):
+    """What a run says about its controller, in the names of `Plan.steps`."""
+
+    num_steps: int
+    adaptive: AdaptiveFile | None = None
+    controlled: Controlled | None = None
+    lag: int = 0
+
+    def controller(self) -> Controller:
+        return controller(self.controlled, self.num_steps, self.adaptive, self.lag)
+
+
+def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> str | None:
     """The rule that gives the found step count, or a few that are indistinguishable; None if none does."""
-    saying = [rule.says for rule in RULES if _is_other(rule, candidates) and _wishes(candidates, rule, history, found)]
+    saying = [rule.says for rule in RULES if wishes(steps, rule, history, found)]
     if not 0 < len(saying) <= MOST:
         return None
     also = f" [equal: {'; '.join(saying[1:])}]" if saying[1:] else ""
     return saying[0] + also
 
 
-def _is_other(rule: Rule, candidates: Candidates) -> bool:
-    """Whether the rule changes anything here, as no warm-up is no mistake if none is configured."""
-    return rule.changes is unchanged or any(rule.changes(one) != one for one in candidates.rules.values())
-
-
-def _wishes(candidates: Candidates, rule: Rule, history: Sequence[Told], found: int) -> bool:
+def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> bool:
     """Whether a controller with this rule requests the right counts before the last event and the found one then."""
-    changed = {key: rule.changes(bracket) for key, bracket in candidates.rules.items()}
-    controller, owed = Brackets(replace(candidates, rules=changed)), list[Told]()
+    wrong, owed, before = rule.changes(steps.controller()), list[Told](), 0
+    if wrong is None:
+        return False
     for event in history:
+        before = (event.decode_rows if event.counts is None else len(event.counts)) or before
         if event.in_force is not None:
-            controller.set_num_steps(event.in_force)
-        counted = event.batch is not None or (event.idle and rule.idle)
-        owed += [event] * counted
-        for one in owed[:-1] if rule.late else owed:
-            controller.update(one.batch or 1, rule.counts(one.counts))
-        owed = owed[-1:] if rule.late else []
-        if controller.wish() != (found if event is history[-1] else event.wish):
+            wrong.set_num_steps(event.in_force)
+        if not (rule.idle or rule.late):
+            count(wrong, event, rule.counts)
+        elif isinstance(wrong, Brackets):
+            counted = event.counts is not None or (event.decode_rows is not None and wrong.in_force == 0)
+            owed += [event] * (counted or (event.idle and rule.idle))
+            for one in owed[:-1] if rule.late else owed:
+                batch = one.decode_rows if one.counts is None else len(one.counts)
+                wrong.update(1 if batch is None else batch, one.counts or ())
+            owed = owed[-1:] if rule.late else []
+        else:
+            return False
+        if wrong.next_num_steps(*rule.coming(event.coming, before)) != (
+            found if event is history[-1] else event.wish
+        ):  # fmt: skip
             return False
     return True
 
 
-def _with(**changed: object) -> Callable[[Bracket], Bracket]:
-    return lambda rule: msgspec.structs.replace(rule, **changed)
+def count(wrong: Controller, event: Told, counts: Counts) -> None:
+    if event.decode_rows is not None:
+        wrong.forwarded(event.decode_rows)
+    if event.counts is not None:
+        wrong.committed(counts(event.counts))
+
+
+def with_rules(change: Callable[[Any], Any]) -> Callable[[Controller], Controller | None]:
+    """Change the numbers of every bracket or slot. A dialect without them is left out."""
+
+    def changed(right: Controller) -> Controller | None:
+        if isinstance(right, Brackets):
+            rules = {key: change(rule) for key, rule in right.resolved.rules.items()}
+            return Brackets(replace(right.resolved, rules=rules))
+        if isinstance(right, Slots):
+            return slots(right, {key: change(slot.rule) for key, slot in right.by_key.items()})
+        return None
+
+    return changed
+
+
+def slots(
+    right: Slots, rules: Mapping[int, Any], captured: Sequence[int] | None = None, lag: int | None = None
+) -> Slots:
+    return type(right)(rules, right.captured if captured is None else captured, right.initial,
+                       right.lag if lag is None else lag)  # fmt: skip
+
+
+def with_slots(**changed: Callable[[Slots], Any]) -> Callable[[Controller], Controller | None]:
+    """Change what all slots of a controller share: `captured`, `lag`, or the `rules` by batch size."""
+
+    def change(right: Controller) -> Controller | None:
+        if not isinstance(right, Slots):
+            return None
+        rules = {key: slot.rule for key, slot in right.by_key.items()}
+        return slots(right, **{"rules": rules} | {name: of(right) for name, of in changed.items()})
+
+    return change
+
+
+def from_requests(more: int) -> Callable[[Controller], Controller | None]:
+    """Let every entry of a table begin at `more` requests more."""
+
+    def change(right: Controller) -> Controller | None:
+        if not isinstance(right, ByTable):
+            return None
+        right.starts = {max(first + more, 1) if first > 1 else 1: drafts for first, drafts in right.starts.items()}
+        return right
+
+    return change
+
+
+def _with(**changed: object) -> Callable[[Controller], Controller | None]:
+    return with_rules(lambda rule: msgspec.structs.replace(
+        rule, **{name: value for name, value in changed.items() if name in rule.__struct_fields__}))  # fmt: skip
 
 
 RULES = (
@@ -108,10 +193,22 @@ RULES = (
     Rule("accepted drafts are summed over a batch, with no mean", counts=lambda counts: [sum(counts)] * len(counts)),
     Rule("the last batch decides alone, with no average", _with(ema_alpha=1.0)),
     Rule("the average weighs the past by alpha and the last batch by 1 - alpha",
-         lambda rule: msgspec.structs.replace(rule, ema_alpha=1 - rule.ema_alpha)),
-    Rule("the hysteresis of up and that of down are swapped", lambda rule: msgspec.structs.replace(
-        rule, down_hysteresis=rule.up_hysteresis, up_hysteresis=rule.down_hysteresis)),
-    Rule("each hysteresis has the opposite sign", lambda rule: msgspec.structs.replace(
-        rule, down_hysteresis=-rule.down_hysteresis, up_hysteresis=-rule.up_hysteresis)),
+         with_rules(lambda rule: msgspec.structs.replace(rule, ema_alpha=1 - rule.ema_alpha))),
+    Rule("the hysteresis of up and that of down are swapped", with_rules(lambda rule: msgspec.structs.replace(
+        rule, down_hysteresis=rule.up_hysteresis, up_hysteresis=rule.down_hysteresis))),
+    Rule("each hysteresis has the opposite sign", with_rules(lambda rule: msgspec.structs.replace(
+        rule, down_hysteresis=-rule.down_hysteresis, up_hysteresis=-rule.up_hysteresis))),
     Rule("there is no hysteresis", _with(down_hysteresis=0.0, up_hysteresis=0.0)),
+    Rule("there is no ceiling", _with(ceiling_coeff=0.0)),
+    Rule("the batch of the round before decides, not the requests of the next round",
+         coming=lambda coming, before: (before, before)),
+    Rule("a batch is not padded to a captured size before its slot is chosen", with_slots(captured=lambda right: ())),
+    Rule("the slot of the smallest batches decides for every batch", with_slots(
+        rules=lambda right: dict.fromkeys(right.by_key, right.by_key[min(right.by_key)].rule))),
+    Rule("the results of a round are counted a round too late", with_slots(lag=lambda right: right.lag + 1)),
+    Rule("the results of a round are counted before they are known",
+         with_slots(lag=lambda right: max(right.lag - 1, 0))),
+    Rule("requests without a known root do not count", coming=lambda coming, before: (coming[0], coming[0])),
+    Rule("an entry of the table begins one request too late", from_requests(1)),
+    Rule("an entry of the table begins one request too early", from_requests(-1)),
 )  # fmt: skip
