@@ -72,9 +72,10 @@ def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
 
 @pytest.mark.slow
 def test_output_lists_the_tiers_that_were_left_out(instep: Runner, tmp_path: Path) -> None:
-    trace, file = few_channels(TRACE, 2).path, tmp_path / "a.json"
-    ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file)
-    assert ran.code == 0
+    trace, file, page = few_channels(TRACE, 2).path, tmp_path / "a.json", tmp_path / "a.html"
+    ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file,
+                 "--html", page)  # fmt: skip
+    assert ran.code == 0 and "<p>only T0,T1,T2d judged; left out: T2,T3,T4</p>" in page.read_text()
     assert ran.out.strip().splitlines()[-1] == "only T0,T1,T2d judged; left out: T2,T3,T4"
     (run,) = json.loads(file.read_text())["runs"]
     assert run["asked"] == ["T0", "T1", "T2d"] and run["left_out"] == ["T2", "T3", "T4"]

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..verdict import Comparison, Exit, Located, Raised, Tier
-from .divergence_message import divergence, where
+from .divergence_message import command, divergence, where
 from .result import Result
 from .terminal import Total, tiers
 
@@ -56,7 +56,8 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             for (region, layer), units in outcome.scratch.items()
         ],
         "looked": {c.check: c.tier.value for c in verdict.compared if c.event == last},
-        **listed(verdict.findings),
+        **listed(verdict.findings, lambda found: {
+            **finding(found), "command": command(outcome, found) if outcome.again else None}),
         "message": divergence(outcome) if verdict.findings else None,
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),

@@ -52,19 +52,22 @@ def findings(runs: Sequence[Data]) -> Listing:
     """The listed findings of all runs."""
     rows = [
         (name_of(run), one["where"], one["diagnosis"] or "differs", f"{one['worst']}, allowed {one['allowed']}",
-         f"{one['tier']} {one['check']}") for run in runs for one in run["findings"]
+         f"{one['tier']} {one['check']}", one.get("command") or "") for run in runs for one in run["findings"]
     ]
-    return Listing(("run", "where", "what it is", "measured", "check"), rows, "Findings")
+    heads = ("run", "where", "what it is", "measured", "check", *["command"] * any(row[-1] for row in rows))
+    return Listing(heads, [row[: len(heads)] for row in rows], "Findings")
 
 
 def totals(runs: Sequence[Data]) -> Listing:
     """How much every run compared, by tier or by op."""
     rows = [
-        (name_of(run), word(run.get("exit", 0)), str(one.get("tier") or one.get("op")), short(one["elements"]),
+        (name_of(run), word(run.get("exit", 0)), str(one.get("tier") or one.get("op")),
+         *(short(one[count]) if count in one else "" for count in ("comparisons", "blocks")), short(one["elements"]),
          f"{short(one['undecided'])} of {short(one['pairs'])}" if one.get("pairs") else "", used(one.get("used")))
         for run in runs for one in (*run.get("tiers", ()), *run.get("by_op", ())) if isinstance(one, Mapping)
     ]
-    return Listing(("run", "verdict", "tier", "elements", "undecided", "allowance used"), rows, "How much was compared")
+    heads = ("run", "verdict", "tier", "compared", "blocks", "elements", "undecided", "allowance used")
+    return Listing(heads, rows, "How much was compared")
 
 
 def messages(runs: Sequence[Data]) -> list[str]:

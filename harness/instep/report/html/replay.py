@@ -1,11 +1,12 @@
-"""The page of a replay: the content of a page, from the outcomes of one trace.
+"""The page of a replay: charts of the events of one trace, in addition to the document of its result.
 
-Leaves out: the HTML (`document.py`).
+Leaves out: the document (`runs_page.py`), and the HTML (`write_page.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from typing import Any
@@ -19,13 +20,12 @@ from ...run.replay import Outcome
 from ...trace.file import Trace
 from ...verdict import Comparison, Verdict
 from ...watch.event_context import EventContext
-from .. import terminal
-from ..divergence_message import DIFFERS, command, command_at, divergence, numbers, where
-from ..document import VERDICTS, Document, Listing
+from .. import outcome_data, terminal
+from ..divergence_message import DIFFERS, command, command_at, numbers, where
 from ..finding_tensors import tensor_at
-from ..outcome_data import listed_findings, worst
-from ..result import Result
+from ..outcome_data import listed_findings
 from . import heat_map
+from .page_choice import document_of
 from .timeline import Lanes, lanes_of
 from .write_page import write_page
 
@@ -38,17 +38,12 @@ MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "key
 
 
 def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
-    """The whole file."""
-    setting = outcomes[0].plan.setting
-    messages = [divergence(outcome) for outcome in outcomes if outcome.verdict.findings]
-    said_of_tiers = filter(None, [terminal.left_out(outcomes[0])])
-    charts = charts_of(outcomes, trace)
-    return write_page(Document(
-        outcomes[0].name, worst(outcomes), [*map(_summary, outcomes), *said_of_tiers], trace.header.claim, messages,
-        charts=charts, more=[findings_of(charts), _tiers(outcomes)],
+    """The page of the result, with the claim of the trace and charts of its events."""
+    made = document_of(outcome_data.of(outcomes).data())
+    return write_page(replace(
+        made, claim=trace.header.claim, charts={**made.charts, **charts_of(outcomes, trace)},
         terminal=printed(lambda console: terminal.show(outcomes, console)),
-        made=Result(worst(outcomes), setting.device, {}).data(),
-    ))
+    ))  # fmt: skip
 
 
 def printed(show: Callable[[Console], object]) -> str:
@@ -64,30 +59,6 @@ def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:
     kinds = plan.checkpoint.config.layer_kinds
     lanes = lanes_of(trace, kinds, overlap=plan.setting.overlap)
     return {**lanes.data(), "runs": [_run(outcome, lanes, kinds) for outcome in outcomes]}
-
-
-def findings_of(charts: Mapping[str, Any]) -> Listing:
-    """The listed findings, each with its command."""
-    heads = ("run", "where", "what it is", "measured", "command")
-    return Listing(heads, [
-        (run["name"], found["where"], found["says"], found["measured"], found["command"])
-        for run in charts["runs"] for found in run["findings"]
-    ], "Findings")
-
-
-def _summary(outcome: Outcome) -> str:
-    word, _ = VERDICTS[outcome.verdict.exit]
-    numbers = f"{terminal.short(outcome.verdict.elements)} numbers compared"
-    return f"{outcome.plan.setting.name} {word}: {numbers} in {outcome.served_events} of {outcome.of} events"
-
-
-def _tiers(outcomes: Sequence[Outcome]) -> Listing:
-    """The table of the terminal, without the lines on the setting of a run."""
-    heads = ("run", "tier", "compared", "blocks", "elements", "undecided", "allowance used")
-    return Listing(heads, [
-        (outcome.plan.setting.name, *terminal.cells_of(total)) for outcome in outcomes
-        for total in terminal.tiers(outcome)
-    ], "How much was compared")
 
 
 def _run(outcome: Outcome, lanes: Lanes, kinds: Sequence[str]) -> dict[str, Any]:

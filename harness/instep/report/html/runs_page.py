@@ -1,6 +1,6 @@
-"""The page of a file of runs, from replay, op, shapes or streams: how much each compared, and its findings.
+"""The document of runs, from replay, op, shapes or streams: how much each compared, and its findings.
 
-Leaves out: events, because such a file has none; `instep replay --html` draws them.
+Leaves out: events, because a file has none; `instep replay --html` draws them (`replay.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ def page(found: Data) -> Document:
     said = [f"{name_of(run)} {word(run['exit'])}: {short(run['elements'])} numbers compared"
             + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")
             for run in runs]  # fmt: skip
+    said += list(dict.fromkeys(f"only {','.join(run['asked'])} judged; left out: {','.join(run['left_out'])}"
+                               for run in runs if run.get("left_out")))  # fmt: skip
     return Document(
         str(found.get("trace") or found.get("command")), Exit(found["exit"]), said, messages=messages(runs),
         tables=[totals(runs)], charts={"plots": [_plot(runs)], "legend": LEVELS}, more=[findings(runs)],
