@@ -48,7 +48,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
   tests tests-attend-trees tests/optimized/test_attend_trees.py &
-  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_prefill_gdn.py tests/optimized/test_verify_gdn.py tests/optimized/test_window_gdn.py &
+  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_fused_gdn.py tests/optimized/test_verify_gdn.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
@@ -79,7 +79,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-products $tool tests/optimized/test_kernels_experts.py tests/optimized/test_kernels_slim.py -k "not begins_early and not fault and not pairs"
     sanitized $tool-conv $tool tests/optimized/test_kernels.py tests/optimized/test_walk_*.py -k "(conv or walk) and not fault"
     sanitized $tool-windows $tool tests/optimized/test_staged.py -k "serves and 5 or unowned"
-    sanitized $tool-gated $tool tests/optimized/test_window_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
+    sanitized $tool-gated $tool tests/optimized/test_fused_gdn.py -k "computes or serves or (rings and not 70 and not 300)"
     sanitized $tool-verify $tool tests/optimized/test_verify_gdn.py -k "every_shape or guessed"
     sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_stochastic_rounding.py
   done

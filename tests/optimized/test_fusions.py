@@ -1,6 +1,6 @@
 """A fusion equals its parts, results and memory: bit for bit if it promises that; and when the parts run instead.
 
-Leaves out: `prefill_gdn` (`test_prefill_gdn.py`), whole runs (the relations `unseen` and `fused`), and real sizes.
+Leaves out: `prefill_gdn` (`test_fused_gdn.py`), whole runs (the relations `unseen` and `fused`), and real sizes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`window_gdn` is norms, gates and delta rule of windows: the bits of its parts, in results and in memory.
+"""`prefill_gdn` and `window_gdn`, conv, norms and delta rule in one op: the bits of their parts, and where those serve.
 
-Leaves out: what all fusions share (`test_fusions.py`), and whole runs (the relation `fused`).
+Leaves out: `verify_gdn` (`test_verify_gdn.py`), other fusions (`test_fusions.py`), whole runs (the relation `fused`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +19,20 @@ from instep.kit.cases import serve
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, at
 from instep.kit.cases.conv_and_gdn import SHAPES, Heads, Shape, conv_case, gdn_case
 from instep.kit.cases.guarded_pools import same_bits
-from instep_optimized.kernels import window_gdn
+from instep_optimized.kernels import prefill_gdn, window_gdn
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops import fused
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.fused import in_parts
+from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
 from instep_optimized.ops.triton_with_fp32_prefill import PRECISE
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.place_names import unseen
-from support.covering import each_value
+from support.covering import each_value, few
 from support.ops_agree import agree
 from support.ring_world import Turn, World, cut
 
@@ -39,12 +41,44 @@ pytestmark = [pytest.mark.interpreted] if INTERPRETED else [pytest.mark.gpu]
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 FP16 = torch.float16
 INSIDE = GdnInputs._fields
-GROUPED, NO_TILE = Heads(2, 4, 16, 16), Heads(2, 4, 16, 32)
+Shapes = tuple[Shape, ...]
+DENSE, GROUPED, NO_TILE = Heads(2, 2, 16, 16), Heads(2, 4, 16, 16), Heads(2, 4, 16, 32)
 REAL = Heads(1, 2, 128, 128)  # as wide as kernels with explicit layouts take them on a GPU
+PROMPTS: dict[str, Shapes] = {
+    # Several blocks, a request without rows, one without a unit, one that is not stored; before and after them unowned
+    # rows. Short ones take another kernel of the conv.
+    "long": (Shape("chunk", (70, 2, 0, 133, 3), (3, 1, 2, 6, -1), (0, 0, 0, 1, 0), (3, -1, 2, 6, -1), skip=3),),
+    "short": SHAPES["prefill"],
+    "apart": (*SHAPES["prefill"], Shape("chunk", (3, 66), (9, 7), (0, 1), store=(9, 7), skip=1)),
+}
+OTHERS: dict[str, tuple[Shapes, torch.dtype]] = {
+    "beside a window": (SHAPES["mixed"], BF16), "a window": (SHAPES["decode"], BF16), "nothing": ((), BF16),
+    "32 bits": (SHAPES["prefill"], FP32),
+}  # fmt: skip
 WINDOWS = {name: SHAPES[name] for name in ("decode", "padded", "verify", "columns")} | {
     "apart": (*SHAPES["decode"], Shape("window", (2, 3), (9, 2), (0, 1), store=(9, 2), skip=1)),
     "fresh": (Shape("window", (3, 1, 2), (2, 5, 8), (1, 0, 1), store=(2, 5, 8), skip=2),),
 }  # fmt: skip
+
+
+def prompt_case(shapes: Shapes, heads: Heads, dtype: torch.dtype) -> Case:
+    """a and b are columns of something wider."""
+
+    def build(device: str) -> Call:
+        (H, HV, K, V), draw = heads, Draw(7, device)
+        conv = conv_case(1, shapes, 2 * H * K + HV * V, 4, dtype, True)(device)
+        rule = gdn_case(2, shapes, heads, FP32, True, dtype)(device)
+        x, weight, windows, _ = conv.inputs.values()
+        sides = draw.normal(len(x), 2 * HV + 3, dtype=dtype, scale=3.0)
+        given = {"x": x, "weight": weight, "windows": windows, "a": sides[:, :HV], "b": sides[:, HV : 2 * HV],
+                 "A_log": draw.normal(HV), "dt_bias": draw.normal(HV), "key_heads": H, "key_dim": K,
+                 "parts": rule.inputs["parts"], "dtype": dtype,
+                 "to": tuple(map(at, ("mixed", *INSIDE, "core")))}  # fmt: skip
+        return Call(given, {"windows": conv.pools["memory"], "states": rule.pools["memory"]} | {
+            f"kept {name}": call.pools["snapshots"] for name, call in (("windows", conv), ("states", rule))
+            if "snapshots" in call.pools})  # fmt: skip
+
+    return Case("prefill_gdn", "drawn", build, exact=True)
 
 
 def raw(heads: Heads, rows: int, dtype: torch.dtype, seed: int = 7) -> dict[str, Any]:
@@ -55,7 +89,7 @@ def raw(heads: Heads, rows: int, dtype: torch.dtype, seed: int = 7) -> dict[str,
             "A_log": draw.normal(HV), "dt_bias": draw.normal(HV), "key_heads": H, "key_dim": K}  # fmt: skip
 
 
-def case(shapes: tuple[Shape, ...], heads: Heads, dtype: torch.dtype, state: torch.dtype = FP32) -> Case:
+def window_case(shapes: Shapes, heads: Heads, dtype: torch.dtype, state: torch.dtype = FP32) -> Case:
     def build(device: str) -> Call:
         rule = gdn_case(2, shapes, heads, state, True, dtype)(device)
         given = raw(heads, len(rule.inputs["inputs"].v), dtype)
@@ -65,13 +99,109 @@ def case(shapes: tuple[Shape, ...], heads: Heads, dtype: torch.dtype, state: tor
     return Case("window_gdn", "drawn", build, exact=True)
 
 
-def composed(ops: Ops) -> Any:
-    """The called functions, as an op set with this one op."""
-    return SimpleNamespace(window_gdn=partial(fused.window_gdn, ops))
+def composed(ops: Ops, op: str) -> Any:
+    """The functions that the model calls, as an op set with this one op."""
+    return SimpleNamespace(**{op: partial(getattr(fused, op), ops)})
 
 
 def trap(**given: Any) -> torch.Tensor:
     raise AssertionError("the parts are to serve")
+
+
+def differences(one: Case, ours: Ops, theirs: Ops) -> list[str]:
+    return agree(one, *(serve(composed(ops, one.op), one, DEVICE) for ops in (ours, theirs)))
+
+
+# ---- prompts
+
+
+@few(2)
+@pytest.mark.parametrize(
+    ("heads", "shape", "dtype"), each_value((DENSE, GROUPED, NO_TILE, REAL), PROMPTS, (BF16, FP16)), ids=str)
+def test_rows_of_16_bits_give_the_bits_of_the_parts(
+    heads: Heads, shape: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, seen = prompt_case(PROMPTS[shape], heads, dtype), list[tuple[torch.dtype, ...]]()
+    parts = serve(composed(in_parts(TRITON), one.op), one, DEVICE)
+
+    def told(*, inputs: GdnInputs, **given: Any) -> torch.Tensor:
+        seen.append(tuple(x.dtype for x in inputs))
+        return TRITON.gdn(inputs=inputs, **given)
+
+    monkeypatch.setattr(prefill_gdn, "gdn", told)
+    whole = serve(composed(TRITON, one.op), one, DEVICE)
+    assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
+    assert seen == [(BF16, BF16, dtype, FP32, FP32)] == [stored(dtype)]
+
+
+def rounded(**formats: torch.dtype) -> Callable[..., torch.Tensor]:
+    """The fusion, with some of its rows rounded to another format on their way."""
+
+    def planted(*, windows: Any, parts: Any, dtype: torch.dtype, to: Any, **given: Any) -> torch.Tensor:
+        right = fused.conv_inputs(TRITON, parts=windows, to=to[:-1], **given)
+        wrong = {name: getattr(right, name).to(narrow) for name, narrow in formats.items()}
+        narrow = GdnInputs(*(x.to(how) for x, how in zip(right._replace(**wrong), stored(dtype), strict=True)))
+        return TRITON.gdn(inputs=narrow, parts=parts, dtype=dtype, to=to[-1])
+
+    return planted
+
+
+@cache
+def short_in_parts(dtype: torch.dtype) -> tuple[Case, Any]:
+    one = prompt_case(PROMPTS["short"], GROUPED, dtype)
+    return one, serve(composed(in_parts(TRITON), one.op), one, DEVICE)
+
+
+@pytest.mark.parametrize(("formats", "dtype"), [
+    ({"k": FP16}, BF16), ({"q": FP16}, BF16), ({"v": BF16}, FP16), ({}, FP16),
+], ids=["k rounded twice", "q rounded twice", "v in bf16 next to fp16", "nothing"])  # fmt: skip
+def test_differently_rounded_row_is_detected(formats: dict[str, torch.dtype], dtype: torch.dtype) -> None:
+    one, right = short_in_parts(dtype)
+    found = serve(composed(replace(TRITON, prefill_gdn=rounded(**formats)), one.op), one, DEVICE)
+    assert bool(agree(one, right, found)) is bool(formats)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_parts_run_next_to_windows_and_with_32_bits(name: str) -> None:
+    one = prompt_case(OTHERS[name][0], GROUPED, OTHERS[name][1])
+    assert differences(one, in_parts(TRITON), replace(TRITON, prefill_gdn=trap)) == []
+
+
+def test_parts_run_when_every_row_is_kept() -> None:
+    kept = Shape("chunk", (3, 2), (1, 2), (0, 1), store=(1, 2), per_row=(0, 1))
+    for which in ("windows", "parts"):
+        given = prompt_case((kept,), GROUPED, BF16).build(DEVICE).inputs
+        other = next(name for name in ("windows", "parts") if name != which)
+        given[other] = tuple(replace(part, per_row=None) for part in given[other])
+        watched = replace(TRITON, prefill_gdn=trap, gdn=lambda *, inputs, **rest: inputs.v)
+        assert fused.prefill_gdn(watched, **given).dtype is FP32
+
+
+def test_op_set_with_other_chunk_rounding_does_not_use_it() -> None:
+    """`precise` has another `gdn`. `invariant` has ours, and what it declares of it."""
+    assert PRECISE.prefill_gdn is None and INVARIANT.prefill_gdn is TRITON.prefill_gdn
+    one = prompt_case(SHAPES["prefill"], GROUPED, BF16)
+    for products in ({}, {"gdn.chunk": replace(TRITON.products["gdn.chunk"], format="fp16")}):
+        assert differences(one, in_parts(TRITON), replace(TRITON, prefill_gdn=trap, products=products)) == []
+
+
+def test_observed_row_inside_is_shown_and_its_replacement_is_used() -> None:
+    one, shown = prompt_case(SHAPES["prefill"], GROUPED, BF16), dict[str, torch.Tensor]()
+
+    def see(place: Any, x: torch.Tensor) -> torch.Tensor:
+        shown[place.component] = x
+        return x * 2 if place.component == "q" else x
+
+    told = around(TRITON, see)
+    assert told.prefill_gdn is None
+    watched, plain = (serve(composed(ops, one.op), one, DEVICE) for ops in (told, TRITON))
+    assert tuple(shown) == ("mixed", *INSIDE, "core") and shown["q"].dtype is FP32
+    # A power of two changes no rounding: the read-out is twice as large, and the memory is what it was.
+    assert same_bits(watched.results["result"], 2 * plain.results["result"]) and bool(shown["core"].any())
+    assert all(same_bits(pool.raw, plain.pools[name].raw) for name, pool in watched.pools.items())
+
+
+# ---- windows
 
 
 def staged(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
@@ -92,8 +222,8 @@ def staged(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 def test_windows_with_their_norms_and_gates_have_the_bits_of_the_parts(
     heads: Heads, shape: str, dtype: torch.dtype
 ) -> None:
-    one = case(WINDOWS[shape], heads, dtype)
-    parts, whole = (serve(composed(ops), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
+    one = window_case(WINDOWS[shape], heads, dtype)
+    parts, whole = (serve(composed(ops, one.op), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
     assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
 
 
@@ -101,8 +231,8 @@ def test_windows_with_their_norms_and_gates_have_the_bits_of_the_parts(
 @pytest.mark.parametrize("shape", WINDOWS)
 @pytest.mark.parametrize("state", [FP32, BF16, FP16], ids=str)
 def test_the_staged_kernel_computes_them(monkeypatch: pytest.MonkeyPatch, shape: str, state: torch.dtype) -> None:
-    seen, one = staged(monkeypatch), case(WINDOWS[shape], Heads(2, 4, 128, 256), BF16, state)
-    parts, whole = (serve(composed(ops), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
+    seen, one = staged(monkeypatch), window_case(WINDOWS[shape], Heads(2, 4, 128, 256), BF16, state)
+    parts, whole = (serve(composed(ops, one.op), one, DEVICE) for ops in (in_parts(TRITON), TRITON))
     assert agree(one, parts, whole) == [] and bool(parts.results["result"].any())
     assert len(seen) == (shape != "apart"), "several parts are served one by one"
 
@@ -175,24 +305,21 @@ def wrong(plant: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[..., to
     lambda g: {"dt_bias": g["dt_bias"].roll(1)}, lambda g: {"mixed": g["mixed"].roll(1, 0)}, lambda g: {},
 ], ids=["b for a", "A_log rounded", "another head's dt_bias", "another row", "nothing"])  # fmt: skip
 def test_result_for_another_input_is_detected(plant: Any) -> None:
-    one = case(SHAPES["verify"], GROUPED if INTERPRETED else REAL, BF16)
-    parts, found = (serve(composed(ops), one, DEVICE) for ops in (
-        in_parts(TRITON), replace(TRITON, window_gdn=wrong(plant))))  # fmt: skip
-    assert bool(agree(one, parts, found)) is bool(plant(raw(GROUPED, 1, BF16)))
+    one = window_case(SHAPES["verify"], GROUPED if INTERPRETED else REAL, BF16)
+    found = differences(one, in_parts(TRITON), replace(TRITON, window_gdn=wrong(plant)))
+    assert bool(found) is bool(plant(raw(GROUPED, 1, BF16)))
 
 
 @pytest.mark.parametrize(("shapes", "dtype"), [
     (SHAPES["mixed"], BF16), (SHAPES["prefill"], BF16), ((), BF16), (SHAPES["decode"], FP32),
 ], ids=["beside chunks", "chunks", "nothing", "32 bits"])  # fmt: skip
 def test_parts_run_in_other_cases(shapes: tuple[Shape, ...], dtype: torch.dtype) -> None:
-    one = case(shapes, GROUPED, dtype)
-    parts, found = (serve(composed(ops), one, DEVICE) for ops in (
-        in_parts(TRITON), replace(TRITON, window_gdn=trap)))  # fmt: skip
-    assert agree(one, parts, found) == []
+    one = window_case(shapes, GROUPED, dtype)
+    assert differences(one, in_parts(TRITON), replace(TRITON, window_gdn=trap)) == []
 
 
 def test_parts_run_for_a_tree() -> None:
-    given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
+    given = window_case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
     (part,) = given["parts"]
     given["parts"] = (replace(part, store=None, parents=torch.full_like(part.begin, -1)),)
     watched = replace(TRITON, window_gdn=trap, gdn=lambda *, inputs, **rest: inputs.v)
@@ -219,19 +346,22 @@ def test_a_model_puts_the_conv_before_it() -> None:
 
     one, seen = Case("prefill_gdn", "drawn", build, exact=True), list[str]()
     told = around(TRITON, unseen, lambda name, op: lambda **given: (seen.append(name), op(**given))[1])
-    parts, whole = (serve(SimpleNamespace(prefill_gdn=partial(fused.prefill_gdn, ops)), one, DEVICE) for ops in (
-        in_parts(TRITON), told))  # fmt: skip
-    assert agree(one, parts, whole) == [] and seen == ["conv", "window_gdn"]
+    assert differences(one, in_parts(TRITON), told) == [] and seen == ["conv", "window_gdn"]
 
 
-def test_call_is_checked_by_the_contracts_of_its_parts() -> None:
-    broken = list[str]()
-    told = around(TRITON, unseen, contracts(broken.append))
-    given = case(SHAPES["decode"], GROUPED, BF16).build(DEVICE).inputs
-    fused.window_gdn(told, **given)
-    assert broken == []
-    (part,) = given["parts"]
+# ---- both
+
+
+@pytest.mark.parametrize(("one", "which"), [
+    (prompt_case(PROMPTS["short"], GROUPED, BF16), "windows"), (prompt_case(PROMPTS["short"], GROUPED, BF16), "parts"),
+    (window_case(SHAPES["decode"], GROUPED, BF16), "parts"),
+], ids=["conv of prompts", "prompts", "windows"])  # fmt: skip
+def test_call_is_checked_by_the_contracts_of_its_parts(one: Case, which: str) -> None:
+    broken, given = list[str](), one.build(DEVICE).inputs
+    told = composed(around(TRITON, unseen, contracts(broken.append)), one.op)
+    assert getattr(told, one.op)(**given).shape == (len(given["a"]), 4, 16) and broken == []
+    (part,) = given[which]
     units = part.store.units.clone()
     units[0] = 0
-    fused.window_gdn(told, **{**given, "parts": (replace(part, store=replace(part.store, units=units)),)})
-    assert any("reserved" in one for one in broken), broken
+    getattr(told, one.op)(**given | {which: (replace(part, store=replace(part.store, units=units)),)})
+    assert any("reserved" in clause for clause in broken), broken
