@@ -1,14 +1,13 @@
-"""The adapters of SGLang's and vLLM's kernels, against fakes with the same arguments: right ones agree, a slip is
-found.
+"""The adapters of kernels of peers, against fakes with the same arguments: right ones agree, a slip is found.
 
-Leaves out: their real kernels (`make peers`).
+Leaves out: the real kernels (`make peers`; those that need a GPU: `tests/perf/peers_gpu.py`).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 
+from instep.adapters.pooled import Launch
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE, few
-from support.fake_kernels import Kernels
+from support.fake_kernels import FlashInfer, FlashQla, Kernels
 from support.few_channels import FIXTURES, few_channels
 from support.traces import first, recorded
 
@@ -36,12 +36,19 @@ PLACES = [f"{OPS}.{name}" for name in (
 pytestmark = pytest.mark.slow
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
 Put = Callable[[Any], None]
+THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and committed
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
     return recorded(tmp_path_factory.mktemp("small"), first(4))
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The same events, through a model in bf16."""
+    return recorded(tmp_path_factory.mktemp("narrow"), first(4), dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -73,9 +80,9 @@ def wider() -> Trace:
     return few_channels("wider", 2)
 
 
-def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None) -> Verdict:
-    """With the drafts of the trace handed in: the draft head has no GDN layer, and calls none of these kernels."""
-    return Replay(trace, Setting(ops, strategy=strategy, drafter="external")).run(until=until).verdict
+def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None, dtype: str = "float32") -> Verdict:
+    """With the drafts of the trace: the draft head has no GDN layer, and calls none of these kernels."""
+    return Replay(trace, Setting(ops, strategy=strategy, dtype=dtype, drafter="external")).run(until=until).verdict
 
 
 @few(2)
@@ -157,3 +164,89 @@ def test_kit_for_another_tree_lists_the_failing_step_counts(
         kit.test_a_kernel_computes_the_model("sglang:SIGMOID", "fixed")
     with pytest.raises(pytest.fail.Exception, match="this event writes only") if slips else nullcontext():
         kit.test_a_kernel_computes_the_model("sglang:SIGMOID", "adaptive")
+
+
+# ---- FlashInfer and FlashQLA
+
+
+@contextmanager
+def installed(kernels: Any) -> Iterator[None]:
+    """Put fake kernels into the packages, and import the adapters again."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("flashinfer", "flashinfer.gdn_decode", "flashinfer.gdn_prefill", "flash_qla"):
+            patch.setitem(sys.modules, name, ModuleType(name))
+            for kernel in (each for each in dir(kernels) if not each.startswith("_")):
+                patch.setattr(sys.modules[name], kernel, getattr(kernels, kernel), raising=False)
+        for adapter in ("flashinfer", "flashqla"):
+            patch.delitem(sys.modules, f"instep.adapters.{adapter}", raising=False)
+        yield
+
+
+def verdict_of(
+    trace: Trace, kernels: Any, ops: str, strategy: str, dtype: str = "bfloat16", until: int | None = None,
+) -> Verdict:
+    with installed(kernels):
+        return verdict(trace, f"instep.adapters.{ops}", strategy, until, dtype)
+
+
+@few(2)
+@pytest.mark.parametrize(("kernels", "ops", "name"), [
+    (FlashInfer(), "flashinfer:VERIFY", "narrow"), (FlashInfer(slip=True), "flashinfer:EXACT", "wider"),
+    (FlashInfer(), "flashinfer:STRIDED", "narrow"), (FlashInfer(), "flashinfer:VERIFY --strategy columns", "narrow"),
+    (FlashInfer(), "flashinfer:PREFILL", "narrow"), (FlashQla(), "flashqla:OPS", "narrow"),
+])  # fmt: skip
+def test_right_kernels_agree(kernels: Any, ops: str, name: str, request: pytest.FixtureRequest) -> None:
+    ops, _, strategy = ops.partition(" --strategy ")
+    trace: Trace = request.getfixturevalue(name)
+    last = THREE_WINDOWS if name == "wider" else len(trace.events) - 1
+    came = verdict_of(trace, kernels, ops, strategy or "snapshot", until=last)
+    assert came.exit is Exit.AGREED and came.events == last + 1, came.findings[:1]
+
+
+@pytest.mark.parametrize(("kernels", "ops", "kind", "tier"), [
+    (FlashInfer(slip=True), "flashinfer:VERIFY", "forward", Tier.BITWISE),
+    (FlashInfer(forgets=True), "flashinfer:PREFILL", "forward", Tier.DIRECTED),
+    (FlashQla(forgets=True), "flashqla:OPS", "forward", Tier.DIRECTED),
+], ids=["stride", "prefill", "flashqla"])  # fmt: skip
+def test_a_wrong_kernel_is_found(kernels: Any, ops: str, kind: str, tier: Tier, wider: Trace) -> None:
+    found = verdict_of(wider, kernels, ops, "snapshot").findings[0]
+    assert (found.kind, found.tier) == (kind, tier), found
+
+
+def test_a_decode_that_stores_nothing_is_found(narrow: Trace) -> None:
+    found = verdict_of(narrow, FlashInfer(forgets=True), "flashinfer:VERIFY", "snapshot").findings[0]
+    assert found.tier is Tier.DIRECTED and "before the step" in found.diagnosis, found
+
+
+def test_rows_that_the_kernels_would_round_are_refused(wider: Trace) -> None:
+    with pytest.raises(Unsupported, match="read rows in bfloat16"):
+        verdict_of(wider, FlashInfer(), "flashinfer:VERIFY", "snapshot", dtype="float32")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_windows_of_several_lengths_are_served_apart(exact: bool) -> None:
+    """In one launch and one by one they give the same, each in its own row of the snapshots."""
+    lengths, own = (2, 1, 2, 3), torch.tensor([4, 0, 1, 3])
+    ends, draw = torch.tensor([0, *lengths]).cumsum(0), torch.Generator().manual_seed(0)
+
+    def rows(*size: int) -> torch.Tensor:
+        return torch.randn(8, *size, generator=draw).bfloat16()
+
+    pool, gates = torch.randn(5, 2, 4, 4, generator=draw), {"A_log": torch.zeros(2), "dt_bias": torch.ones(2)}
+    given = {"q": rows(1, 4), "k": rows(1, 4), "v": rows(2, 4), "a": rows(2), "b": rows(2)}
+
+    def served(which: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        some, kept = own[which], torch.zeros(5, 4, 2, 4, 4)
+        bounds = ends[which.start : which.stop + 1]
+        packed = {name: x[bounds[0] : bounds[-1]] for name, x in given.items()}
+        launch = Launch(**packed, **gates, log_decay=None, beta=None, cu_seqlens=bounds - bounds[0], pool=pool,
+                        index=some, stores=False, window=3, snapshots=kept, rows=some)  # fmt: skip
+        core = import_module("instep.adapters.flashinfer").verify(launch, exact)
+        return torch.as_tensor(core), kept
+
+    with installed(FlashInfer()):
+        core, kept = served(slice(0, 4))
+        alone = [served(slice(i, i + 1)) for i in range(4)]
+    assert torch.equal(core, torch.cat([one for one, _ in alone]))
+    assert torch.equal(kept, sum(one for _, one in alone))
+    assert kept.flatten(2).any(-1).sum(1).tolist() == [1, 2, 0, 3, 2]
