@@ -18,7 +18,6 @@ from instep_reference.contract.errors import BadInput
 
 from .. import result
 from ..document import Document
-from .write_page import write_page
 
 # Module of a page, and its function unless that is `page` -> the field that identifies its results; after `runs.`, a
 # field that every run has.
@@ -32,6 +31,8 @@ FAMILY: Mapping[str, str] = {
 
 def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, terminal: str = "") -> bytes:
     """The page of a result's data.  charts: charts of events;  terminal: the printed output of the command"""
+    from .write_page import write_page
+
     made = document_of(found)
     return write_page(replace(made, charts={**made.charts, **(charts or {})}, terminal=terminal))
 
