@@ -1,6 +1,6 @@
 """The op `draw` of every set against the reference's definition, and cases without a definition: padding, gaps, ties.
 
-Leaves out: rounds in which it is called (`test_engine_sampling.py`).
+Leaves out: rounds in which it is called (`test_engine_reference.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The engine against the reference: labels, which are exact, and numbers in fp64, through pools, pages and commits.
 
-Leaves out: narrower widths, whose rounding errors the harness judges by tiers.
+Requests sample next to greedy ones. Leaves out: narrower widths, whose rounding errors the harness judges by tiers, and
+the op that draws (`test_draw.py`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import torch
 
 from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.memory_addresses import StateLayout
+from instep_optimized.ops.watch_op_calls import around
+from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
+from instep_reference.contract.place_names import unseen
+from instep_reference.contract.sampling import Sampling
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
 from support.checkpoints import TWO_LAYERS, Kind, write
 from support.covering import WHOLE, each_value, few
+from support.sampled import sampled
 from support.two_sides import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
@@ -52,16 +57,16 @@ def engine(checkpoint: Checkpoint, num_steps: int = STEPS[0], **options: Any) ->
     return OptimizedEngine(checkpoint, load("plain"), chosen, CAPACITY, num_steps=num_steps, adaptive=FILE)
 
 
-def numbers(path: Path, model: str, **options: Any) -> TwoSides:
+def numbers(path: Path, model: str, *, watched: bool = True, **options: Any) -> TwoSides:
     checkpoint = checkpoint_of(path, model)
-    weights = Weights.of(checkpoint, WIDTH, torch.device("cpu"))
-    return TwoSides(engine(checkpoint, **options), ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
+    truth = ReferenceEngine(Weights.of(checkpoint, WIDTH, torch.device("cpu")), num_steps=STEPS[0], adaptive=FILE)
+    return TwoSides(engine(checkpoint, **options), truth, watched=watched)
 
 
-def labels(path: Path, model: str, **options: Any) -> TwoSides:
+def labels(path: Path, model: str, *, watched: bool = True, **options: Any) -> TwoSides:
     checkpoint, counts = checkpoint_of(path, model), {"num_steps": STEPS[0], "adaptive": FILE}
     subject = OptimizedEngine(checkpoint, load("ledger"), Options(**options), CAPACITY, **counts)
-    return TwoSides(subject, LedgerEngine(checkpoint.config, **counts))
+    return TwoSides(subject, LedgerEngine(checkpoint.config, **counts), watched=watched)
 
 
 @few(2)
@@ -113,18 +118,90 @@ def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24
     decoding = engine(checkpoint, num_steps=0)
-    Admit("x", prompt).on(decoding)
-    said = [Forward((Row("x", "prefill", len(prompt)),)).on(decoding).roots["x"]]
+    e.Admit("x", prompt).on(decoding)
+    said = [e.Forward((e.Row("x", "prefill", len(prompt)),)).on(decoding).roots["x"]]
     while len(said) < wanted:
-        said.append(Forward((Row("x", "decode"),)).on(decoding).roots["x"])
+        said.append(e.Forward((e.Row("x", "decode"),)).on(decoding).roots["x"])
 
     speculating = engine(checkpoint)
-    Admit("x", prompt).on(speculating)
-    told = [Forward((Row("x", "prefill", len(prompt)),)).on(speculating).roots["x"]]
+    e.Admit("x", prompt).on(speculating)
+    told = [e.Forward((e.Row("x", "prefill", len(prompt)),)).on(speculating).roots["x"]]
     while len(told) < wanted:
         speculating.set_num_steps((1, 7, 3)[len(told) % 3])
-        drafts = Draft(("x",)).on(speculating).drafts[0].tolist()
-        Forward((Row("x", "verify"),)).on(speculating)
-        answer = Commit(("x",)).on(speculating)
+        drafts = e.Draft(("x",)).on(speculating).drafts[0].tolist()
+        e.Forward((e.Row("x", "verify"),)).on(speculating)
+        answer = e.Commit(("x",)).on(speculating)
         told += [*drafts[: int(answer.num_correct_drafts[0])], int(answer.bonus[0])]
     assert told[:wanted] == said
+
+
+# ---- requests that sample
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "forced", "options"), [
+    ("ledger", True, {}), ("plain", False, {}), ("ledger", False, {"graphs": True}),
+    pytest.param("plain", True, {"graphs": True, "strategy": "snapshot"}, marks=WHOLE),
+    ("ledger", True, {"overlap": True, "strategy": "columns", "conv": "widened"}),
+    pytest.param("ledger", False, {"strategy": "lazy_rerun"}, marks=WHOLE),
+])  # fmt: skip
+def test_engine_draws_the_tokens_of_the_reference(
+    ops: str, forced: bool, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Mixed batches, windows and single rows in one forward, slots used again, preempt, resume and load."""
+    sides = labels if ops == "ledger" else numbers
+    both, verified = sides(tmp_path, "two layers", watched=not options.get("graphs"), **options), 0
+    for event in sampled(scenario(64, STEPS, forced=forced), STEPS[0]):
+        both(event)
+        verified += isinstance(event, e.Forward) and any(len(row.uniforms) > 1 for row in event.rows)
+    assert both.compared > 10_000 and verified > 5
+    graphs = both.subject.graphs
+    if graphs is not None:
+        kinds = {key[0] for key, _, _ in graphs._captured}  # type: ignore[index]
+        assert {"verify", "decode", "sampled verify"} <= kinds
+
+
+def test_batch_without_sampling_runs_no_further_op(tmp_path: Path) -> None:
+    """Not one op more, and no graph more before somebody samples."""
+    calls: list[str] = []
+
+    def counted(name: str, op: Any) -> Any:
+        return lambda **given: (calls.append(name), op(**given))[1]
+
+    checkpoint, plain = Checkpoint.open(write(tmp_path, "dense")), load("plain")
+    ops = around(plain, unseen, counted)
+    subject = OptimizedEngine(checkpoint, ops, Options(), CAPACITY, num_steps=1)
+    for name, sampling in (("a", None), ("b", Sampling(0.0)), ("c", Sampling(1.0))):
+        e.Admit(name, (1, 2), sampling).on(subject)
+        e.Forward((e.Row(name, "prefill", 2, uniforms=(0.5,) if name == "c" else ()),)).on(subject)
+    told = {}
+    for names in ("ab", "ac"):
+        e.Draft(tuple(names)).on(subject)
+        calls.clear()
+        subject.forward(tuple(e.Row(name, "verify", uniforms=(0.5,) * 3 if name == "c" else ()) for name in names))
+        told[names] = list(calls)
+        subject.commit(tuple(names))
+    at = told["ab"].index("pick")
+    assert told["ac"] == [*told["ab"][: at - 1], "select", "lm_head", "draw", *told["ab"][at + 1 :]]
+    graphed = OptimizedEngine(checkpoint, plain, Options(graphs=True), CAPACITY, num_steps=1).graphs
+    assert graphed is not None and not any("sampled" in str(key) for key, _, _ in graphed._captured)
+
+
+def test_sampling_stays_with_the_request_and_not_the_state(tmp_path: Path) -> None:
+    """The slot's row is written at admit and at resume; a loaded state does not change the sampling of its request."""
+    both = labels(tmp_path, "two layers")
+    both(e.Admit("a", (1, 2), Sampling(0.5, top_k=3, top_p=0.75)))
+    assert both.subject._memory.slot_table.sampling[4].tolist() == [0.5, 3, 0.75]
+    both(e.Forward((e.Row("a", "prefill", 2, root=5, uniforms=(0.25,)),)))
+    both(e.Save("a", "kept"))
+    both(e.Preempt("a"))
+    both(e.Admit("b", (1, 2), Sampling(2.0)))  # takes the slot
+    both(e.Load("b", "kept"))
+    both(e.Resume("a"))
+    both(e.Forward((e.Row("b", "decode", root=1, uniforms=(0.5,)), e.Row("a", "decode", root=2, uniforms=(0.75,)))))
+    both(e.Preempt("b"))
+    both(e.Finish("a"))
+    both(e.Resume("b"))
+    both(e.Forward((e.Row("b", "decode", root=1, uniforms=(0.5,)),)))
+    assert both.subject._memory.slot_table.sampling[4].tolist() == [2.0, 0, 1]
