@@ -5,9 +5,11 @@ Programs decide by the code and the fields. The sentence is for readers; no prog
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
 
 Code = Literal[
     "differs",  # another value than the expected one
@@ -30,11 +32,37 @@ Moved = Literal["back", "to host"]
 
 
 @dataclass(frozen=True)
+class NamedMistake:
+    """A known mistake: an entry of the catalogue (`diagnose/mistakes/__init__.py`), once for all checks that name it.
+
+    name: kebab case, unique; a planted fault refers to it. sentence: without a subject; details fill its {}
+    """
+
+    name: str
+    sentence: str
+
+    def known(self, *details: object, state: Sequence[object] = ()) -> WrongContent:
+        """The content that the mistake leaves. state: the details of its sentence for a state, if these differ."""
+        return WrongContent(self.sentence.format(*details), self.sentence.format(*state) if state else "", self.name)
+
+
+@dataclass(frozen=True)
+class Mistake(NamedMistake, Generic[T_co]):
+    """A known mistake with the change that makes a wrong result."""
+
+    wrong: T_co
+
+
+@dataclass(frozen=True)
 class WrongContent:
-    """A known wrong content of memory. in_a_state: its sentence for a state, if that is another one."""
+    """A known wrong content of memory.
+
+    in_a_state: its sentence for a state, if that is another one; name: its entry in the catalogue
+    """
 
     says: str
     in_a_state: str = ""
+    name: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:
@@ -50,20 +78,25 @@ class Explained:
     `says`  the mistake, as a sentence without a subject
     where   the wrong part of the tensor, as the end of that sentence; empty: all of it
     equal   every known content with the same bits, this one included; empty: there was no search for others
-    name    its entry in the catalogue (`diagnose/mistakes/delta_rule.py`), if it is one
+    names   entries of the catalogue that account for it equally well, the best one first; empty: it is none
     """
 
     by: Literal["hypothesis", "bank"]
     says: str
     where: str = ""
     equal: tuple[WrongContent, ...] = ()
-    name: str = ""
+    names: tuple[str, ...] = ()
 
     @classmethod
     def one_of(cls, equal: Iterable[WrongContent], where: str = "") -> Explained:
         """The first of known contents with the same bits."""
         known = tuple(dict.fromkeys(equal))
-        return cls("hypothesis", known[0].says, where, known)
+        return cls("hypothesis", known[0].says, where, known, names_of(known))
+
+    @classmethod
+    def any_of(cls, fitting: Sequence[WrongContent], says: str) -> Explained:
+        """Known mistakes that fit equally well, and the sentence that lists them."""
+        return cls("hypothesis", says, names=names_of(fitting))
 
     @property
     def sentence(self) -> str:
@@ -113,11 +146,15 @@ class Problem:
     written: Problem | None = None
 
     @classmethod
-    def of(cls, clause: str, code: Code = "differs", known: str | None = None) -> Problem | None:
+    def of(cls, clause: str, code: Code = "differs", known: Explained | None = None) -> Problem | None:
         """A problem with this clause, and with the known mistake that accounts for it. None for an empty clause."""
         if not clause:
             return None
-        return cls(code, clause) if known is None else cls("identified", clause, Explained("hypothesis", known))
+        return cls(code, clause) if known is None else cls("identified", clause, known)
+
+
+def names_of(known: Iterable[WrongContent]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.name for one in known if one.name))
 
 
 def sentence(problem: Problem) -> str:

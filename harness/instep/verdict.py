@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
-from .finding_problem import Explained, Problem, sentence
+from .finding_problem import Explained, Problem, WrongContent, sentence
 from .options import tiers_named
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Sides:
 
     found: torch.Tensor
     right: torch.Tensor
-    wrongs: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+    wrongs: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def test_a_state_that_was_made_of_something_else_is_explained(scene, change, sen
 
 def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene):
     said = scene.said(of_state(scene, rounded_after_every_token))[0]
-    due = Explained("hypothesis", "the state is rounded to bfloat16 after every token", name="state-in-bfloat16")
+    due = Explained("hypothesis", "the state is rounded to bfloat16 after every token", names=("state-in-bfloat16",))
     assert said.explained == due, said
 
 

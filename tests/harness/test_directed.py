@@ -12,10 +12,11 @@ import torch
 
 from instep.checks.known_wrong_states import Directed, grouped, look
 from instep.checks.wrong_ring_states import RUN_AGAIN
-from instep.checks.wrong_state_bank import BANK, one_more, wrong_states
-from instep.checks.wrong_state_inputs import Scene, Wrong, step
+from instep.checks.wrong_state_bank import BANK, wrong_states
+from instep.checks.wrong_state_inputs import Scene, Wrong, step, wrong_of
 from instep.checks.wrong_states_of_full_rings import overfull
-from instep.oracle.miscounted_states import joined, lacking_oldest
+from instep.checks.wrong_tree_states import CHAIN, NODE
+from instep.oracle.miscounted_states import IN_PART, TWICE, joined, lacking_oldest
 from instep.oracle.oracle import Oracle
 from instep.oracle.reordered_arithmetic import up_or_down
 from instep.oracle.states_with_folded_tokens import Run
@@ -47,9 +48,10 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
     return Scene(
         drawn(HV, key_dim, V), k, drawn(window, HV, V), log_decay, drawn(window, HV).sigmoid(), count, verb,
         drawn(HV, key_dim, V), [('of request "x"', drawn(HV, key_dim, V))],
-        [("counts the tokens of the previous step twice", drawn(HV, key_dim, V))],
+        [(TWICE.known(), drawn(HV, key_dim, V)), (IN_PART.known(1, "", 3, "accepted"), drawn(HV, key_dim, V))],
         [('of request "x"', drawn(window, HV, V))], drawn(window - 1, HV, V),
-        branches=[Wrong("holds the state after node 4, a child of node 3", drawn(HV, key_dim, V))],
+        branches=[Wrong(NODE.known("state", 4, "a child of node 3", 3), drawn(HV, key_dim, V)),
+                  Wrong(CHAIN.known(2, "all of them"), drawn(HV, key_dim, V))],
     )  # fmt: skip
 
 
@@ -82,57 +84,39 @@ def test_a_correct_state_leans_nowhere(width, noise, count):
 
 
 @WIDTHS
-@pytest.mark.parametrize("make", BANK, ids=lambda make: make.__name__)
-def test_every_wrong_state_is_called_by_its_name(width, noise, make):
-    of = scene()
-    wrongs = make(of)
+@pytest.mark.parametrize("mistake", BANK, ids=lambda mistake: mistake.name)
+def test_every_wrong_state_is_called_by_its_name(width, noise, mistake):
+    of = scene(count=5 if mistake.name == "last-token-twice" else 3)
+    wrongs = list(wrong_of(of, [mistake]))
     assert wrongs, "the scene shows every member of the bank"
     for wrong in wrongs:
+        assert wrong.known.name == mistake.name
         result = looked(stored(wrong.state, width, noise), of, width, noise)
         assert result.worst > 0.9
         assert result.diagnosis.startswith(wrong.sentence)
 
 
-# Wrong states and the functions that make them. `another_node` represents all wrong states of trees.
-LISTED = {
-    "one token less": "one_less", "one more": "one_more", "column 0": "column_zero", "all drafts": "all_drafts",
-    "no commit": "no_commit", "another count": "another_count", "another node": "another_node",
-    "another slot's state": "another_slot",
-    "previous step": "previous_step", "previous step lost": "previous_step_lost",
-    "previous step miscounted": "previous_step_miscounted", "zero": "zero",
-    "begun at zero": "began_at_zero", "transposed": "transposed", "begun transposed": "began_transposed",
-    "last decay dropped": "last_decay_dropped",
-    "block's decay dropped": "block_decay_dropped", "last decay doubled": "last_decay_doubled",
-    "stale gate": "stale_gate", "stale k": "stale_k",
-    "update of a rejected token": "update_of_a_rejected_token",
-    "update of the token before": "update_of_the_token_before",
-    "update of an older round": "update_of_the_previous_step",
-    "update of another request": "update_of_another_request",
-    "update from before its predecessor": "update_without_the_token_before",
-    "updates from before the step": "updates_before_the_step",
-    "update from before the decay": "update_before_the_decay",
-    "run again without decay": "run_again_without_decay",
-    "run again with twice the decay": "run_again_decayed_twice",
-    "run again with other decays": "run_again_with_other_decays",
-    "run again along other keys": "run_again_along_other_keys",
-    "run again with other updates": "run_again_with_other_updates",
-    "run again, written before it decays": "run_again_written_first",
-    "run again one entry too far": "run_again_from_the_second",
-}  # fmt: skip
+LISTED = [
+    "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
+    "previous-step", "previous-step-lost", "previous-step-twice", "previous-step-in-part", "all-zero", "from-zero",
+    "transposed", "from-transposed", "last-decays-dropped", "last-decay-doubled", "last-token-stale-gates",
+    "last-token-stale-key", "update-of-the-token-after", "update-of-the-token-before",
+    "updates-of-the-previous-step", "update-of-the-previous-step", "update-of-another-request",
+    "update-before-the-token-before", "updates-before-the-step", "update-before-the-decay",
+    "run-again-without-decay", "run-again-decayed-twice", "run-again-with-other-decays",
+    "run-again-along-other-keys", "run-again-with-other-updates", "run-again-written-first",
+    "run-again-from-the-second",
+]  # fmt: skip
 
 
 def test_the_bank_has_all_listed_wrong_states():
-    assert [make.__name__ for make in BANK] == list(LISTED.values())
+    assert [mistake.name for mistake in BANK] == LISTED
 
 
-@WIDTHS
-def test_the_last_token_counted_twice_is_named_where_all_were_taken(width, noise):
-    of = scene(count=5)
-    made_anew, run_again = one_more(of)
-    assert not torch.allclose(made_anew.state, run_again.state)
-    for twice in (made_anew, run_again):
-        result = looked(stored(twice.state, width, noise), of, width, noise)
-        assert result.diagnosis.startswith("counts the last token twice") and result.worst > 0.9
+def test_the_last_token_counted_twice_is_computed_and_run_again():
+    (mistake,) = (one for one in BANK if one.name == "last-token-twice")
+    computed, run_again = wrong_of(scene(count=5), [mistake])
+    assert not torch.allclose(computed.state, run_again.state) and not list(wrong_of(scene(count=3), [mistake]))
 
 
 def test_tokens_that_a_full_ring_replaces_or_loses_are_named():
@@ -157,7 +141,8 @@ def test_undone_step_gives_the_state_before_it():
     for t in range(6):
         after = step(after, k[t], v[t], log_decay[t], beta[t])
         lacking = lacking if t < 2 else step(lacking, k[t], v[t], log_decay[t], beta[t])
-    found = dict(reversed(list(lacking_oldest(after, recent))))["lacks the 2 oldest of the 6 tokens that a ring held"]
+    lacks = {known.says: state for known, state in reversed(list(lacking_oldest(after, recent)))}
+    found = lacks["lacks the 2 oldest of the 6 tokens that a ring held"]
     assert torch.allclose(found, lacking, rtol=1e-9, atol=1e-9)
 
 
@@ -183,7 +168,7 @@ if part.form != "window":
 def test_kept_updates_are_only_of_windows():
     """A prompt's tokens are not kept: no wrong state of theirs is made of updates."""
     given = scene(count=5, window=5, verb="given")
-    assert not given.kept and not any(wrong for make in RUN_AGAIN for wrong in make(given))
+    assert not given.kept and not list(wrong_of(given, RUN_AGAIN))
     assert len(wrong_states(scene(count=5))) > len(wrong_states(given)) + len(RUN_AGAIN) // 2
 
 
@@ -193,11 +178,11 @@ def test_updates_make_the_right_state_when_they_are_run_again():
 
 
 @WIDTHS
-@pytest.mark.parametrize("make", BANK, ids=lambda make: make.__name__)
-def test_every_wrong_state_of_a_prompts_chunk_is_called_by_its_name(width, noise, make):
+@pytest.mark.parametrize("mistake", BANK, ids=lambda mistake: mistake.name)
+def test_every_wrong_state_of_a_prompts_chunk_is_called_by_its_name(width, noise, mistake):
     """A chunk is longer than a window, all of it is taken, and it may be a request's second."""
     of = scene(count=20, window=20, verb="given")
-    for wrong in make(of):
+    for wrong in wrong_of(of, [mistake]):
         result = looked(stored(wrong.state, width, noise), of, width, noise)
         assert result.worst > 0.9
         assert wrong.sentence in result.diagnosis

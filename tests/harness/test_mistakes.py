@@ -14,9 +14,13 @@ import pytest
 import torch
 
 from instep import kit
+from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.wrong_state_bank import BANK
+from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
+from instep.diagnose.mistakes.step_controller import RULES
 from instep.finding_problem import Explained, Unexplained
 from support.covering import WHOLE
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -135,6 +139,12 @@ def sample(seed: int = 0) -> Call:
     return Call(**rows, state=normal(HV, K, V), raw={"q": 3 * q, "k": 2 * k}, before=[near], after=[near],
                 others=[('of request "b"', {name: x.flip(0) for name, x in rows.items()})],
                 launched_before=[{name: x.flip(0) for name, x in rows.items()}])  # fmt: skip
+
+
+def test_a_name_in_the_catalogue_of_all_families_has_one_sentence():
+    assert len(EVERY) > 150 and {one.name for one in (*CATALOGUE, *BANK, *RULES, *TREES)} <= EVERY.keys()
+    assert all(EVERY[one.name].sentence == one.sentence for one in (*CATALOGUE, *BANK, *RULES, *TREES))
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in EVERY)
 
 
 def test_every_mistake_has_its_own_name_and_sentence_and_changes_something():

@@ -121,7 +121,7 @@ def _settled(
     for name, path in zip(event.requests, event.accepted or (), strict=True) if isinstance(event, e.Commit) else ():
         memory = [one for one in results if isinstance(one, Comparison) and one.request == name
                   and one.place.component in MEMORY and name in ends.get(context.index, ())]  # fmt: skip
-        known = {held("state", count, len(path.nodes) + 1, "accepted") for count in range(EVERY_COUNT_UP_TO + 1)}
+        known = {held("state", count, len(path.nodes) + 1, "accepted").key for count in range(EVERY_COUNT_UP_TO + 1)}
         counts = [(one.place, known & {content.key for content in one.explained.equal}) for one in memory
                   if not one.agrees and one.explained is not None]  # fmt: skip
         counts = [(place, those) for place, those in counts if those]

@@ -5,6 +5,7 @@ Leaves out: relations, which vary a whole run, and the result of a run (`verdict
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -13,14 +14,16 @@ import torch
 
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
-from ..finding_problem import Problem
+from ..finding_problem import Explained, NamedMistake, Problem, WrongContent, names_of
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import pattern
 
 # The place of findings that belong to no layer: owners, slots and pages, configurations, graphs, host reads.
 NOWHERE = Place("trunk", STAGE_LEVEL, "length")
+TOLD = 3  # mistakes that are printed if several fit equally well
 LISTED = 8  # numbers of units that are written out
+COUNT = NamedMistake("another-count", "holds the {} {}")
 
 
 class Check(Protocol):
@@ -117,10 +120,19 @@ def listed(what: str, numbers: Collection[int]) -> str:
     return f"{what}s {', '.join(map(str, ordered[:LISTED]))}{more}"
 
 
-def held(what: str, count: int, right: int, verb: str) -> str:
+def held(what: str, count: int, right: int, verb: str) -> WrongContent:
     """holds the state after 2 tokens; 3 tokens were accepted"""
     after = f"after {counted(count)}" if count else "from before the step"
-    return f"holds the {what} {after}; {counted(right)} {'was' if right == 1 else 'were'} {verb}"
+    details = f"{after}; {counted(right)} {'was' if right == 1 else 'were'} {verb}"
+    return COUNT.known(what, details, state=("state", details))
+
+
+def most_shared(mine: Sequence[WrongContent], every: Iterable[Sequence[WrongContent]]) -> Explained | None:
+    """The known mistakes of a request that most wrong requests of the event share; the first few are printed."""
+    shared = Counter(name for fitting in every for name in names_of(fitting))
+    most = max((shared[one.name] for one in mine), default=0)
+    fitting = [one for one in mine if shared[one.name] == most]
+    return Explained.any_of(fitting, ", or ".join([one.says for one in fitting][:TOLD])) if fitting else None
 
 
 def slot_of(context: EventContext, request: str | None) -> int | None:

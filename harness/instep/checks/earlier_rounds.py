@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from ..finding_problem import NamedMistake
 from ..oracle.recomputation import Recomputation
 from ..oracle.states_with_folded_tokens import Run
 from .check_interface import counted
@@ -17,6 +18,8 @@ from .wrong_state_inputs import Scene, Wrong
 
 KEPT = 4  # earlier rounds; a round here is an event that writes states
 NOTHING = Run({})
+EARLIER = NamedMistake("state-of-an-earlier-round", "holds {}")
+FROM_EARLIER = NamedMistake("from-a-state-of-an-earlier-round", "was continued from {}")
 
 
 class EarlierRounds:
@@ -51,7 +54,7 @@ class EarlierRounds:
                     if count == theirs.count:
                         says = f"{whose} state{of}, {when}"
                         if ago:
-                            yield from (Wrong(f"was continued from {says}", state)
+                            yield from (Wrong(FROM_EARLIER.known(says), state)
                                         for state in scene.carried(theirs.right))
                     elif count:
                         says = f"{whose} state{of} after {count} of {counted(len(theirs.k))} of its window, {when}"
@@ -59,4 +62,4 @@ class EarlierRounds:
                         says = f"{whose} state{of} before its window, {when}"
                     else:
                         continue  # it was left by an older round
-                    yield Wrong(f"holds {says}", theirs.after(count))
+                    yield Wrong(EARLIER.known(says), theirs.after(count))

@@ -98,7 +98,7 @@ class Labels:
             if at and tree != tuple(range(-1, len(tree) - 1)):
                 clause = f"holds the state after node {at - 1}; node {taken - 1} is the last accepted one"
                 return Problem("identified", clause)
-            return Problem("identified", held("state", at, taken, "accepted"))
+            return Problem("identified", held("state", at, taken, "accepted").says)
         for other, state in context.truth.after.items():
             its = dict(state.parts()).get(place)
             if its is not None and place.component in ("keys", "values"):

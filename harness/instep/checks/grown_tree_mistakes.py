@@ -6,18 +6,18 @@ Leaves out: whether the tree is wrong (`grown_trees.py`).
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from instep_reference.contract.engine import Draft
 from instep_reference.draft.grow_draft_tree import Growing
 
+from ..finding_problem import Explained, Mistake, NamedMistake, WrongContent
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Said, grown_of
+from .check_interface import most_shared
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
-TOLD = 3  # mistakes that are printed if several fit equally well
 
 
 class _Wrong(Growing):
@@ -79,44 +79,43 @@ class _ByScore(_Wrong):
         return self.highest(range(len(self.candidates)), drafts)
 
 
-MISTAKES: tuple[tuple[str, type[Growing]], ...] = (
-    ("equal scores are ordered by the higher number first", _HigherTie),
-    ("the score of the parent is not added", _Unadded),
-    ("probabilities are added, not their logarithms", _Chances),
-    ("a parent is one beam too high", _NextBeam),
-    ("a parent is one beam too low", _BeamBefore),
-    ("a parent is the beam before the one whose score was added", _ParentAlone),
-    ("only candidates of the last step are taken", _LastStep),
-    ("the first candidates are taken, not the best", _FirstComes),
-    ("nodes are numbered by score, not in the order of their creation", _ByScore),
+MISTAKES: tuple[Mistake[type[Growing]], ...] = (
+    Mistake("ties-by-higher-number", "equal scores are ordered by the higher number first", _HigherTie),
+    Mistake("score-without-parent", "the score of the parent is not added", _Unadded),
+    Mistake("probabilities-added", "probabilities are added, not their logarithms", _Chances),
+    Mistake("parent-one-beam-too-high", "a parent is one beam too high", _NextBeam),
+    Mistake("parent-one-beam-too-low", "a parent is one beam too low", _BeamBefore),
+    Mistake("parent-of-another-score", "a parent is the beam before the one whose score was added", _ParentAlone),
+    Mistake("last-step-alone", "only candidates of the last step are taken", _LastStep),
+    Mistake("first-candidates", "the first candidates are taken, not the best", _FirstComes),
+    Mistake("nodes-by-score", "nodes are numbered by score, not in the order of their creation", _ByScore),
 )
+OF_ANOTHER = NamedMistake("tree-of-another-request", 'it is the tree of request "{}"')
 
 
-def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> str | None:
+def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> Explained | None:
     """The known mistakes that give exactly this tree and most other wrong trees of the event.
 
     A small tree may fit several mistakes; then the first ones are returned. wrong: wrong trees by request
     """
-    shared = Counter(sentence for other, told in wrong.items() for sentence in _fitting(context, other, told))
-    mine = _fitting(context, name, wrong[name]) if name in wrong else []
-    most = max((shared[sentence] for sentence in mine), default=0)
-    return ", or ".join([sentence for sentence in mine if shared[sentence] == most][:TOLD]) or None
+    fitting = {other: _fitting(context, other, told) for other, told in wrong.items()}
+    return most_shared(fitting.get(name, []), fitting.values())
 
 
-def _fitting(context: EventContext, name: str, told: Tree) -> list[str]:
+def _fitting(context: EventContext, name: str, told: Tree) -> list[WrongContent]:
     ours, drafts = grown_of(context, context.subject, name), context.expected.grown
     if ours is None:
         return []
     found = [
-        sentence for sentence, how in MISTAKES
-        if not (how is _Chances and context.rounded is None)  # labels have no probabilities
-        and _regrown(how, ours.growing.topk, ours.said, drafts) == told
+        one.known() for one in MISTAKES
+        if not (one.wrong is _Chances and context.rounded is None)  # labels have no probabilities
+        and _regrown(one.wrong, ours.growing.topk, ours.said, drafts) == told
     ]
     assert isinstance(context.event, Draft)
     for other in context.event.requests:
         theirs = grown_of(context, context.subject, other)
         if other != name and theirs is not None and theirs.growing.tree(drafts) == told:
-            found.append(f'it is the tree of request "{other}"')
+            found.append(OF_ANOTHER.known(other))
     return found
 
 

@@ -209,10 +209,10 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
             others.append((f'of request "{other.request}"', other.truth.state))
         if other.span.kind in WINDOWS:
             theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
-    previous, handed, older = folding.previous, list[tuple[str, torch.Tensor]](), None
+    previous, handed, older = folding.previous, list[tuple[WrongContent, torch.Tensor]](), None
     pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     if previous is not None:
-        handed = [(says, state()) for says, state in handed_over(folding.base, previous)]
+        handed = [(known, state()) for known, state in handed_over(folding.base, previous)]
         older = previous.tokens.of("update") if previous.tokens is not None and previous.verb == "accepted" else None
         if older is not None and previous.tokens is not None:
             was, log_decay = previous.tokens.of("k"), previous.tokens.of("log_decay")
@@ -296,6 +296,6 @@ def _nearest(
     length = torch.linalg.vector_norm(direction)
     if distance[nearest] > NEAR * length:
         return Problem(UNIDENTIFIED, f"unknown: close to none of {len(wrong)} wrong states{where}"), None, 1.0
-    equal = (WrongContent(w.sentence) for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
+    equal = (w.known for w, t in zip(wrong, towards, strict=True) if torch.equal(t, direction))
     problem = Problem("identified", mistake=Explained.one_of(equal, where))
     return problem, float((error * direction).sum() / length.square()), float(distance[nearest] / length)

@@ -12,13 +12,23 @@ import torch
 
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ..finding_problem import Problem
+from ..finding_problem import NamedMistake, Problem, WrongContent
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import rows
 from .check_interface import counted
+from .wrong_state_bank import ZERO
 
 FINAL = Place("trunk", AFTER_LAYERS, "final")  # row of the last token of a prefix, which the draft head reads at a load
+
+# Known mistakes in the memory of a prefix.
+OF_TOKEN = NamedMistake("final-row-of-another-token", "is the final row of token {} of this event")
+OF_REQUEST = NamedMistake("final-row-of-another-request", 'is a final row of request "{}"')
+LATE = NamedMistake("rows-of-earlier-tokens", "holds the rows of {} earlier")
+BELONGS = NamedMistake("prefix-of-another-request", 'holds what belongs to request "{}"')
+HAS_NOW = NamedMistake("content-of-now", 'holds what request "{}" has now, {}')
+KEPT_AS = NamedMistake("another-prefix", 'holds what is kept as "{}"')
+KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS)
 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
@@ -28,43 +38,45 @@ def of_prefix(under: str, result: Comparison) -> Comparison:
     return replace(result, problem=replace(result.problem, prefix=under))
 
 
-def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[str, torch.Tensor]]:
+def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """The final rows that a prefix of this request may have kept instead of its last token's."""
     for number, row in enumerate(mine):
-        yield f"is the final row of token {number} of this event", row
+        yield OF_TOKEN.known(number), row
     for name, span in forward.spans.items():
         for row in rows(forward.subject, FINAL, span) if name != request else ():  # type: ignore[union-attr]
-            yield f'is a final row of request "{name}"', row
+            yield OF_REQUEST.known(name), row
 
 
-def older_rows(line: torch.Tensor, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+def older_rows(line: torch.Tensor, count: int) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """The rows that a line has instead of its last `count` rows if it was not advanced far enough."""
     for late in range(1, 1 + len(line) - count):
-        yield f"holds the rows of {counted(late, 'token')} earlier", line[-late - count : -late]
+        yield LATE.known(counted(late)), line[-late - count : -late]
 
 
-def of_others(context: EventContext, request: str, place: Place, count: int) -> Iterator[tuple[str, torch.Tensor]]:
+def of_others(
+    context: EventContext, request: str, place: Place, count: int
+) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """The content of a prefix that was copied from another request."""
     for name, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
         if name != request and held is not None:
-            yield f'holds what belongs to request "{name}"', held[:count]
+            yield BELONGS.known(name), held[:count]
 
 
 def others_kept(
     context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """The content of a part of a prefix if a move took it from another request, prefix or time."""
-    yield "is all zero", torch.zeros_like(due)
+    yield ZERO.known(), torch.zeros_like(due)
     for request, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
         if held is not None:
             of = f"after {counted(state.length)}; {counted(count)} {'was' if count == 1 else 'were'} tracked"
-            yield f'holds what request "{request}" has now, {of}', held[: len(due)]
+            yield HAS_NOW.known(request, of), held[: len(due)]
     for under, kept in context.earlier.saved.items():
         held = dict(kept.state.parts()).get(place)
         if under != name and held is not None:
-            yield f'holds what is kept as "{under}"', held[: len(due)]
+            yield KEPT_AS.known(under), held[: len(due)]
 
 
 def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Comparison:

@@ -15,7 +15,7 @@ import torch
 from instep_reference.contract.declared_rounding import Blocked, read_as
 from instep_reference.contract.place_names import Place
 
-from ..finding_problem import Explained, Problem
+from ..finding_problem import Explained, NamedMistake, Problem, WrongContent
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..oracle.states_with_folded_tokens import Run
@@ -87,11 +87,11 @@ class Derived:
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
             if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
                 slot, kinds = slot_of(context, piece.request), self.oracle.config.layer_kinds
-                for says, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
+                for known, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
                     x = before_rounding(found, truth, stored, other)
                     if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:
                         clause = "" if result.problem is None else result.problem.clause
-                        result = replace(result, problem=Problem("identified", clause, Explained("hypothesis", says)))
+                        result = replace(result, problem=Problem("identified", clause, Explained.one_of([known])))
                         break
             if fits and found is not None and stored is not None and found.dtype != read_as(stored):
                 problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(stored)))
@@ -109,24 +109,36 @@ def state_of(piece: Recomputation) -> State:
     return State(piece.layer, piece.span.start + piece.span.count)
 
 
+BITS = "is rounded with the random bits of"
+FELL = (
+    NamedMistake("rounded-to-nearest", "is rounded to nearest, not stochastically"),
+    NamedMistake("truncated", "is truncated, not rounded stochastically"),
+    NamedMistake("random-bits-of-one-head", f"{BITS} its first head in every head"),
+    NamedMistake("random-bits-transposed", f"{BITS} a transposed state"),
+    NamedMistake("random-bits-of-half-a-seed", f"{BITS} the seed {{}}, the lower word of {{}}"),
+    NamedMistake("random-bits-of-another-length", f"{BITS} a state of {{}}{{}}; it has {{}}"),
+    NamedMistake("random-bits-of-another-layer", f"{BITS} layer {{}}"),
+)
+
+
 def fell(
     piece: Recomputation, layers: Sequence[object], seed: int, slot: int | None
-) -> Iterator[tuple[str, State | None]]:
-    """Mistakes of stochastic rounding: a sentence, and the state whose random bits it uses (None: to nearest)."""
-    right, of = state_of(piece), "is rounded with the random bits of"
-    yield "is rounded to nearest, not stochastically", None
-    yield "is truncated, not rounded stochastically", right._replace(order=CUT)
-    yield f"{of} its first head in every head", right._replace(order=HEADS)
-    yield f"{of} a transposed state", right._replace(order=TURNED)
-    yield f"{of} the seed {seed & WORD}, the lower word of {seed}", right._replace(seed=seed & WORD)
+) -> Iterator[tuple[WrongContent, State | None]]:
+    """Mistakes of stochastic rounding, and the state whose random bits each uses (None: to nearest)."""
+    right = state_of(piece)
+    nearest, cut, heads, turned, half, of_tokens, of_layer = FELL
+    yield nearest.known(), None
+    yield cut.known(), right._replace(order=CUT)
+    yield heads.known(), right._replace(order=HEADS)
+    yield turned.known(), right._replace(order=TURNED)
+    yield half.known(seed & WORD, seed), right._replace(seed=seed & WORD)
     for tokens in range(right.tokens + piece.span.count + 8):
         if tokens != right.tokens:
             its = ", the number of its slot" * (tokens == slot)
-            has = f"{counted(tokens, 'token')}{its}; it has {right.tokens}"
-            yield f"{of} a state of {has}", right._replace(tokens=tokens)
+            yield of_tokens.known(counted(tokens), its, right.tokens), right._replace(tokens=tokens)
     for layer in range(len(layers)):
         if layer != right.layer:
-            yield f"{of} layer {layer}", right._replace(layer=layer)
+            yield of_layer.known(layer), right._replace(layer=layer)
 
 
 def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:

@@ -5,8 +5,7 @@ Leaves out: whether these logits are right (T2, T3), and whether the truth draws
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,17 +16,16 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing, drawn, fp32, probabilities
 
-from ..finding_problem import Problem
+from ..finding_problem import Explained, Mistake, NamedMistake, Problem, WrongContent
 from ..trace.tree_shape import depths
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import row_spans, rows
-from .check_interface import slot_of
+from .check_interface import most_shared, slot_of
 from .sampling_bounds import Row, part
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
 LOGITS = PICK._replace(component="logits")
-TOLD = 3  # mistakes that are printed if several fit equally well
 SINGLE = torch.float32  # the narrowest dtype in which probabilities are computed, also for narrower logits
 
 
@@ -110,69 +108,70 @@ def against(
 Beside = Mapping[str, Drawing | None]  # request of the event -> its sampling and uniforms
 
 
-def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> str | None:
+CHILDREN: tuple[Mistake[Mapping[str, bool]], ...] = (
+    Mistake("children-stay", "the tokens of the children stay in the remaining distribution", {"kept": True}),
+    Mistake("children-not-accumulated", "the children's probabilities are not accumulated", {"restarted": True}),
+    Mistake("final-uniform-of-the-node", "the final draw takes the uniform of its node", {"by_node": True}),
+)
+UNIFORMS_OF = NamedMistake("uniforms-of-another-request", 'with the uniforms of request "{}"')
+SAMPLING_OF = NamedMistake("sampling-of-another-request", 'with the temperature, top-k and top-p of request "{}"')
+ARGMAX = NamedMistake("argmax", "it took the argmax")
+ZEROS = NamedMistake("uniforms-of-zero", "with uniforms of 0")
+TURNED: tuple[Mistake[Callable[[Drawing], tuple[float, ...]]], ...] = (
+    Mistake("uniform-of-the-node-after", "each node takes the uniform of the node after it",
+            lambda of: (*of.uniforms[1:-1], of.uniforms[0], of.uniforms[-1])),
+    Mistake("uniform-of-the-node-before", "each node takes the uniform of the node before it",
+            lambda of: (of.uniforms[-2], *of.uniforms[:-2], of.uniforms[-1])),
+    Mistake("uniform-of-the-depth", "each node takes the uniform of its depth",
+            lambda of: (*(of.uniforms[depth] for depth in depths(of.parents)), of.final)),
+)
+CHANGED: tuple[Mistake[Callable[[Sampling], Sampling]], ...] = (
+    Mistake("no-temperature", "the temperature is not applied", lambda of: Sampling(1.0, of.top_k, of.top_p)),
+    Mistake("no-top-k", "top-k is not applied", lambda of: Sampling(of.temperature, None, of.top_p)),
+    Mistake("no-top-p", "top-p is not applied", lambda of: Sampling(of.temperature, of.top_k)),
+    Mistake("temperature-inverted", "the logits are multiplied by the temperature",
+            lambda of: Sampling(1 / of.temperature, of.top_k, of.top_p)),
+)
+TOP_P_FIRST = NamedMistake("top-p-first", "top-p is applied before the temperature")
+KNOWN = (*CHILDREN, UNIFORMS_OF, SAMPLING_OF, ARGMAX, ZEROS, *TURNED, *CHANGED, TOP_P_FIRST)
+
+
+def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> Explained | None:
     """The known mistakes that draw exactly the tokens of this request and of most other wrong requests of the event.
 
     A few tokens may fit several mistakes; then the first ones are returned.
     """
-    fitting = [_fitting(other, beside) for other in said if other.own != drawn(other.logits, other.drawing)]
-    shared = Counter(what for mistakes in fitting for what in {mistake.what for mistake in mistakes})
-    mine = _fitting(one, beside)
-    most = max((shared[mistake.what] for mistake in mine), default=0)
-    return ", or ".join([str(mistake) for mistake in mine if shared[mistake.what] == most][:TOLD]) or None
+    wrong = (other for other in said if other.own != drawn(other.logits, other.drawing))
+    return most_shared(_fitting(one, beside), [_fitting(other, beside) for other in wrong])
 
 
-class WrongDraw(NamedTuple):
-    """A mistake in sampling. request: the other request whose values it uses, if it uses those of another."""
-
-    what: str
-    request: str | None = None
-
-    def __str__(self) -> str:
-        return self.what if self.request is None else f'{self.what} of request "{self.request}"'
+def _fitting(one: Said, beside: Beside) -> list[WrongContent]:
+    return [known for known, tokens in _mistakes(one, beside) if tokens == one.own]
 
 
-def _fitting(one: Said, beside: Beside) -> list[WrongDraw]:
-    return [mistake for mistake, tokens in _mistakes(one, beside) if tokens == one.own]
-
-
-def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongDraw, list[int]]]:
+def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongContent, list[int]]]:
     span, drawing, x, own, _ = one
-    sampling, uniforms = drawing.sampling, drawing.uniforms
+    sampling = drawing.sampling
     right = probabilities(x, sampling)
-    for sentence, how in (
-        ("the tokens of the children stay in the remaining distribution", {"kept": True}),
-        ("the children's probabilities are not accumulated", {"restarted": True}),
-        ("the final draw takes the uniform of its node", {"by_node": True}),
-    ):
-        yield WrongDraw(sentence), choices(right, drawing, **how)
+    for mistake in CHILDREN:
+        yield mistake.known(), choices(right, drawing, **mistake.wrong)
     for other, theirs in beside.items():
         if other != span.request:
             one_like = replace(drawing, uniforms=_laid_out(theirs, len(own)))
-            yield WrongDraw("with the uniforms", other), drawn(x, one_like)
+            yield UNIFORMS_OF.known(other), drawn(x, one_like)
             like = x.argmax(-1).tolist() if theirs is None else drawn(x, replace(drawing, sampling=theirs.sampling))
-            yield WrongDraw("with the temperature, top-k and top-p", other), like
-    yield WrongDraw("it took the argmax"), x.argmax(-1).tolist()
-    yield WrongDraw("with uniforms of 0"), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
-    for sentence, turned in (
-        ("each node takes the uniform of the node after it", (*uniforms[1:-1], uniforms[0], uniforms[-1])),
-        ("each node takes the uniform of the node before it", (uniforms[-2], *uniforms[:-2], uniforms[-1])),
-        ("each node takes the uniform of its depth", _by_depth(drawing)),
-    ) if len(own) > 1 else ():
-        yield WrongDraw(sentence), drawn(x, replace(drawing, uniforms=turned))
-    for sentence, changed in (
-        ("the temperature is not applied", Sampling(1.0, sampling.top_k, sampling.top_p)),
-        ("top-k is not applied", Sampling(sampling.temperature, None, sampling.top_p)),
-        ("top-p is not applied", Sampling(sampling.temperature, sampling.top_k)),
-        ("the logits are multiplied by the temperature",
-         Sampling(1 / sampling.temperature, sampling.top_k, sampling.top_p)),
-    ):
-        if changed != sampling:
-            yield WrongDraw(sentence), drawn(x, replace(drawing, sampling=changed))
+            yield SAMPLING_OF.known(other), like
+    yield ARGMAX.known(), x.argmax(-1).tolist()
+    yield ZEROS.known(), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+    for turned in TURNED if len(own) > 1 else ():
+        yield turned.known(), drawn(x, replace(drawing, uniforms=turned.wrong(drawing)))
+    for changed in CHANGED:
+        if (wrong := changed.wrong(sampling)) != sampling:
+            yield changed.known(), drawn(x, replace(drawing, sampling=wrong))
     if sampling.top_p is not None:
         kept = probabilities(x, Sampling(1.0, sampling.top_k, sampling.top_p)) > 0
         scores = torch.where(kept, x / fp32(sampling.temperature, x), -torch.inf)
-        yield WrongDraw("top-p is applied before the temperature"), choices(scores.softmax(-1), drawing)
+        yield TOP_P_FIRST.known(), choices(scores.softmax(-1), drawing)
 
 
 def choices(
@@ -200,7 +199,3 @@ def _laid_out(drawing: Drawing | None, nodes: int) -> tuple[float, ...]:
     if drawing is None:
         return (0.0,) * (nodes + 1)
     return *(*drawing.uniforms[:-1], *(0.0,) * nodes)[:nodes], drawing.final
-
-
-def _by_depth(drawing: Drawing) -> tuple[float, ...]:
-    return (*(drawing.uniforms[depth] for depth in depths(drawing.parents)), drawing.final)

@@ -13,13 +13,19 @@ import torch
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 
-from ..finding_problem import WrongContent
+from ..finding_problem import NamedMistake, WrongContent
+from ..oracle.miscounted_states import FROM_ZERO
 from ..tier_allowances import NEAR
 from ..watch.event_context import EventContext, branching
 from ..watch.facts_for_later_events import last_forward
 from ..watch.rows_by_request import row_spans, rows
 from .check_interface import counted, held
+from .wrong_state_bank import ZERO
 from .wrong_tree_states import beside
+
+NEWEST_FIRST = NamedMistake("newest-input-first", "has the newest input first")
+SHIFTED = NamedMistake("window-shifted", "is shifted by one to {} inputs")
+OF_ANOTHER = NamedMistake("window-of-another-request", 'holds the window of request "{}" {}')
 
 
 def named_windows(
@@ -46,39 +52,36 @@ def named_windows(
     ]
     right, x = shifted(before, fed[nodes]), found.to(truth)
     tree = branching(forward.parents.get(request, ())) if span.nodes else None
-    wrongs = [*wrong_windows(before, fed, nodes, verb, others, tree), ("has the newest input first", right.flip(1)),
-              *((f"is shifted by {by} to {side}", right.roll(step, 1)) for by, step, side in
-                (("one", 1, "newer inputs"), ("one", -1, "older inputs")))]  # fmt: skip
-    wrongs = [(says, wrong) for says, wrong in wrongs if not torch.equal(wrong, right)]
+    wrongs = [*wrong_windows(before, fed, nodes, verb, others, tree), (NEWEST_FIRST.known(), right.flip(1)),
+              *((SHIFTED.known(side), right.roll(step, 1)) for step, side in ((1, "newer"), (-1, "older")))]
+    wrongs = [(known, wrong) for known, wrong in wrongs if not torch.equal(wrong, right)]
     distances = [float((x - wrong).norm() / (wrong - truth).norm()) for _, wrong in wrongs]
     if not min(distances, default=1.0) <= NEAR:
         return []
     nearest = wrongs[distances.index(min(distances))][1]
-    counts = range(len(fed) + 1)
-    in_a_state = {held("window", count, len(nodes), verb): held("state", count, len(nodes), verb) for count in counts}
-    return [WrongContent(says, in_a_state.get(says, "")) for says, wrong in wrongs if torch.equal(wrong, nearest)]
+    return [known for known, wrong in wrongs if torch.equal(wrong, nearest)]
 
 
 def wrong_windows(
     before: torch.Tensor, fed: torch.Tensor, nodes: Sequence[int], verb: str,
     others: Iterable[tuple[str, torch.Tensor, torch.Tensor]], parents: Sequence[int] | None = None,
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Sentences of known mistakes, and the conv window [C, W-1] that each leaves.
+) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """Known mistakes, and the conv window [C, W-1] that each leaves.
 
     nodes: the right rows of fed [n, C]. parents: the parents of all rows, if they are a tree.
     """
     line = fed if parents is None else fed[list(nodes)]
     for count in range(len(line) + 1):
         yield held("window", count, len(nodes), verb), shifted(before, line[:count])
-    for says, rows_taken in () if parents is None else beside("window", parents, nodes):
-        yield says, shifted(before, fed[list(rows_taken)])
+    for known, rows_taken in () if parents is None else beside("window", parents, nodes):
+        yield known, shifted(before, fed[list(rows_taken)])
     begun = shifted(torch.zeros_like(before), fed[list(nodes)])
-    yield "was started from zero: everything before these tokens is lost", begun
-    yield "is all zero", torch.zeros_like(before)
+    yield FROM_ZERO.known(), begun
+    yield ZERO.known(), torch.zeros_like(before)
     for name, window, theirs in others:
         for count in range(len(theirs) + 1):
             after = f"after {counted(count)}" if count else "from before the step"
-            yield f'holds the window of request "{name}" {after}', shifted(window, theirs[:count])
+            yield OF_ANOTHER.known(name, after), shifted(window, theirs[:count])
 
 
 def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:

@@ -7,173 +7,152 @@ kept update, and the table of all wrong states (`wrong_state_bank.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
-from .wrong_state_inputs import Scene, Wrong, add, update
+from ..finding_problem import Mistake, NamedMistake, WrongContent
+from .wrong_state_inputs import Scene, States, Wrong, add, update
+
+# A detail of the sentence, the number of tokens, and the wrong update [HV, V] of each.
+Updates = Iterable[tuple[str, int, Callable[[int], torch.Tensor]]]
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
-def update_of_a_rejected_token(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count == len(scene.updates):
-        return []
-    return [_last(scene, "adds the update of the first rejected token, not that of the last accepted one",
-                  scene.updates[scene.count])]  # fmt: skip
+class WrongUpdate(NamedTuple):
+    """A mistake in kept updates.
+
+    kept    its sentence for the updates; added: for a state to which the last one was added, or, if they are `many`,
+            as many as there are
+    wrong   the updates that it leaves for a window
+    least   fewest committed tokens of a state that differs; rejected: only if a token was rejected
+    """
+
+    name: str
+    kept: str
+    added: str
+    wrong: Callable[[Scene], Updates]
+    many: bool = False
+    least: int = 1
+    rejected: bool = False
+
+    def states(self, scene: Scene) -> Iterator[torch.Tensor | tuple[str, torch.Tensor] | Wrong]:
+        if not scene.kept or scene.count < self.least or (self.rejected and scene.count == len(scene.updates)):
+            return
+        for detail, tokens, wrong in self.wrong(scene):
+            updates, begin = scene.updates.clone(), 0 if self.many else scene.count - 1
+            for t in range(begin, min(scene.count, tokens)):
+                updates[t] = wrong(t)
+            yield detail, scene.again(scene.after(begin), updates=updates, begin=begin)
 
 
-def update_of_the_token_before(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []
-    before = scene.updates[scene.count - 2]
-    return [_last(scene, "adds the update of the token before, not that of the last one", before)]
+def _made(scene: Scene, state_of: Callable[[int], torch.Tensor], decays: bool = True) -> Updates:
+    """Each update is computed from another state."""
+    gates = scene.log_decay if decays else torch.zeros_like(scene.log_decay)
+    return [("", len(scene.k), lambda t: update(state_of(t), scene.k[t], scene.v[t], gates[t], scene.beta[t]))]
 
 
-def update_of_the_previous_step(scene: Scene) -> list[Wrong]:
-    """Entries have the content of the previous round: all of them, or only the last one."""
-    if not scene.kept or scene.older is None:
-        return []
-    wrong = [_as_many(scene, "adds the updates of the previous step along the keys of this one", scene.older)]
-    if 1 < scene.count <= len(scene.older):
-        wrong.append(_last(scene, "adds an update of the previous step, not that of the last token",
-                           scene.older[scene.count - 1]))  # fmt: skip
-    return wrong
+def _of_token(scene: Scene, by: int) -> Updates:
+    return [("", len(scene.k), scene.updates.roll(-by, 0).__getitem__)]
 
 
-def update_of_another_request(scene: Scene) -> list[Wrong]:
+def _older(scene: Scene) -> Updates:
+    return [] if scene.older is None else [("", len(scene.older), scene.older.__getitem__)]
+
+
+def _older_at_last(scene: Scene) -> Updates:
+    return _older(scene) if scene.older is not None and scene.count <= len(scene.older) else []
+
+
+def _of_another(scene: Scene) -> Updates:
     """Updates are kept or read by batch row instead of slot."""
-    if not scene.kept:
-        return []
-    return [_as_many(scene, f"adds the updates {whose}", theirs) for whose, theirs in scene.theirs]
+    return [(whose, len(theirs), theirs.__getitem__) for whose, theirs in scene.theirs]
 
 
-def update_without_the_token_before(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []
-    t = scene.count - 1
-    return [_last(scene, "adds an update that was made from the state before the token before",
-                  _made(scene, t, scene.after(t - 1)))]  # fmt: skip
+UPDATES = (
+    WrongUpdate("update-of-the-token-after", "is that of the token after",
+                "adds the update of the first rejected token, not that of the last accepted one",
+                lambda scene: _of_token(scene, 1), rejected=True),
+    WrongUpdate("update-of-the-token-before", "is that of the token before",
+                "adds the update of the token before, not that of the last one",
+                lambda scene: _of_token(scene, -1), least=2),
+    WrongUpdate("updates-of-the-previous-step", "is that of the previous step",
+                "adds the updates of the previous step along the keys of this one", _older, many=True),
+    WrongUpdate("update-of-the-previous-step", "", "adds an update of the previous step, not that of the last token",
+                _older_at_last, least=2),
+    WrongUpdate("update-of-another-request", "is that {}", "adds the updates {}", _of_another, many=True),
+    WrongUpdate("update-before-the-token-before", "was made from the state before the token before",
+                "adds an update that was made from the state before the token before",
+                lambda scene: _made(scene, lambda t: scene.after(max(t - 1, 0))), least=2),
+    WrongUpdate("updates-before-the-step", "was made from the state before the window",
+                "adds updates that were all made from the state before the step",
+                lambda scene: _made(scene, lambda _: scene.base), many=True, least=2),
+    WrongUpdate("update-before-the-decay", "was made before the state decayed",
+                "adds an update that was made before the state decayed",
+                lambda scene: _made(scene, scene.after, decays=False)),
+)  # fmt: skip
+VALUE = NamedMistake("value-for-the-update", "is the value, not the update")
 
 
-def updates_before_the_step(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []
-    made = torch.stack([_made(scene, t, scene.base) for t in range(scene.count)])
-    return [_as_many(scene, "adds updates that were all made from the state before the step", made)]
+def wrong_updates(scene: Scene) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """The updates [T, HV, V] that known mistakes keep for a window."""
+    yield VALUE.known(), scene.v
+    for one in UPDATES:
+        for detail, tokens, wrong in one.wrong(scene) if one.kept and len(scene.k) >= one.least else ():
+            if tokens == len(scene.k):
+                yield NamedMistake(one.name, one.kept).known(detail), torch.stack([wrong(t) for t in range(tokens)])
 
 
-def update_before_the_decay(scene: Scene) -> list[Wrong]:
-    if not scene.kept:
-        return []
-    t = scene.count - 1
-    none = torch.zeros_like(scene.log_decay[t])
-    made = update(scene.after(t), scene.k[t], scene.v[t], none, scene.beta[t])
-    return [_last(scene, "adds an update that was made before the state decayed", made)]
+def _again(least: int, **changed: Change) -> Callable[[Scene], Iterator[torch.Tensor]]:
+    """The tokens of a window are run again with other keys, decays or updates."""
+
+    def states(scene: Scene) -> Iterator[torch.Tensor]:
+        if scene.kept and scene.count >= least:
+            own = {"k": scene.k, "log_decay": scene.log_decay, "updates": scene.updates}
+            given: dict[str, Any] = {name: change(own[name]) for name, change in changed.items()}
+            yield scene.again(scene.base, **given)
+
+    return states
 
 
-def run_again_without_decay(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []  # for one token the same as `last_decay_dropped`
-    return [Wrong("was run again without decay", scene.again(scene.base, log_decay=torch.zeros_like(scene.log_decay)))]
+def _shifted(least: int, name: str) -> States:
+    """By one token, cyclically in the window."""
+
+    def states(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from (("after", state) for state in _again(least, **{name: lambda x: x.roll(-1, 0)})(scene))
+        yield from (("before", state) for state in _again(least, **{name: lambda x: x.roll(1, 0)})(scene))
+
+    return states
 
 
-def run_again_decayed_twice(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []
-    return [Wrong("was run again with every decay twice", scene.again(scene.base, log_decay=2 * scene.log_decay))]
-
-
-def run_again_with_other_decays(scene: Scene) -> list[Wrong]:
-    """Decays are shifted by one token, cyclically in the window."""
-    if not scene.kept:
-        return []
-    return [
-        Wrong(f"was run again with the decays of the tokens {where}",
-              scene.again(scene.base, log_decay=scene.log_decay.roll(by, 0)))
-        for where, by in (("after", -1), ("before", 1))
-    ]  # fmt: skip
-
-
-def run_again_along_other_keys(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []
-    return [
-        Wrong(f"was run again along the keys of the tokens {where}", scene.again(scene.base, k=scene.k.roll(by, 0)))
-        for where, by in (("after", -1), ("before", 1))
-    ]
-
-
-def run_again_with_other_updates(scene: Scene) -> list[Wrong]:
-    if not scene.kept or scene.count < 2:
-        return []  # for one token the same as the update of a rejected token
-    return [
-        Wrong(f"was run again with the updates of the tokens {where}",
-              scene.again(scene.base, updates=scene.updates.roll(by, 0)))
-        for where, by in (("after", -1), ("before", 1))
-    ]  # fmt: skip
-
-
-def run_again_written_first(scene: Scene) -> list[Wrong]:
-    """Each token is added before the decay, not after it."""
-    if not scene.kept:
-        return []
-    state = scene.base
-    for t in range(scene.count):
-        decay = scene.log_decay[t].exp()[:, None, None]
-        state = decay * add(state, scene.k[t], torch.zeros_like(scene.log_decay[t]), scene.updates[t])
-    return [Wrong("was run again so that each token is written before the state decays", state)]
-
-
-def run_again_from_the_second(scene: Scene) -> list[Wrong]:
+def _from_the_second(scene: Scene) -> Iterator[torch.Tensor]:
     """The replay starts one entry too late: without the first accepted token, with the first rejected one."""
-    if not scene.kept or scene.count == len(scene.updates):
-        return []
-    k, log_decay, updates = (x.roll(-1, 0) for x in (scene.k, scene.log_decay, scene.updates))
-    return [Wrong("was run again from the second token on, up to the first rejected one",
-                  scene.again(scene.base, k=k, log_decay=log_decay, updates=updates))]  # fmt: skip
+    if scene.count < len(scene.k):
+        yield from _again(1, **dict.fromkeys(("k", "log_decay", "updates"), lambda x: x.roll(-1, 0)))(scene)
 
 
-def wrong_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
-    """Sentences of known mistakes, and the updates [T, HV, V] of a window that each keeps."""
-    tokens = range(len(scene.updates))
-    none = torch.zeros_like(scene.log_decay[0])
-    yield "was made before the state decayed", torch.stack(
-        [update(scene.after(t), scene.k[t], scene.v[t], none, scene.beta[t]) for t in tokens])
-    yield "is the value, not the update", scene.v
-    if len(tokens) > 1:
-        yield "was made from the state before the window", torch.stack([_made(scene, t, scene.base) for t in tokens])
-        behind = [_made(scene, t, scene.after(max(t - 1, 0))) for t in tokens]
-        yield "was made from the state before the token before", torch.stack(behind)
-        yield "is that of the token after", scene.updates.roll(-1, 0)
-        yield "is that of the token before", scene.updates.roll(1, 0)
-    for whose, theirs in scene.theirs:
-        if theirs.shape == scene.updates.shape:
-            yield f"is that {whose}", theirs
-    if scene.older is not None and scene.older.shape == scene.updates.shape:
-        yield "is that of the previous step", scene.older
+def _written_first(scene: Scene) -> Iterator[torch.Tensor]:
+    """Each token is added before the decay, not after it."""
+    if scene.kept:
+        state = scene.base
+        for t in range(scene.count):
+            decay = scene.log_decay[t].exp()[:, None, None]
+            state = decay * add(state, scene.k[t], torch.zeros_like(scene.log_decay[t]), scene.updates[t])
+        yield state
 
 
-def _made(scene: Scene, t: int, state: torch.Tensor) -> torch.Tensor:
-    """The update of token t, computed from another state."""
-    return update(state, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])
-
-
-def _last(scene: Scene, sentence: str, last: torch.Tensor) -> Wrong:
-    """The state with another update of the last accepted token."""
-    updates, t = scene.updates.clone(), scene.count - 1
-    updates[t] = last
-    return Wrong(sentence, scene.again(scene.after(t), updates=updates, begin=t))
-
-
-def _as_many(scene: Scene, sentence: str, others: torch.Tensor) -> Wrong:
-    """The state with other updates of the first tokens, for as many as there are."""
-    updates, many = scene.updates.clone(), min(scene.count, len(others))
-    updates[:many] = others[:many]
-    return Wrong(sentence, scene.again(scene.base, updates=updates))
-
-
-RUN_AGAIN = (
-    update_of_a_rejected_token, update_of_the_token_before, update_of_the_previous_step, update_of_another_request,
-    update_without_the_token_before, updates_before_the_step, update_before_the_decay, run_again_without_decay,
-    run_again_decayed_twice, run_again_with_other_decays, run_again_along_other_keys, run_again_with_other_updates,
-    run_again_written_first, run_again_from_the_second,
+RUN_AGAIN: tuple[Mistake[States], ...] = (
+    *(Mistake(one.name, one.added, one.states) for one in UPDATES),
+    # for one token the same as without the decay of the last token
+    Mistake("run-again-without-decay", "was run again without decay", _again(2, log_decay=torch.zeros_like)),
+    Mistake("run-again-decayed-twice", "was run again with every decay twice", _again(2, log_decay=lambda x: 2 * x)),
+    Mistake("run-again-with-other-decays", "was run again with the decays of the tokens {}", _shifted(1, "log_decay")),
+    Mistake("run-again-along-other-keys", "was run again along the keys of the tokens {}", _shifted(2, "k")),
+    # for one token the same as the update of a rejected token
+    Mistake("run-again-with-other-updates", "was run again with the updates of the tokens {}", _shifted(2, "updates")),
+    Mistake("run-again-written-first", "was run again so that each token is written before the state decays",
+            _written_first),
+    Mistake("run-again-from-the-second", "was run again from the second token on, up to the first rejected one",
+            _from_the_second),
 )  # fmt: skip

@@ -1,167 +1,113 @@
-"""The bank of wrong states: one small function per known mistake returns the state that the mistake leaves.
+"""The bank of wrong states: a table of known mistakes, each with a small function that returns what it leaves.
 
-The table at the end is the bank. Leaves out: the comparison with these states (`known_wrong_states.py`), and mistakes
-in the replay of kept updates (`wrong_ring_states.py`).
+Leaves out: the comparison with these states (`known_wrong_states.py`), and mistakes in the replay of kept updates
+(`wrong_ring_states.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import torch
 
-from .check_interface import counted, held
+from ..finding_problem import Mistake, NamedMistake
+from ..oracle.miscounted_states import FROM_ZERO, IN_PART, LOST, TWICE
+from .check_interface import COUNT, at_end, held
 from .wrong_ring_states import RUN_AGAIN
-from .wrong_state_inputs import BLOCKS, Scene, Wrong, block, step
+from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, step, wrong_of
+from .wrong_tree_states import CHAIN, NODE
+
+ZERO = NamedMistake("all-zero", "is all zero")
 
 
-def _count(scene: Scene, count: int) -> list[Wrong]:
-    if count == scene.count or count not in scene.counts():
-        return []
-    return [Wrong(held("state", count, scene.count, scene.verb), scene.after(count))]
+def _another_count(scene: Scene) -> Iterator[Wrong]:
+    for count in scene.counts():
+        yield Wrong(held("state", count, scene.count, scene.verb), scene.after(count))
 
 
-def one_less(scene: Scene) -> list[Wrong]:
-    return _count(scene, scene.count - 1)
+def _last_token_twice(scene: Scene) -> Iterator[torch.Tensor]:
+    """Where all tokens were taken; otherwise one more is a draft too many."""
+    if scene.count == scene.k.shape[0]:
+        t = scene.count - 1
+        yield step(scene.right, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])
+        if scene.kept:
+            yield scene.again(scene.right, begin=t)
 
 
-def one_more(scene: Scene) -> list[Wrong]:
-    """One draft too many; or the last token twice, if all tokens were taken."""
-    if scene.count < scene.k.shape[0]:
-        return _count(scene, scene.count + 1)
-    t = scene.count - 1
-    twice = [step(scene.right, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])]
-    if scene.kept:
-        twice.append(scene.again(scene.right, begin=t))
-    return [Wrong("counts the last token twice", state) for state in twice]
+def _of_branches(mistake: NamedMistake) -> Mistake[States]:
+    return Mistake(mistake.name, mistake.sentence,
+                   lambda scene: [wrong for wrong in scene.branches if wrong.known.name == mistake.name])
 
 
-def column_zero(scene: Scene) -> list[Wrong]:
-    return _count(scene, 1)
-
-
-def all_drafts(scene: Scene) -> list[Wrong]:
-    return _count(scene, scene.k.shape[0])
-
-
-def no_commit(scene: Scene) -> list[Wrong]:
-    return _count(scene, 0)
-
-
-def another_count(scene: Scene) -> list[Wrong]:
-    return [wrong for count in scene.counts() for wrong in _count(scene, count)]
-
-
-def another_node(scene: Scene) -> list[Wrong]:
-    return list(scene.branches)
-
-
-def another_slot(scene: Scene) -> list[Wrong]:
-    return [Wrong(f"holds the state {name}", state) for name, state in scene.others]
-
-
-def previous_step(scene: Scene) -> list[Wrong]:
-    if scene.previous is None:
-        return []
-    return [Wrong("holds the state from before the previous step", scene.previous)]
-
-
-def previous_step_lost(scene: Scene) -> list[Wrong]:
-    """The tokens of the previous step were not replayed, or not from the right state."""
-    if scene.previous is None:
-        return []
-    return [Wrong("lacks the tokens of the previous step", state) for state in scene.carried(scene.previous)]
-
-
-def previous_step_miscounted(scene: Scene) -> list[Wrong]:
+def _handed(mistake: NamedMistake) -> Mistake[States]:
     """The tokens of the previous step were replayed twice, or some of them not at all."""
-    return [Wrong(sentence, state) for sentence, left in scene.handed for state in scene.carried(left)]
+    return Mistake(mistake.name, mistake.sentence, lambda scene: [
+        Wrong(known, state) for known, left in scene.handed if known.name == mistake.name
+        for state in scene.carried(left)])
 
 
-def zero(scene: Scene) -> list[Wrong]:
-    return [Wrong("is all zero", torch.zeros_like(scene.base))]
+def _previous(scene: Scene) -> list[torch.Tensor]:
+    return [] if scene.previous is None else [scene.previous]
 
 
-def began_at_zero(scene: Scene) -> list[Wrong]:
-    """The previous state was dropped (at a chunk's boundary, after a resume)."""
-    sentence = "was started from zero: everything before these tokens is lost"
-    return [Wrong(sentence, state) for state in scene.carried(torch.zeros_like(scene.base))]
+def _previous_lost(scene: Scene) -> list[torch.Tensor]:
+    """The tokens of the previous step were not replayed, or not from the right state."""
+    return [] if scene.previous is None else scene.carried(scene.previous)
 
 
-def transposed(scene: Scene) -> list[Wrong]:
-    """Written in the other layout: the memory [V, K] read as [K, V]."""
-    return [Wrong("is transposed", _other_layout(scene.right)), Wrong("is transposed", _other_layout_back(scene.right))]
-
-
-def began_transposed(scene: Scene) -> list[Wrong]:
-    """Read in the other layout, then continued."""
-    return [
-        Wrong("was continued from a transposed state", state)
-        for turned in (_other_layout, _other_layout_back) for state in scene.carried(turned(scene.base))
-    ]
-
-
-def last_decay_dropped(scene: Scene) -> list[Wrong]:
-    none = torch.zeros_like(scene.log_decay[0])
-    sentence = "lacks the decay of the last token"
-    return [Wrong(sentence, scene.last(log_decay=none)), Wrong(sentence, scene.undecayed(scene.count - 1))]
-
-
-def block_decay_dropped(scene: Scene) -> list[Wrong]:
+def _last_decays_dropped(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
     """The last block of a chunk, possibly incomplete, is read with its decay but stored without it."""
-    begins = sorted({block(scene.count, size) for size in BLOCKS} - {scene.count - 1})
-    return [
-        Wrong(f"lacks the decay of the last {counted(scene.count - begin)}", scene.undecayed(begin)) for begin in begins
-    ]
+    yield at_end(1), scene.last(log_decay=torch.zeros_like(scene.log_decay[0]))
+    for begin in sorted({scene.count - 1, *(block(scene.count, size) for size in BLOCKS)}, reverse=True):
+        yield at_end(scene.count - begin), scene.undecayed(begin)
 
 
-def last_decay_doubled(scene: Scene) -> list[Wrong]:
+def _last_decay_doubled(scene: Scene) -> Iterator[torch.Tensor]:
     t = scene.count - 1
-    states = [scene.last(log_decay=2 * scene.log_decay[t])]
+    yield scene.last(log_decay=2 * scene.log_decay[t])
     if scene.kept:
-        states.append(scene.again(scene.after(t), log_decay=2 * scene.log_decay, begin=t))
-    return [Wrong("has the decay of the last token twice", state) for state in states]
+        yield scene.again(scene.after(t), log_decay=2 * scene.log_decay, begin=t)
 
 
-def stale_gate(scene: Scene) -> list[Wrong]:
-    if scene.count < 2:
-        return []
-    t = scene.count - 2
-    state = scene.last(log_decay=scene.log_decay[t], beta=scene.beta[t])
-    return [Wrong("takes the last token with the gates of the token before", state)]
+def _stale_gate(scene: Scene) -> Iterator[torch.Tensor]:
+    if (t := scene.count - 2) >= 0:
+        yield scene.last(log_decay=scene.log_decay[t], beta=scene.beta[t])
 
 
-def stale_k(scene: Scene) -> list[Wrong]:
-    if scene.count < 2:
-        return []
-    t = scene.count - 1
-    states = [scene.last(k=scene.k[t - 1])]
-    if scene.kept:
-        states.append(scene.again(scene.after(t), k=scene.k.roll(1, 0), begin=t))
-    return [Wrong("takes the last token with the key of the token before", state) for state in states]
+def _stale_k(scene: Scene) -> Iterator[torch.Tensor]:
+    if (t := scene.count - 1) > 0:
+        yield scene.last(k=scene.k[t - 1])
+        if scene.kept:
+            yield scene.again(scene.after(t), k=scene.k.roll(1, 0), begin=t)
 
 
-def _other_layout(state: torch.Tensor) -> torch.Tensor:
-    return state.mT.reshape(state.shape)
-
-
-def _other_layout_back(state: torch.Tensor) -> torch.Tensor:
+def _turned(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In the other layout: the memory [V, K] read as [K, V], and the other way round."""
     heads, key_dim, value_dim = state.shape
-    return state.reshape(heads, value_dim, key_dim).mT
+    return state.mT.reshape(state.shape), state.reshape(heads, value_dim, key_dim).mT
 
 
-BANK: tuple[Callable[[Scene], list[Wrong]], ...] = (
-    one_less, one_more, column_zero, all_drafts, no_commit, another_count, another_node, another_slot,
-    previous_step, previous_step_lost, previous_step_miscounted, zero, began_at_zero, transposed, began_transposed,
-    last_decay_dropped, block_decay_dropped, last_decay_doubled, stale_gate, stale_k, *RUN_AGAIN,
+BANK: tuple[Mistake[States], ...] = (
+    Mistake(COUNT.name, COUNT.sentence, _another_count),
+    Mistake("last-token-twice", "counts the last token twice", _last_token_twice),
+    _of_branches(NODE), _of_branches(CHAIN),
+    Mistake("state-of-another-request", "holds the state {}", lambda scene: scene.others),
+    Mistake("previous-step", "holds the state from before the previous step", _previous),
+    Mistake(LOST.name, LOST.sentence, _previous_lost),
+    _handed(TWICE), _handed(IN_PART),
+    Mistake(ZERO.name, ZERO.sentence, lambda scene: [torch.zeros_like(scene.base)]),
+    Mistake(FROM_ZERO.name, FROM_ZERO.sentence, lambda scene: scene.carried(torch.zeros_like(scene.base))),
+    Mistake("transposed", "is transposed", lambda scene: _turned(scene.right)),
+    Mistake("from-transposed", "was continued from a transposed state",
+            lambda scene: [state for turned in _turned(scene.base) for state in scene.carried(turned)]),
+    Mistake("last-decays-dropped", "lacks the decay of the {}", _last_decays_dropped),
+    Mistake("last-decay-doubled", "has the decay of the last token twice", _last_decay_doubled),
+    Mistake("last-token-stale-gates", "takes the last token with the gates of the token before", _stale_gate),
+    Mistake("last-token-stale-key", "takes the last token with the key of the token before", _stale_k),
+    *RUN_AGAIN,
 )  # fmt: skip
 
 
 def wrong_states(scene: Scene) -> list[Wrong]:
-    """All wrong states of the bank, without duplicates."""
-    found: list[Wrong] = []
-    for make in BANK:
-        for wrong in make(scene):
-            if not any(wrong.sentence == known.sentence and wrong.state is known.state for known in found):
-                found.append(wrong)
-    return found
+    """All wrong states of the bank."""
+    return list(wrong_of(scene, BANK))

@@ -5,13 +5,14 @@ Leaves out: the mistakes (`wrong_state_bank.py`, `wrong_ring_states.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
+from ..finding_problem import Mistake, WrongContent
 from ..oracle.states_with_folded_tokens import Run
 
 EVERY_COUNT_UP_TO = 16  # windows up to this length are tried after each of their tokens; longer ones are prompts
@@ -20,10 +21,28 @@ BLOCKS = (16, 64)  # block sizes of chunked kernels, in tokens
 
 
 class Wrong(NamedTuple):
-    """A wrong state [HV, K, V], and the sentence of the mistake that leaves it."""
+    """The mistake that leaves a wrong state [HV, K, V], and that state."""
 
-    sentence: str
+    known: WrongContent
     state: torch.Tensor
+
+    @property
+    def sentence(self) -> str:
+        return self.known.says
+
+
+# The states that a mistake leaves; with the detail that fills the {} of its sentence, or under its own sentence.
+States = Callable[["Scene"], Iterable[torch.Tensor | tuple[str, torch.Tensor] | Wrong]]
+
+
+def wrong_of(scene: Scene, mistakes: Iterable[Mistake[States]]) -> Iterator[Wrong]:
+    """The states that mistakes leave in a scene."""
+    for mistake in mistakes:
+        for one in mistake.wrong(scene):
+            if isinstance(one, torch.Tensor):
+                yield Wrong(mistake.known(), one)
+            else:
+                yield one if isinstance(one, Wrong) else Wrong(mistake.known(one[0]), one[1])
 
 
 @dataclass(frozen=True)
@@ -35,11 +54,11 @@ class Scene:
     count     number of committed tokens, which are the first ones; verb: "accepted", "given"
     previous  the state before the previous step, if there was one
     others    states of other requests: whose ("of request ..."), and [HV, K, V]
-    handed    states that a miscounted previous step would have left instead of `base`: a sentence, and [HV, K, V]
+    handed    states that a miscounted previous step would have left instead of `base`: the mistake, and [HV, K, V]
     theirs    updates [T', HV, V] of other requests in the same event: whose ("of request ...")
     older     updates [T', HV, V] of the previous step; pending: k, log_decay and updates of its tokens
     recent    tokens that a ring may hold, since the prompt, the oldest first
-    later     sentences, and states after a prompt's chunk that a wrong conv window preceded; costly
+    later     mistakes, and states after a prompt's chunk that a wrong conv window preceded; costly
     branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
     """
 
@@ -52,13 +71,13 @@ class Scene:
     verb: str
     previous: torch.Tensor | None
     others: Sequence[tuple[str, torch.Tensor]]
-    handed: Sequence[tuple[str, torch.Tensor]] = ()
+    handed: Sequence[tuple[WrongContent, torch.Tensor]] = ()
     theirs: Sequence[tuple[str, torch.Tensor]] = ()
     older: torch.Tensor | None = None
     pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     branches: Sequence[Wrong] = ()
     recent: Sequence[Run] = ()
-    later: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+    later: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
 
     @cached_property
     def right(self) -> torch.Tensor:

@@ -12,17 +12,21 @@ from collections.abc import Iterator
 
 import torch
 
+from ..finding_problem import NamedMistake, WrongContent
 from ..oracle.miscounted_states import joined, lacking_oldest
 from .wrong_state_inputs import Scene, Wrong, add, step
+
+OLDEST_INSTEAD = NamedMistake(
+    "oldest-of-a-ring-instead", "has the {} of a ring of {} entries in place of the window's last{}")
 
 
 def overfull(scene: Scene) -> Iterator[Wrong]:
     """All wrong states of this file."""
     if scene.recent and scene.verb == "accepted":
         yield from _replaced_by_oldest(scene)
-        for says, state in lacking_oldest(scene.base, scene.recent):
-            yield from (Wrong(says, carried) for carried in scene.carried(state))
-    yield from (Wrong(says, state) for says, state in scene.later())
+        for known, state in lacking_oldest(scene.base, scene.recent):
+            yield from (Wrong(known, carried) for carried in scene.carried(state))
+    yield from (Wrong(known, state) for known, state in scene.later())
 
 
 def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:
@@ -37,12 +41,12 @@ def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:
             for t in range(end - many - size, end - size):
                 computed = step(computed, k[t], v[t], log_decay[t], beta[t])
                 replayed = add(replayed, k[t], log_decay[t], updates[t])
-            says = f"has the {_tokens(many)} of a ring of {size} entries in place of the window's last {many}"
-            yield from (Wrong(says.removesuffix(" 1") + " one" * (many == 1), state) for state in (computed, replayed))
+            known = OLDEST_INSTEAD.known(_tokens(many), size, " one" if many == 1 else f" {many}")
+            yield from (Wrong(known, state) for state in (computed, replayed))
 
 
-def unstored_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
-    """Sentences, and the updates [T, HV, V] that a ring without room for the window's last tokens holds for it."""
+def unstored_updates(scene: Scene) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """Mistakes, and the updates [T, HV, V] that a ring without room for the window's last tokens holds for it."""
     if not scene.recent:
         return
     recent, width = joined(scene.recent)[-1], len(scene.updates)
@@ -51,7 +55,7 @@ def unstored_updates(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
         for many in range(1, min(width, len(both) - size) + 1):
             end = len(both) - size
             kept = torch.cat((scene.updates[: width - many], both[end - many : end]))
-            yield f"has the {_tokens(many)} of a ring of {size} entries in place of the window's last", kept
+            yield OLDEST_INSTEAD.known(_tokens(many), size, ""), kept
 
 
 def _tokens(many: int) -> str:

@@ -10,10 +10,14 @@ from collections.abc import Iterator, Sequence
 
 from instep_reference import gdn
 
+from ..finding_problem import NamedMistake, WrongContent
 from ..oracle.recomputation import fold, rule_inputs
 from ..oracle.states_with_folded_tokens import Folding
 from ..trace.tree_shape import lines
 from .wrong_state_inputs import Wrong
+
+NODE = NamedMistake("another-node", "holds the {} after node {}, {}; node {} is the last accepted one")
+CHAIN = NamedMistake("tree-as-chain", "takes the tree for a chain: holds rows 0 to {} in their order, {}")
 
 
 def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
@@ -22,24 +26,23 @@ def branches(folding: Folding, path: Sequence[int]) -> list[Wrong]:
     The state after an earlier node of the path is the state of a smaller count of tokens (`wrong_state_bank.py`).
     """
     assert folding.parents is not None, "asked of trees alone"
-    found = [Wrong(says, fold(folding.tokens, folding.base, nodes)[0]) for says, nodes in
+    found = [Wrong(known, fold(folding.tokens, folding.base, nodes)[0]) for known, nodes in
              beside("state", folding.parents, path)]  # fmt: skip
     # An engine that keeps updates replays rows with updates that were computed from the states of their parents.
     _, k, _, log_decay, _, _ = rule_inputs(folding.tokens)
     updates, base = folding.tokens.of("update")[None], folding.base.to(k)[None]
-    for says, nodes in _as_chains(path, len(folding.parents)):
+    for known, nodes in _as_chains(path, len(folding.parents)):
         rows = list(nodes)
-        found.append(Wrong(says, gdn.absorb(k[:, rows], log_decay[:, rows], updates[:, rows], base)[0]))
+        found.append(Wrong(known, gdn.absorb(k[:, rows], log_decay[:, rows], updates[:, rows], base)[0]))
     return found
 
 
-def beside(what: str, parents: Sequence[int], path: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Sentences about other paths, and the nodes of each. what: the name of the memory."""
+def beside(what: str, parents: Sequence[int], path: Sequence[int]) -> Iterator[tuple[WrongContent, Sequence[int]]]:
+    """Mistakes that take another path, and its nodes. what: the name of the memory."""
     last = path[-1]
     for node, line in enumerate(lines(parents)):
         if node not in path:
-            said = f"holds the {what} after node {node}, {kin(parents, path, node)}"
-            yield f"{said}; node {last} is the last accepted one", line
+            yield NODE.known(what, node, kin(parents, path, node), last), line
     yield from _as_chains(path, len(parents))
 
 
@@ -55,9 +58,9 @@ def kin(parents: Sequence[int], path: Sequence[int], node: int) -> str:
     return "the last node of the window" if node == len(parents) - 1 else "a node off the path"
 
 
-def _as_chains(path: Sequence[int], width: int) -> Iterator[tuple[str, Sequence[int]]]:
+def _as_chains(path: Sequence[int], width: int) -> Iterator[tuple[WrongContent, Sequence[int]]]:
     """The rows that a commit takes if it ignores parents."""
     means = {width: "all of them", path[-1] + 1: "up to the last accepted node", len(path): "as many as are accepted"}
     for rows, said in means.items():
         if list(path) != list(range(rows)):
-            yield f"takes the tree for a chain: holds rows 0 to {rows - 1} in their order, {said}", range(rows)
+            yield CHAIN.known(rows - 1, said), range(rows)

@@ -121,7 +121,8 @@ def _best(case: Case, families: Sequence[Family]) -> tuple[Explained | None, int
     if sentence is None:
         return None, count
     known = families is BANK[0] or bool(near[0].name)
-    return Explained("hypothesis" if known else "bank", sentence, name=near[0].name), count
+    names = tuple(dict.fromkeys(one.name for one in near if one.name))
+    return Explained("hypothesis" if known else "bank", sentence, names=names), count
 
 
 def _said(
@@ -130,8 +131,7 @@ def _said(
     """The explanation of a finding; None if the finding's own clause must do."""
     wish = (finding.check, finding.place, finding.request) == (Identity.name, LENGTH, None)
     if wish and history.steps is not None:
-        rule = wrong_rule(history.steps, history.told, context.subject.wanted_num_steps)
-        return None if rule is None else Explained("hypothesis", rule)
+        return wrong_rule(history.steps, history.told, context.subject.wanted_num_steps)
     case = case_of(finding, context, oracle, history)
     if case is None or not case.found.numel():
         return None

@@ -131,7 +131,7 @@ def _said(fitting: dict[str, str]) -> Explained | Unexplained:
     if len(fitting) != 1:
         return Unexplained(len(fitting), names=tuple(fitting.values()))
     ((name, says),) = fitting.items()
-    return Explained("hypothesis", says, name=name)
+    return Explained("hypothesis", says, names=(name,))
 
 
 def _fitting(call: Call, observed: Sequence[Observed], names: set[str]) -> dict[str, str]:

@@ -130,7 +130,7 @@ def _of_form(form: str, runs: _Runs, verdict: Verdict) -> Suggestion | None:
     for finding in mine:
         if finding.check != "op":
             return Suggestion(form, None, first, f"no rounding: {finding.diagnosis}")
-        if finding.explained is not None and finding.explained.name not in ROUNDING:
+        if finding.explained is not None and not {*finding.explained.names[:1]} & ROUNDING:
             return Suggestion(form, None, first, f"this is a mistake, and no rounding: {finding.explained.says}")
     unlike, before = "", first
     for equally_strict in declarations(form, runs.dtypes(form)):

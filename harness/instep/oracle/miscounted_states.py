@@ -12,28 +12,37 @@ import torch
 
 from instep_reference import gdn
 
+from ..finding_problem import NamedMistake, WrongContent
 from .recomputation import again, fold
 from .states_with_folded_tokens import PreviousStep, Run
 
 MOST_LOST = 8  # tokens of a ring that may be lacking
+FROM_ZERO = NamedMistake("from-zero", "was started from zero: everything before these tokens is lost")
+LOST = NamedMistake("previous-step-lost", "lacks the tokens of the previous step")
+TWICE = NamedMistake("previous-step-twice", "counts the tokens of the previous step twice")
+IN_PART = NamedMistake("previous-step-in-part",
+                  "was continued from the state after {} token{} of the previous step; {} tokens were {}")
+LATER_WINDOW = NamedMistake("later-window", "was continued with the conv window of {} token{} later")
+LACKS_OLDEST = NamedMistake("oldest-of-a-ring-lost", "lacks the {} of the {} tokens that a ring held")
 
 
-def handed_over(base: torch.Tensor, previous: PreviousStep) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
-    """Wrong states that a miscounted step may have left instead of `base`: a sentence, and the state."""
+def handed_over(
+    base: torch.Tensor, previous: PreviousStep
+) -> Iterator[tuple[WrongContent, Callable[[], torch.Tensor]]]:
+    """Wrong states that a miscounted step may have left instead of `base`: the mistake, and the state."""
     tokens = previous.tokens
     if tokens is None:
         return
     count = len(tokens.of("beta"))
-    twice = "counts the tokens of the previous step twice"
-    yield twice, partial(_folded, tokens, base, range(count))
+    yield TWICE.known(), partial(_folded, tokens, base, range(count))
     if previous.verb == "accepted":
-        yield twice, partial(again, tokens, base)
+        yield TWICE.known(), partial(again, tokens, base)
     for some in range(1, count):
-        said = f"{some} token{'s' * (some > 1)} of the previous step; {count} tokens were {previous.verb}"
-        yield f"was continued from the state after {said}", partial(_folded, tokens, previous.base, range(some))
+        known = IN_PART.known(some, "s" * (some > 1), count, previous.verb)
+        yield known, partial(_folded, tokens, previous.base, range(some))
 
 
-def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[str, torch.Tensor]]:
+def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """States [HV, K, V] without the oldest tokens of a ring, for every number of tokens that it may have held.
 
     The state before a token follows from the state after it, because a step of the delta rule can be undone.
@@ -46,13 +55,12 @@ def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[
         state = _undone(state, k[t], v[t], log_decay[t], beta[t])
         for lost in range(1, min(held - t, MOST_LOST + 1)):
             rest = slice(t + lost, None)
-            some = "oldest" if lost == 1 else f"{lost} oldest"
-            says = f"lacks the {some} of the {held - t} tokens that a ring held"
+            known = LACKS_OLDEST.known("oldest" if lost == 1 else f"{lost} oldest", held - t)
             key, value, decay, gate, written = (
                 x[None, rest] for x in (k, v, log_decay[..., None], beta[..., None], updates))
             computed = gdn.left_by(key, value, decay, gate, gate, state[None])[0]
             replayed = gdn.absorb(key, decay, written, state[None])[0]
-            yield from ((says, found) for found in (computed, replayed) if torch.isfinite(found).all())
+            yield from ((known, found) for found in (computed, replayed) if torch.isfinite(found).all())
 
 
 def joined(recent: Sequence[Run]) -> tuple[torch.Tensor, ...]:

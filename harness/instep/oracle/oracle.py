@@ -20,10 +20,11 @@ from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import Admit
 from instep_reference.gdn import GdnMemory
 
+from ..finding_problem import WrongContent
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from .declared_product_rounding import NONE
-from .miscounted_states import handed_over
+from .miscounted_states import FROM_ZERO, LATER_WINDOW, LOST, handed_over
 from .recomputation import REMEMBERED, LayerCache, Recomputation, Runner, only
 from .recomputation_plan import EventPlan, Planner, SpanPlan, Task
 from .reference_weights import weights_of
@@ -111,13 +112,13 @@ class Oracle:
 
     def _later_windows(
         self, piece: Recomputation, window: torch.Tensor, after: Callable[[torch.Tensor], Work]
-    ) -> Iterator[tuple[str, torch.Tensor]]:
+    ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
         """States in fp64 that a chunk leaves if the conv window [C, W-1] before it is that of some tokens later."""
         fed = piece.truth.of("qkv")
         for count in range(1, min(len(fed), REMEMBERED) + 1):
             state = self.runner.true(after(torch.cat((window.to(fed), fed[:count].T), 1)[:, count:])).state
             assert state is not None, "the layer ends in a state"
-            yield f"was continued with the conv window of {count} token{'s' * (count > 1)} later", state
+            yield LATER_WINDOW.known(count, "s" * (count > 1)), state
 
     def _run(self, task: Task) -> Recomputation:
         """The runs of one task, without its states before."""
@@ -170,7 +171,7 @@ def _newest(steps: tuple[Run, ...]) -> tuple[Run, ...]:
     return tuple(step for number, step in enumerate(steps) if sum(sizes[number:]) <= IN_A_RING)
 
 
-def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[str, Work], ...]:
+def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[WrongContent, Work], ...]:
     """The layer started from states that known mistakes leave; used only if a place is wrong."""
     memory, previous = layer.memory, folding.previous
     if not isinstance(memory, GdnMemory):
@@ -180,8 +181,8 @@ def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[str, Work],
         return lambda weights, see: replace(layer, memory=replace(memory, state=state()))(weights, see)
 
     empty = replace(layer, start=0, memory=None)
-    wrongs: list[tuple[str, Work]] = [("was started from zero: everything before these tokens is lost", empty)]
+    wrongs: list[tuple[WrongContent, Work]] = [(FROM_ZERO.known(), empty)]
     if previous is not None:
-        wrongs.append(("lacks the tokens of the previous step", carried(lambda: previous.base)))
-        wrongs += [(says, carried(state)) for says, state in handed_over(folding.base, previous)]
+        wrongs.append((LOST.known(), carried(lambda: previous.base)))
+        wrongs += [(known, carried(state)) for known, state in handed_over(folding.base, previous)]
     return tuple(wrongs)

@@ -20,6 +20,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 
+from ..finding_problem import WrongContent
 from ..lru_cache import LAYERS
 from ..player import Side
 from ..watch.event_context import RowSpan
@@ -56,14 +57,13 @@ class Recomputation:
     of the
                 verify
     near        the runs with every op on those rows; None for a single op, whose inputs are the boundary
-    wrongs      the results of known mistakes, to name a failure: a sentence, and the piece on other rows
+    wrongs      the results of known mistakes, to name a failure, and the piece on other rows
     dithered    number of further draws, in which every declared rounding is stochastic
     narrow      whether something is stored or multiplied narrower than it is summed: yardsticks share those roundings
     leans       whether every second yardstick cuts operands off (`declared_product_rounding.py`)
     prefix      for a tracked state: the name under which it is kept; the span ends with its last token
     all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
-    later_windows  for a chunk that continues a prompt: sentences, and the states in fp64 after a conv window of later
-                tokens
+    later_windows  for a chunk that continues a prompt: known mistakes, and the states in fp64 that each leaves
     """
 
     span: RowSpan
@@ -75,13 +75,13 @@ class Recomputation:
     own: Mapping[Place, torch.Tensor]
     near: Runs | None = None
     folding: Folding | None = None
-    wrongs: tuple[tuple[str, Work], ...] = ()
+    wrongs: tuple[tuple[WrongContent, Work], ...] = ()
     dithered: Callable[[int], Run] | None = None
     narrow: bool = False
     leans: bool = False
     prefix: str = ""
     all_ops: Callable[[], Recomputation] | None = None
-    later_windows: Callable[[], Iterable[tuple[str, torch.Tensor]]] = tuple
+    later_windows: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
 
     def with_all_ops(self) -> Recomputation:
         """The same piece with every op, not only those up to its state."""

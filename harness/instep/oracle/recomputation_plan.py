@@ -25,6 +25,7 @@ from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
+from ..finding_problem import NamedMistake, WrongContent
 from ..trace.tree_shape import lines
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
@@ -34,7 +35,13 @@ from ..watch.rows_subject_must_show import due
 from .single_layer_run import LayerWork, Work, draft_of, to_state
 from .storage_rounding import entries
 
-Wrongs = tuple[tuple[str, Work], ...]  # the results of known mistakes: a sentence, and the ops on other inputs
+Wrongs = tuple[tuple[WrongContent, Work], ...]  # known mistakes, and the ops on the inputs that each reads
+# Known mistakes in the input of an MTP layer: the rows of another place, or of another step.
+BEFORE_NORM = NamedMistake("rows-before-the-norm", "reads {} before {} final norm")
+SHIFTED = NamedMistake("targets-rows-shifted", "reads the target's rows shifted by one")
+STALE_ROWS = NamedMistake("rows-of-another-layer", "reads {}'s rows")
+STALE_STEP = NamedMistake("row-of-another-step", "reads the head's row of {}, not of {}")
+KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP)
 
 
 @dataclass(frozen=True)
@@ -234,8 +241,8 @@ class Planner:
         known = (*context.expected.prompts[name], *(() if root is None else (root,)))
         tokens = list(known[span.start + 1 :]) if span.kind == "prefill" else [cast(int, root)]
         bare = rows(context.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), span_of_trunk)
-        others = [] if bare is None else [("reads the target's rows before the final norm", bare)]
-        others.append(("reads the target's rows shifted by one", hidden.roll(1, 0)))
+        others = [] if bare is None else [(BEFORE_NORM.known("the target's rows", "the"), bare)]
+        others.append((SHIFTED.known(), hidden.roll(1, 0)))
         yield from self._layers(span, tokens, hidden, context.subject.before[name], others)
 
     def _load(self, span: RowSpan, name: str) -> Iterator[Task]:
@@ -249,7 +256,7 @@ class Planner:
 
     def _layers(
         self, span: RowSpan, following: list[int], hidden: torch.Tensor, before: RequestState,
-        others: Sequence[tuple[str, torch.Tensor]] = (),
+        others: Sequence[tuple[WrongContent, torch.Tensor]] = (),
     ) -> Iterator[Task]:
         """All MTP layers of a draft extend.
 
@@ -269,7 +276,7 @@ class Planner:
                 tokens = [*tokens, *picks.tolist()]
             chained = layer + 1 < context.expected.num_steps
             fed, stale = (y, hidden) if chained else (hidden, y)
-            others = [(f"reads {'the target' if chained else f'MTP layer {layer}'}'s rows", stale)]
+            others = [(STALE_ROWS.known("the target" if chained else f"MTP layer {layer}"), stale)]
 
     def _draft(self, event: Draft) -> Iterator[SpanPlan]:
         """Chain steps: a row reads the token of its node and the output of its parent, in a chain the previous step."""
@@ -289,16 +296,16 @@ class Planner:
 
     def _head(
         self, span: RowSpan, stage: str, tokens: list[int], hidden: torch.Tensor, before: RequestState,
-        others: Sequence[tuple[str, torch.Tensor]] = (), *, layer: int = 0, line: Sequence[int] = (),
+        others: Sequence[tuple[WrongContent, torch.Tensor]] = (), *, layer: int = 0, line: Sequence[int] = (),
     ) -> Iterator[Task]:
         """One MTP layer: row p reads hidden row p and token p + 1; earlier keys are the subject's own.
 
         line: for a draft step, the nodes from the root to its own, whose rows are in scratch memory.
-        others: sentences of known mistakes, and the hidden rows that each reads.
+        others: known mistakes, and the hidden rows that each reads.
         """
         if len(tokens) != span.count or hidden.shape[0] != span.count:
             return
-        wrongs = tuple((says, _input_of_head(tokens, rows, stage)) for says, rows in others)
+        wrongs = tuple((known, _input_of_head(tokens, rows, stage)) for known, rows in others)
         yield self._task(span, stage, STAGE_LEVEL, _input_of_head(tokens, hidden, stage), wrongs=wrongs)
         fused = rows(self.context.subject, Place(stage, STAGE_LEVEL, "fused"), span)
         if fused is None or fused.shape[0] != span.count:
@@ -394,14 +401,14 @@ def _row_of_parent(context: EventContext, span: RowSpan, line: Sequence[int]) ->
 
 def _rows_of_mistakes(
     context: EventContext, span: RowSpan, line: Sequence[int], nodes: int
-) -> list[tuple[str, torch.Tensor]]:
-    """The rows that known mistakes would read, each with its sentence; nodes: of the head's tree."""
+) -> list[tuple[WrongContent, torch.Tensor]]:
+    """The rows that known mistakes would read; nodes: of the head's tree."""
     grows, right = context.expected.topk is not None, _spelled(context, line[-2])
     others = [node for node in range(1, nodes) if node not in line] if grows else []
-    stale = [(f"reads the head's row of {_spelled(context, node)}, not of {right}",
+    stale = [(STALE_STEP.known(_spelled(context, node), right),
               _row_of_parent(context, span, (node, -1))) for node in (*line[:-2], *others)]  # fmt: skip
-    bare = "reads the head's row before its final norm", _row_of_node(context, span, line[-2], 0, "hidden")
-    return [(says, row) for says, row in (*stale, bare) if row is not None]
+    bare = BEFORE_NORM.known("the head's row", "its"), _row_of_node(context, span, line[-2], 0, "hidden")
+    return [(known, row) for known, row in (*stale, bare) if row is not None]
 
 
 def _spelled(context: EventContext, node: int) -> str:

@@ -117,7 +117,7 @@ def finding(found: Comparison) -> dict[str, Any]:
         "where": where(found),
         "raised": None if found.raised is None else _raised(found.raised),
         "explained": None if found.explained is None else {
-            "by": found.explained.by, "says": found.explained.sentence,
+            "by": found.explained.by, "says": found.explained.sentence, "names": found.explained.names,
         },
     }
 

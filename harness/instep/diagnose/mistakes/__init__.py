@@ -1,4 +1,25 @@
-"""Known mistakes by family: each tries its own ones on a finding (`Case`), and `explanation_fit.py` decides.
+"""The catalogue of known mistakes, each with its own sentence, and the families of explanations.
 
-Leaves out: the table of the families (`diagnose/explanation_bank.py`).
+Leaves out: the mistakes (each family and check has a table of its own), and faults (`instep_proof/faults/catalogue`).
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...checks import earlier_rounds, grown_tree_mistakes, prefix_findings, recomputed_values, sampled_tokens
+from ...checks import wrong_conv_windows as windows
+from ...checks.wrong_ring_states import VALUE
+from ...checks.wrong_state_bank import BANK
+from ...checks.wrong_states_of_full_rings import OLDEST_INSTEAD
+from ...finding_problem import NamedMistake
+from ...oracle import miscounted_states, recomputation_plan
+from . import delta_rule, step_controller
+
+CATALOGUE: Mapping[str, NamedMistake] = {mistake.name: mistake for mistake in (
+    *BANK, VALUE, OLDEST_INSTEAD, miscounted_states.LACKS_OLDEST, miscounted_states.LATER_WINDOW,
+    earlier_rounds.EARLIER, earlier_rounds.FROM_EARLIER,
+    windows.NEWEST_FIRST, windows.SHIFTED, windows.OF_ANOTHER, *prefix_findings.KNOWN,
+    *recomputation_plan.KNOWN, *recomputed_values.FELL, *sampled_tokens.KNOWN,
+    *grown_tree_mistakes.MISTAKES, grown_tree_mistakes.OF_ANOTHER, *step_controller.RULES, *delta_rule.MISTAKES,
+)}  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...finding_problem import Mistake as Entry
 from . import delta_rule_variants as form
 from .delta_rule_variants import NARROW, Forms, Variant
 from .delta_rule_with_hooks import ROWS, Call, Walked, spread, walk
@@ -27,16 +28,9 @@ TOGETHER = 2**22  # numbers of states that are carried through the rows at once
 
 
 @dataclass(frozen=True)
-class Mistake:
-    """A known mistake.
+class Mistake(Entry[Forms]):
+    """A known mistake: `wrong` are its forms for a call. rounds: whether the kernel is right but for its rounding."""
 
-    name: kebab case, unique; sentence: the mistake as a full sentence; wrong: its forms for a call
-    rounds: whether the kernel is right but for its rounding
-    """
-
-    name: str
-    sentence: str
-    wrong: Forms
     rounds: bool = False
 
 

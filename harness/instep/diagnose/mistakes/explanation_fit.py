@@ -142,7 +142,7 @@ def _exactly(case: Compared, one: Explanation) -> Fit | None:
     if not off.any() or (found != wrong)[off].any():
         return None
     part = bool((matters & ~off).any())
-    return Fit(one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, wrong)
+    return Fit(one.sentence + (where(case.component, off, matters) if part else ""), 0.0, part, wrong, one.name)
 
 
 def _explained_left(case: Compared, stands: torch.Tensor, one: Explanation) -> float:

@@ -19,7 +19,7 @@ from ...checks.error_measurement import granted_error
 from ...checks.ops_on_own_inputs import OwnInputs
 from ...checks.poison import Poison
 from ...checks.recomputed_values import scale_of
-from ...finding_problem import Code
+from ...finding_problem import Code, WrongContent
 from ...oracle.oracle import Oracle
 from ...oracle.recomputation import Recomputation, rerun
 from ...verdict import Comparison, Tier
@@ -37,7 +37,7 @@ class Explanation(NamedTuple):
 
     tries  how many tensors were tried for it, if it is the best of several
     draws  [draws, ...]: the same tensor as implementations of the mistake may round it; None: rounded as the right one
-    name   its entry in the catalogue (`delta_rule.py`), if it is one
+    name   its entry in the catalogue, if it is one
     """
 
     sentence: str
@@ -45,6 +45,10 @@ class Explanation(NamedTuple):
     tries: float = 1.0
     draws: Callable[[], torch.Tensor] | None = None
     name: str = ""
+
+    @classmethod
+    def of(cls, known: WrongContent, wrong: torch.Tensor) -> Explanation:
+        return cls(known.says, wrong, name=known.name)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Leaves out: wrong tensors that a check knows itself and attaches to its finding 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import starmap
 
 import torch
 
@@ -16,8 +17,7 @@ from .wrong_rows import permuted
 
 
 def known_windows(case: Case) -> Iterator[Explanation]:
-    for sentence, wrong in () if case.finding.sides is None else case.finding.sides.wrongs():
-        yield Explanation(sentence, wrong)
+    yield from starmap(Explanation.of, () if case.finding.sides is None else case.finding.sides.wrongs())
 
 
 def windows(case: Case) -> Iterator[Explanation]:

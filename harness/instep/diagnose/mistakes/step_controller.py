@@ -8,7 +8,7 @@ which the driver decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,7 @@ from instep_reference.controllers.sglang_0_5_12 import Brackets
 from instep_reference.controllers.sglang_0_5_14 import Slots
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
 
+from ...finding_problem import Explained, NamedMistake
 from ...watch.event_context import EventContext
 
 MOST = 3  # rules that may fit at most; more of them explain nothing
@@ -49,14 +50,14 @@ def same(given: Any) -> Any:
     return given
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule(NamedMistake):
     """A controller with one wrong rule.
 
     changes  the right controller -> one with other numbers; None: this dialect has nothing to change
     coming   the right requests of the next round, and the batch of the round before -> those that decide
     """
 
-    says: str
     changes: Callable[[Controller], Controller | None] = same
     counts: Counts = same
     idle: bool = False  # an idle step is a batch
@@ -89,13 +90,13 @@ class Steps(NamedTuple):
         return controller(self.controlled, self.num_steps, self.adaptive, self.lag)
 
 
-def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> str | None:
+def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> Explained | None:
     """The rule that gives the found step count, or a few that are indistinguishable; None if none does."""
-    saying = [rule.says for rule in RULES if wishes(steps, rule, history, found)]
-    if not 0 < len(saying) <= MOST:
+    fitting = [rule.known() for rule in RULES if wishes(steps, rule, history, found)]
+    if not 0 < len(fitting) <= MOST:
         return None
-    also = f" [equal: {'; '.join(saying[1:])}]" if saying[1:] else ""
-    return saying[0] + also
+    first, *others = (one.says for one in fitting)
+    return Explained.any_of(fitting, first + (f" [equal: {'; '.join(others)}]" if others else ""))
 
 
 def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> bool:
@@ -183,32 +184,41 @@ def _with(**changed: object) -> Callable[[Controller], Controller | None]:
 
 
 RULES = (
-    Rule("the first batches decide already: there is no warm-up", _with(warmup_batches=0)),
-    Rule("it decides after every batch", _with(update_interval=1)),
-    Rule("an idle step counts as a batch", idle=True),
-    Rule("the last batch is not counted yet", late=True),
-    Rule("the bonus counts among the accepted drafts", counts=lambda counts: [count + 1 for count in counts]),
-    Rule("the best request of a batch counts for all", counts=lambda counts: [max(counts, default=0)] * len(counts)),
-    Rule("the worst request of a batch counts for all", counts=lambda counts: [min(counts, default=0)] * len(counts)),
-    Rule("accepted drafts are summed over a batch, with no mean", counts=lambda counts: [sum(counts)] * len(counts)),
-    Rule("the last batch decides alone, with no average", _with(ema_alpha=1.0)),
-    Rule("the average weighs the past by alpha and the last batch by 1 - alpha",
+    Rule("controller-no-warm-up", "the first batches decide already: there is no warm-up", _with(warmup_batches=0)),
+    Rule("controller-every-batch", "it decides after every batch", _with(update_interval=1)),
+    Rule("controller-counts-idle-steps", "an idle step counts as a batch", idle=True),
+    Rule("controller-one-batch-late", "the last batch is not counted yet", late=True),
+    Rule("controller-counts-the-bonus", "the bonus counts among the accepted drafts",
+         counts=lambda counts: [count + 1 for count in counts]),
+    Rule("controller-best-request", "the best request of a batch counts for all",
+         counts=lambda counts: [max(counts, default=0)] * len(counts)),
+    Rule("controller-worst-request", "the worst request of a batch counts for all",
+         counts=lambda counts: [min(counts, default=0)] * len(counts)),
+    Rule("controller-sums", "accepted drafts are summed over a batch, with no mean",
+         counts=lambda counts: [sum(counts)] * len(counts)),
+    Rule("controller-no-average", "the last batch decides alone, with no average", _with(ema_alpha=1.0)),
+    Rule("controller-alpha-swapped", "the average weighs the past by alpha and the last batch by 1 - alpha",
          with_rules(lambda rule: msgspec.structs.replace(rule, ema_alpha=1 - rule.ema_alpha))),
-    Rule("the hysteresis of up and that of down are swapped", with_rules(lambda rule: msgspec.structs.replace(
-        rule, down_hysteresis=rule.up_hysteresis, up_hysteresis=rule.down_hysteresis))),
-    Rule("each hysteresis has the opposite sign", with_rules(lambda rule: msgspec.structs.replace(
-        rule, down_hysteresis=-rule.down_hysteresis, up_hysteresis=-rule.up_hysteresis))),
-    Rule("there is no hysteresis", _with(down_hysteresis=0.0, up_hysteresis=0.0)),
-    Rule("there is no ceiling", _with(ceiling_coeff=0.0)),
-    Rule("the batch of the round before decides, not the requests of the next round",
+    Rule("controller-hysteresis-swapped", "the hysteresis of up and that of down are swapped",
+         with_rules(lambda rule: msgspec.structs.replace(
+             rule, down_hysteresis=rule.up_hysteresis, up_hysteresis=rule.down_hysteresis))),
+    Rule("controller-hysteresis-negative", "each hysteresis has the opposite sign",
+         with_rules(lambda rule: msgspec.structs.replace(
+             rule, down_hysteresis=-rule.down_hysteresis, up_hysteresis=-rule.up_hysteresis))),
+    Rule("controller-no-hysteresis", "there is no hysteresis", _with(down_hysteresis=0.0, up_hysteresis=0.0)),
+    Rule("controller-no-ceiling", "there is no ceiling", _with(ceiling_coeff=0.0)),
+    Rule("controller-batch-before", "the batch of the round before decides, not the requests of the next round",
          coming=lambda coming, before: (before, before)),
-    Rule("a batch is not padded to a captured size before its slot is chosen", with_slots(captured=lambda right: ())),
-    Rule("the slot of the smallest batches decides for every batch", with_slots(
+    Rule("controller-not-padded", "a batch is not padded to a captured size before its slot is chosen",
+         with_slots(captured=lambda right: ())),
+    Rule("controller-smallest-slot", "the slot of the smallest batches decides for every batch", with_slots(
         rules=lambda right: dict.fromkeys(right.by_key, right.by_key[min(right.by_key)].rule))),
-    Rule("the results of a round are counted a round too late", with_slots(lag=lambda right: right.lag + 1)),
-    Rule("the results of a round are counted before they are known",
+    Rule("controller-results-late", "the results of a round are counted a round too late",
+         with_slots(lag=lambda right: right.lag + 1)),
+    Rule("controller-results-early", "the results of a round are counted before they are known",
          with_slots(lag=lambda right: max(right.lag - 1, 0))),
-    Rule("requests without a known root do not count", coming=lambda coming, before: (coming[0], coming[0])),
-    Rule("an entry of the table begins one request too late", from_requests(1)),
-    Rule("an entry of the table begins one request too early", from_requests(-1)),
+    Rule("controller-known-roots-alone", "requests without a known root do not count",
+         coming=lambda coming, before: (coming[0], coming[0])),
+    Rule("controller-table-one-late", "an entry of the table begins one request too late", from_requests(1)),
+    Rule("controller-table-one-early", "an entry of the table begins one request too early", from_requests(-1)),
 )  # fmt: skip

@@ -18,6 +18,7 @@ from instep_reference.contract.place_names import Place
 from instep_reference.label_mixing import MASK, mix
 
 from ...checks.exact_labels import folded
+from ...oracle.miscounted_states import FROM_ZERO
 from ...watch.event_context import RowSpan
 from ...watch.rows_by_request import row_spans, rows
 from .finding_case import Case, Explanation
@@ -74,7 +75,7 @@ def _mixed(case: Case, span: RowSpan) -> Iterator[Explanation]:
         return _expanded([reduce(mix, taps[t : t + width], own) for t in range(len(fed))], case.right)
 
     if span.start:
-        yield Explanation("was started from zero: everything before these tokens is lost", behind([0] * (width - 1)))
+        yield Explanation(FROM_ZERO.sentence, behind([0] * (width - 1)))
     for says, state in _states(case, span):
         yield Explanation(f"reads the window {says}", behind(heads(state.conv[layer].T)))
 
@@ -98,7 +99,7 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
             return _expanded(made, case.right)
 
         if span.start:
-            yield Explanation("was started from zero: everything before these tokens is lost", behind(0))
+            yield Explanation(FROM_ZERO.sentence, behind(0))
         for says, state in _states(case, span):
             yield Explanation(f"depends on the state {says}", behind(heads(state.state[place.layer][None])[0]))
 

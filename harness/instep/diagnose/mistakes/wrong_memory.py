@@ -27,12 +27,12 @@ READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
 def known_rows(case: Case) -> Iterator[Explanation]:
     """Mistakes that the recomputation knows: other rows that it could have read, other states before it."""
     place = case.finding.place
-    for sentence, work in () if case.piece is None else case.piece.wrongs:
+    for known, work in () if case.piece is None else case.piece.wrongs:
         assert case.piece is not None and case.oracle is not None, "there is a piece"
         for run in (case.oracle.runner.true(work).places.get(place),
                     replace(case, piece=replace(case.piece, work=work)).again()):  # fmt: skip
             if run is not None:
-                yield Explanation(sentence, run)
+                yield Explanation.of(known, run)
 
 
 def memory(case: Case) -> Iterator[Explanation]:
@@ -127,10 +127,10 @@ def _without_oldest(case: Case, kept: GdnMemory) -> Iterator[Explanation]:
     folding = None if case.piece is None else case.piece.folding
     if folding is None or folding.previous is None or case.component == "mixed":
         return
-    for says, state in lacking_oldest(folding.base, folding.previous.recent):
+    for known, state in lacking_oldest(folding.base, folding.previous.recent):
         wrong = case.again(memory=replace(kept, state=state))
         if wrong is not None:
-            yield Explanation(f"continues from a state that {says}", wrong)
+            yield Explanation(f"continues from a state that {known.says}", wrong)
 
 
 def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:

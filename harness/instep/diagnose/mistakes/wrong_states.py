@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import starmap
 
 import torch
 
@@ -29,11 +30,9 @@ def known_states(case: Case) -> Iterator[Explanation]:
     if scene is None:
         return
     if case.component == UPDATE:
-        for sentence, updates in (*wrong_updates(scene), *unstored_updates(scene)):
-            yield Explanation(sentence, updates)
+        yield from starmap(Explanation.of, (*wrong_updates(scene), *unstored_updates(scene)))
     else:
-        for wrong in (*wrong_states(scene), *overfull(scene)):
-            yield Explanation(wrong.sentence, wrong.state)
+        yield from starmap(Explanation.of, (*wrong_states(scene), *overfull(scene)))
 
 
 def states(case: Case) -> Iterator[Explanation]:
