@@ -77,6 +77,8 @@ def test_a_planted_fault_is_explained_by_the_general_bank(fault):
     here = [found.diagnosis for found in findings if (found.event, found.place) == (planted.event, place)]
     assert here, findings[:2]
     assert any(SAYS[fault] in said for said in here), here
+    names = {name for found in findings if found.explained is not None for name in found.explained.names}
+    assert not planted.mistake or planted.mistake in names, names
     assert not any(UNEXPLAINED in said for said in here[:1])
 
 

@@ -31,7 +31,7 @@ from instep_optimized import load
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.experts import CHOSEN
-from instep_proof.faults.catalogue.fault import Edit, Fault
+from instep_proof.faults.catalogue.fault import Edit, Expected, Fault
 from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
@@ -44,7 +44,8 @@ RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
 HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
 ELSEWHERE = "    chosen[0, 0] = next(e for e in range(len(weights.router)) if e not in chosen[0])\n"
 HERE += [by_id()["grouped-shares-by-place"], replace(  # no catalogue's sentence: the bank fits it
-    HERE[0], id="one-row-elsewhere", says="row 0 goes to expert", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),))]
+    HERE[0], id="one-row-elsewhere", edits=(Edit(MLP, CHOSEN, CHOSEN + ELSEWHERE),),
+    other=Expected(HERE[0].event, *HERE[0].place, "row 0 goes to expert"))]
 GIVEN = {"drafter": "external"}  # with the drafts of the trace, where no fault is one of the draft head
 ONCE = 6  # event: a prompt, a window and a commit
 TWICE = 9  # event: by then each request has had a prompt, a window and a commit, and one step without drafts
@@ -143,6 +144,7 @@ def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path
     outcome = diagnose(Replay(anew, fault.how), until=fault.event)
     first = outcome.verdict.findings[0]
     assert outcome.plan.checkpoint.config.experts and (first.event, first.place) == (fault.event, fault.place)
+    assert first.explained is not None and first.explained.names == (fault.mistake,)
     assert fault.says in first.diagnosis
 
 

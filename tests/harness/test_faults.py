@@ -18,13 +18,12 @@ from instep.verdict import Exit
 from instep_proof.faults import plant, render
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
-from instep_proof.faults.catalogue.fault import Edit, Fault, speaking
-from instep_proof.faults.compare_with_control import Judged, Result, hear, judge
+from instep_proof.faults.catalogue.fault import Edit, Expected, Fault, recorded, speaking
+from instep_proof.faults.compare_with_control import Judged, Result, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
 from instep_proof.faults.page import surprises
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place_names import Place
 from support.command import Runner
 from support.covering import WHOLE
 from support.few_channels import few_channels
@@ -39,13 +38,13 @@ FURTHER = ("prefill-as-verify-snapshot",)
 ROW_FOR_SLOT = by_id()["row-for-slot"]
 # Edits that cannot fire: the same number in other words, on a trace and in a setting of a fault above.
 SAME = Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0 - 1")
-IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,))
+IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,), other=ROW_FOR_SLOT.expected)
 
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a", "1 b"), events=2, of=2)
 FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
-    "holds the state after 2", ("bytes",),
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), ("bytes",),
+    other=Expected(1, "trunk", 0, "conv", "holds the state after 2"),
 )
 
 
@@ -190,7 +189,7 @@ def test_a_check_of_what_a_choice_was_made_of_is_not_tokens_alone(check: str) ->
 
 
 def test_fault_without_a_sentence_is_not_named() -> None:
-    one = judged(diverged(finding()), fault=replace(FAULT, says=""))
+    one = judged(diverged(finding()), fault=replace(FAULT, other=Expected(1, "trunk", 0, "conv")))
     assert one.found and one.located and not one.named and not list(surprises(render.data_of(one)))
 
 
@@ -225,7 +224,7 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
 ])
 def test_the_size_of_an_error_is_no_name(says: str) -> None:
     with pytest.raises(AssertionError, match="describes the effect, not the mistake"):
-        replace(FAULT, says=says)
+        Expected(1, "trunk", 0, "conv", says)
 
 
 @pytest.mark.parametrize(
@@ -285,4 +284,44 @@ def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
 
 def test_a_list_names_every_fault_and_plants_none(instep: Runner) -> None:
     ran = instep("faults", "--list", "--family", "rollback")
-    assert ran.code == 0 and ran.out.splitlines()[:-1] == [f"{f.id}  {f.kind}  {f.what}" for f in FAMILIES["rollback"]]
+    here, lines = FAMILIES["rollback"], ran.out.splitlines()
+    assert ran.code == 0 and lines[: len(here)] == [f"{f.id}  {f.kind}  {f.what}" for f in here]
+    unnamed = [f"  {f.id}  {f.what}" for f in here if not f.says]
+    assert unnamed and lines[len(here) : -2] == ["", "Planted and not named:", *unnamed]
+
+
+def test_a_fault_is_named_only_by_its_mistake() -> None:
+    fault, said = replace(FAULT, mistake="another-count"), {**SAID, "by": "hypothesis"}
+    right, wrong = (judged(diverged(finding(explained=said | {"names": names})), fault=fault)
+                    for names in (["all-zero", "another-count"], ["all-zero"]))  # fmt: skip
+    assert right.named_by == "hypothesis" and not list(surprises(render.data_of(right)))
+    assert not wrong.named and any("its mistake is another-count; the finding is all-zero" in line
+                                   for line in surprises(render.data_of(wrong)))  # fmt: skip
+
+
+def test_update_keeps_a_part_of_a_sentence_that_still_holds() -> None:
+    fault = replace(FAULT, id="row-for-slot")
+    whole = {"by": "bank", "says": "is all zero"}
+
+    def after(arm: Arm) -> Expected:
+        return updated({"row-for-slot": FAULT.expected}, [judged(arm, fault=fault)])["row-for-slot"]
+
+    assert after(diverged(finding(event=3))) == Expected(3, "trunk", 0, "conv", "holds the state after 2")
+    assert after(diverged(finding(explained=whole, diagnosis="is all zero; 4 of 8 bytes differ"))).says == "is all zero"
+    assert after(diverged(finding(diagnosis="4 of 8 bytes differ"))).says == "", "a size is no name"
+    assert after(diverged(finding("derived"))) == FAULT.expected, "a fault that is not found has no other finding"
+    assert after(replace(CONTROL, served=RIGHT)) == FAULT.expected, "nor has one that never fired"
+
+
+def test_update_writes_the_expected_findings(instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, first = tmp_path / "expected.json", finding(event=7)
+    monkeypatch.setattr("instep_proof.faults.catalogue.fault.EXPECTED", kept)
+    monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda chosen, *_, **__: [
+        judged(diverged(first), fault=fault) for fault in chosen])  # fmt: skip
+    before = recorded()
+    ran = instep("faults", "commit-index-last", "--update")
+    assert ran.code == 1 and "expected event 5" in " ".join(ran.out.split())
+    after = json.loads(kept.read_text())
+    assert after.keys() == before.keys() and after.pop("commit-index-last")["event"] == 7
+    assert all(Expected(**one) == before[name] for name, one in after.items())
+    assert instep("faults", "commit-index-last", "--update", "--dtype", "bfloat16").code == 2

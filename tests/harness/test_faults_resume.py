@@ -111,6 +111,10 @@ def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_pat
 def test_file_is_read_as_it_was_written() -> None:
     found = json.loads(COMMITTED.read_text())
     again = json.loads(json.dumps(render.of(resume.read(COMMITTED)).data()))
+    for one in (*found["results"], *again["results"]):  # files of earlier revisions do not name the mistake
+        mistake = one["expected"].pop("mistake", by_id()[one["id"]].mistake)
+        assert mistake == by_id()[one["id"]].mistake
+        one["expected"].pop("written_for", None)
     assert found["results"] == again["results"] and found["sessions"] == again["sessions"]
     assert all(found[name] == again[name] for name in ("exit", "faults", "named_by", "failures"))
 

@@ -135,6 +135,7 @@ def test_a_wrong_tree_of_labels_is_found_exactly_and_named(name: str) -> None:
         ran = Replay(read(GROWN), Setting("ledger"), checks=lambda plan: [Grown()]).run(until=4)
     first = min(ran.verdict.findings, key=lambda found: found.order())
     assert first.event == 4 and first.tier is Tier.IDENTITY and fault.says in first.diagnosis, first.diagnosis
+    assert first.explained is not None and fault.mistake in first.explained.names
 
 
 @pytest.mark.slow

@@ -12,16 +12,15 @@ import instep.campaign.relations as table
 from instep.campaign.relations import Held
 from instep.setting import Setting
 from instep.verdict import Exit, Skipped, Verdict
-from instep_proof.faults.catalogue.fault import Fault
+from instep_proof.faults.catalogue.fault import Expected, Fault
 from instep_proof.faults.compare_with_control import Judged, Session
 from instep_proof.faults.fault_runs import Arm
-from instep_reference.contract.place_names import Place
 
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)
 FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), 1, Place("trunk", 0, "conv"),
-    "holds the state after 2", ("bytes",), ("tokens",),
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), ("bytes",), ("tokens",),
+    other=Expected(1, "trunk", 0, "conv", "holds the state after 2"),
 )
 PLANTING = Session("", None, {}, seconds=12.0, jobs=2, processor_seconds=20.0)
 

@@ -41,7 +41,10 @@ def faults(
     html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
     commit: Commit = None,
-    list_only: Annotated[bool, typer.Option("--list", help="List names, kinds and effects; plant none.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Keep the first findings as those that are expected.")]
+    = False,
+    list_only: Annotated[bool, typer.Option("--list", help="List names, kinds and effects, and what is planted and not "
+                                                           "named, or named and not planted; plant none.")] = False,
 ) -> None:
     """Plant faults in copies of the source; exit 0: all found, 95% located, 1: not so, 3: a run was void."""
     import os
@@ -50,6 +53,7 @@ def faults(
     from tempfile import TemporaryDirectory
 
     from msgspec import UNSET
+    from msgspec.json import encode
     from rich.console import Console
 
     from instep.atomic_write import write_atomically
@@ -60,16 +64,19 @@ def faults(
     from ..faults import render, resume
     from ..faults.campaign import campaign
     from ..faults.catalogue import TRACES
-    from ..faults.compare_with_control import Judged, Result
+    from ..faults.catalogue.fault import EXPECTED, recorded
+    from ..faults.compare_with_control import Judged, Result, updated
     from ..faults.matrix_svg import picture_of
     from ..faults.rerecord import retraced
     from ..faults.run_in_forks import warm
 
     if join:
-        more = names or family or ops or part or missing or checkpoint or list_only or given.named
+        more = names or family or ops or part or missing or checkpoint or list_only or update or given.named
         joins_alone(join, "faults", "plants", json=json, with_options=bool(more))
     if missing and json is None:
         raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
+    if update and (checkpoint or given.named):
+        raise BadInput("--update", found="another model or setting", expected="those of the catalogue")
     must_be_free((json, html, picture), *join or ())
     there = [resume.read(json)] if (missing or join) and json is not None and json.is_file() else []
     there += [resume.read(path) for path in join or ()]
@@ -100,6 +107,10 @@ def faults(
         for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
             judged.append(one)  # one by one: the file is written in between
     told = render.of(result(), commit)
+    if update:
+        expected = updated(recorded(), judged)
+        lines = (f'"{id}": {encode(one).decode()}' for id, one in expected.items())
+        write_atomically({EXPECTED: ("{\n" + ",\n".join(lines) + "\n}\n").encode()})
     if picture is not None:
         write_atomically({picture: picture_of(told.data()).encode()})
     finish(told, json, html=html, interrupted=run.interrupted)
@@ -156,14 +167,23 @@ def _part(chosen: list[Fault], part: str) -> list[Fault]:
 
 
 def _list(chosen: list[Fault], console: Console) -> None:
-    """A line for each: its name, its kind, what it does. Then how many have a sentence of which kind."""
+    """A line for each: its name, its kind, what it does. Then the gaps, and how many have a sentence of which kind."""
+    from instep.diagnose.mistakes import CATALOGUE
     from instep.report.terminal_tables import say
 
+    from ..faults.catalogue import by_id
+
     say(console, *(f"{fault.id}  {fault.kind}  {fault.what}" for fault in chosen))
-    named = [fault for fault in chosen if fault.says]
-    written = sum(fault.written_for for fault in named)
-    say(console, f"{len(chosen)} faults: {written} with a sentence that was written for this mistake, "
-                 f"{len(named) - written} that a general explanation names, {len(chosen) - len(named)} without a name")
+    unnamed = [fault for fault in chosen if not fault.says]
+    written = sum(bool(fault.mistake and fault.says) for fault in chosen)
+    if unnamed:
+        say(console, "", "Planted and not named:", *(f"  {fault.id}  {fault.what}" for fault in unnamed), "")
+    if len(chosen) == len(by_id()):
+        gaps = [one for name, one in CATALOGUE.items() if name not in {fault.mistake for fault in chosen}]
+        say(console, f"Named and not planted, {len(gaps)} of {len(CATALOGUE)} mistakes:",
+            *(f"  {one.name}  {one.sentence}" for one in gaps), "")  # fmt: skip
+    say(console, f"{len(chosen)} faults: {written} named by a mistake of the catalogue, "
+        f"{len(chosen) - len(unnamed) - written} by a general explanation, {len(unnamed)} not named")  # fmt: skip
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -3,13 +3,14 @@
 Leaves out: running them (`fault_runs.py`, `campaign.py`).
     void     no conclusion: the control is not clean, the planted source did not run, or nothing fired
     found    a check that is meant to see the fault has a finding
-    named    the first finding's diagnosis, which a reader sees first, contains the catalogue's sentence
+    named    the first finding's diagnosis, which a reader sees first, contains the expected sentence; if a mistake of
+             the catalogue explains it, then it is the fault's
     located  the first finding is at the fault's first event, stage, layer and component
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
@@ -19,7 +20,8 @@ from instep.checks.grown_trees import Grown
 from instep.report.result_session import Session as Called
 from instep.verdict import Exit, Tier
 
-from .catalogue.fault import Fault
+from .catalogue import FAMILY_OF
+from .catalogue.fault import BARE, Expected, Fault
 from .fault_runs import Arm, Said
 
 TIERS = [tier.value for tier in Tier]
@@ -102,7 +104,8 @@ class Judged:
             return ""
         explained = first["explained"]
         if explained is not None and says in explained["says"]:
-            return str(explained["by"])
+            mistake = self.fault.mistake
+            return "" if mistake and mistake not in explained.get("names", (mistake,)) else str(explained["by"])
         return "check" if says in first["diagnosis"] else ""
 
     @property
@@ -116,6 +119,22 @@ class Judged:
     def decisions_only(self) -> bool:
         """Whether nothing but tokens and acceptance revealed it."""
         return self.found and set(self.seen.values()) == {Tier.DECISIONS.value} and not MADE_OF & self.seen.keys()
+
+
+def updated(known: Mapping[str, Expected], judged: Iterable[Judged]) -> dict[str, Expected]:
+    """The expected findings, replaced by the first findings of these faults.
+
+    A part of a sentence remains as long as the sentence has it. A sentence that gives a size is no name.
+    """
+    found = dict(known)
+    for one in judged:
+        if one.found:
+            first, says = one.arm.findings[0], one.fault.says
+            said = first["diagnosis"] if first["explained"] is None else first["explained"]["says"]
+            if not (says and one.named):
+                says = "" if BARE.search(said) else said
+            found[one.fault.id] = Expected(first["event"], first["stage"], first["layer"], first["component"], says)
+    return {id: found[id] for id in FAMILY_OF if id in found}
 
 
 @dataclass(frozen=True)

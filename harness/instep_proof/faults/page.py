@@ -103,14 +103,20 @@ def surprises(one: Data) -> Iterator[str]:
         return
     if not one["found"]:
         yield f"{id}: found by {', '.join(one['seen'])}, not by {' or '.join(expected['seen_by'])}, which should see it"
-    if not one["located"]:
+    if expected["event"] < 0:
+        yield f"{id}: {first['where']}; no finding is expected yet: `--update` writes this one"
+    elif not one["located"]:
         place = Place(expected["stage"], expected["layer"], expected["component"])
         yield (f"{id}: {first['where']}; expected event {expected['event']}, {spelled(place)} "
                f"({', '.join(map(str, place))})")  # fmt: skip
     if not one["named"] and expected["says"]:
         yield f"{id}: not named {expected['says']!r}; said:\n    {first['check']}: {first['diagnosis']}"
-    if one["named"] and (one["named_by"] == HYPOTHESIS) != expected["written_for"]:
-        yield f"{id}: named by {one['named_by']}, but `written_for` is {expected['written_for']}"
+        names = (first["explained"] or {}).get("names")
+        if expected.get("mistake") and names is not None and expected["mistake"] not in names:
+            yield f"{id}: its mistake is {expected['mistake']}; the finding is {', '.join(names) or 'no known one'}"
+    mistake = expected["mistake"] if "mistake" in expected else expected["written_for"]  # in older files
+    if one["named"] and (one["named_by"] == HYPOTHESIS) != bool(mistake):
+        yield f"{id}: named by {one['named_by']}, but `mistake` is {mistake!r}"
     if sees := sorted(one["seen"].keys() & set(expected["blind"])):
         yield f"{id}: {', '.join(sees)} should be blind to it"
 

@@ -54,8 +54,8 @@ def data_of(one: Judged) -> dict[str, Any]:
     return {
         "id": fault.id, "family": FAMILY_OF.get(fault.id), "kind": fault.kind, "what": fault.what,
         "origin": fault.origin, "trace": fault.trace, "how": asdict(fault.how),
-        "expected": {"event": fault.event, **fault.place._asdict(), "says": fault.says,
-                     "written_for": fault.written_for, "seen_by": list(fault.seen_by), "blind": list(fault.blind)},
+        "expected": {**to_builtins(fault.expected), "mistake": fault.mistake, "seen_by": list(fault.seen_by),
+                     "blind": list(fault.blind)},
         "void": one.void, "found": one.found, "named": one.named, "named_by": one.named_by, "located": one.located,
         "code": one.arm.code, "seen": dict(one.seen), "looked": dict(one.arm.looked),
         "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,

@@ -15,10 +15,9 @@ from msgspec import UNSET, UnsetType
 from instep.report.result import read as read_file
 from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.place_names import Place
 
-from .catalogue import FAMILY_OF
-from .catalogue.fault import Fault
+from .catalogue import FAMILY_OF, by_id
+from .catalogue.fault import Expected, Fault
 from .compare_with_control import Heard, Judged, Result, Session
 from .fault_runs import Arm
 
@@ -60,11 +59,12 @@ def _weight(one: Judged) -> tuple[bool, str]:
 
 def _judged(one: Mapping[str, Any], sessions: tuple[Session, ...]) -> Judged:
     expected, first, text = one["expected"], one["first"], one["text"]
+    planted = by_id().get(one["id"])
     fault = Fault(
         **{name: one[name] for name in ("id", "kind", "what", "origin", "trace")}, edits=(),
-        how=msgspec.convert(one["how"], Setting), event=expected["event"],
-        place=Place(expected["stage"], expected["layer"], expected["component"]), says=expected["says"],
-        seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]), written_for=expected["written_for"],
+        how=msgspec.convert(one["how"], Setting), seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]),
+        mistake=expected.get("mistake", "" if planted is None else planted.mistake),
+        other=msgspec.convert(expected, Expected),
     )
     seen = ({"check": check, "tier": tier} for check, tier in one["seen"].items())
     findings = (first, *(other for other in seen if not first.items() >= other.items())) if first else ()

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from instep.bundled import fixtures
-
 from . import (
     changed_answers,
     chunks,
@@ -34,6 +32,7 @@ from . import (
     trees,
     wrong_dispatch,
 )
+from .fault import TRACES as TRACES
 from .fault import Fault
 
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {
@@ -61,8 +60,6 @@ FAMILIES: Mapping[str, tuple[Fault, ...]] = {
     "others": miscellaneous.FAULTS,
 }
 FAMILY_OF = {fault.id: family for family, faults in FAMILIES.items() for fault in faults}
-
-TRACES = fixtures() / "traces" / "faults"
 
 
 def by_id() -> dict[str, Fault]:

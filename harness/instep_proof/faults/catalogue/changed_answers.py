@@ -6,12 +6,10 @@ Leaves out: copies that were wrong when they were made (`scheduling.py`, `chunks
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 ENGINE = "instep_optimized/engine.py"
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")  # answers and copies belong to no layer
 LABELS = Setting(ops="ledger")
 
 SAVE = "        self._saved[name] = self._kept(request)\n"
@@ -40,8 +38,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit("instep_optimized/draft_answers.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
                  "said.view(len(said), 2, steps).transpose(0, 1)"),
         ),
-        "wider", LABELS, 10, NOWHERE,
-        "earlier answers changed while this event ran", ("aliasing",), ("identity", "bytes"),
+        "wider", LABELS, ("aliasing",), ("identity", "bytes"),
     ),
     Fault(
         "kept-in-one-buffer", "kept-copy-changed",
@@ -51,8 +48,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
             Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n"),
         ),
-        "kept", LABELS, 10, NOWHERE,
-        'the copy that save kept as "half" changed while this event ran', ("copies",), ("identity", "bytes"),
+        "kept", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "kept-by-reference", "kept-copy-changed",
@@ -63,7 +59,6 @@ FAULTS: tuple[Fault, ...] = (
               "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
               "        views = {layer: states.units(layer)[slot] for layer in memory.state}\n"
               "        self._saved[name] = (kept, replace(memory, state=views))\n"),),
-        "kept", LABELS, 5, NOWHERE,
-        'the copy that save kept as "half" changed while this event ran', ("copies",), ("identity", "bytes"),
+        "kept", LABELS, ("copies",), ("identity", "bytes"),
     ),
 )

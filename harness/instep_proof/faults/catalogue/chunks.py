@@ -6,7 +6,6 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from .fault import Edit, Fault
 
@@ -86,81 +85,73 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chunk-boundary-begins-anew", "chunk-boundary",
         "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
-        "sglang-jax 1039", (FRESH,), "rounds", Setting(), 3, Place("trunk", 0, "mixed"),
-        "was started from zero: everything before these tokens is lost", ("derived", "directed"), ("identity",),
-        written_for=True,
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(), ("derived", "directed"), ("identity",), mistake="from-zero",
     ),
     Fault(
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
-        "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), 3, Place("trunk", 0, "mixed"),
-        "was started from zero: everything before these tokens is lost", ("labels",), ("identity",),
+        "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
         "The delta rule of a chunk is given no initial state; the conv has its history.",
-        "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), 3, Place("trunk", 0, "core"),
-        "lacks the tokens of the previous step", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
+        mistake="previous-step-lost",
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
         "A chunk packed next to a longer one folds its last token in twice.",
-        "sglang-jax 1039", (TWICE,), "rounds", Setting(), 2, Place("trunk", 0, "state"),
-        "counts the last token twice", ("directed",), ("identity", "bytes"), written_for=True,
+        "sglang-jax 1039", (TWICE,), "rounds", Setting(), ("directed",), ("identity", "bytes"),
+        mistake="last-token-twice",
     ),
     Fault(
         "chunk-boundary-conv-zero-padded", "chunk-boundary",
         "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
-        "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), 3, Place("trunk", 0, "conv"),
-        "was started from zero", ("bytes",), ("identity", "derived"), written_for=True,
+        "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), ("bytes",), ("identity", "derived"),
+        mistake="from-zero",
     ),
     Fault(
         "chunk-boundary-partial-block", "chunk-boundary",
         "The tokens of a chunk's last, partial block are folded in without their decay.",
-        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
-        "lacks the decay of the last token", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
+        mistake="last-decays-dropped",
     ),
     Fault(
         "chunk-boundary-unsorted-mask", "chunk-boundary",
         "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
-        "", (UNSORTED_MASK,), "arriving", Setting(), 3, Place("trunk", 0, "mixed"),
-        "elements are poison", ("poison", "derived"), ("identity",),
+        "", (UNSORTED_MASK,), "arriving", Setting(), ("poison", "derived"), ("identity",),
     ),
     Fault(
         "chunk-boundary-kernel-block", "chunk-boundary",
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
-        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "core"),
-        "drops the state from before the block at the end of every block of 16 tokens", ("derived", "directed"),
-        ("identity", "bytes"), written_for=True,
+        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), ("derived", "directed"),
+        ("identity", "bytes"), mistake="forgotten-by-block",
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",
         "The chunk kernel does not decay the state over a last block that is not full.",
-        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), 3, Place("trunk", 0, "state"),
-        "lacks the decay", ("directed",), ("identity", "bytes"), written_for=True,
+        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), ("directed",), ("identity", "bytes"),
+        mistake="last-decays-dropped",
     ),
     Fault(
         "state-transpose-store", "state-transpose",
         "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
-        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
-        "store is laid out with inner strides", ("contracts", "directed"), ("identity",),
+        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), ("contracts", "directed"),
+        ("identity",),
     ),
     Fault(
         "state-transpose-read", "state-transpose",
         "A further chunk reads the state in the other layout and stores it in the right one.",
-        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", Setting(), 2, Place("trunk", 0, "core"),
-        "read is laid out with inner strides", ("contracts",), ("identity", "bytes"),
+        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", Setting(), ("contracts",), ("identity", "bytes"),
     ),
     Fault(
         "checkpoint-boundary-count", "checkpoint-boundary",
         "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
-        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", Setting(), 12, Place("trunk", AFTER_LAYERS, "length"),
-        "length is 4; expected 6", ("identity", "bytes"), ("directed",),
+        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", Setting(), ("identity", "bytes"), ("directed",),
     ),
     Fault(
         "checkpoint-boundary-state", "checkpoint-boundary",
         "A state is saved under the right count, but was taken before the chunk that reached it.",
-        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), 12, Place("trunk", 0, "state"),
-        "is empty", ("bytes", "labels"), ("identity",),
+        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), ("bytes", "labels"), ("identity",),
     ),
 )

@@ -6,7 +6,6 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
@@ -88,105 +87,88 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "mtp-hidden-pre-norm", "mtp-hidden",
         "After a prompt the head reads the target's rows before the final norm.",
-        "vllm 36531", PRE_NORM, "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "post_normed"),
-        "reads the target's rows before the final norm", ("derived",), ("identity", "bytes", "directed"),
-        written_for=True,
+        "vllm 36531", PRE_NORM, "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        mistake="rows-before-the-norm",
     ),
     Fault(
         "mtp-hidden-not-chained", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), 3, Place("chain.2", STAGE_LEVEL, "post_normed"),
-        "reads the head's row of step 0, not of step 1", ("derived",), ("identity", "bytes"), written_for=True,
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        mistake="row-of-another-step",
     ),
     Fault(
         "mtp-hidden-not-chained-labels", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one, seen in labels.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), 3,
-        Place("chain.2", STAGE_LEVEL, "post_normed"),
-        "is that of row 0 of draft step 2", ("labels",), ("identity", "bytes"),
+        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-targets-row", "mtp-hidden",
         "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
-        "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), 3, Place("chain.1", STAGE_LEVEL, "post_normed"),
-        "", ("poison", "derived"), ("identity", "bytes"),
+        "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), ("poison", "derived"), ("identity", "bytes"),
     ),
     Fault(
         "mtp-hidden-stale", "mtp-hidden",
         "After a plain step the head's row after draft 1 is that of the round before.",
-        "sglang 22041", (STALE,), "rounds", Setting(), 10, Place("extend", AFTER_LAYERS, "final"),
-        "is the head's row of the round before", ("bytes",), ("identity", "directed"),
+        "sglang 22041", (STALE,), "rounds", Setting(), ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
         "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
-        "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), 5, Place("extend", AFTER_LAYERS, "final"),
-        "", ("bytes", "derived"), ("identity", "directed"),
+        "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), ("bytes", "derived"), ("identity", "directed"),
     ),
     Fault(
         "mtp-hidden-row-stride", "mtp-hidden",
         "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
-        "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), 5, Place("extend", STAGE_LEVEL, "post_normed"),
-        "reads the verified rows with a wrong stride", ("poison", "derived"), ("identity", "directed"),
+        "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), ("poison", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps", "draft-kv",
         "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(), 7, Place("extend", STAGE_LEVEL, "embedding"),
-        "has 0 rows; expected 2", ("identity",), ("directed",),
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(), ("identity",), ("directed",),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps-labels", "draft-kv",
         "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), 7, Place("extend", STAGE_LEVEL, "embedding"),
-        "has 0 rows; expected 2", ("identity", "labels"),
+        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), ("identity", "labels"),
     ),
     Fault(
         "draft-kv-last-row", "draft-kv",
         "After full acceptance the last accepted position's row is missing from the draft KV.",
-        "", (LAST_ROW_MISSING,), "accepted", Setting(), 8, Place("extend", STAGE_LEVEL, "embedding"),
-        "has 5 rows; expected 6", ("identity",), ("directed",),
+        "", (LAST_ROW_MISSING,), "accepted", Setting(), ("identity",), ("directed",),
     ),
     Fault(
         "draft-prefill-padded-token", "draft-prefill",
         "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
-        "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), 2, Place("extend", STAGE_LEVEL, "embedding"),
-        "is the embedding of token 0; the trace has 110", ("labels",), ("identity",),
+        "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
     ),
     Fault(
         "draft-prefill-not-shifted", "draft-prefill",
         "After a prompt, row p of the head is paired with token p, not with token p + 1.",
-        "", (NOT_SHIFTED,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
-        "embedding of token", ("derived",), ("identity", "directed"),
+        "", (NOT_SHIFTED,), "accepted", Setting(), ("derived",), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-position", "draft-chain",
         "Every step of a draft chain runs one position too far on.",
-        "", (FURTHER_ON,), "accepted", Setting(), 3, Place("chain.1", 0, "query"),
-        "is placed 1 position too late", ("contracts", "derived"), ("identity", "directed"),
+        "", (FURTHER_ON,), "accepted", Setting(), ("contracts", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",
         "A draft chain continues from the head's own picks although others are in use.",
-        "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), 3, Place("chain.1", STAGE_LEVEL, "embedding"),
-        "the draft head's own pick", ("labels",), ("identity", "bytes"),
+        "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "draft-hidden-first", "draft-input",
         "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
-        "", (HIDDEN_FIRST,), "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "joined"),
-        "is joined with the hidden row first", ("derived",), ("identity", "bytes", "directed"),
+        "", (HIDDEN_FIRST,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "config-alias-kinds", "config-alias",
         "Making the draft head writes its layer kinds into the configuration that the target holds too.",
-        "sglang 23330", (ALIASED_KINDS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
-        "changed while the optimized engine was made", ("aliasing",),
+        "sglang 23330", (ALIASED_KINDS,), "accepted", Setting(), ("aliasing",),
     ),
     Fault(
         "config-alias-eps", "config-alias",
         "Making the draft head changes the norms' epsilon in the configuration that everybody holds.",
-        "sglang 23330", (ALIASED_EPS,), "accepted", Setting(), 0, Place("trunk", STAGE_LEVEL, "length"),
-        "changed while the optimized engine was made", ("aliasing",),
+        "sglang 23330", (ALIASED_EPS,), "accepted", Setting(), ("aliasing",),
     ),
 )

@@ -6,14 +6,12 @@ Leaves out: what one head is fed and remembers within rounds (`draft.py`).
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "mtp", "vanilla"))
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
 SAVED = "instep_optimized/memory/saved_states.py"
-KEYS, HANDED = Place("extend", 0, "keys"), Place("extend", AFTER_LAYERS, "pick")
 
 PUT = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
 CLAIM = "        self._claim(request, kept.length.exact, kept.sampling)\n"
@@ -34,8 +32,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "draft-kv-shorter", "draft-validity",
         "A request comes back with draft KV up to the last whole block of 4 tokens, and all of the target's.",
-        "", (_put("length // 4 * 4 if name.startswith(\"draft\") else length"),), "several", Setting(), 6, KEYS,
-        "the target's memory came back, the draft KV is valid only for its first 4 of 7 positions", ("bytes",),
+        "", (_put("length // 4 * 4 if name.startswith(\"draft\") else length"),), "several", Setting(), ("bytes",),
         ("identity", "directed", "decisions"),
     ),
     Fault(
@@ -44,7 +41,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(ENGINE, CLAIM, f"{CLAIM}        for _, other in self._saved.values():\n"
               "            memory = replace(memory, draft_keys=other.draft_keys, draft_values=other.draft_values)\n"),),
-        "kept", Setting(ops="ledger"), 16, KEYS, "holds what was kept under \"half\"", ("labels", "bytes"),
+        "kept", Setting(ops="ledger"), ("labels", "bytes"),
     ),
     Fault(
         "draft-kv-hole", "draft-validity",
@@ -53,48 +50,42 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(MTP, RUN, "        from dataclasses import replace\n"
               "        kept = batch.locations.masked_fill(batch.positions % 8 == 7, -1)\n"
               "        answer = self.layer(ops, fused, replace(batch, locations=kept), stage)\n"),),
-        "several", Setting(), 4, KEYS, "is poison: memory that was never written, in row 7", ("bytes", "poison"),
-        ("identity", "directed"),
+        "several", Setting(), ("bytes", "poison"), ("identity", "directed"),
     ),
     Fault(
         "draft-kv-seen-shorter", "draft-validity",
         "A draft chain sees the draft KV as if it were valid for one position less.",
         "", (Edit(EAGLE, CHAINED, f"{CHAINED}            batch = replace(batch, before=batch.before - 1)\n"),),
-        "accepted", Setting(), 3, Place("chain.1", 0, "attended"), "follow 9 positions; in the trace they follow 10",
-        ("contracts", "derived"), ("identity", "bytes", "directed"),
+        "accepted", Setting(), ("contracts", "derived"), ("identity", "bytes", "directed"),
     ),
     Fault(
         "draft-kv-first-layer", "draft-validity",
         "Only the first one of three MTP layers has its KV restored.",
-        "", (_put("0 if name.startswith(\"draft\") and layer else length"),), "several", Setting(), 6,
-        Place("extend.1", 1, "keys"), "the target's memory came back, the draft KV did not", ("bytes",),
+        "", (_put("0 if name.startswith(\"draft\") and layer else length"),), "several", Setting(), ("bytes",),
         ("identity", "directed"),
     ),
     Fault(
         "layers-not-chained", "several-layers",
         "Every MTP layer reads the target's rows, where it should read those of the layer before.",
-        "sglang 22041", (Edit(VANILLA, FED, "            fed = hidden\n"),), "several", Setting(), 2,
-        Place("extend.1", STAGE_LEVEL, "post_normed"), "reads the target's rows", ("derived",), ("identity", "bytes"),
-        written_for=True,
+        "sglang 22041", (Edit(VANILLA, FED, "            fed = hidden\n"),), "several", Setting(), ("derived",),
+        ("identity", "bytes"), mistake="rows-of-another-layer",
     ),
     Fault(
         "layers-chained-at-fewer-steps", "several-layers",
         "A layer for which there is no step reads the layer before all the same, not the target's rows.",
         "sglang 22041", (Edit(VANILLA, FED, "            fed = y if self.chained else hidden\n"),), "several",
-        Setting(), 22, Place("extend.2", STAGE_LEVEL, "post_normed"), "reads MTP layer 1's rows", ("derived",),
-        ("identity", "bytes"), written_for=True,
+        Setting(), ("derived",), ("identity", "bytes"), mistake="rows-of-another-layer",
     ),
     Fault(
         "layers-not-shifted", "several-layers",
         "Every MTP layer takes the tokens of the first one; each should take them one further on than the one before.",
         "", (Edit(VANILLA, "            batch = replace(batch, tokens=tokens)\n", "            del tokens\n"),),
-        "several", Setting(ops="ledger"), 2, Place("extend.1", STAGE_LEVEL, "embedding"), "embedding of token",
-        ("labels",), ("identity", "bytes"),
+        "several", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "handed-in-backwards", "handed-in", "A block that is handed in is taken with its last draft first.",
-        "", (Edit(ROUND, NOTED, NOTED.replace("[:, step]", "[:, -1 - step]")),), "handed", Setting(ops="ledger"), 7,
-        HANDED, "drafts are", ("identity",),
+        "", (Edit(ROUND, NOTED, NOTED.replace("[:, step]", "[:, -1 - step]")),), "handed", Setting(ops="ledger"),
+        ("identity",),
     ),
     Fault(
         "handed-in-not-noted", "handed-in",
@@ -102,7 +93,6 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(ROUND, f"            for step, draft in enumerate(drafts):\n{NOTE}",
               f"            for step, draft in enumerate(drafts[:-1]):\n{NOTE}"),),
-        "handed", Setting(ops="ledger"), 8, Place("trunk", STAGE_LEVEL, "embedding"), "tokens run from 0 to",
-        ("labels", "contracts"),
+        "handed", Setting(ops="ledger"), ("labels", "contracts"),
     ),
 )

@@ -8,7 +8,6 @@ are a race on a card, and correct in Triton's interpreter.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault
 
@@ -16,86 +15,72 @@ MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/pro
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
 PAIRS = "        row, rank = torch.where(chosen == expert)\n"
 ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
-MIXED, HEAD = Place("trunk", 0, "mlp"), Place("extend", 0, "mlp")
 HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
 GROUPED, GROUPS = "instep_optimized/kernels/products/grouped_experts.py", Setting(ops="triton", dtype="bfloat16")
 
 
 def _fault(
-    id: str, kind: str, what: str, edit: Edit | tuple[Edit, ...], says: str, *, origin: str = "", place: Place = MIXED,
-    event: int = 2, how: Setting = HOW,
+    id: str, kind: str, what: str, edit: Edit | tuple[Edit, ...], *, origin: str = "", how: Setting = HOW
 ) -> Fault:
     """One that the first prompts show."""
     edits = edit if isinstance(edit, tuple) else (edit,)
-    return Fault(id, kind, what, origin, edits, "experts", how, event, place, says, SEEN, BLIND)
+    return Fault(id, kind, what, origin, edits, "experts", how, SEEN, BLIND)
 
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
         "experts-of-the-row-before", "expert-of-another", "A row goes to the experts of the row before it.",
         Edit(MLP, CHOSEN, f"{CHOSEN}    chosen = torch.cat([chosen[:1], chosen[:-1]])\n"),
-        "goes to the experts of the row before",
     ),
     _fault(
         "shares-of-the-row-before", "expert-of-another", "A row weighs its experts by the shares of the row before.",
         Edit(MLP, CHOSEN, f"{CHOSEN}    share = torch.cat([share[:1], share[:-1]])\n"),
-        "has the routing weights of the row before",
     ),
     _fault(
         "shares-by-the-wrong-rank", "expert-of-another", "The largest share of a row meets its last expert.",
         Edit(MLP, "share[row, rank, None]", "share.flip(-1)[row, rank, None]"),
-        "the routing weights of its experts are swapped",
     ),
     _fault(
         "experts-shifted-by-one", "expert-of-another", "An expert reads gate and up of the one before it.",
         Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert - 1], weights.down[expert])"),
-        "takes gate and up from the expert before it",
     ),
     _fault(
         "token-dropped-at-capacity", "expert-left-out",
         "An expert serves no more rows than its part of a batch; the others go without it.",
         Edit(MLP, PAIRS, f"{PAIRS}        room = -(-len(rows) * top_k // len(weights.router))\n"
                          "        row, rank = row[:room], rank[:room]\n"),
-        "lacks expert",
     ),
     _fault(
         "last-expert-left-out", "expert-left-out", "The loop over experts ends before the last one.",
         Edit(MLP, "range(weights.router.shape[0])", "range(weights.router.shape[0] - 1)"),
-        "lacks expert 5 wherever it was chosen",
     ),
     _fault(
         "shared-expert-left-out", "expert-left-out", "The shared expert is not added.",
         Edit(MLP, "(out + _shared(rows, weights)).to(x.dtype)", "out.to(x.dtype)"),
-        "lacks the shared expert",
     ),
     _fault(
         "head-with-one-expert-fewer", "expert-left-out", "The draft head takes one expert fewer than the target.",
         Edit("instep_optimized/model/mlp.py", "top_k=config.experts_per_token",
              "top_k=config.experts_per_token - (to.stage != 'trunk')"),
-        "takes one expert too few", place=HEAD,
     ),
     _fault(
         "shares-not-normalised", "share-numerics", "The shares of the chosen experts are left as they are.",
         Edit(MLP, "    if norm_topk:\n        share = share / share.sum(dim=-1, keepdim=True)\n", ""),
-        "the routing weights of its experts are not renormalised",
     ),
     _fault(
         "shared-gate-skipped", "share-numerics", "The shared expert is added as it is, without its gate.",
         Edit(MLP, "opened * _swiglu(x, weights.shared_gate_up, weights.shared_down)",
              "_swiglu(x, weights.shared_gate_up, weights.shared_down)"),
-        "the shared expert is not gated",
     ),
     _fault(
         "router-in-16-bits", "share-numerics", "The router's product runs in bfloat16.",
         Edit(MLP, "torch.stack(scores, dim=1)",
              "linear(rows.bfloat16(), weights.router.bfloat16()).to(rows.dtype)"),
-        "the router's scores are rounded to bfloat16",
     ),
     _fault(
         "gate-and-up-of-one-expert", "share-numerics", "One expert has up before gate.",
         Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
                           "weights.down[expert])"),
-        "gate and up of expert 2 are swapped",
     ),
     _fault(
         "grouped-border-one-late", "expert-of-another",
@@ -105,14 +90,14 @@ FAULTS: tuple[Fault, ...] = (
               " - (at + alike - sooner == pairs), mask=begins)"),
          Edit(GROUPED, "tl.store(blocks + room + block, at, mask=begins)",
               "tl.store(blocks + room + block, at + (at > 0), mask=begins)")),
-        "the first row of every expert goes to the expert before it", how=GROUPS,
+        how=GROUPS,
     ),
     _fault(
         "grouped-shares-by-place", "expert-of-another",
         "Rows are grouped by expert; their answers are mixed with the shares in that order, not in the rows'.",
         Edit(GROUPED, "answer, share, out, width, EACH=each, DT=columns",
              "answer, share.view(-1)[order.long()], out, width, EACH=each, DT=columns"),
-        "has routing weights in the order of experts, not of rows", how=GROUPS,
+        how=GROUPS,
     ),
     _fault(
         "grouped-last-block-dropped", "expert-left-out",
@@ -122,7 +107,7 @@ FAULTS: tuple[Fault, ...] = (
               "(p < pairs) & (sooner % RT == 0) & ((sooner == 0) | (alike - sooner >= RT))"),
          Edit(GROUPED, "x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)",
               "x.new_empty(pairs, most), torch.zeros(pairs, width, dtype=torch.float32, device=x.device)")),
-        "lacks expert", how=GROUPS,
+        how=GROUPS,
     ),
     _fault(
         "grouped-counts-of-the-launch-before", "expert-of-another",
@@ -132,13 +117,13 @@ FAULTS: tuple[Fault, ...] = (
               "blocks = _COUNTS.setdefault((room, x.device), torch.zeros_like(blocks))\n"
               "out = x.new_empty(rows, width)"),
          Edit(GROUPED, "SMALLEST_DOT = 16", "SMALLEST_DOT = 16\n_COUNTS: dict[object, torch.Tensor] = {}")),
-        "instead of", place=Place("trunk", 1, "mlp"), how=GROUPS,
+        how=GROUPS,
     ),
     _fault(
         "grouped-shares-not-normalised", "share-numerics",
         "Rows are grouped by expert; the shares of the chosen experts are left as they are.",
         Edit(GROUPED, "NORM=norm_topk", "NORM=False"),
-        "the routing weights of its experts are not renormalised", how=GROUPS,
+        how=GROUPS,
     ),
     Fault(
         "experts-summed-by-arrival", "expert-order",
@@ -146,7 +131,7 @@ FAULTS: tuple[Fault, ...] = (
         "", tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
             "down + tl.load(chosen + row * TOP + n) * expert_step", "middle + (row * TOP + n) * inner + i",
             "tl.load(share + row * TOP + n) * answer")),
-        "experts", Setting(ops="invariant"), 2, MIXED, '"alone" and "the trace" differ', ("alone",),
-        ("identity", "bytes", "derived", "propagated"), relation="alone",
+        "experts", Setting(ops="invariant"), ("alone",), ("identity", "bytes", "derived", "propagated"),
+        relation="alone",
     ),
 )

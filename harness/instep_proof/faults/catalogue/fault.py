@@ -1,5 +1,6 @@
-"""The type of a fault: edits of the source, their origin, the trace that shows it, and the expected finding.
+"""The type of a fault: edits of the source, their origin, the trace that shows it, and the mistake that names it.
 
+The expected finding is golden data (`fixtures/traces/faults/expected.json`), which `instep faults --update` writes.
 Leaves out: planting it (`instep_proof/faults/plant.py`), and which there are (`catalogue/`, one file per family).
 """
 
@@ -7,13 +8,52 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
+import msgspec
+
+from instep.bundled import fixtures
 from instep.setting import Setting
 from instep_reference.contract.place_names import Place
 
 # Sentences that give only the size or the place of an error. They do not name a mistake.
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
                   "labels that do not belong")
+
+TRACES = fixtures() / "traces" / "faults"
+EXPECTED = TRACES / "expected.json"
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """The first finding of a fault.
+
+    event  the first event of the trace at which something is wrong, and the place of the first finding there
+    says   part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
+           Empty: no sentence names it
+    """
+
+    event: int
+    stage: str
+    layer: int
+    component: str
+    says: str = ""
+
+    def __post_init__(self) -> None:
+        assert not BARE.search(self.says), f"{self.says!r} describes the effect, not the mistake"
+
+    @property
+    def place(self) -> Place:
+        return Place(self.stage, self.layer, self.component)
+
+
+NOTHING = Expected(-1, "", 0, "")
+
+
+@lru_cache
+def recorded(path: Path = EXPECTED) -> dict[str, Expected]:
+    """The expected finding of every fault."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Expected])
 
 
 @dataclass(frozen=True)
@@ -56,16 +96,14 @@ class Fault:
     what     one sentence: what the planted source does
     origin   the project and number of the bug that it copies; empty if the class is ours
     trace    stem of a file under `fixtures/traces/faults`: the smallest trace that shows it
-    event    the first event of that trace at which something is wrong, and the place of the first finding there
-    says     part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
-             Empty: no sentence names it
     seen_by  names of the checks that are meant to see it: at least one must
     blind    names of checks that compare there and cannot see it
     how      how the engine is set up, as `instep replay` is
-    relation the relation that must find it (`instep relations`), where no single run can
-    written_for  whether a hypothesis names it: the harness computes the result of this one mistake, and recognises it.
-             Otherwise `says` is general, and also describes unforeseen faults: a check reports what it compared
+    mistake  the entry of the catalogue of mistakes that names it (`instep/diagnose/mistakes/__init__.py`). Empty: a
+             general sentence names it, which also describes unforeseen faults: a check reports what it compared
              ("length is 4; expected 6"), or the bank a change that any op may have ("is twice the right value")
+    relation the relation that must find it (`instep relations`), where no single run can
+    other    an expected finding that is not the recorded one
     """
 
     id: str
@@ -75,16 +113,27 @@ class Fault:
     edits: tuple[Edit | Wrap, ...]
     trace: str
     how: Setting
-    event: int
-    place: Place
-    says: str
     seen_by: tuple[str, ...]
     blind: tuple[str, ...] = ()
     relation: str | None = None
-    written_for: bool = False
+    mistake: str = ""
+    other: Expected | None = None
 
-    def __post_init__(self) -> None:
-        assert not BARE.search(self.says), f"{self.id}: {self.says!r} describes the effect, not the mistake"
+    @property
+    def expected(self) -> Expected:
+        return self.other or recorded().get(self.id, NOTHING)
+
+    @property
+    def event(self) -> int:
+        return self.expected.event
+
+    @property
+    def place(self) -> Place:
+        return self.expected.place
+
+    @property
+    def says(self) -> str:
+        return self.expected.says
 
 
 def speaking(how: Setting) -> Setting:

@@ -6,14 +6,12 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
 RUNNER, ENGINE = "instep_optimized/graphs/capture_and_replay.py", "instep_optimized/engine.py"
 ROUND, MOVE = "instep_optimized/round_for_step_count.py", "instep_optimized/ops/plain/copy_units.py"
 # Requests' metadata on the device and inputs of graphs belong to no layer.
-SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")
 KEY = "(kind, self._round.num_steps)"
 LABELS = Setting(ops="ledger", graphs=True)
 
@@ -23,15 +21,13 @@ FAULTS: tuple[Fault, ...] = (
         "Padding rows are not refreshed: their last request is served again, although another one owns the slot now.",
         "rtp-llm 1181",
         (Edit(RUNNER, "    own[len(given) :].fill_(value)\n", ""),),
-        "graphs", LABELS, 13, SLOT_TABLE,
-        "changed in window slot 5, which this event may not write", ("bytes",),
+        "graphs", LABELS, ("bytes",),
     ),
     Fault(
         "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
         "vllm-ascend 7506",
         (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0, -1, -1)", "IDLE = Inputs(0, -1, 0, 0, -1, 0, 0, -1, -1)"),),
-        "graphs", LABELS, 0, SLOT_TABLE,
-        "window slot 0 is new and not poison", ("poison", "bytes"),
+        "graphs", LABELS, ("poison", "bytes"),
     ),
     Fault(
         "pad-sentinel-last-slot", "pad-sentinel", "The commit's copy does not skip -1: padding rows move the last "
@@ -39,22 +35,19 @@ FAULTS: tuple[Fault, ...] = (
         "vllm-ascend 7506",
         (Edit(MOVE, "wanted = (source.units >= 0) & (target.units >= 0)",
               "wanted = torch.ones_like(source.units, dtype=torch.bool)"),),
-        "graphs", Setting(ops="ledger", strategy="snapshot", graphs=True), 7, Place("trunk", 0, "conv"),
-        "changed in conv slot 5, which this event may not write", ("bytes", "labels"),
+        "graphs", Setting(ops="ledger", strategy="snapshot", graphs=True), ("bytes", "labels"),
     ),
     Fault(
         "pad-sentinel-page-zero", "pad-sentinel", "Rows without a place are stored in the first one, on page 0.",
         "vllm-ascend 7506",
         (Wrap(MOVE, "store_rows", "locations = locations.clamp(min=0)"),),
-        "ragged", Setting(), 5, Place("extend", 0, "keys"),
-        "changed in draft_keys page 0, which this event may not write", ("bytes",),
+        "ragged", Setting(), ("bytes",),
     ),
     Fault(
         "pad-sentinel-unguarded", "pad-sentinel", "Rows without a place are stored all the same: -1 is the last one.",
         "vllm-ascend 7506",
         (Wrap(MOVE, "store_rows", "locations = locations % (pool.shape[0] * pool.shape[1])"),),
-        "ragged", Setting(), 5, Place("extend", 0, "keys"),
-        "changed in draft_keys page 8, which this event may not write", ("bytes",),
+        "ragged", Setting(), ("bytes",),
     ),
     Fault(
         "frozen-capture-table", "frozen-capture",
@@ -63,8 +56,7 @@ FAULTS: tuple[Fault, ...] = (
         (Wrap("instep_optimized/memory/__init__.py", "Memory.grow",
               "from dataclasses import replace\n"
               "self.slot_table = replace(self.slot_table, table=self.slot_table.table.clone())"),),
-        "graphs", LABELS, 8, Place("chain.1", 0, "attended"),
-        "served with pages 7; the trace has them in pages 7, 1", ("labels", "contracts"),
+        "graphs", LABELS, ("labels", "contracts"),
     ),
     Fault(
         "frozen-capture-forced", "frozen-capture",
@@ -72,8 +64,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 44868",
         (Edit(RUNNER, "    return own[: len(given)], given\n",
               "    return own[: len(given)], given if given.dim() == 1 else own[: len(given)]\n"),),
-        "graphs", LABELS, 5, SLOT_TABLE,
-        "forced of row 0 is [-1, -1] in the graph's buffer", ("graphs", "labels", "identity"),
+        "graphs", LABELS, ("graphs", "labels", "identity"),
     ),
     Fault(
         "stale-hidden", "stale-hidden",
@@ -82,30 +73,26 @@ FAULTS: tuple[Fault, ...] = (
         (Wrap("instep_optimized/forward_with_prefill_chunks.py", "_keep",
               "if any(p.span.kind == \"verify\" for p in plan):\n"
               "    memory.slot_table = replace(memory.slot_table, final=memory.slot_table.final.clone())"),),
-        "graphs", LABELS, 6, Place("trunk", AFTER_LAYERS, "pick"),
-        "pool is not a pool of this engine, so writes to it are lost", ("contracts", "labels"),
+        "graphs", LABELS, ("contracts", "labels"),
     ),
     Fault(
         "graph-key-kind", "graph-key-collision", "Graphs are kept by kind alone, whatever the step count.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, 0)"),),
-        "graphs", LABELS, 5, SLOT_TABLE,
-        "the graph ('draft', 0) was replayed", ("graphs", "serves"),
+        "graphs", LABELS, ("graphs", "serves"),
     ),
     Fault(
         "graph-key-width", "graph-key-collision",
         "Verify graphs are kept by kind alone: a narrow window is replayed in a wide one's layout.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(kind, self._round.num_steps * (kind != \"verify\"))"),),
-        "graphs", LABELS, 9, SLOT_TABLE,
-        "the graph ('verify', 0) was replayed", ("graphs", "identity", "labels"),
+        "graphs", LABELS, ("graphs", "identity", "labels"),
     ),
     Fault(
         "graph-key-layout", "graph-key-collision",
         "Graphs are kept by the layout of their inputs: a decode is served by the graph of a draft.",
         "LightLLM 1338",
         (Edit(ENGINE, KEY, "(body.width, body.choices)"),),
-        "graphs", LABELS, 5, SLOT_TABLE,
-        "the graph (1, 2) was replayed", ("graphs", "identity", "labels"),
+        "graphs", LABELS, ("graphs", "identity", "labels"),
     ),
 )

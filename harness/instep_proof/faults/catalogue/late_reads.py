@@ -7,14 +7,11 @@ whose tensors are written again, which a replay remembers (`changed_answers.py`)
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from .fault import Edit, Fault, Wrap
 
 ENGINE, TO_HOST = "instep_optimized/engine.py", "instep_optimized/transfer/to_host.py"
-ROOT, LENGTH = (Place("trunk", AFTER_LAYERS, component) for component in ("pick", "length"))
 LABELS = Setting(ops="ledger")
-LATE = "when it is read late"
 
 CATCH_UP = "        self._catch_up()\n"
 COMMIT = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
@@ -30,8 +27,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(TO_HOST, f"        self._numbers = {NUMBERS}\n",
               "        staging = HostCopy.list.__dict__.setdefault(\"staging\", {})\n"
               f"        self._numbers = staging.setdefault(numbers.shape, {NUMBERS})\n"),),
-        "ragged", LABELS, 2, ROOT, LATE, ("read_late",), ("identity", "bytes", "labels", "aliasing"),
-        relation="read_late",
+        "ragged", LABELS, ("read_late",), ("identity", "bytes", "labels", "aliasing"), relation="read_late",
     ),
     Fault(
         "root-looked-up-in-the-slot", "written-before-read",
@@ -48,8 +44,7 @@ FAULTS: tuple[Fault, ...] = (
                  "        chosen = Roots([p.request.name for p in plan if p.rooted],\n"
                  "                       lambda: windows[lines, 0].tolist())\n"),
         ),
-        "ragged", LABELS, 2, ROOT, LATE, ("read_late",), ("identity", "bytes", "labels", "aliasing"),
-        relation="read_late",
+        "ragged", LABELS, ("read_late",), ("identity", "bytes", "labels", "aliasing"), relation="read_late",
     ),
     Fault(
         "wish-of-the-latest-counts", "lost-unless-read",
@@ -60,7 +55,7 @@ FAULTS: tuple[Fault, ...] = (
             Edit(ENGINE, "        self._unreported.append(counts)\n" + ANSWER,
                  "        self._unreported = [counts]\n" + ANSWER),
         ),
-        "late", LABELS, 8, LENGTH, LATE, ("read_late",), ("identity", "bytes", "labels"), relation="read_late",
+        "late", LABELS, ("read_late",), ("identity", "bytes", "labels"), relation="read_late",
     ),
     Fault(
         "count-resolved-by-reading", "lost-unless-read",
@@ -77,7 +72,7 @@ FAULTS: tuple[Fault, ...] = (
                          "            request.length.owe(counts, number, 1 + request.drafts)\n",
                  "            request.length.owe(counts, number, 1 + request.drafts)\n"),
         ),
-        "kept", Setting(ops="ledger", overlap=True), 9, LENGTH, LATE, ("read_late",), ("identity", "bytes", "labels"),
+        "kept", Setting(ops="ledger", overlap=True), ("read_late",), ("identity", "bytes", "labels"),
         relation="read_late",
     ),
     Fault(
@@ -92,7 +87,6 @@ FAULTS: tuple[Fault, ...] = (
             Wrap(ENGINE, "OptimizedEngine._kept",
                  result="self.__dict__.setdefault(\"_folded\", {})[name] = result"),
         ),
-        "kept", LABELS, 10, LENGTH, LATE, ("read_late",), ("identity", "bytes", "labels", "copies"),
-        relation="read_late",
+        "kept", LABELS, ("read_late",), ("identity", "bytes", "labels", "copies"), relation="read_late",
     ),
 )

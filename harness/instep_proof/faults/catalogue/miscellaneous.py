@@ -6,15 +6,12 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault, Wrap
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
 FLAT = "instep_optimized/controllers/sglang_0_5_12.py"
 IDLE = "OptimizedEngine.idle"
-NEXT_NUM_STEPS = Place("trunk", AFTER_LAYERS, "length")
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
 
 # A rank without requests takes part in the step, and a launcher divides rows among them.
 EMPTY_DIVISION = (
@@ -65,50 +62,47 @@ STEPS_BY_ROWS = Edit(
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "empty-batch-division", "empty-batch", "An idle step is a round without requests, and divides by zero.",
-        "LightLLM 1338", EMPTY_DIVISION, "controller", Setting(ops="ledger"), 6,
-        Place("trunk", STAGE_LEVEL, "embedding"),
-        "raised ZeroDivisionError", ("serves",),
+        "LightLLM 1338", EMPTY_DIVISION, "controller", Setting(ops="ledger"), ("serves",),
     ),
     Fault(
         "empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.",
-        "", (IDLE_COUNTS,), "controller", Setting(ops="ledger"), 9, NEXT_NUM_STEPS,
-        "", ("identity",), ("labels", "bytes"),
+        "", (IDLE_COUNTS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        mistake="controller-counts-idle-steps",
     ),
     Fault(
         "hot-sync-assertion", "hot-sync", "A commit asserts that its counts are within the window, and waits for them.",
-        "LightLLM 1338", (ASSERTED,), "accepted", Setting(), 5, NOWHERE,
-        "the host reads the device", ("hostreads",), ("identity", "bytes", "directed", "derived"),
+        "LightLLM 1338", (ASSERTED,), "accepted", Setting(), ("hostreads",),
+        ("identity", "bytes", "directed", "derived"),
     ),
     Fault(
         "hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
-        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), 2, NOWHERE,
-        "the host reads the device", ("hostreads",), ("identity", "bytes", "directed", "derived"),
+        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), ("hostreads",),
+        ("identity", "bytes", "directed", "derived"),
     ),
     Fault(
         "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
-        "", (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), 12, NEXT_NUM_STEPS,
-        "the last batch is not counted yet", ("identity",), ("labels", "bytes"), written_for=True,
+        "", (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        mistake="controller-one-batch-late",
     ),
     Fault(
         "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
-        "", (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), 25, NEXT_NUM_STEPS,
-        "", ("identity",), ("labels", "bytes"),
+        "", (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        mistake="controller-counts-the-bonus",
     ),
     Fault(
         "controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
-        "", (NO_WARM_UP,), "controller", Setting(ops="ledger"), 9, NEXT_NUM_STEPS,
-        "", ("identity",), ("labels", "bytes"),
+        "", (NO_WARM_UP,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        mistake="controller-no-warm-up",
     ),
     Fault(
         "controller-mid-round", "controller",
         "A wish switches the round at once, where the driver has not yet put it in force.",
-        "", (MID_ROUND,), "late", Setting(ops="ledger"), 9,
-        Place("trunk", STAGE_LEVEL, "embedding"), "raised BadInput (picks: found", ("serves",),
+        "", (MID_ROUND,), "late", Setting(ops="ledger"), ("serves",),
     ),
     Fault(
         "batch-dependent-tile", "batch-dependent-tile",
         "A single row is multiplied in deeper steps than several, so its bits depend on the batch.",
-        "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), 2, Place("trunk", 0, "qkv"),
-        '"alone" and "the trace" differ', ("alone",), ("identity", "bytes", "derived", "propagated"), relation="alone",
+        "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), ("alone",),
+        ("identity", "bytes", "derived", "propagated"), relation="alone",
     ),
 )

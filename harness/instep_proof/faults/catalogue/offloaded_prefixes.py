@@ -6,15 +6,11 @@ Leaves out: how prefixes are made and shared (`prefixes.py`).
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 TIERS, ENGINE = "instep_optimized/kept_entries_on_device_or_host.py", "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
-NOWHERE = Place("trunk", STAGE_LEVEL, "length")
-LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
-WENT, HELD = "goes to the host different from what was saved", "is gone, but its memory is still held"
 
 ASIDE = "copied(kept, _to_host)"
 POP = "request, kept = self.here.pop(name)"
@@ -58,67 +54,60 @@ def _without(part: str, emptied: str) -> Edit:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "offload-without-conv", "tier-component", "A prefix goes to the host without its conv windows.",
-        "", (_without("conv", "{}"),), "tiers", LABELS, 5, Place("trunk", 0, "conv"), f"{WENT}: has nothing",
-        ("bytes",), ("identity",),
+        "", (_without("conv", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
-        "", (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN, 5,
-        Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
+        "", (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN,
+        ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-scales", "tier-component",
         "States that are stored in tiles go to the host, without their scales.",
         "", (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
-        "tiers", Setting(state_dtype="float8_e4m3fn"), 5, Place("trunk", 0, "state"), WENT, ("bytes",), ("identity",),
+        "tiers", Setting(state_dtype="float8_e4m3fn"), ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-draft-kv", "tier-component", "A prefix goes to the host without the KV of the draft head.",
-        "", (_without("draft_values", "{}"),), "tiers", LABELS, 5, Place("extend", 0, "values"),
-        f"{WENT}: has nothing", ("bytes",), ("identity",),
+        "", (_without("draft_values", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-final-row", "tier-component",
         "A prefix goes to the host without the target's final row, and an empty one comes back.",
-        "", (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS, 5,
-        FINAL, WENT, ("bytes",), ("identity",),
+        "", (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS,
+        ("bytes",), ("identity",),
     ),
     Fault(
         "offload-newer-than-its-key", "tier-other",
         "A prefix whose donor is there goes to the host with the state that the donor has by then.",
-        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), 5,
-        Place("trunk", 0, "state"),
-        'holds what request "a" has now, after 8 tokens; 4 tokens were tracked', ("bytes",), ("identity",),
-        written_for=True,
+        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), ("bytes",), ("identity",),
+        mistake="content-of-now",
     ),
     Fault(
         "offload-through-one-buffer", "tier-other",
         "All that goes to the host goes into the same buffers: the next prefix is written over the last one.",
         "", (Edit(TIERS, POP, f"        {POP}\n{OVER}"),),
-        "tiers", LABELS, 9, NOWHERE, "changed while this event ran", ("copies",), ("identity",),
+        "tiers", LABELS, ("copies",), ("identity",),
     ),
     Fault(
         "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
         "", (Edit(TIERS, "request, kept, _ = self.aside[name]",
-                  "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, 13, LENGTH,
-        '"a, 1" is a prefix of 4 tokens', ("identity",),
+                  "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, ("identity",),
     ),
     Fault(
         "hit-into-the-donor-s-ring", "tier-other",
         "A request that continues from a prefix settles its donor's ring and state, too.",
-        "", (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, 14, NOWHERE,
-        "settled slot 4, which this event may not write", ("bytes",), ("identity",),
+        "", (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-frees-nothing", "tier-evicted",
         "An offloaded prefix is still held on the device, so nothing is freed.",
         "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
-        "tiers", LABELS, 5, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
+        "tiers", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
-        "", (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, 19, NOWHERE,
-        'the copy that offload kept as "a, 0" is kept although it was dropped', ("copies",),
+        "", (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, ("copies",),
         ("identity", "bytes"),
     ),
     Fault(
@@ -130,12 +119,11 @@ FAULTS: tuple[Fault, ...] = (
              Edit(TIERS, "Aside(request, copied(kept, _to_host), Arrival(self._device))",
                   "self.__dict__.get(\"_old\", {}).get(name) or "
                   "Aside(request, copied(kept, _to_host), Arrival(self._device))")),
-        "tiers", LABELS, 19, NOWHERE, HELD, ("copies",), ("identity", "bytes"),
+        "tiers", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "evicted-with-a-shared-page", "tier-evicted",
         "An eviction frees the page on which the prefix began, while its donor still uses it.",
-        "", (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, 19, Place("trunk", 3, "keys"),
-        "page 9, which this event may not write", ("bytes",), ("identity",),
+        "", (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, ("bytes",), ("identity",),
     ),
 )

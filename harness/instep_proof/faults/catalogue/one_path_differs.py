@@ -6,13 +6,11 @@ The runs are in bfloat16, where a layer's own rounding is as large. Leaves out: 
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault
 
 ROUND, GDN = "instep_optimized/round_for_step_count.py", "instep_optimized/ops/plain/gdn.py"
 VERIFY = "        batch = windows(ops, self.model.memory, inputs.who(), tokens, \"verify\", width, nodes=nodes)\n"
-CORE, STATE = (Place("trunk", 0, component) for component in ("core", "state"))
 NARROW = Setting(dtype="bfloat16")
 
 WRITES = "    writes = _writes(rows, work, heads)\n"
@@ -28,9 +26,8 @@ def _writes(path: str, name: str) -> Edit:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-beta-in-windows", "narrow-path", "beta goes through bf16 in verified windows, and nowhere else.",
-        "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, 4, CORE,
-        "beta is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
-        written_for=True,
+        "", (_writes("part.settled is not None", "beta"),), "accepted", NARROW, ("own_inputs",),
+        ("identity", "bytes", "derived", "directed", "propagated"), mistake="beta-rounded",
     ),
     Fault(
         "narrow-update-when-run-again", "narrow-path",
@@ -39,39 +36,33 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(GDN, "            _again(S, recalled(part.ring, who.which[owing], age))\n",
               "            kept = recalled(part.ring, who.which[owing], age)\n"
               "            _again(S, kept._replace(update=kept.update.bfloat16()))\n"),),
-        "accepted", NARROW, 5, STATE,
-        "update rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
+        "accepted", NARROW, ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(
         "narrow-key-in-decode", "narrow-path", "k goes through bf16 in a step without drafts, and nowhere else.",
-        "", (_writes(DECODE, "key"),), "steps", NARROW, 7, CORE,
-        "the key is rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
-        written_for=True,
+        "", (_writes(DECODE, "key"),), "steps", NARROW, ("own_inputs",),
+        ("identity", "bytes", "derived", "directed", "propagated"), mistake="key-rounded",
     ),
     Fault(
         "narrow-state-read-in-decode", "narrow-path",
         "A step without drafts reads a state that was rounded to bf16, and stores the right one.",
         "",
         (Edit(GDN, "S * q[:alive, row]", f"(S.bfloat16().to(work) if {DECODE} else S) * q[:alive, row]"),),
-        "steps", NARROW, 7, CORE,
-        "the state rounded to bfloat16", ("own_inputs",), ("identity", "bytes", "derived", "directed"),
-        written_for=True,
+        "steps", NARROW, ("own_inputs",), ("identity", "bytes", "derived", "directed"), mistake="read-in-bfloat16",
     ),
     Fault(
         "other-order-in-decode", "path-order",
         "A step without drafts sums the read-out in another order than a window of one token.",
         "", (Edit(GDN, "_sum_by_halves(S * q[:alive, row])",
                   f"(torch.sum if {DECODE} else lambda x, dim: _sum_by_halves(x))(S * q[:alive, row], dim=-2)"),),
-        "steps", Setting(), 5, CORE,
-        '"windows of one token" and "plain decoding" differ', ("decode_is_verify_1",),
-        ("identity", "bytes", "derived", "directed", "own_inputs"), relation="decode_is_verify_1",
+        "steps", Setting(), ("decode_is_verify_1",), ("identity", "bytes", "derived", "directed", "own_inputs"),
+        relation="decode_is_verify_1",
     ),
     Fault(
         "position-in-windows", "path-position",
         "Rows of a window are rotated by the position after their own; they are stored and read at the right place.",
         "",
         (Edit(ROUND, VERIFY, VERIFY + "        batch = replace(batch, positions=batch.positions + 1)\n"),),
-        "accepted", Setting(), 4, Place("trunk", 3, "query"),
-        "is placed 1 position too late", ("derived",), ("identity", "bytes"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes"),
     ),
 )

@@ -6,7 +6,6 @@ Leaves out: copies of whole requests (`chunks.py`, `changed_answers.py`, `schedu
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
@@ -15,9 +14,7 @@ SAVED = "instep_optimized/memory/saved_states.py"
 PAIR, RERUN = (f"instep_optimized/commit/{name}.py" for name in ("strategy_pair", "rerun"))
 MIXED, ROUND = (f"instep_optimized/{name}.py" for name in ("forward_with_prefill_chunks", "round_for_step_count"))
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
-LENGTH, FINAL = Place("trunk", AFTER_LAYERS, "length"), Place("trunk", AFTER_LAYERS, "final")
 BEGIN = "request.length.exact - len(final)"
-BACK = "comes back different from what was saved"
 
 COUNT = "after // every * every"
 KEEP = "                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])\n"
@@ -34,118 +31,106 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-boundary-missed", "prefix-count",
         "A multiple that the last accepted token reaches is taken for one that is not reached yet.",
-        "", (Edit(PREFIXES, COUNT, "(after - 1) // every * every"),), "prefix", LABELS, 13,
-        LENGTH, "answers a prefix of None tokens; expected 12", ("identity",),
+        "", (Edit(PREFIXES, COUNT, "(after - 1) // every * every"),), "prefix", LABELS, ("identity",),
     ),
     Fault(
         "prefix-count-of-the-request", "prefix-count",
         "A prefix is kept under the length that the request has then, not under the multiple that it crossed.",
-        "vllm 43559", (Edit(PREFIXES, COUNT, "after"),), "prefix", LABELS, 5,
-        LENGTH, "answers a prefix of 5 tokens; expected 4", ("identity",),
+        "vllm 43559", (Edit(PREFIXES, COUNT, "after"),), "prefix", LABELS, ("identity",),
     ),
     Fault(
         "prefix-state-newer-than-its-key", "prefix-state",
         "The ring is folded one token further than the prefix goes.",
-        "", (Edit(RERUN, "self.peek(ops, slot, length)", "self.peek(ops, slot, length + 1)"),), "prefix", PLAIN, 5,
-        Place("trunk", 0, "state"), "holds the state after 4 tokens; 3 tokens were tracked", ("directed",),
-        ("identity", "bytes"), written_for=True,
+        "", (Edit(RERUN, "self.peek(ops, slot, length)", "self.peek(ops, slot, length + 1)"),), "prefix", PLAIN,
+        ("directed",), ("identity", "bytes"), mistake="another-count",
     ),
     Fault(
         "prefix-of-the-last-node", "prefix-state",
         "A commit keeps the memory after the last accepted node, although the prefix ends before it.",
-        "", (Edit(PREFIXES, "path[depth]", "path[-1]"),), "prefix", Setting(strategy="snapshot"), 5,
-        Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked", ("bytes", "directed"),
-        ("identity",), written_for=True,
+        "", (Edit(PREFIXES, "path[depth]", "path[-1]"),), "prefix", Setting(strategy="snapshot"), ("bytes", "directed"),
+        ("identity",), mistake="another-count",
     ),
     Fault(
         "prefix-conv-of-later-tokens", "prefix-lengths",
         "A prefix is kept with the state after its last token, and with the conv window after the whole path.",
         "", (Edit(PAIR, "return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)",
                     "return self.of_conv.peek(ops, slot, length), self.of_state.peek_node(*where)"),),
-        "prefix", PLAIN, 5, Place("trunk", 0, "conv"), "holds the window after 4 tokens; 3 tokens were tracked",
-        ("bytes",), ("identity", "directed"), written_for=True,
+        "prefix", PLAIN, ("bytes",), ("identity", "directed"), mistake="another-count",
     ),
     Fault(
         "prefix-without-conv", "prefix-component",
         "A request that continues from a prefix gets its state and its KV, and no conv windows.",
-        "", (Edit(ENGINE, RESTORE, NO_CONV + RESTORE.replace("memory.conv", "conv")),), "prefix", LABELS, 10,
-        Place("trunk", 0, "conv"), BACK, ("bytes", "labels"), ("identity",),
+        "", (Edit(ENGINE, RESTORE, NO_CONV + RESTORE.replace("memory.conv", "conv")),), "prefix", LABELS,
+        ("bytes", "labels"), ("identity",),
     ),
     Fault(
         "prefix-without-draft-kv", "prefix-component",
         "The KV of the target is written back for a prefix, that of the draft head is not.",
-        "", (Edit(SAVED, PUT, f"{PUT} if kept.final is None or name in PAGED[:2] else None"),), "prefix", LABELS, 10,
-        Place("extend", 0, "keys"), "is poison: memory that was never written", ("bytes", "labels"), ("identity",),
+        "", (Edit(SAVED, PUT, f"{PUT} if kept.final is None or name in PAGED[:2] else None"),), "prefix", LABELS,
+        ("bytes", "labels"), ("identity",),
     ),
     Fault(
         "prefix-keeps-the-last-draft-row", "prefix-draft-row",
         "A prefix is kept with the draft head's row of its last token, which was made of the donor's next token.",
-        "", (Edit(SAVED, "less * (1 + layer)", "less * layer"),), "prefix", PLAIN,
-        2, Place("extend", 0, "keys"), "keeps the draft head's last row", ("bytes",), ("identity", "directed"),
+        "", (Edit(SAVED, "less * (1 + layer)", "less * layer"),), "prefix", PLAIN, ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "prefix-last-draft-row-not-written", "prefix-draft-row",
         "A request that continues from a prefix lacks the draft head's row of the last token.",
         "", (Edit(ENGINE, EXTEND, "self._memory.slot_table.length[self._memory.slots.of(request)].add_(1)"),),
-        "prefix", PLAIN, 10, Place("extend", STAGE_LEVEL, "embedding"), "has 0 rows; expected 1", ("identity",),
+        "prefix", PLAIN, ("identity",),
     ),
     Fault(
         "prefix-last-draft-row-of-its-own-token", "prefix-draft-row",
         "The draft head's row of the last token is paired with that token itself, not with the next one.",
-        "", (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),), "prefix", PLAIN, 10,
-        Place("extend", STAGE_LEVEL, "embedding"), "is the embedding of token 116; the trace has 104", ("derived",),
-        ("identity",),
+        "", (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),), "prefix", PLAIN, ("derived",), ("identity",),
     ),
     Fault(
         "prefix-of-another-request", "prefix-owner",
         "In a batch of several the prefixes are all read out of the first request's pages.",
-        "", (Edit(PREFIXES, KEEP, KEEP.replace("request, count", "verified[0], count")),), "prefix", PLAIN, 13,
-        Place("trunk", 3, "keys"), 'holds what belongs to request "a"', ("bytes",), ("identity",), written_for=True,
+        "", (Edit(PREFIXES, KEEP, KEEP.replace("request, count", "verified[0], count")),), "prefix", PLAIN, ("bytes",),
+        ("identity",), mistake="prefix-of-another-request",
     ),
     Fault(
         "prefix-final-row-of-another-request", "prefix-owner",
         "In a batch of several the final rows of all prefixes are taken from the first request's line.",
-        "", (Edit(PREFIXES, KEEP, OTHER_FINAL),), "prefix", PLAIN, 13, FINAL, 'is a final row of request "a"',
-        ("bytes",), ("identity",), written_for=True,
+        "", (Edit(PREFIXES, KEEP, OTHER_FINAL),), "prefix", PLAIN, ("bytes",), ("identity",),
+        mistake="final-row-of-another-request",
     ),
     Fault(
         "prefix-final-row-by-reference", "prefix-changed",
         "The final row of a prefix is a view of the slot table: the next verify writes it.",
-        "", (Edit(SAVED, "None if final is None else final.clone()", "final"),), "prefix", LABELS, 7,
-        Place("trunk", STAGE_LEVEL, "length"), "changed while this event ran: final", ("copies",), ("identity",),
+        "", (Edit(SAVED, "None if final is None else final.clone()", "final"),), "prefix", LABELS, ("copies",),
+        ("identity",),
     ),
     Fault(
         "prefix-rows-as-of-one-layer", "prefix-layers",
         "A prefix keeps as many rows of every MTP layer as of the first one, computed from the donor's next tokens.",
-        "", (Edit(SAVED, "less * (1 + layer)", "less"),), "shared", PLAIN, 2, Place("extend.1", 1, "keys"),
-        "keeps 1 row of MTP layer 1, which depends on the token after the prefix", ("bytes",),
-        ("identity", "directed"),
+        "", (Edit(SAVED, "less * (1 + layer)", "less"),), "shared", PLAIN, ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "prefix-lacks-a-row-of-a-layer", "prefix-layers",
         "A prefix keeps one row too few of the last MTP layer.",
-        "", (Edit(SAVED, "less * (1 + layer)", "less * (1 + layer + layer // 2)"),), "shared", PLAIN, 2,
-        Place("extend.2", 2, "keys"), "lacks 1 row of MTP layer 2", ("bytes",), ("identity", "directed"),
+        "", (Edit(SAVED, "less * (1 + layer)", "less * (1 + layer + layer // 2)"),), "shared", PLAIN, ("bytes",),
+        ("identity", "directed"),
     ),
     Fault(
         "prefix-extended-by-one-row", "prefix-layers",
         "A hit recomputes the last row of every MTP layer, but not the rows before it, as if there were one layer.",
         "", (Edit(SAVED, 'max(1, len(memory.layers("draft_keys")))', "1"),
              Edit(MIXED, "torch.cat((*map(shown, kept.tail.values()), kept.final[None]))", "kept.final[None]")),
-        "shared", PLAIN, 8, Place("extend", STAGE_LEVEL, "embedding"), "has 1 rows; expected 3", ("identity",),
+        "shared", PLAIN, ("identity",),
     ),
     Fault(
         "prefix-final-rows-one-token-late", "prefix-layers",
         "A commit keeps for every token the target's row of the token before: the next prefix has older rows.",
         "", (Edit(ROUND, "keep_tail(ops, memory, batch, final)", "keep_tail(ops, memory, batch, final.roll(1, 0))"),),
-        "shared", PLAIN, 15, Place("trunk", AFTER_LAYERS, "tail"), "holds the rows of 1 token earlier", ("bytes",),
-        ("identity", "directed"), written_for=True,
+        "shared", PLAIN, ("bytes",), ("identity", "directed"), mistake="rows-of-earlier-tokens",
     ),
     Fault(
         "prefix-final-rows-not-brought-back", "prefix-layers",
         "A request that was preempted comes back without the final rows of its last tokens.",
         "", (Edit(SAVED, "kept.tail[layer]", "kept.tail[layer] if prefix else units.rows(there)"),),
-        "shared", PLAIN, 22, Place("trunk", AFTER_LAYERS, "tail"), BACK, ("bytes", "poison"),
-        ("identity", "directed"),
+        "shared", PLAIN, ("bytes", "poison"), ("identity", "directed"),
     ),
 )

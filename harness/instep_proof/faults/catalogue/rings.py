@@ -6,15 +6,12 @@ Leaves out: other wrong counts of tokens that are run again (`rollback.py`), and
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 LAZY_RERUN, PLAN = "instep_optimized/commit/lazy_rerun.py", "instep_optimized/ops/plain/rerun_ring_plan.py"
 RING, GDN = "instep_optimized/ops/plain/rerun_ring.py", "instep_optimized/ops/plain/gdn.py"
 KERNEL, LEDGER = "instep_optimized/kernels/gdn_windows/token_by_token.py", "instep_optimized/ops/ledger_label_ops.py"
-LENGTH = Place("trunk", STAGE_LEVEL, "length")
-UPDATE, STATE = (Place("trunk", 0, component) for component in ("update", "state"))
 
 STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"
 RECALL = "    return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
@@ -27,15 +24,13 @@ FAULTS: tuple[Fault, ...] = (
         "update-of-another-row", "ring-update",
         "Keys and decays are kept by slot, updates by batch row: one request's meet another's keys.",
         "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
-        "ragged", Setting(), 4, UPDATE,
-        'is that of request "a"', ("derived",), ("identity",), written_for=True,
+        "ragged", Setting(), ("derived",), ("identity",), mistake="update-of-another-request",
     ),
     Fault(
         "update-stored-narrow", "ring-update",
         "An update is rounded to 16 bits before it is stored, in a ring that is wide.",
         "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x.bfloat16() if pool is ring.own else x)[wanted]")),),
-        "accepted", Setting(), 4, UPDATE,
-        "as if stored in bfloat16", ("derived",), ("identity", "bytes", "contracts"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes", "contracts"),
     ),
     Fault(
         "update-before-the-decay", "ring-update",
@@ -43,8 +38,7 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(GDN, "        update = _absorb(S, write)\n",
                   "        update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))\n"
                   "        _absorb(S, write)\n"),),
-        "accepted", Setting(), 4, UPDATE,
-        "was made before the state decayed", ("derived",), ("identity", "bytes"), written_for=True,
+        "accepted", Setting(), ("derived",), ("identity", "bytes"), mistake="update-before-the-decay",
     ),
     Fault(
         "rerun-next-decay", "ring-rerun",
@@ -52,18 +46,14 @@ FAULTS: tuple[Fault, ...] = (
         "", (Edit(GDN, AGAIN,
                   "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
                   "            _again(S, kept._replace(decay=behind.decay))\n"),),
-        "ragged", Setting(), 5, STATE,
-        "was run again with the decays of the tokens after", ("directed", "derived"), ("identity", "bytes"),
-        written_for=True,
+        "ragged", Setting(), ("directed", "derived"), ("identity", "bytes"), mistake="run-again-with-other-decays",
     ),
     Fault(
         "rerun-rejected-update", "ring-rerun",
         "Updates are read one entry too far: the last one is that of the first rejected token.",
         "", (Edit(RING, RECALL, RECALL.replace("pool[units, entries % pool.shape[1]]",
                                                "pool[units, (entries + (pool is ring.own)) % pool.shape[1]]")),),
-        "ragged", Setting(), 5, STATE,
-        "was run again with the updates of the tokens after", ("directed", "derived"), ("identity", "bytes"),
-        written_for=True,
+        "ragged", Setting(), ("directed", "derived"), ("identity", "bytes"), mistake="run-again-with-other-updates",
     ),
     Fault(
         "update-of-a-stale-state", "ring-update",
@@ -75,22 +65,19 @@ FAULTS: tuple[Fault, ...] = (
                  "        keep(part.ring, who.which[:alive], row, token, _update(stale[:alive], token, own))\n"
                  "        stale[:alive] = _absorbed(stale[:alive], _update(stale[:alive], token, own))\n"),
         ),
-        "ragged", Setting(ops="ledger"), 7, UPDATE,
-        "depends on the state as it was after event 2", ("labels",), ("bytes",),
+        "ragged", Setting(ops="ledger"), ("labels",), ("bytes",),
     ),
     Fault(
         "update-kernel-keeps-the-value", "ring-update",
         "The kernel of the recurrence keeps a token's value where its update belongs, as rings of inputs do.",
         "", (Edit(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE",
               "kept_u + (entry % ring_u_size) * ring_u_entry, value, in_v, WHOLE"),),
-        "short", Setting(ops="triton"), 4, UPDATE,
-        "is the value, not the update", ("derived",), ("identity", "bytes"), written_for=True,
+        "short", Setting(ops="triton"), ("derived",), ("identity", "bytes"), mistake="value-for-the-update",
     ),
     Fault(
         "flush-margin-of-the-window-that-was", "flush-margin",
         "A ring is folded if it has no room for a window as wide as this one; the next one is wider.",
-        "", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
-        "tokens are pending; with 4 rows a ring of", ("derived", "contracts"), ("bytes",),
+        "", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), ("derived", "contracts"), ("bytes",),
     ),
     Fault(
         "flush-round-masked-with-the-old-cursor", "flush-store",
@@ -101,7 +88,6 @@ FAULTS: tuple[Fault, ...] = (
             Edit(RING, "(units >= 0) & (first >= 0)",
                  "(units >= 0) & (first >= 0) & (ring.pending[requests] + row < ring.size)"),
         ),
-        "rising", Setting(strategy="lazy_rerun"), 26, LENGTH,
-        "tokens are pending; with 4 rows a ring of", ("derived", "contracts"), ("bytes",),
+        "rising", Setting(strategy="lazy_rerun"), ("derived", "contracts"), ("bytes",),
     ),
 )

@@ -6,14 +6,12 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 ROUND, PLAIN_GDN = "instep_optimized/round_for_step_count.py", "instep_optimized/ops/plain/gdn.py"
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, LAZY_RERUN = "instep_optimized/commit/rerun.py", "instep_optimized/commit/lazy_rerun.py"
-CONV, STATE, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "core"))
 
 ACCEPTED_WINDOWS = "inputs.rows, inputs.slots, acceptance.last_correct_step_indices, acceptance.accept_lens,"
 ACCEPTED = "source=pair.snapshots.at(accepted.rows, accepted.nodes),"
@@ -32,27 +30,23 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
         "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 2 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
         "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
         "sglang 25029", (_node("inputs.width - 1"),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
         "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Units(pair.snapshots.pool[:, 0]).at(accepted.rows),"),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 1 token; 3 tokens were accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "commit-index-offset", "commit-index",
@@ -60,8 +54,7 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 25029",
         (Edit(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.nodes)",
               "self._marks.write(ops, accepted.slots, accepted.lens)"),),
-        "ragged", Setting(conv="widened"), 5, CONV,
-        "holds the window after 4 tokens; 3 tokens were accepted", ("bytes",), ("directed",), written_for=True,
+        "ragged", Setting(conv="widened"), ("bytes",), ("directed",), mistake="another-count",
     ),
     Fault(
         "zero-accept-skipped", "zero-accept", "The commit skips a request none of whose drafts is accepted.",
@@ -69,16 +62,14 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ROUND, ACCEPTED_WINDOWS, ACCEPTED_WINDOWS.replace(
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window from before the step; 1 token was accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "zero-accept-wraps", "zero-accept",
         "The index of no accepted draft, -1, is not clamped: it is the last column.",
         "vllm 56419",
         (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
-        "ragged", Setting(strategy="snapshot"), 5, CONV,
-        "holds the window after 5 tokens; 1 token was accepted", ("bytes", "directed"), written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
     ),
     Fault(
         "unwritten-snapshot", "unwritten-snapshot",
@@ -86,8 +77,7 @@ FAULTS: tuple[Fault, ...] = (
         "llama.cpp 28466",
         (Edit(PLAIN_GDN, "along(part.per_row, who, row, S, trail.depth(row, alive))",
               "along(part.per_row if row else None, who, row, S, trail.depth(row, alive))"),),
-        "ragged", Setting(strategy="snapshot"), 5, STATE,
-        "are poison", ("poison", "directed", "derived"),
+        "ragged", Setting(strategy="snapshot"), ("poison", "directed", "derived"),
     ),
     Fault(
         "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
@@ -96,8 +86,7 @@ FAULTS: tuple[Fault, ...] = (
               "accepted.nodes if self.component == \"state\" "
               "else accepted.nodes * 0 + pair.snapshots.pool.shape[1] - 1,\n"
               "                ),"),),
-        "ragged", Setting(), 5, CONV,
-        "holds the window after 5 tokens; 3 tokens were accepted", ("bytes",), ("directed",), written_for=True,
+        "ragged", Setting(), ("bytes",), ("directed",), mistake="another-count",
     ),
     Fault(
         "path-handover-column-zero", "path-handover",
@@ -106,24 +95,21 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(COLUMNS, "own, store=None if verify else own,",
               "own if group.kind != \"decode\" else columns.at(group.slots, column * 0),"
               "store=None if verify else own,"),),
-        "rounds", Setting(strategy="columns"), 10, CORE,
-        "was continued from the state after 1 token of the previous step", ("derived", "directed"), written_for=True,
+        "rounds", Setting(strategy="columns"), ("derived", "directed"), mistake="previous-step-in-part",
     ),
     Fault(
         "path-handover-pending", "path-handover",
         "A plain step does not run again what is pending from the round before.",
         "vllm 39273",
         (Edit(RERUN, RING, "ring=self._ring(layer, group.slots, plan) if verify else None,"),),
-        "rounds", Setting(), 10, CORE,
-        "lacks the tokens of the previous step", ("derived", "directed"), written_for=True,
+        "rounds", Setting(), ("derived", "directed"), mistake="previous-step-lost",
     ),
     Fault(
         "scratch-replay-state", "scratch-replay", "Accepted tokens are run again on an empty state.",
         "rMLX 436",
         (Edit(PLAIN_GDN, "            S = state[owing]\n",
               "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
-        "ragged", Setting(), 5, STATE,
-        "was started from zero: everything before these tokens is lost", ("directed",), written_for=True,
+        "ragged", Setting(), ("directed",), mistake="from-zero",
     ),
     Fault(
         "scratch-replay-kv", "scratch-replay", "Accepted tokens go through the draft head again with an empty KV.",
@@ -131,8 +117,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ROUND, "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n",
               "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n"
               "            batch = replace(batch, table=torch.full_like(batch.table, -1))\n"),),
-        "ragged", Setting(), 5, Place("extend", 0, "attended"),
-        "a request has more positions than its pages hold", ("contracts", "derived"),
+        "ragged", Setting(), ("contracts", "derived"),
     ),
     Fault(
         "positional-arguments-slots", "positional-arguments",
@@ -140,16 +125,14 @@ FAULTS: tuple[Fault, ...] = (
         "sglang 25029",
         (Edit(ROUND, "inputs.rows, inputs.slots, acceptance.last_correct_step_indices",
               "inputs.slots, inputs.rows, acceptance.last_correct_step_indices"),),
-        "graphs", Setting(ops="ledger", strategy="snapshot"), 7, CONV,
-        "target is unit 0, which is reserved", ("bytes", "labels", "contracts"),
+        "graphs", Setting(ops="ledger", strategy="snapshot"), ("bytes", "labels", "contracts"),
     ),
     Fault(
         "positional-arguments-ring", "positional-arguments",
         "The start and the number of the pending tokens are swapped in the ring of a launch.",
         "sglang 25029",
         (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep", "slots, plan.pending, plan.begin, plan.keep"),),
-        "ragged", Setting(), 4, CORE,
-        "", ("poison", "derived"),
+        "ragged", Setting(), ("poison", "derived"),
     ),
     Fault(
         "pending-twice", "pending-count",
@@ -161,8 +144,7 @@ FAULTS: tuple[Fault, ...] = (
                  "                    self._marks.write(ops, group.slots, plan.after)"),
             WIDE_UPDATES,
         ),
-        "ragged", Setting(), 8, STATE,
-        "twice", ("directed",), written_for=True,
+        "ragged", Setting(), ("directed",), mistake="previous-step-twice",
     ),
     Fault(
         "mark-of-a-step-count", "switch-loss",
@@ -177,32 +159,28 @@ FAULTS: tuple[Fault, ...] = (
             Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",
                  "    def claim(self, slot: int) -> None:\n        self._every[slot].fill_(0)"),
         ),
-        "wider", Setting(strategy="columns"), 6, STATE,
-        "changed with the step count, as if a mark or a cursor was not carried over", ("bytes",),
+        "wider", Setting(strategy="columns"), ("bytes",),
     ),
     Fault(
         "pending-never-stored", "pending-count",
         "The lazy strategy never stores: at last more is pending than the ring holds.",
         "",
         (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
-        "full", Setting(strategy="lazy_rerun"), 16, Place("trunk", STAGE_LEVEL, "length"),
-        "tokens are pending; with 5 rows a ring of", ("derived", "contracts"),
+        "full", Setting(strategy="lazy_rerun"), ("derived", "contracts"),
     ),
     Fault(
         "pending-overwritten", "pending-count",
         "The ring has room for one window: what is pending from the last one is dropped for the new one.",
         "",
         (Edit(RERUN, "        return 2 * widest\n", "        return widest\n"),),
-        "ragged", Setting(), 0, STATE,
-        "ring_k has 5 entries; 10 are needed", ("capacity",),
+        "ragged", Setting(), ("capacity",),
     ),
     Fault(
         "pending-after-load", "pending-count",
         "A loaded or resumed state claims that all its tokens are pending.",
         "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
-        "kept", Setting(ops="ledger"), 12, STATE,
-        "comes back different from what was saved", ("bytes", "labels"),
+        "kept", Setting(ops="ledger"), ("bytes", "labels"),
     ),
     Fault(
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",
@@ -213,8 +191,6 @@ FAULTS: tuple[Fault, ...] = (
               "if block.ndim == 4:\n"
               "    block[:, 1, :, 8:16] = old[:, 1, :, 8:16]\n"
               "target.pool[there] = block"),),
-        "ragged", Setting(strategy="snapshot"), 5, STATE,
-        "holds the state from before the step; 3 tokens were accepted; 1 of 32 blocks differs", ("directed", "derived"),
-        written_for=True,
+        "ragged", Setting(strategy="snapshot"), ("directed", "derived"), mistake="another-count",
     ),
 )

@@ -6,7 +6,6 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
@@ -59,67 +58,57 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "count-permute-batch", "count-permute",
         "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
-        "vllm 53919", (BY_SLOT,), "accepted", Setting(), 8, Place("trunk", AFTER_LAYERS, "pick"),
-        "so the requests of the batch are in another order", ("bytes", "directed", "identity"),
+        "vllm 53919", (BY_SLOT,), "accepted", Setting(), ("bytes", "directed", "identity"),
     ),
     Fault(
         "count-permute-lengths", "count-permute",
         "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
-        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), 8, Place("trunk", AFTER_LAYERS, "length"),
-        "so the requests of the batch are in another order", ("labels", "identity"),
+        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), ("labels", "identity"),
     ),
     Fault(
         "count-permute-rows", "count-permute",
         "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
-        "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), 6, Place("trunk", 0, "conv"),
-        'of request "a"', ("bytes",), ("identity",), written_for=True,
+        "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), ("bytes",), ("identity",),
+        mistake="window-of-another-request",
     ),
     Fault(
         "lifecycle-loss-pending", "lifecycle-loss",
         "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
-        "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), 10, Place("trunk", 0, "state"),
-        "holds the state from before the step; 3 tokens were accepted", ("labels", "bytes"), ("identity",),
+        "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), ("labels", "bytes"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "A saved request is restored without the draft head's KV.",
-        "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), 12, Place("extend", 0, "keys"),
-        "the target's memory came back, the draft KV did not", ("bytes",), ("identity", "directed", "decisions"),
+        "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), ("bytes",), ("identity", "directed", "decisions"),
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",
         "A resumed request has lost the draft that was already proposed.",
-        "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "pick"),
-        "comes back different from what was saved: draft 1 is", ("bytes", "identity"), ("directed",),
+        "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), ("bytes", "identity"), ("directed",),
     ),
     Fault(
         "lifecycle-loss-proposed-row", "lifecycle-loss",
         "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
-        "sglang 35957", (NO_PROPOSED,), "kept", Setting(), 16, Place("extend", AFTER_LAYERS, "final"),
-        "comes back different from what was saved", ("bytes",), ("identity", "directed"),
+        "sglang 35957", (NO_PROPOSED,), "kept", Setting(), ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-root", "lifecycle-loss",
         "A resumed request continues from the old root of its new slot.",
-        "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), 16, Place("trunk", AFTER_LAYERS, "root"),
-        "root is poison, the pattern of memory that was never written", ("identity",),
+        "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-conv", "lifecycle-loss",
         "A request comes back with its recurrent state and an empty conv window.",
-        "sglang 35957", (NO_CONV,), "kept", Setting(), 12, Place("trunk", 0, "conv"),
-        "comes back different from what was saved", ("bytes",), ("identity", "directed"),
+        "sglang 35957", (NO_CONV,), "kept", Setting(), ("bytes",), ("identity", "directed"),
     ),
     Fault(
         "lifecycle-loss-slot", "lifecycle-loss",
         "An abort between verify and commit does not free the slot and its pages.",
-        "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), 22, Place("trunk", STAGE_LEVEL, "length"),
-        "slots are", ("identity",),
+        "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), ("identity",),
     ),
     Fault(
         "lifecycle-loss-pages", "lifecycle-loss",
         "A request that leaves gives its slot back, and none of its pages.",
-        "sglang 35957", (PAGES_STAY,), "kept", Setting(ops="ledger"), 10, Place("trunk", STAGE_LEVEL, "length"),
-        "pages are", ("identity",),
+        "sglang 35957", (PAGES_STAY,), "kept", Setting(ops="ledger"), ("identity",),
     ),
 )

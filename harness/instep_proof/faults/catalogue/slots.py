@@ -6,30 +6,25 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 SNAPSHOT, COLUMNS = "instep_optimized/commit/snapshot.py", "instep_optimized/commit/columns.py"
 RERUN, BUDGET = "instep_optimized/commit/rerun.py", "instep_optimized/memory/budget.py"
-CONV, STATE, MIXED, CORE = (Place("trunk", 0, component) for component in ("conv", "state", "mixed", "core"))
-SLOT_TABLE = Place("trunk", STAGE_LEVEL, "length")  # what the device knows of a request: of no layer
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "dirty-slot", "dirty-slot", "A first chunk takes the old contents of its slot as the request's own.",
         "vllm 35219",
         (Edit("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill and not begin", "fresh=False"),),
-        "ragged", Setting(strategy="snapshot"), 2, MIXED,
-        "elements are poison", ("poison", "derived"),
+        "ragged", Setting(strategy="snapshot"), ("poison", "derived"),
     ),
     Fault(
         "dirty-slot-mark", "dirty-slot", "The mark of a slot is not reset when another request is given the slot.",
         "vllm 35219",
         (Edit(COLUMNS, "    def claim(self, slot: int) -> None:\n        self._marks.put(slot, 0)",
               "    def claim(self, slot: int) -> None:\n        return"),),
-        "wider", Setting(ops="ledger", strategy="columns"), 2, CORE,
-        "read columns run from", ("contracts", "serves"),
+        "wider", Setting(ops="ledger", strategy="columns"), ("contracts", "serves"),
     ),
     Fault(
         "caller-stride-snapshot", "caller-stride",
@@ -40,8 +35,7 @@ FAULTS: tuple[Fault, ...] = (
               "                self.snapshots.pool.shape[1] * self.snapshots.pool.stride(1),\n"
               "                *self.snapshots.pool.stride()[1:],\n"
               "            ))).at(group.rows) if verify else None,\n"),),
-        "wider", Setting(strategy="snapshot"), 4, MIXED,
-        "the pitch of snapshot_conv is", ("contracts", "tails"),
+        "wider", Setting(strategy="snapshot"), ("contracts", "tails"),
     ),
     Fault(
         "caller-stride-columns", "caller-stride",
@@ -52,8 +46,7 @@ FAULTS: tuple[Fault, ...] = (
               "        own = Units(pool.as_strided(pool.shape, (\n"
               "            pool.stride(0) - pool.stride(1) * (pool.shape[1] - self._width), *pool.stride()[1:],\n"
               "        ))).at(group.slots, column)\n"),),
-        "wider", Setting(ops="ledger", strategy="columns"), 2, CORE,
-        "the pitch of state is", ("bytes", "labels", "contracts"),
+        "wider", Setting(ops="ledger", strategy="columns"), ("bytes", "labels", "contracts"),
     ),
     Fault(
         "caller-stride-kernel", "caller-stride",
@@ -63,8 +56,7 @@ FAULTS: tuple[Fault, ...] = (
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n",
               "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
               "    each_steps[0] = part.most * each_steps[1]\n"),),
-        "short", Setting(ops="triton", strategy="snapshot"), 4, STATE,
-        "as if rows were 8192 or 16384 or 24576 elements apart", ("bytes", "tails"),
+        "short", Setting(ops="triton", strategy="snapshot"), ("bytes", "tails"),
     ),
     Fault(
         "caller-stride-ring", "caller-stride",
@@ -72,8 +64,7 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(RERUN, "size=self._size,\n            most=group.most, spare=self._spare,",
               "size=2 * group.most,\n            most=group.most, spare=self._spare,"),),
-        "wider", Setting(), 4, STATE,
-        "this event writes only positions 4 to 5 there", ("tails",), ("identity", "derived"),
+        "wider", Setting(), ("tails",), ("identity", "derived"),
     ),
     Fault(
         "pool-initial-steps", "pool-initial-steps", "Pools are as wide as the first step count needs, not the widest.",
@@ -81,8 +72,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/engine_from_checkpoint.py",
               "options.layout, capacity, capacity.widest(max(candidates)),",
               "options.layout, capacity, capacity.widest(sorted(candidates)[-2]),"),),
-        "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
-        "window has 2 places; 4 are needed", ("capacity",),
+        "wider", Setting(ops="ledger"), ("capacity",),
     ),
     Fault(
         "budget-initial-steps", "budget-initial-steps",
@@ -91,24 +81,21 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/engine.py",
               "partial(budget, config, ops, options, capacity, self._controller.candidates)",
               "partial(budget, config, ops, options, capacity, (self._controller.initial,))"),),
-        "wider", Setting(ops="ledger"), 0, SLOT_TABLE,
-        "a budget for windows of 2 tokens, as the first step count has; the widest has 4", ("capacity",),
+        "wider", Setting(ops="ledger"), ("capacity",),
     ),
     Fault(
         "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot's number.",
         "sglang 37066",
         (Edit(BUDGET, "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots) + 1,",
               "component, \"slot\", of_kind(config, \"gdn\"), max(sizes.capacity.slots),"),),
-        "accepted", Setting(ops="ledger"), 0, CONV,
-        "are needed", ("capacity", "serves"),
+        "accepted", Setting(ops="ledger"), ("capacity", "serves"),
     ),
     Fault(
         "one-row-too-few", "one-slot-too-few", "Snapshots have one row less than a batch can have requests.",
         "sglang 37066",
         (Edit(BUDGET, "by=\"row\", units=len(sizes.capacity.slots)",
               "by=\"row\", units=len(sizes.capacity.slots) - 1"),),
-        "graphs", Setting(ops="ledger", strategy="snapshot"), 0, CONV,
-        "snapshot_conv has 3 rows; 4 are needed", ("capacity",),
+        "graphs", Setting(ops="ledger", strategy="snapshot"), ("capacity",),
     ),
     Fault(
         "narrow-offset", "int32-offset",
@@ -116,8 +103,7 @@ FAULTS: tuple[Fault, ...] = (
         "flashinfer 3230",
         (Edit("instep_optimized/ops/plain/copy_units.py", "    spots = locations[wanted]\n",
               "    spots = locations[wanted].to(torch.int16).long()\n"),),
-        "far", Setting(ops="ledger"), 2, Place("trunk", 3, "keys"),
-        "as if indices had 16 bits", ("bytes", "labels"),
+        "far", Setting(ops="ledger"), ("bytes", "labels"),
     ),
     Fault(
         "narrow-offset-kernel", "int32-offset",
@@ -125,8 +111,7 @@ FAULTS: tuple[Fault, ...] = (
         "flashinfer 3230",
         (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit",
               "read + (unit * read_unit & 0xFFFF)"),),
-        "far", Setting(ops="triton"), 4, CORE,
-        "", ("poison", "derived"),
+        "far", Setting(ops="triton"), ("poison", "derived"),
     ),
     Fault(
         "stride-blind-move", "stride-blind", "The copy kernel assumes that slots are packed.",
@@ -134,8 +119,7 @@ FAULTS: tuple[Fault, ...] = (
         (Edit("instep_optimized/kernels/rowwise/copy_units.py",
               "        return pool, address.units, address.units, pool.stride(0), 0\n",
               "        return pool, address.units, address.units, math.prod(pool.shape[1:]), 0\n"),),
-        "short", Setting(ops="triton", strategy="snapshot"), 5, CONV,
-        "as if slots were 1152 elements apart", ("bytes",),
+        "short", Setting(ops="triton", strategy="snapshot"), ("bytes",),
     ),
     Fault(
         "lost-write", "lost-write", "A prefill chunk stores its state into a contiguous copy of the pool.",
@@ -149,15 +133,13 @@ FAULTS: tuple[Fault, ...] = (
                  "        store = replace(store, pool=store.pool.contiguous())\n"
                  "    after(store, who, state)\n"),
         ),
-        "rounds", Setting(), 2, STATE,
-        "are poison", ("poison", "directed", "derived"),
+        "rounds", Setting(), ("poison", "directed", "derived"),
     ),
     Fault(
         "row-for-slot", "row-for-slot", "A verify keeps its tokens in the ring of its batch row, not of its slot.",
         "",
         (Edit(RERUN, "ring=None if chunk else self._ring(layer, group.slots, plan),",
               "ring=None if chunk else self._ring(layer, group.rows, plan),"),),
-        "accepted", Setting(ops="ledger"), 4, CORE,
-        "ring is unit 0, which is reserved", ("bytes", "contracts"),
+        "accepted", Setting(ops="ledger"), ("bytes", "contracts"),
     ),
 )

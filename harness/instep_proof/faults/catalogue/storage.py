@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from instep.options import FP8
 from instep.setting import Setting
-from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault
 
@@ -17,7 +16,6 @@ TILES, MOVE = "instep_optimized/ops/plain/scaled_tiles.py", "instep_optimized/op
 WINDOW = "instep_optimized/kernels/gdn_windows/token_by_token.py"
 GDN, UNITS = "instep_optimized/ops/plain/gdn.py", "instep_optimized/memory/tiled_units.py"
 SNAPSHOT, BUDGET = "instep_optimized/commit/snapshot.py", "instep_optimized/memory/budget.py"
-STATE, CORE = Place("trunk", 0, "state"), Place("trunk", 0, "core")
 NARROW = Setting(state_dtype=FP8)
 SNAPSHOTS = Setting(strategy="snapshot", state_dtype=FP8)
 CHANCE = Setting(state_dtype=FP8, state_rounding="stochastic:7")
@@ -29,28 +27,24 @@ FAULTS: tuple[Fault, ...] = (
         "scale-of-neighbour", "scale-mixed", "A state is read with the scale of the neighbouring tile.",
         "", (Edit(TILES, "opened(address.pool[at], address.scales[at])",
                   "opened(address.pool[at], address.scales[at].roll(1, -3))"),),
-        "rounds", NARROW, 3, CORE,
-        "", ("derived", "directed"),
+        "rounds", NARROW, ("derived", "directed"),
     ),
     Fault(
         "scale-of-neighbour-kernel", "scale-mixed", "The kernel reads a state with the scale of the next head.",
         "", (Edit(WINDOW,
                   "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)",
                   "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head ^ 1, at_v, V)"),),
-        "short", Setting(ops="triton", state_dtype=FP8), 4, CORE,
-        "", ("derived", "directed"),
+        "short", Setting(ops="triton", state_dtype=FP8), ("derived", "directed"),
     ),
     Fault(
         "scale-not-committed", "scale-stale", "A commit copies the numbers of a state, and not their scales.",
         "", (Edit(MOVE, "        target.scales[there] = source.scales[here]\n", "        pass\n"),),
-        "ragged", SNAPSHOTS, 5, STATE,
-        "", ("derived", "directed"),
+        "ragged", SNAPSHOTS, ("derived", "directed"),
     ),
     Fault(
         "scale-not-restored", "scale-stale", "A loaded state keeps the old scales of its slot.",
         "", (Edit(UNITS, "            self.scales[at] = scales\n", "            pass\n"),),
-        "kept", NARROW, 12, STATE,
-        "is poison: memory that was never written", ("bytes", "poison"),
+        "kept", NARROW, ("bytes", "poison"),
     ),
     Fault(
         "scale-of-the-page", "scale-stale", "The scale of a KV row is written for the whole page.",
@@ -58,65 +52,55 @@ FAULTS: tuple[Fault, ...] = (
                   "    put(Address(pool, spots, scales=scales), (spots // size, spots % size), rows[wanted])\n"
                   "    if scales is not None:\n"
                   "        scales[spots // size] = scales[spots // size, spots % size][:, None]\n"),),
-        "rounds", Setting(kv_dtype=FP8), 2, Place("trunk", 3, "keys"),
-        "", ("bytes", "tails"),
+        "rounds", Setting(kv_dtype=FP8), ("bytes", "tails"),
     ),
     Fault(
         "rounded-per-token", "rounded-twice", "A window rounds the state after each of its tokens, not at its commit.",
         "", (Edit(GDN, ALONG, f"{ALONG}        state[:alive] = as_stored(part.read, S)\n"),),
-        "rounds", SNAPSHOTS, 2, CORE,
-        "", ("derived", "own_inputs"),
+        "rounds", SNAPSHOTS, ("derived", "own_inputs"),
     ),
     Fault(
         "chance-never-advanced", "chance-other", "Every state falls by the same numbers, whatever tokens are in it.",
         "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
                   "uniforms(address.chance, torch.zeros_like(tokens), tuple(x.shape[1:]))"),),
-        "rounds", CHANCE, 2, STATE,
-        "is rounded with the random bits of a state of 0 tokens", ("derived",), ("identity", "bytes", "directed"),
-        written_for=True,
+        "rounds", CHANCE, ("derived",), ("identity", "bytes", "directed"), mistake="random-bits-of-another-length",
     ),
     Fault(
         "chance-to-nearest", "chance-other", "States are rounded to nearest, where chance is declared.",
         "", (Edit(TILES, "    info, size = torch.finfo(dtype), x.abs()\n",
                   "    if x.ndim:\n        return x.to(dtype)\n    info, size = torch.finfo(dtype), x.abs()\n"),),
-        "rounds", CHANCE, 2, STATE,
-        "is rounded to nearest, not stochastically", ("derived",), ("identity", "bytes", "directed"), written_for=True,
+        "rounds", CHANCE, ("derived",), ("identity", "bytes", "directed"), mistake="rounded-to-nearest",
     ),
     Fault(
         "chance-of-the-batch-row", "chance-other",
         "The rounding of a state depends on the row of its request in the launch.",
         "", (Edit(TILES, "uniforms(address.chance, tokens, tuple(x.shape[1:]))",
                   "uniforms(address.chance, tokens + torch.arange(len(tokens)), tuple(x.shape[1:]))"),),
-        "rounds", CHANCE, 2, STATE,
-        "is rounded with the random bits of a state of", ("derived",), ("identity", "bytes", "directed"),
-        written_for=True,
+        "rounds", CHANCE, ("derived",), ("identity", "bytes", "directed"), mistake="random-bits-of-another-length",
     ),
     Fault(
         "chance-of-the-layer", "chance-other", "All layers fall by the numbers of the first one.",
         "", (Edit("instep_optimized/memory/__init__.py", "Chance(seed, layer)", "Chance(seed, 0)"),),
-        "rounds", CHANCE, 2, Place("trunk", 1, "state"),
-        "is rounded with the random bits of layer 0", ("derived",), ("identity", "bytes", "directed"), written_for=True,
+        "rounds", CHANCE, ("derived",), ("identity", "bytes", "directed"), mistake="random-bits-of-another-layer",
     ),
     Fault(
         "chance-of-the-depth", "chance-other",
         "The rounding of a snapshot depends on the number of nodes before its own, which differs between siblings.",
         "", (Edit(GDN, "trail.depth(row, alive)", "row + 1"),),
-        "branching", SNAPSHOTS_BY_CHANCE, 6, STATE,
-        "is rounded with the random bits of a state of", ("derived",), ("identity", "bytes"), written_for=True,
+        "branching", SNAPSHOTS_BY_CHANCE, ("derived",), ("identity", "bytes"), mistake="random-bits-of-another-length",
     ),
     Fault(
         "chance-cut-off", "chance-other", "States in bf16 are cut off towards zero, where chance is declared.",
         "", (Edit(TILES, "steps.floor() + (chance < steps - steps.floor())", "steps.floor()"),),
-        "rounds", replace(CHANCE, state_dtype="bfloat16"), 2, STATE,
-        "is truncated, not rounded stochastically", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "rounds", replace(CHANCE, state_dtype="bfloat16"), ("derived", "directed"), ("identity", "bytes"),
+        mistake="truncated",
     ),
     Fault(
         "chance-of-every-head", "chance-other", "The kernel restarts the count of a state's elements in every head.",
         "", (Edit(WINDOW, "(head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v",
                   "tl.arange(0, KI)[None, None, None, :] * V + tile_v"),),
-        "short", replace(CHANCE, ops="triton"), 5, STATE,
-        "is rounded with the random bits of its first head in every head", ("derived",),
-        ("identity", "bytes", "directed"), written_for=True,
+        "short", replace(CHANCE, ops="triton"), ("derived",), ("identity", "bytes", "directed"),
+        mistake="random-bits-of-one-head",
     ),
     Fault(
         "chance-of-the-slot", "chance-other", "The rounding of a state after a prefill depends on its slot.",
@@ -124,29 +108,27 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(
             "instep_optimized/kernels/gdn_prefill/load_and_store_state.py", "tl.load(before + request) + rows", "unit",
         ),),
-        "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), 2, STATE,
-        "the number of its slot", ("derived",), ("identity", "bytes", "directed"), written_for=True,
+        "short", replace(CHANCE, ops="triton", state_dtype="bfloat16"), ("derived",), ("identity", "bytes", "directed"),
+        mistake="random-bits-of-another-length",
     ),
     Fault(
         "chance-of-half-a-seed", "chance-other", "The kernel takes the lower word of a seed.",
         "", (Edit("instep_optimized/kernels/device/stochastic_rounding.py", "_word(chance.seed >> 32)", "0"),),
-        "short", replace(CHANCE, ops="triton", state_rounding=f"stochastic:{(1 << 32) + 7}"), 2, STATE,
-        "is rounded with the random bits of the seed 7", ("derived",), ("identity", "bytes", "directed"),
-        written_for=True,
+        "short", replace(CHANCE, ops="triton", state_rounding=f"stochastic:{(1 << 32) + 7}"), ("derived",),
+        ("identity", "bytes", "directed"), mistake="random-bits-of-half-a-seed",
     ),
     Fault(
         "chance-of-the-depth-kernel", "chance-other", "The same in a kernel: it counts rows for nodes.",
         "", (Edit(WINDOW, "depth_of(parents, t) if TREE else t + 1", "t + 1"),),
-        "branching", replace(SNAPSHOTS_BY_CHANCE, ops="triton"), 6, STATE,
-        "is rounded with the random bits of a state of", ("derived",), ("identity", "bytes"), written_for=True,
+        "branching", replace(SNAPSHOTS_BY_CHANCE, ops="triton"), ("derived",), ("identity", "bytes"),
+        mistake="random-bits-of-another-length",
     ),
     Fault(
         "turned-while-speculating", "state-transpose",
         "States are transposed when windows have drafts: the pool changes its layout, but its users do not know.",
         "sglang, chunked prefill on NPU",
         (Edit(BUDGET, "self.layout == \"VK\"", "(self.layout == \"VK\") == (self.widest == 1)"),),
-        "rounds", Setting(), 0, STATE,
-        "blocks in the order VK", ("capacity",),
+        "rounds", Setting(), ("capacity",),
     ),
     Fault(
         "layouts-of-two-pools", "state-transpose",
@@ -157,7 +139,6 @@ FAULTS: tuple[Fault, ...] = (
               "                    pair.snapshots.pool.shape, (*pair.snapshots.pool.stride()[:3],\n"
               "                                                *pair.slots.pool.stride()[2:]),\n"
               "                ))).at(accepted.rows, accepted.nodes),"),),
-        "ragged", Setting(strategy="snapshot", snapshot_layout="KV"), 5, STATE,
-        "source is laid out with inner strides", ("contracts", "directed", "derived"),
+        "ragged", Setting(strategy="snapshot", snapshot_layout="KV"), ("contracts", "directed", "derived"),
     ),
 )

@@ -6,12 +6,10 @@ Leaves out: another request's memory (`slots.py`), and kept tokens that are run 
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from .fault import Edit, Fault
 
 CONV, GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "attend"))
-CORE, STATE, MIXED, GATED = (Place("trunk", 0, component) for component in ("core", "state", "mixed", "gated"))
 ROWS = "    rows = Inputs(*(x[who.rows] for x in inputs[1:]))\n"
 COMMITTED = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
 OLDEST = (
@@ -27,23 +25,20 @@ FAULTS: tuple[Fault, ...] = (
         "row-before-decays", "wrong-row", "A row of a packed batch decays by the gate of the row before it.",
         "",
         (Edit(GDN, ROWS, f"{ROWS}    rows = rows._replace(log_decay=inputs.log_decay.roll(1, 0)[who.rows])\n"),),
-        "accepted", Setting(), 2, CORE,
-        "the gate of row t - 1 is used for row t", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "accepted", Setting(), ("derived", "directed"), ("identity", "bytes"), mistake="gate-of-row-before",
     ),
     Fault(
         "row-of-another-lane", "wrong-row",
         "Requests are sorted by length, and beta is read in the other order: each takes another one's.",
         "", (Edit(GDN, ROWS, f"{ROWS}    rows = rows._replace(beta=inputs.beta[who.rows.flip(0)])\n"),),
-        "accepted", Setting(), 2, CORE,
-        "beta of request", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "accepted", Setting(), ("derived", "directed"), ("identity", "bytes"), mistake="beta-of-another-request",
     ),
     Fault(
         "row-sum-of-another", "wrong-row", "The gated norm divides a row by the root mean square of the row before it.",
         "",
         (Edit(GDN, "torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)",
               "torch.rsqrt(x.square().mean(dim=-1, keepdim=True).roll(1, 0) + eps)"),),
-        "accepted", Setting(), 2, GATED,
-        "the row before", ("derived",), ("identity", "bytes", "directed"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "head-of-key-modulo", "wrong-head",
@@ -51,43 +46,37 @@ FAULTS: tuple[Fault, ...] = (
         "",
         (Edit(GDN, "x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]",
               "x.repeat(*[1] * (x.dim() - 2), heads // x.shape[-2], 1)[..., None]"),),
-        "accepted", Setting(), 2, CORE,
-        "key head h % 2, not h // 2", ("derived", "directed"), ("identity", "bytes"), written_for=True,
+        "accepted", Setting(), ("derived", "directed"), ("identity", "bytes"), mistake="keys-modulo",
     ),
     Fault(
         "head-of-kv-modulo", "wrong-head", "Query head h attends to KV head h modulo their number.",
         "", (Edit(ATTEND, "x.to(work).repeat_interleave(group, dim=1)", "x.to(work).repeat(1, group, 1)"),),
-        "accepted", Setting(), 2, Place("trunk", 3, "attended"),
-        "KV head h % 2, not h // 2", ("derived",), ("identity", "bytes", "directed"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "token-behind", "wrong-token", "The draft head looks up the id after every token's own.",
         "",
         (Edit("instep_optimized/draft/mtp.py", "tokens=batch.tokens", "tokens=batch.tokens + 1"),),
-        "accepted", Setting(), 2, Place("extend", STAGE_LEVEL, "embedding"),
-        "is the embedding of token 102; the trace has 101", ("derived",), ("identity", "bytes", "directed"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "token-clamped", "wrong-token", "Ids past 112 are clamped, as at the end of a shard of the table.",
         "",
         (Edit("instep_optimized/model/trunk.py", "self.head.embed(ops, batch.tokens, STAGE)",
               "self.head.embed(ops, batch.tokens.clamp(max=112), STAGE)"),),
-        "accepted", Setting(), 2, Place("trunk", STAGE_LEVEL, "embedding"),
-        "is the embedding of token 112; the trace has 116", ("derived",), ("identity", "bytes", "directed"),
+        "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "channel-of-a-neighbour", "wrong-channel", "In a window, the conv reads for a channel what its neighbour kept.",
         "",
         (Edit(CONV, "before(part, who, x.dtype)",
               "before(part, who, x.dtype).roll(int(part.form == \"window\"), 1)"),),
-        "accepted", Setting(), 4, MIXED,
-        "of the channel before", ("derived",), ("identity",),
+        "accepted", Setting(), ("derived",), ("identity",),
     ),
     Fault(
         "round-before-last", "older-round", "States rotate through three buffers, and the commit hands on the oldest.",
         "",
         (Edit("instep_optimized/engine.py", COMMITTED, OLDEST[0] + COMMITTED + OLDEST[1]),),
-        "wider", Setting(strategy="snapshot"), 12, STATE,
-        "holds what it held after event 2", ("directed", "derived"), ("identity",),
+        "wider", Setting(strategy="snapshot"), ("directed", "derived"), ("identity",),
     ),
 )

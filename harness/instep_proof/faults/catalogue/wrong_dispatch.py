@@ -6,12 +6,10 @@ Leaves out: every other family.
 from __future__ import annotations
 
 from instep.setting import Setting
-from instep_reference.contract.place_names import Place
 
 from .fault import Edit, Fault, Wrap
 
 BATCH = "instep_optimized/packed_batch.py"
-MIXED = Place("trunk", 0, "mixed")  # the conv is the first op that gets the kinds of rows
 
 
 def _served(*lines: str) -> tuple[Wrap, ...]:
@@ -26,8 +24,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("window = memory.slot_table.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
-        "mixed", Setting(strategy="columns", conv="widened"), 5, MIXED,
-        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "directed"),
+        "mixed", Setting(strategy="columns", conv="widened"), ("contracts", "bytes", "directed"),
     ),
     Fault(
         "prefill-as-verify-snapshot", "prefill-as-verify",
@@ -36,8 +33,7 @@ FAULTS: tuple[Fault, ...] = (
         _served("window = memory.slot_table.window.shape[1]",
                 "spans = [replace(s, kind=\"verify\") if (s.kind, s.count) == (\"prefill\", window) else s "
                 "for s in spans]"),
-        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
-        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "bytes", "labels"),
+        "mixed", Setting(ops="ledger", strategy="snapshot"), ("contracts", "bytes", "labels"),
     ),
     Fault(
         "prefill-as-decode", "prefill-as-verify",
@@ -45,8 +41,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 53051",
         _served("spans = [replace(s, kind=\"decode\", fresh=False) if (s.kind, s.count) == (\"prefill\", 1) else s "
                 "for s in spans]"),
-        "ragged", Setting(), 2, MIXED,
-        "(prefill) are served as a window; prefill rows are a chunk", ("contracts", "poison", "derived"),
+        "ragged", Setting(), ("contracts", "poison", "derived"),
     ),
     Fault(
         "verify-as-prefill", "verify-as-prefill",
@@ -54,8 +49,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 55894",
         _served("if any(s.kind == \"prefill\" for s in spans):",
                 "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
-        "mixed", Setting(ops="ledger", strategy="snapshot"), 5, MIXED,
-        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
+        "mixed", Setting(ops="ledger", strategy="snapshot"), ("contracts", "bytes"),
     ),
     Fault(
         "verify-as-prefill-marks", "verify-as-prefill",
@@ -63,8 +57,7 @@ FAULTS: tuple[Fault, ...] = (
         "vllm 55894",
         _served("if any(s.kind == \"prefill\" for s in spans):",
                 "    spans = [replace(s, kind=\"prefill\") if s.kind == \"verify\" else s for s in spans]"),
-        "mixed", Setting(ops="ledger", conv="widened"), 5, MIXED,
-        "(verify) are served as a chunk; verify rows are a window", ("contracts", "bytes"),
+        "mixed", Setting(ops="ledger", conv="widened"), ("contracts", "bytes"),
     ),
     Fault(
         "layer-kind-polluted", "layer-kind", "The full-attention layer finds its KV by the draft head's layer ids.",
@@ -73,7 +66,6 @@ FAULTS: tuple[Fault, ...] = (
               "    pools = memory.units(\"keys\", layer), memory.units(\"values\", layer)\n",
               "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
               "    pools = memory.units(\"draft_keys\", layer_id), memory.units(\"draft_values\", layer_id)\n"),),
-        "ragged", Setting(), 2, Place("trunk", 3, "keys"),
-        "keys is draft_keys of layer 0, the op serves layer 3", ("bytes", "poison", "contracts"),
+        "ragged", Setting(), ("bytes", "poison", "contracts"),
     ),
 )
