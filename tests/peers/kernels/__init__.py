@@ -117,6 +117,9 @@ def _ring(version: str) -> list[dict[str, Any]]:
                expected=rises) | {"command": "python -m support.schedules"},
         _script("sglang_ring_steps", "ring of a GDN verify, alone", "sglang", version,
                 "agree" if rises == "agree" else "diverged; windows; 14 x 1, 4", **how),
+        _script("sglang_ring_prefix", "ring of a GDN verify, kept prefixes", "sglang", version,
+                "diverged; 231 tokens; one of 239" if version in ("0.5.20", "0.5.23") else "agree",
+                **how | {"calls": ["prepare_for_caching_req"]}),
     ]  # fmt: skip
 
 

@@ -58,7 +58,8 @@ _16 = Release("0.4.5", (*_13.models, "deepseek_v2", "deepseek_common"), ("apache
 # newer torch (2.13, 2.14), and their kernel libraries need symbols of it; with that of 0.5.17 they can be imported.
 RELEASES = {
     "0.5.12": _13, "0.5.13": _13, "0.5.14": replace(_13, kernel="0.4.4"),
-    **dict.fromkeys(("0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23"), _16),
+    **dict.fromkeys(("0.5.16", "0.5.17", "0.5.18", "0.5.20"), _16),
+    "0.5.23": replace(_16, stubs=(*_16.stubs, "flash_mla")),
 }  # fmt: skip
 SITE = (
     "pydantic", "pydantic_core", "typing-inspection", "annotated-types", "fastapi==0.115.12", "starlette==0.46.2",
