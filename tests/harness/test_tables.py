@@ -9,6 +9,7 @@ import ast
 import io
 import itertools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from rich.text import Text
 import instep
 from instep.cli import doctor, memory
 from instep.report import terminal, terminal_tables
+from instep.report.document import Listing
 from instep.verdict import Tier
 from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
@@ -30,6 +32,11 @@ from support.traces import policy, recorded
 
 WIDTHS = (120, 80, 60, 20)
 NUMBER = re.compile(r"[-+±\d.,%e→]*\d[-+±\d.,%e→kMG]*")
+
+
+def table(made: Listing) -> Table:
+    assert isinstance(made.heads, Mapping)
+    return terminal_tables.table_of(made, made.heads)
 
 
 def printed(made: Table, width: int) -> str:
@@ -58,12 +65,12 @@ def rates() -> Table:
     for tier in Tier:
         by = "ledger, with a long form, states bfloat16"
         some.rates[tier.value, "float32"] = Rate(tier.value, "float32", 10**6, 123_456_789, 10**9, 0, 12_345, 0.97, by)
-    return calibrate._rates(some)
+    return table(calibrate._rates(some))
 
 
 def limits() -> Table:
     found = dict.fromkeys(NUMBERS, 1e-6)
-    return calibrate._limits(Calibration("cpu", limits=[Limit("trunk.0.in", "float32", 1.2e-7, found, 3, {})]))
+    return table(calibrate._limits(Calibration("cpu", limits=[Limit("trunk.0.in", "float32", 1.2e-7, found, 3, {})])))
 
 
 def needs() -> Table:
@@ -71,7 +78,8 @@ def needs() -> Table:
     from instep.subject.memory_per_request import needs
     from instep_optimized import Options
 
-    return memory._table(list(needs(sized_like("qwen3.5-9b"), Options(), 8, 4096)), "requests of 4096 tokens", 2**36)
+    every = list(needs(sized_like("qwen3.5-9b"), Options(), 8, 4096))
+    return table(memory._table(every, "requests of 4096 tokens", 2**36))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -6,6 +6,7 @@ Leaves out: the figures (`instep.subject.memory_per_request`), and memory that i
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +17,7 @@ from .finish_with_result import finish
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
+    from ..report.document import Listing
     from ..subject.memory_per_request import Need
 
 
@@ -50,8 +49,9 @@ def memory(
     from ..adapters.strategy_by_name import OPTIONS
     from ..atomic_write import writable
     from ..campaign.shapes import sized_like
-    from ..report import terminal_tables
+    from ..report.document import Document
     from ..report.result import Result
+    from ..report.terminal_tables import write
     from ..subject.memory_per_request import needs, spelled, weights_bytes
     from ..verdict import Exit
 
@@ -77,13 +77,10 @@ def memory(
         "where": where, "widest": widest, "dtype": setting.dtype, "tokens": tokens, "gib": gib,
         "strategies": [_as_data(one, room) for one in found],
     }
-
-    def show(console: Console) -> None:
-        terminal_tables.show(_table(found, title, room), console)
-        more = f", {among} among them" * bool(among)
-        terminal_tables.say(console, f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}")
-
-    finish(Result(Exit.AGREED, "cpu", data), json, show)
+    more = f", {among} among them" * bool(among)
+    said = f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}"
+    told = Document(title, Exit.AGREED, [said], tables=[_table(found, title, room)])
+    finish(Result(Exit.AGREED, "cpu", data), json, partial(write, told))
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:
@@ -99,25 +96,24 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
     return max(map(int, parts)) + 1
 
 
-def _table(needs: list[Need], title: str, room: int) -> Table:
+def _table(needs: list[Need], title: str, room: int) -> Listing:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from instep_optimized.memory.tiled_units import SCALES
 
-    from ..report.document import Kind
-    from ..report.terminal_tables import table
+    from ..report.document import Kind, Listing
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
     names = ("state", "window", "beside", "slot table", "a token", "request", "fit")
-    numbers: dict[str, Kind] = {name: "number" for name in names}
-    made = table(f"{title}; {unit}, of a token KiB", {"states": "word", "conv": "word", **numbers})
+    heads: dict[str, Kind] = {"states": "word", "conv": "word", **dict.fromkeys(names, "number")}
+    rows = list[tuple[str, ...]]()
     for one in needs:
         state = one.pools.get("state", 0) + one.pools.get("state" + SCALES, 0)
         sizes = (state, one.pools.get("conv", 0), one.beside, one.slot_table)
-        made.add_row(
+        rows.append((
             one.strategy, one.conv, *(f"{part / size:.2f}" for part in sizes), f"{one.per_token / 2**10:.1f}",
             f"{one.total / size:.1f}", str(one.fit(room)),
-        )
-    return made
+        ))  # fmt: skip
+    return Listing(heads, rows, f"{title}; {unit}, of a token KiB")
 
 
 def _as_data(need: Need, room: int) -> dict[str, Any]:

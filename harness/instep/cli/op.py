@@ -5,6 +5,8 @@ Leaves out: the cases and the comparison (`instep.kit`).
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,11 +18,10 @@ from .subject_options import Given, takes_setting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from ..kit.cases import Case
     from ..kit.listed_cases import Served
     from ..kit.strictest_rounding_declaration import Suggested
+    from ..report.document import Document
     from ..setting import Setting
 
 
@@ -77,7 +78,7 @@ def op(
                      progress=lambda number: advance(str(cases[number]), number, len(cases)))
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
     result = Result(run.exit, setting.device, found, commit)
-    finish(result, json, lambda console: _show(run, console), sarif=sarif, annotate=annotate)
+    finish(result, json, sarif=sarif, annotate=annotate)
 
 
 def _suggest(
@@ -89,6 +90,7 @@ def _suggest(
 
     from ..kit.strictest_rounding_declaration import FORMS, suggested
     from ..report.result import Result
+    from ..report.terminal_tables import write
     from .progress import progress
 
     cases = [case for case in cases if named or case.op in FORMS]
@@ -97,36 +99,31 @@ def _suggest(
                           lambda number: advance(str(cases[number]), number, len(cases)))  # fmt: skip
     forms = [{**asdict(one), "line": one.line} for one in found.forms]
     data = {**asked, "line": found.line, "suggested": forms}
-    finish(Result(found.exit, setting.device, data, commit), json, lambda console: _show_suggested(found, console))
+    finish(Result(found.exit, setting.device, data, commit), json, partial(write, _suggestion(found)))
 
 
-def _show_suggested(found: Suggested, console: Console) -> None:
+def _suggestion(found: Suggested) -> Document:
     """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
     from ..kit.strictest_rounding_declaration import written
-    from ..report import terminal_tables
+    from ..report.document import Document, Kind, Listing
     from ..report.terminal import short
     from ..verdict import Exit
 
-    made = terminal_tables.table("declared products", {
+    heads: dict[str, Kind] = {
         "form": "word", "declared": "text", "numbers": "number", "error": "number", "allowed": "number", "": "word",
-    })  # fmt: skip
-    for one in found.forms:
-        for tried in filter(None, (one.stricter, one.chosen)):
-            product = "nothing" if tried.product is None else written(tried.product)
-            made.add_row(one.form, product, short(tried.elements), f"{tried.worst:.2e}", f"{tried.allowed:.2e}",
-                         "DIVERGES" if tried.failed else "agrees")
-    terminal_tables.show(made, console)
-    for one in found.forms:
-        if one.chosen is None:
-            terminal_tables.say(console, f"{one.form}: nothing is suggested: {one.why}")
-    for reason in dict.fromkeys(skip.reason for skip in found.verdict.skipped):
-        terminal_tables.say(console, f"not served: {reason}", style="dim")
-    if found.line:
-        terminal_tables.say(console, f"Add to the op set: {found.line}")
-        if "gdn.chunk" in found.products:
-            terminal_tables.say(console, "Write the block of your kernel: short cases do not show it", style="dim")
-    elif found.exit is Exit.AGREED:
-        terminal_tables.say(console, "AGREES: nothing has to be declared")
+    }  # fmt: skip
+    rows = [
+        (one.form, "nothing" if tried.product is None else written(tried.product), short(tried.elements),
+         f"{tried.worst:.2e}", f"{tried.allowed:.2e}", "DIVERGES" if tried.failed else "agrees")
+        for one in found.forms for tried in filter(None, (one.stricter, one.chosen))
+    ]  # fmt: skip
+    notes = [f"{one.form}: nothing is suggested: {one.why}" for one in found.forms if one.chosen is None]
+    notes += dict.fromkeys(f"not served: {skip.reason}" for skip in found.verdict.skipped)
+    said = [f"Add to the op set: {found.line}"] * bool(found.line)
+    said += ["Write the block of your kernel: short cases do not show it"] * ("gdn.chunk" in found.products)
+    said += ["AGREES: nothing has to be declared"] * (not found.line and found.exit is Exit.AGREED)
+    return Document("declared products", found.exit, said, tables=[Listing(heads, rows, "declared products")],
+                    notes=notes)  # fmt: skip
 
 
 def _data(run: Served) -> dict[str, object]:
@@ -135,35 +132,14 @@ def _data(run: Served) -> dict[str, object]:
 
     names = dict.fromkeys(case.op for case in run.cases)
     by_op = {name: [c for c in run.verdict.compared if run.cases[c.event].op == name] for name in names}
+    unserved = Counter(run.cases[skip.event].op for skip in run.verdict.skipped)
     return {
         "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
-        "by_op": [{"op": name, "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
+        "by_op": [{"op": name, "cases": sum(case.op == name for case in run.cases), "not_served": unserved[name],
+                   "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
                   for name, compared in by_op.items()],
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
         **listed(run.verdict.findings, lambda found: {
             **finding(found), "where": run.where(found), "case": str(run.cases[found.event])}),
         "message": run.message or None,
     }
-
-
-def _show(run: Served, console: Console) -> None:
-    """Print a row for every op, the reasons for skipped cases, and the message of a divergence or the verdict."""
-    from ..report import terminal_tables
-    from ..report.terminal import cell, most_used, short
-    from ..verdict import Exit
-
-    made = terminal_tables.table(f"ops of {run.name}", {
-        "op": "word", "cases": "number", "not served": "number", "numbers": "number", "allowance used": "number",
-    })  # fmt: skip
-    for op in dict.fromkeys(case.op for case in run.cases):
-        mine = [number for number, case in enumerate(run.cases) if case.op == op]
-        compared = [c for c in run.verdict.compared if c.event in mine]
-        none = sum(skip.event in mine for skip in run.verdict.skipped)
-        made.add_row(op, str(len(mine)), str(none), short(sum(c.elements for c in compared)),
-                     cell(most_used(compared)) if compared else "-")
-    terminal_tables.show(made, console)
-    for reason in dict.fromkeys(skip.reason for skip in run.verdict.skipped):
-        where = [skip.where for skip in run.verdict.skipped if skip.reason == reason]
-        terminal_tables.say(console, f"not served, {len(where)} times, first {where[0]}: {reason}", style="dim")
-    agrees = f"AGREES: {short(run.verdict.elements)} numbers compared in {len(run.cases)} cases"
-    terminal_tables.say(console, agrees if run.exit is Exit.AGREED else run.message)

@@ -5,6 +5,7 @@ Leaves out: drawing, serving and counting (`instep.campaign.soak`), and shrinkin
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def soak(
     from ..campaign.soak import render, resume
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
+    from ..report.terminal_tables import write
     from ..threads import threads_for
     from .progress import trial_runner
 
@@ -77,4 +79,4 @@ def soak(
             soaking.run()
             if (found := soaking.found) is not None:
                 break
-    finish(result(), json, lambda console: render.show(runs, found, console))
+    finish(result(), json, partial(write, render.document(runs, found)))

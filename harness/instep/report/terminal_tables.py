@@ -24,13 +24,13 @@ def write(document: Document, console: Console) -> None:
     """Print a document: its tables, notes and summary, and last the messages, which end in a command."""
     for listing in (*document.tables, *document.more):
         if listing.rows and isinstance(listing.heads, Mapping):
-            show(_table_of(listing, listing.heads), console)
+            show(table_of(listing, listing.heads), console)
     say(console, *document.notes, style="dim")
     say(console, *document.summary, style=VERDICTS[document.exit][1])
     say(console, *document.messages)
 
 
-def _table_of(listing: Listing, heads: Mapping[str, Kind]) -> Table:
+def table_of(listing: Listing, heads: Mapping[str, Kind]) -> Table:
     shown = [number for number, kind in enumerate(heads.values()) if kind != "detail"]
     columns: dict[str, Kind] = {head: kind for head, kind in heads.items() if kind != "detail"}
     made, styles = table(listing.title, columns, framed=len({*listing.groups}) > 1), dict(VERDICTS.values())

@@ -5,6 +5,7 @@ Leaves out: the runs (`instep_proof.calibrate`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,8 +14,7 @@ from instep.cli.finish_with_result import Commit, Json, finish, must_be_free
 from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from instep.report.document import Listing
 
     from ..calibrate.tables import Calibration
 
@@ -38,7 +38,9 @@ def calibrate(
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
     from instep.cli.progress import trial_runner
+    from instep.report.document import Document
     from instep.report.result import Result
+    from instep.report.terminal_tables import write
     from instep_reference.contract.errors import BadInput
 
     from ..calibrate import calibrate as run_all
@@ -52,49 +54,40 @@ def calibrate(
     found = Calibration(given.setting().device)
     with trial_runner("calibrate", None if seconds is None else seconds / 60) as run:
         run_all(found, variants, run, op_sets=given.several("ops"), runs=runs)
-    finish(Result(found.exit, found.device, found.as_data(), commit), json, lambda console: _show(found, console),
+    alarms = [
+        f"false alarm: {one.form} {one.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
+        for one, alarm in found.alarms
+    ]
+    tables = [_rates(found)] if found.ran else []
+    tables += [_limits(found)] if found.limits else []
+    told = Document("Calibration", found.exit, (), messages=alarms, tables=tables)
+    finish(Result(found.exit, found.device, found.as_data(), commit), json, partial(write, told),
            interrupted=run.interrupted)  # fmt: skip
 
 
-def _show(found: Calibration, console: Console) -> None:
-    from instep.report import terminal_tables
-
-    if found.ran:
-        terminal_tables.show(_rates(found), console)
-    for variant, alarm in found.alarms:
-        said = f"{variant.form} {variant.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        terminal_tables.say(console, f"false alarm: {said}")
-    if found.limits:
-        terminal_tables.show(_limits(found), console)
-
-
-def _rates(result: Calibration) -> Table:
-    from instep.report.terminal_tables import table
+def _rates(result: Calibration) -> Listing:
+    from instep.report.document import Kind, Listing
 
     from ..calibrate.tables import by_tier
 
-    made = table(f"{len(result.ran)} correct engines; the rate is that of false alarms per block", {
+    heads: dict[str, Kind] = {
         "tier": "word", "blocks": "number", "undecided": "number", "alarms": "number",
         "upper bound of the rate (95%)": "number", "used": "number", "by": "text",
-    })
-    for rate in by_tier(result.table()):
-        made.add_row(
-            rate.tier, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms),
-            f"{rate.bound:.1e}", f"{rate.worst:.2f}" if rate.worst else "exact", rate.by,
-        )
-    return made
+    }  # fmt: skip
+    return Listing(heads, [
+        (rate.tier, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms), f"{rate.bound:.1e}",
+         f"{rate.worst:.2f}" if rate.worst else "exact", rate.by) for rate in by_tier(result.table())
+    ], f"{len(result.ran)} correct engines; the rate is that of false alarms per block")  # fmt: skip
 
 
-def _limits(result: Calibration) -> Table:
-    from instep.report.document import Kind
-    from instep.report.terminal_tables import table
+def _limits(result: Calibration) -> Listing:
+    from instep.report.document import Kind, Listing
 
     tiers = list(result.limits[0].found)
-    numbers: dict[str, Kind] = {name: "number" for name in ("error when correct", *tiers)}
-    made = table("the smallest injected error that is found in every run", {
-        "place": "word", "activations": "word", **numbers,
-    })
-    for limit in result.limits:
-        sizes = ("" if limit.found[tier] is None else f"{limit.found[tier]:.0e}" for tier in tiers)
-        made.add_row(limit.place, limit.storage, f"{limit.correct:.1e}", *sizes)
-    return made
+    heads: dict[str, Kind] = {
+        "place": "word", "activations": "word", **dict.fromkeys(("error when correct", *tiers), "number"),
+    }  # fmt: skip
+    return Listing(heads, [
+        (limit.place, limit.storage, f"{limit.correct:.1e}",
+         *("" if (size := limit.found[tier]) is None else f"{size:.0e}" for tier in tiers)) for limit in result.limits
+    ], "the smallest injected error that is found in every run")  # fmt: skip

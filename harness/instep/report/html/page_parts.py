@@ -59,12 +59,12 @@ def findings(runs: Sequence[Data]) -> Listing:
 
 
 def totals(runs: Sequence[Data]) -> Listing:
-    """How much every run compared, by tier or by op."""
+    """How much every run compared, by tier."""
     rows = [
-        (name_of(run), word(run.get("exit", 0)), str(one.get("tier") or one.get("op")),
+        (name_of(run), word(run.get("exit", 0)), one["tier"],
          *(short(one[count]) if count in one else "" for count in ("comparisons", "blocks")), short(one["elements"]),
          f"{short(one['undecided'])} of {short(one['pairs'])}" if one.get("pairs") else "", used(one.get("used")))
-        for run in runs for one in (*run.get("tiers", ()), *run.get("by_op", ())) if isinstance(one, Mapping)
+        for run in runs for one in run.get("tiers", ()) if isinstance(one, Mapping)
     ]
     heads = ("run", "verdict", "tier", "compared", "blocks", "elements", "undecided", "allowance used")
     return Listing(heads, rows, "How much was compared")
