@@ -32,7 +32,7 @@ from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
 from support.command import complaint
 from support.fake_sglang import Model
-from support.recorded import TINY, stated
+from support.recorded import TINY, lines, stated
 
 pytestmark = pytest.mark.slow  # recordings in many formats
 
@@ -197,6 +197,17 @@ def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
     made.close()
     found = audit(tmp_path / "r", TINY)
     assert found.exit is Exit.AGREED and found.replay is not None and len(found.recorded.events) == 3
+
+
+def test_recording_with_selected_states_shows_where_a_reused_prefix_ends(tmp_path, answer):
+    made = Recording(tmp_path / "r", engine="by hand", model=TINY, selected=True)
+    made.admit("a", PROMPT)
+    made.forward("a", [6], range(4, 10), PROMPT[4:], [[answer[0]]])
+    made.close()
+    first, second = (one["rows"] for one in lines(tmp_path / "r" / "events.jsonl")[1:])
+    assert first == [{"request": "a", "kind": "prefill", "tokens": 4}]
+    assert second == [{"request": "a", "kind": "prefill", "tokens": 6, "root": answer[0]}]
+    assert audit(tmp_path / "r", TINY).exit is Exit.AGREED
 
 
 @pytest.mark.parametrize(("call", "says"), [

@@ -324,6 +324,36 @@ def test_a_step_from_the_state_of_another_request_is_named(copy):
     assert found.diagnosis == 'was continued from the state of request "a", 2 rounds ago'
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("says", "window", "state"), [
+    ("was continued from the state of 8 tokens before", 36, 28),
+    ("was continued with the conv window of 2 tokens later", 38, 36),
+    ("", 36, 36),
+], ids=["state", "conv window", "right"])
+def test_a_prefix_with_parts_of_different_lengths_is_named(tmp_path, says, window, state):
+    """36 tokens of a prompt come from a cache, whose conv window and state need not be those after 36 tokens."""
+    weights, text = Weights.of(Checkpoint.open(TINY)), [*PROMPTS["b"], *PROMPTS["c"], *PROMPTS["a"], *PROMPTS["c"][:5]]
+
+    def after(length: int) -> list:
+        return list(trunk.advance(weights, text[:length], trunk.empty_memories(weights), 0)[1])
+
+    memory, parts = after(36), zip(after(window), after(state), strict=True)
+    for layer, (windows, states) in enumerate(parts):
+        if isinstance(windows, GdnMemory):
+            memory[layer] = GdnMemory(windows.window, states.state)
+    final, memory = trunk.advance(weights, text[36:], tuple(memory), 36)
+    root = int(trunk.logits(weights, final[-1:]).argmax())
+    made = Recording(tmp_path / "r", engine="by hand", model=TINY, selected=True)
+    made.admit("a", text)
+    made.forward("a", [len(text) - 36], range(36, len(text)), text[36:], [[root]])
+    made.states("a", {layer: (one.window.float(), one.state.float())
+                      for layer, one in enumerate(memory) if isinstance(one, GdnMemory)})  # fmt: skip
+    made.close()
+    stated(tmp_path / "r", attached={"layers": [0, 1, 2]})
+    found = directed(audit(tmp_path / "r", TINY))
+    assert [one.diagnosis.partition(";")[0] for one in found if one.place.layer == 0] == [says] * bool(says)
+
+
 # names, slots and rows
 
 

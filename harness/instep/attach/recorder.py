@@ -319,7 +319,7 @@ class Recorder:
         self.recording = Recording(
             self._folder(), engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),
             state=word(state), rounds=rounds if narrow else {}, products=PRODUCTS if narrow else {}, layout=layout,
-            overlap=overlap,
+            overlap=overlap, selected=True,
         )  # fmt: skip
         self.note()
         say(f"recording to {self.recording.directory}")

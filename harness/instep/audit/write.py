@@ -79,6 +79,8 @@ class Recording:
     rounds, products, layout   other roundings, and the order of axes of recorded states (docs/audit-record.md)
     controller  of the step count: {"dialect": "sglang-0.5.14", "file": {..}, "captured": [1, 2, 4]}; None: not judged
     num_steps   the initial step count;  overlap: whether a round is launched before the last one's results are known
+    selected    whether states are recorded at some events only. A prefix hit is then two forwards, the tokens from the
+                cache and the others, so that an audit knows where the cached state was continued
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class Recording:
         dtype: str = "float32", state: str = "float32", rounds: dict[str, str] | None = None,
         products: dict[str, dict[str, Any]] | None = None, layout: str = "KV",
         controller: dict[str, Any] | None = None, num_steps: int | None = None, overlap: bool = False,
+        selected: bool = False,
     ) -> None:
+        self._selected = selected
         self.directory = Path(directory)
         (self.directory / "tensors").mkdir(parents=True)
         known, config = None if model is None else str(model), None
@@ -140,12 +144,15 @@ class Recording:
         counts, at, ids, begin = _ints(counts), _ints(positions), _ints(tokens), 0
         rows, windows, chosen = list[dict[str, Any]](), dict[str, list[int]](), dict[str, list[int]]()
         reused = set[str]()  # requests whose first tokens came from a prefix cache: one row with the tokens that ran
+        cached = list[dict[str, Any]]()
         for number, (request, count) in enumerate(zip(requests, counts, strict=True)):
             first, ran = at[begin], ids[begin : begin + count]
             begin += count
             said = None if sampled is None or sampled[number] is None else _ints(sampled[number])
             if first == 0 and self._length[request]:
                 self._again(request)
+            elif first > self._length[request] and not self._length[request] and self._selected:
+                cached.append(self._row(request, 0, self._prompt[request][:first], None))
             elif first > self._length[request] and not self._length[request]:
                 first, ran = 0, self._prompt[request][: first + count]
                 reused.add(request)
@@ -158,6 +165,8 @@ class Recording:
                     chosen[request] = said
         if not rows:
             return
+        if cached:
+            self._event({"event": "forward", "rows": cached})
         if windows or self._single:
             self._put_in_force(max((len(window) for window in windows.values()), default=1) - 1)
         if windows:

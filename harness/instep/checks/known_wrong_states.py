@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from ..finding_problem import Code, Explained, Problem, WrongContent, sentence
-from ..oracle.miscounted_states import handed_over
+from ..oracle.miscounted_states import handed_over, stale
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..tier_allowances import (
@@ -226,6 +226,7 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         verb, None if previous is None else previous.base, others, handed, theirs, older, pending,
         branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
         piece.later_windows,
+        tuple if previous is None or previous.last is None else partial(stale, folding.base, previous.last),
     )  # fmt: skip
 
 

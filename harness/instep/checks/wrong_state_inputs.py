@@ -59,6 +59,7 @@ class Scene:
     older     updates [T', HV, V] of the previous step; pending: k, log_decay and updates of its tokens
     recent    tokens that a ring may hold, since the prompt, the oldest first
     later     mistakes, and states after a prompt's chunk that a wrong conv window preceded; costly
+    stale     mistakes, and states before a prompt's chunk that lack the last tokens of the chunk before
     branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
     """
 
@@ -78,6 +79,7 @@ class Scene:
     branches: Sequence[Wrong] = ()
     recent: Sequence[Run] = ()
     later: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
+    stale: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
 
     @cached_property
     def right(self) -> torch.Tensor:

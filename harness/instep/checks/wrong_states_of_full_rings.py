@@ -1,4 +1,4 @@
-"""Wrong states of rings that have no room for a window, and of conv windows of another length than their state.
+"""Wrong states of rings that have no room for a window, and of prefixes whose parts have different lengths.
 
 An engine may decide with the window that was whether a ring must be folded. If the next window is wider, its last
 tokens do not fit. They are not stored, or older tokens are lost. Such states depend on many earlier tokens, so there
@@ -27,6 +27,7 @@ def overfull(scene: Scene) -> Iterator[Wrong]:
         for known, state in lacking_oldest(scene.base, scene.recent):
             yield from (Wrong(known, carried) for carried in scene.carried(state))
     yield from (Wrong(known, state) for known, state in scene.later())
+    yield from (Wrong(known, carried) for known, state in scene.stale() for carried in scene.carried(state))
 
 
 def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:

@@ -23,6 +23,7 @@ TWICE = NamedMistake("previous-step-twice", "counts the tokens of the previous s
 IN_PART = NamedMistake("previous-step-in-part",
                   "was continued from the state after {} token{} of the previous step; {} tokens were {}")
 LATER_WINDOW = NamedMistake("later-window", "was continued with the conv window of {} token{} later")
+STALE = NamedMistake("stale-prompt", "was continued from the state of {} token{} before")
 LACKS_OLDEST = NamedMistake("oldest-of-a-ring-lost", "lacks the {} of the {} tokens that a ring held")
 
 
@@ -61,6 +62,16 @@ def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[
             computed = gdn.left_by(key, value, decay, gate, gate, state[None])[0]
             replayed = gdn.absorb(key, decay, written, state[None])[0]
             yield from ((known, found) for found in (computed, replayed) if torch.isfinite(found).all())
+
+
+def stale(base: torch.Tensor, last: Run) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """States [HV, K, V] that lack the last tokens of a prompt's chunk. A kept prefix may lack those in a ring."""
+    k, v, log_decay, beta, _ = joined([last])
+    state = base
+    for lost, t in enumerate(reversed(range(len(k))), 1):
+        state = _undone(state, k[t], v[t], log_decay[t], beta[t])
+        if torch.isfinite(state).all():
+            yield STALE.known(lost, "s" * (lost > 1)), state
 
 
 def joined(recent: Sequence[Run]) -> tuple[torch.Tensor, ...]:

@@ -161,7 +161,8 @@ class Oracle:
             older = before[layer].recent if layer in before else ()
             recent = () if tokens is None or span.kind == "prefill" else _newest((*older, tokens))
             verb = "accepted" if span.kind == "commit" else "given"
-            found[layer] = PreviousStep(piece.folding.base, tokens, verb, recent)
+            last = only(piece.folding.tokens, nodes[-REMEMBERED:]) if span.kind == "prefill" else None
+            found[layer] = PreviousStep(piece.folding.base, tokens, verb, recent, last)
         self.previous[span.request] = found
 
 

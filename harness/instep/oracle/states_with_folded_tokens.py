@@ -50,12 +50,14 @@ class PreviousStep:
     verb    "accepted", "given"
     recent  the tokens that a ring may hold, the oldest first: those of this step and of the steps before it, back to
             the prompt
+    last    the last few tokens of a prompt's chunk, of which `tokens` may be too many; None: the step is none
     """
 
     base: torch.Tensor
     tokens: Run | None
     verb: str
     recent: tuple[Run, ...] = ()
+    last: Run | None = None
 
 
 @dataclass(frozen=True)
