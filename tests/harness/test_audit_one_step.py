@@ -18,13 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from instep.audit import recorded_engine, render
 from instep.audit.audit import Audit, audit
-from instep.audit.page import charts_of
 from instep.audit.recording import read, read_plain, with_short_names
+from instep.audit.result_document import charts_of
 from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
 from instep.checks import known_wrong_states
-from instep.report.html.page_choice import page_of
+from instep.report.html.write_page import page_of
 from instep.run import compared_engine
 from instep.run.compared_engine import AcceptedPath, RepeatedRuns, of_one
 from instep.tier_allowances import DITHERED

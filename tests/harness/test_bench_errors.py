@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+from instep.report.document_choice import document_of
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind, measure_arms, run
-from instep_speed.bench import page as pages
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.bench_types import Arm, Cell
 from instep_speed.bench.drawn_rows import on
@@ -95,7 +95,7 @@ def test_error_above_flas_is_printed_next_to_our_speed(
     assert found.exit is Exit.AGREED and not own["finding"] and "us" in own
     assert all(arm["errors"].keys() == {"core", "state"} for arm in row["arms"].values())
     assert "off by: core, state" in said and f"{own['errors']['core']:.1e}, {own['errors']['state']:.1e}" in said
-    page = pages.page(found.result().data())
+    page = document_of(found.result().data())
     if place is None:
         assert "above" not in own and "ABOVE" not in said and "errs more" not in str(page)
         return

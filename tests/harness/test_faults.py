@@ -15,14 +15,14 @@ import pytest
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_proof.faults import plant, render
+from instep_proof.faults import plant, result_data
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Expected, Fault, recorded, speaking
 from instep_proof.faults.compare_with_control import Judged, Result, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
-from instep_proof.faults.page import surprises
+from instep_proof.faults.result_document import surprises
 from instep_reference.contract.errors import BadInput
 from support.command import Runner
 from support.covering import WHOLE
@@ -79,7 +79,7 @@ def ran(warm: None) -> Result:
 def test_a_planted_fault_is_found_named_and_located(ran: Result, name: str) -> None:
     one = next(one for one in ran.judged if one.fault.id == name)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(render.data_of(one)))
+    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(result_data.data_of(one)))
     assert one.arm.served != one.control.served == served(), "the planted source must have served"
 
 
@@ -105,7 +105,7 @@ def test_a_fault_of_another_family_is_found_named_and_located(name: str, tmp_pat
         arm = replayed(tmp_path, trace, fault.how, tmp_path / "planted.json")
     one = judge(fault, replace(control, served=RIGHT), replace(arm, served=PLANTED), RIGHT, PLANTED)
     assert not one.void and one.control.clean, one.void
-    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(render.data_of(one)))
+    assert one.found and one.located and one.named == bool(one.fault.says), list(surprises(result_data.data_of(one)))
 
 
 @pytest.mark.slow
@@ -129,10 +129,10 @@ def test_edit_without_effect_is_not_reported(one: Harmless, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
-    said = shown(render.of(ran))
+    said = shown(result_data.of(ran))
     assert f"{len(FEW)} of {len(FEW)} faults found" in said and "1 void" in said
     assert all(name in said for name in FEW)
-    data = json.loads(json.dumps(render.of(ran, "abc").data()))
+    data = json.loads(json.dumps(result_data.of(ran, "abc").data()))
     assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
     assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
     picture = picture_of(data)
@@ -177,7 +177,7 @@ def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: s
 def test_wrong_name_is_printed_but_fails_nothing() -> None:
     one = judged(diverged(finding(diagnosis="differs")))
     assert one.found and not one.named and result(one).exit is Exit.AGREED
-    assert any("not named 'holds the state after 2'" in line for line in surprises(render.data_of(one)))
+    assert any("not named 'holds the state after 2'" in line for line in surprises(result_data.data_of(one)))
 
 
 @pytest.mark.parametrize("check", ["grown", "experts"])
@@ -190,7 +190,7 @@ def test_a_check_of_what_a_choice_was_made_of_is_not_tokens_alone(check: str) ->
 
 def test_fault_without_a_sentence_is_not_named() -> None:
     one = judged(diverged(finding()), fault=replace(FAULT, other=Expected(1, "trunk", 0, "conv")))
-    assert one.found and one.located and not one.named and not list(surprises(render.data_of(one)))
+    assert one.found and one.located and not one.named and not list(surprises(result_data.data_of(one)))
 
 
 SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
@@ -213,9 +213,9 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
     assert one.named_by == by and one.named == bool(by)
     ended = result(one, judged(CONTROL))
     assert ended.named_by == {who: int(who == by) for who in ("check", "bank", "hypothesis")}
-    found = json.loads(json.dumps(render.of(ended).data()))
+    found = json.loads(json.dumps(result_data.of(ended).data()))
     assert found["named_by"] == ended.named_by
-    assert f"{int(bool(by))} named (" in render.said(found) and "<svg" in picture_of(found)
+    assert f"{int(bool(by))} named (" in result_data.said(found) and "<svg" in picture_of(found)
 
 
 @pytest.mark.parametrize("says", [
@@ -244,7 +244,7 @@ def test_run_without_proof_is_void(arm: Arm, control: Arm, why: str) -> None:
     assert why in one.void and not (one.found or one.named or one.located)
     ended = result(one)
     assert ended.exit is Exit.INCONCLUSIVE and not ended.failures
-    assert any(f"void: {why}" in line for line in surprises(render.data_of(one)))
+    assert any(f"void: {why}" in line for line in surprises(result_data.data_of(one)))
 
 
 def test_a_single_byte_or_call_makes_a_fault_fire() -> None:
@@ -294,9 +294,9 @@ def test_a_fault_is_named_only_by_its_mistake() -> None:
     fault, said = replace(FAULT, mistake="another-count"), {**SAID, "by": "hypothesis"}
     right, wrong = (judged(diverged(finding(explained=said | {"names": names})), fault=fault)
                     for names in (["all-zero", "another-count"], ["all-zero"]))  # fmt: skip
-    assert right.named_by == "hypothesis" and not list(surprises(render.data_of(right)))
+    assert right.named_by == "hypothesis" and not list(surprises(result_data.data_of(right)))
     assert not wrong.named and any("its mistake is another-count; the finding is all-zero" in line
-                                   for line in surprises(render.data_of(wrong)))  # fmt: skip
+                                   for line in surprises(result_data.data_of(wrong)))  # fmt: skip
 
 
 def test_update_keeps_a_part_of_a_sentence_that_still_holds() -> None:

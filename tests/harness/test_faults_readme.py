@@ -15,8 +15,8 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit, Fault, recorded
 from instep_proof.faults.compare_with_control import HYPOTHESIS, Judged
 from instep_proof.faults.fault_runs import Arm
-from instep_proof.faults.page import surprises
-from instep_proof.faults.render import data_of
+from instep_proof.faults.result_data import data_of
+from instep_proof.faults.result_document import surprises
 
 TOP = Path(__file__).resolve().parents[2]
 

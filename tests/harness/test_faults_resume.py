@@ -16,7 +16,7 @@ import pytest
 from instep.campaign.runner import TrialRunner
 from instep.verdict import Exit
 from instep_proof.commands.faults import _part
-from instep_proof.faults import render, resume
+from instep_proof.faults import result_data, resume
 from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.compare_with_control import Heard, Judged, Result, Session, judge
@@ -45,7 +45,7 @@ def row(name: str, day: int, void: bool = False) -> Judged:
 
 
 def written(path: Path, *rows: Judged) -> Path:
-    render.of(Result(rows)).write(path)
+    result_data.of(Result(rows)).write(path)
     return path
 
 
@@ -110,7 +110,7 @@ def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_pat
 
 def test_file_is_read_as_it_was_written() -> None:
     found = json.loads(COMMITTED.read_text())
-    again = json.loads(json.dumps(render.of(resume.read(COMMITTED)).data()))
+    again = json.loads(json.dumps(result_data.of(resume.read(COMMITTED)).data()))
     for one in (*found["results"], *again["results"]):  # files of earlier revisions do not name the mistake
         mistake = one["expected"].pop("mistake", by_id()[one["id"]].mistake)
         assert mistake == by_id()[one["id"]].mistake

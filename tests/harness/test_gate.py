@@ -18,7 +18,7 @@ from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput, InstepError
-from instep_speed.gate import render
+from instep_speed.gate import result_data
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, ORDERS, checked, gate, judge
 from instep_speed.gate.input_and_result import SAMPLES, Question, Report
@@ -85,7 +85,7 @@ def test_twice_the_time_is_found(model: Path, tmp_path: Path) -> None:
     assert report.says("verify") is Say.SLOWER
     assert report.served["before"]["instep_optimized"] != report.served["after"]["instep_optimized"]
     assert "verify: SLOWER by" in text(report)
-    found = render.of(report).data()
+    found = result_data.of(report).data()
     assert (found["exit"], found["says"]["verify"]) == (1, "slower")
 
 
@@ -97,7 +97,7 @@ def test_a_wrong_arm_is_refused_and_nothing_is_timed(model: Path, tmp_path: Path
     assert report.judged == []
     assert "accepted" in report.refused and "DIVERGED" in report.refused
     assert "ms" not in text(report).split()
-    assert render.of(report).data()["judged"] == []
+    assert result_data.of(report).data()["judged"] == []
 
 
 @WHOLE
@@ -271,4 +271,4 @@ def test_a_result_keeps_samples_of_pairs() -> None:
 
 
 def text(report: Report) -> str:
-    return shown(render.of(report))
+    return shown(result_data.of(report))

@@ -20,13 +20,13 @@ from instep import bundled
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
-from instep_speed.gate import calibration_files, render
+from instep_speed.gate import calibration_files, result_data
 from instep_speed.gate.binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from instep_speed.gate.cases import CASES
 from instep_speed.gate.clock import judged
 from instep_speed.gate.input_and_result import Question, Report
-from instep_speed.gate.page import calibration_of
 from instep_speed.gate.power import Power
+from instep_speed.gate.result_document import calibration_of
 
 QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
 
@@ -51,7 +51,7 @@ def test_invalid_calibration_is_reported_and_changes_no_verdict(
     file.write_text(wrong if isinstance(wrong, str) else json.dumps(whole.data() | wrong))
     with pytest.raises(BadInput, match=re.escape(says)):
         calibration_files.known(QUESTION, tmp_path)
-    told = render.of(report, tmp_path).data()
+    told = result_data.of(report, tmp_path).data()
     assert told["calibrated"] is None and told["exit"] == report.exit
     line = calibration_of(told)
     assert line.startswith("this machine's calibration cannot be used") and str(file) in line and says in line
@@ -60,11 +60,11 @@ def test_invalid_calibration_is_reported_and_changes_no_verdict(
 def test_a_run_reads_the_folder_that_it_is_given(tmp_path: Path) -> None:
     known = calibrated(1)
     calibration_files.result(known).write(calibration_files.file_of(QUESTION, tmp_path))
-    assert render.of(Report(QUESTION), tmp_path).data()["calibrated"]["trials"] == 1
-    assert "this machine, of 1 trial each (" in calibration_of(render.of(Report(QUESTION), tmp_path).data())
+    assert result_data.of(Report(QUESTION), tmp_path).data()["calibrated"]["trials"] == 1
+    assert "this machine, of 1 trial each (" in calibration_of(result_data.of(Report(QUESTION), tmp_path).data())
     (tmp_path / "empty").mkdir()
-    assert render.of(Report(QUESTION), tmp_path / "empty").data()["calibrated"] is None
-    assert "not calibrated" in calibration_of(render.of(Report(QUESTION), tmp_path / "empty").data())
+    assert result_data.of(Report(QUESTION), tmp_path / "empty").data()["calibrated"] is None
+    assert "not calibrated" in calibration_of(result_data.of(Report(QUESTION), tmp_path / "empty").data())
 
 
 def test_another_machine_has_another_baseline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from instep.bundled import model
-from instep.report.html.page_choice import page_of
+from instep.report.html.write_page import page_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import input_and_result, power
@@ -29,7 +29,7 @@ from instep_speed.gate.gate import ARMS, as_samples, judge, laps_of, resolved
 from instep_speed.gate.gpu_operations import HELD_S
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power, tried
-from instep_speed.gate.render import of
+from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
 from support.outcomes import shown
 from support.planting import planted_here

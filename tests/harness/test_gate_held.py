@@ -15,7 +15,7 @@ from instep.verdict import Exit
 from instep_speed.gate.clock import CLOCKS
 from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
 from instep_speed.gate.input_and_result import Question, Report
-from instep_speed.gate.render import of
+from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
 from support.outcomes import shown
 

@@ -17,7 +17,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instep import bundled
-from instep.report.html.page_choice import page_of
+from instep.report.html.write_page import page_of
 from instep.run.build_compared_engines import Plan, bare
 from instep.run.replay import Replay
 from instep.setting import Setting

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from instep.report.html.page_choice import page_of_file
+from instep.report.html.write_page import page_of_file
 from support.pages import Read
 
 TIMES = Path("fixtures/results/bench-native.json")

@@ -21,27 +21,27 @@ import torch
 
 from instep.audit import render as audits
 from instep.audit.audit import audit
-from instep.audit.page import charts_of as audited
 from instep.audit.recording import EVENTS
-from instep.campaign.fuzz import render as fuzz
+from instep.audit.result_document import charts_of as audited
+from instep.campaign.fuzz import result_data as fuzz
 from instep.campaign.fuzz.campaign import Result as Drawn
 from instep.campaign.fuzz.campaign import Settings
-from instep.campaign.relations import render as relations
-from instep.report.html.page_choice import page_of, page_of_file
+from instep.campaign.relations import result_data as relations
 from instep.report.html.replay import charts_of
+from instep.report.html.write_page import page_of, page_of_file
 from instep.report.result import Result
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN
-from instep_proof.faults import render as faults
+from instep_proof.faults import result_data as faults
 from instep_proof.faults.compare_with_control import Result as Campaign
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.run import Asked, Bench
-from instep_speed.gate import render as gate
+from instep_speed.gate import result_data as gate
 from instep_speed.gate.calibration_files import result as of_power
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report

@@ -12,18 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from instep.campaign.fuzz import render as fuzz
+from instep.campaign.fuzz import result_data as fuzz
 from instep.campaign.fuzz.campaign import Result, Settings
-from instep.campaign.relations import render as relations
+from instep.campaign.relations import result_data as relations
 from instep.generate import render as generate
 from instep.setting import Setting
 from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
-from instep_proof.faults import render as faults
+from instep_proof.faults import result_data as faults
 from instep_proof.faults.compare_with_control import Heard
 from instep_proof.faults.compare_with_control import Result as Campaign
 from instep_proof.faults.fault_runs import Arm
-from instep_speed.gate import render as gate
+from instep_speed.gate import result_data as gate
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread

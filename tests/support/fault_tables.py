@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from instep_proof.faults.render import took
+from instep_proof.faults.result_data import took
 
 Results = Mapping[str, Any]
 JUDGED = ("found", "named", "located")

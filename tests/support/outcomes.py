@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from instep.finding_problem import Problem
-from instep.report.html.page_choice import document_of
+from instep.report.document_choice import document_of
 from instep.report.result import Result
 from instep.report.terminal_tables import write
 from instep.run.replay import Outcome

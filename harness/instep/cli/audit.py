@@ -40,7 +40,7 @@ def audit(
     from ..audit import render
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
-    from ..audit.page import charts_of
+    from ..audit.result_document import charts_of
     from ..lru_cache import EVENTS, closed
     from .progress import progress
 

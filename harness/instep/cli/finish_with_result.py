@@ -79,8 +79,8 @@ def finish(
         result.write(json)
     if html is not None:
         from ..atomic_write import write_atomically
-        from ..report.html.page_choice import page_of
         from ..report.html.replay import printed
+        from ..report.html.write_page import page_of
 
         write_atomically({html: page_of(result.data(), charts(), "" if show is None else printed(show))})
     wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
@@ -95,7 +95,7 @@ def finish(
         if wanted:
             print(*workflow_commands(found), sep="\n")
     if show is None:
-        from ..report.html.page_choice import document_of
+        from ..report.document_choice import document_of
         from ..report.terminal_tables import write
 
         write(document_of(result.data()), Console())

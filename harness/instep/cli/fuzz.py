@@ -48,7 +48,7 @@ def fuzz(
     from ..bundled import model
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.fuzz.render import of
+    from ..campaign.fuzz.result_data import of
     from ..verdict import Exit
     from .progress import trial_runner
 

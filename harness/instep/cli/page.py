@@ -1,6 +1,6 @@
 """`instep page`: make an HTML page of a result file.
 
-Leaves out: its contents (`instep.report.html.page_choice`).
+Leaves out: its contents (`instep.report.document_choice`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def page(
 ) -> None:
     """Make a page of a result file; exit 0: it is written, whatever the result is."""
     from ..atomic_write import write_atomically
-    from ..report.html.page_choice import page_of_file
+    from ..report.html.write_page import page_of_file
 
     must_be_free((html,), result)
     write_atomically({html: page_of_file(result)})

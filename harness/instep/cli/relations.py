@@ -34,7 +34,7 @@ def relations(
 ) -> None:
     """Check relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from ..campaign import relations as table
-    from ..campaign.relations import render
+    from ..campaign.relations import result_data
     from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
@@ -51,6 +51,6 @@ def relations(
     with trial_runner("relations") as run:
         for relation in run.trials(wanted, lambda one: one.name):
             found.append(table.hold(case, relation))
-    told = render.Run(trace, checkpoint, until, case, tuple(found))
-    finish(render.of(told, commit), json, interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace,
+    told = result_data.Run(trace, checkpoint, until, case, tuple(found))
+    finish(result_data.of(told, commit), json, interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace,
            html=html)

@@ -48,7 +48,7 @@ def soak(
     from ..bundled import model
     from ..campaign.fuzz.campaign import Settings
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.soak import render, resume
+    from ..campaign.soak import result_document, resume
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
     from ..report.terminal_tables import write
@@ -79,4 +79,4 @@ def soak(
             soaking.run()
             if (found := soaking.found) is not None:
                 break
-    finish(result(), json, partial(write, render.document(runs, found)))
+    finish(result(), json, partial(write, result_document.document(runs, found)))

@@ -1,7 +1,7 @@
 """The result of a command as a document, for every writer: verdict, sentences, tables, messages, charts.
 
 Leaves out: the writers (`terminal_tables.py`, `html/write_page.py`), and which document a result has
-(`html/page_choice.py`).
+(`document_choice.py`).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def faults(
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
-    from ..faults import render, resume
+    from ..faults import result_data, resume
     from ..faults.campaign import campaign
     from ..faults.catalogue import TRACES
     from ..faults.catalogue.fault import EXPECTED, recorded
@@ -100,13 +100,13 @@ def faults(
         return resume.joined(*there, Result(tuple(judged)))
 
     with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
-          trial_runner("faults", None, json, lambda: render.of(result(), commit)) as run):
+          trial_runner("faults", None, json, lambda: result_data.of(result(), commit)) as run):
         if checkpoint is not None:
             retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
         traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
         for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
             judged.append(one)  # one by one: the file is written in between
-    told = render.of(result(), commit)
+    told = result_data.of(result(), commit)
     if update:
         expected = updated(recorded(), judged)
         lines = (f'"{id}": {encode(one).decode()}' for id, one in expected.items())

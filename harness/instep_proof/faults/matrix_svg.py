@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from instep.report.html.page_parts import Data
+from instep.report.document_parts import Data
 
-from .page import SAYS, SIGNS, by_family, checks_of, mark, word
+from .result_document import SAYS, SIGNS, by_family, checks_of, mark, word
 
 ROW, CELL, CHAR = 15, 17, 6.05  # pixels: a line, a cell, a character of the font at its size
 FOOT, GAP, MARGIN = 40, 20, 8  # pixels: legend; space between families; margin

@@ -1,6 +1,6 @@
 """Read the file of a campaign, so that runs in parts, at other times or on other machines become one.
 
-Leaves out: writing it (`render.py`).
+Leaves out: writing it (`result_data.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Draw results as SVG: time against an axis with floor and peers, and a round's time by kind of work.
 
-Two scales, marks and a legend need no library. Every mark has its numbers as a title. Leaves out: tables (`page.py`).
+Two scales, marks and a legend need no library. Every mark has its numbers as a title. Leaves out: tables
+(`result_document.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run a grid: build each cell and measure it (`measure_arms.py`); each kind has a share of the time.
 
 An arm with wrong answers has no time. Time that a kind does not need goes to the next one, and at the end to cells that
-did not fit before. Cells that were left out are reported. Leaves out: tables and plots (`page.py`, `plots.py`).
+did not fit before. Cells that were left out are reported. Leaves out: tables and plots
+(`result_document.py`, `plots.py`).
 """
 
 from __future__ import annotations

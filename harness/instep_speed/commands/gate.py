@@ -52,7 +52,7 @@ def gate(
     from instep_reference.contract.checkpoint import OnDisk
     from instep_reference.contract.errors import BadInput
 
-    from ..gate import calibration_files, render
+    from ..gate import calibration_files, result_data
     from ..gate.gate import gate as run
     from ..gate.input_and_result import Question
     from ..gate.power import measure
@@ -89,4 +89,4 @@ def gate(
                 told.write(kept)
             finish(told, json, html=html)
         report = run(question, folder, said)
-    finish(render.of(report, baselines, commit), json, html=html)
+    finish(result_data.of(report, baselines, commit), json, html=html)

@@ -11,7 +11,7 @@ looks find a slow-down that does not exist. They can only make it held, at most 
 slow-down beyond what is allowed held by a clock in at most four runs of a hundred, as far as noise within pairs hides
 it. With pairs of one CPU, resampled (`tests/perf/gate_resampled.py`), in 200 runs of both cases: without these pairs 28
 runs of A/A and 166 of a slow-down of 1% were inconclusive, with them 1 and 24. No run of 3% and more was held.
-Leaves out: the statistics (`statistics.py`) and the words (`render.py`).
+Leaves out: the statistics (`statistics.py`) and the words (`result_data.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The input and the result of a gate.
 
-Leaves out: how the result is found (`gate.py`), and how it is shown (`render.py`).
+Leaves out: how the result is found (`gate.py`), and how it is shown (`result_document.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
     write_page.py, assets/  the frame of all pages, and their scripts: shared.js, events.js, plots.js
     replay.py             events: `heat_map.py` the heat map, `timeline.py` the timeline
-    page_choice.py        the document of each result, one file for each command; `page_parts.py` has their common parts
 
-Leaves out: the wording (`instep.report`) and the writing of the file (`instep.atomic_write`).
+Leaves out: documents and wording (`instep.report`) and the writing of the file (`instep.atomic_write`).
 """

@@ -1,6 +1,6 @@
 """The page of a replay: charts of the events of one trace, in addition to the document of its result.
 
-Leaves out: the document (`runs_page.py`), and the HTML (`write_page.py`).
+Leaves out: the document (`runs_document.py`), and the HTML (`write_page.py`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ...verdict import Comparison, Verdict
 from ...watch.event_context import EventContext
 from .. import outcome_data, terminal
 from ..divergence_message import DIFFERS, command, command_at, numbers, where
+from ..document_choice import document_of
 from ..finding_tensors import tensor_at
 from ..outcome_data import listed_findings
 from . import heat_map
-from .page_choice import document_of
 from .timeline import Lanes, lanes_of
 from .write_page import write_page
 

@@ -2,7 +2,7 @@
 
 No text of a trace or a finding becomes markup: jinja2 escapes the body (`assets/page.html`), the JSON has no character
 that could end its element, and the content security policy allows only the two scripts of the page.
-Leaves out: the content (`replay.py`, `page_choice.py`) and the look of the charts (`assets/`).
+Leaves out: the content (`document_choice.py`, `replay.py`) and the look of the charts (`assets/`).
 """
 
 from __future__ import annotations
@@ -11,18 +11,42 @@ import base64
 import gzip
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 
+from instep_reference.contract.errors import BadInput
+
+from .. import result
 from ..document import VERDICTS, Document
+from ..document_choice import document_of
 
 ASSETS = files(__package__) / "assets"
 # JSON has these characters only in strings, where an escape means the same.
 ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 # Section of the page -> the field of the data that it draws, and its script.
 SECTIONS = {"charts": ("runs", "events.js"), "plots": ("plots", "plots.js")}
+
+
+def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, terminal: str = "") -> bytes:
+    """The page of a result's data.  charts: charts of events;  terminal: the printed output of the command"""
+    made = document_of(found)
+    return write_page(replace(made, charts={**made.charts, **(charts or {})}, terminal=terminal))
+
+
+def page_of_file(path: Path) -> bytes:
+    """The page of a result file: that of its command, without charts of events."""
+    found = result.read(path)
+    try:
+        return page_of(found)
+    except (ArithmeticError, AttributeError, ImportError, LookupError, RecursionError, TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise BadInput(str(path), found=f"a damaged result ({said})",
+                       expected="a file as --json writes it, unchanged") from error
 
 
 def write_page(page: Document) -> bytes:

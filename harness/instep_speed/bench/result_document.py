@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from instep.report.document import Document, Kind, Listing
-from instep.report.html.page_parts import Data
+from instep.report.document_parts import Data
 from instep.verdict import Exit
 
 from . import KINDS, kind
@@ -28,7 +28,7 @@ MOST_LINES = 4  # of a plot of curves, its base line included
 BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     rows, setting, rates = found["rows"], found["setting"], found["rates"]
     wrong = [(row, arm, told) for row in rows for arm, told in row["arms"].items() if told["finding"]]
     ours = [f"WRONG  {row['kind']}, {key(row['cell'])}: {arm}: {told['finding']}; no speed is shown"

@@ -1,6 +1,6 @@
 """The result of the gate as data, with a sentence for each case.
 
-Leaves out: the judgement (`gate.py`), and tables (`page.py`).
+Leaves out: the judgement (`gate.py`), and tables (`result_document.py`).
 """
 
 from __future__ import annotations

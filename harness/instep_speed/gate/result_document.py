@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from instep.report.document import Document, Kind, Listing
-from instep.report.html.page_parts import Data
+from instep.report.document_parts import Data
 from instep.verdict import Exit
 
 from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
@@ -18,7 +18,7 @@ from .statistics import Say
 COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     setting, judged, sentences = found["setting"], found["judged"], found.get("sentences", {})
     accepted = {**found["acceptance"], "reference": found["reference_acceptance"]}
     known = found.get("calibrated")
@@ -117,7 +117,7 @@ def _plot(setting: Data, judged: list[Data]) -> dict[str, Any]:
             "x": "after / before; the band is allowed", "band": [1 / allowed, allowed], "rows": rows}  # fmt: skip
 
 
-def calibration_page(found: Data) -> Document:
+def calibration_document(found: Data) -> Document:
     """The document of `instep gate --calibrate`: how often the gate is wrong on this machine, by case."""
     setting, trials, bound = found["setting"], found["trials"], bounds(found)
     alone = independent(found)

@@ -6,12 +6,12 @@ Leaves out: drawing (`instep.campaign.fuzz`).
 from __future__ import annotations
 
 from ...report.document import Document, Kind, Listing
-from ...report.html.page_parts import Data, findings, messages, word
+from ...report.document_parts import Data, findings, messages, word
 from ...report.terminal import short
 from ...verdict import Exit
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     campaigns = found["campaigns"]
     names = [str(one.get("engine") or one["ops"]) for one in campaigns]
     said = [_verdict(name, one) for name, one in zip(names, campaigns, strict=True)]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..report.divergence_message import numbers
 from ..report.document import Document, Listing
+from ..report.document_parts import Data, findings, matrix, messages, totals
 from ..report.html import replay
 from ..report.html.heat_map import Row
-from ..report.html.page_parts import Data, findings, matrix, messages, totals
 from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.terminal import short
 from ..verdict import Exit, Verdict
@@ -32,7 +32,7 @@ COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows"
           "walks", "seconds", "peak_mib")  # fmt: skip
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     texts, runs = found.get("texts") or [], [{**found, "ops": "tokens and counts"}, *found.get("runs", ())]
     said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
             f"really chose; {found['decided']} could be decided, {found['ties']} tied; "

@@ -1,6 +1,6 @@
-"""Common parts of pages: findings and totals as tables, cells of a matrix, numbers as words.
+"""Common parts of documents: findings and totals as tables, cells of a matrix, numbers as words.
 
-Leaves out: the pages (`page_choice.py` lists them).
+Leaves out: the documents (`document_choice.py` lists them).
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...verdict import Exit
-from ..document import VERDICTS, Listing
-from ..terminal import cell, short
+from ..verdict import Exit
+from .document import VERDICTS, Listing
+from .terminal import cell, short
 
 Data = Mapping[str, Any]
 Row = tuple[str, Mapping[str, Any]]  # row of a matrix: its name, and the details for a click: `lines`, `message`

@@ -1,6 +1,6 @@
 """The results of `instep fuzz` as data: the conditions that were met and how often, and the finding.
 
-Leaves out: drawing and counting (`campaign.py`, `coverage.py`), and tables (`page.py`).
+Leaves out: drawing and counting (`campaign.py`, `coverage.py`), and tables (`result_document.py`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from typing import Any
 
 from instep.report.divergence_message import spelled
 from instep.report.document import Document, Kind, Listing
-from instep.report.html.page_parts import Data, matrix
+from instep.report.document_parts import Data, matrix
 from instep.verdict import Exit
 from instep_reference.contract.place_names import Place
 
 from .compare_with_control import HYPOTHESIS, TIERS
-from .render import said
+from .result_data import said
 
 JUDGED = ("found", "located", "named")
 HEARD = ("same text", "accepted")  # columns of the free runs
@@ -27,7 +27,7 @@ SAYS = {
 }
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     every, families = found["results"], by_family(found)
     return Document(
         "Planted faults", Exit(found["exit"]), [said(found)],

@@ -1,7 +1,7 @@
 """The result of `instep relations` as data, and for each failed relation the message where the two runs differ.
 
 The result file has the fields of a replay's (`report/outcome_data.py`), with one run for every relation. Leaves out:
-running the relations, and tables (`page.py`).
+running the relations, and tables (`result_document.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The document of runs, from replay, op, shapes or streams: how much each compared, and its findings.
 
-Leaves out: events, because a file has none; `instep replay --html` draws them (`replay.py`).
+Leaves out: events, because a file has none; `instep replay --html` draws them (`html/replay.py`).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...verdict import Exit
-from ..document import Document, Kind, Listing
-from ..terminal import short
-from .page_parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, used, word
+from ..verdict import Exit
+from .document import Document, Kind, Listing
+from .document_parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, used, word
+from .terminal import short
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     runs = [{"ops": found.get("ops"), **run} for run in found["runs"]]
     said = [f"{name_of(run)} {word(run['exit'])}: {short(run['elements'])} numbers compared"
             + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")

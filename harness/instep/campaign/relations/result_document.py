@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...report.document import Document, Kind, Listing
+from ...report.document_parts import LEVELS, Data, findings, level, matrix, messages, used, word
 from ...report.html.heat_map import Row
-from ...report.html.page_parts import LEVELS, Data, findings, level, matrix, messages, used, word
 from ...report.terminal import short
 from ...verdict import Exit
 
 
-def page(found: Data) -> Document:
+def document(found: Data) -> Document:
     runs = found["runs"]
     held = sum(run["exit"] == Exit.AGREED for run in runs)
     none = [run["relation"] for run in runs if run.get("lacks")]
