@@ -18,7 +18,7 @@ from instep.verdict import Exit
 from instep_proof.faults import plant, result_data
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
-from instep_proof.faults.catalogue.fault import Edit, Expected, Fault, recorded, speaking
+from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, recorded, speaking
 from instep_proof.faults.compare_with_control import Judged, Result, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
@@ -301,13 +301,15 @@ def test_a_fault_is_named_only_by_its_mistake() -> None:
 
 def test_update_keeps_a_part_of_a_sentence_that_still_holds() -> None:
     fault = replace(FAULT, id="row-for-slot")
-    whole = {"by": "bank", "says": "is all zero"}
+    whole = {"by": "bank", "says": "is all zero", "names": ["all-zero"]}
 
     def after(arm: Arm) -> Expected:
         return updated({"row-for-slot": FAULT.expected}, [judged(arm, fault=fault)])["row-for-slot"]
 
     assert after(diverged(finding(event=3))) == Expected(3, "trunk", 0, "conv", "holds the state after 2")
     assert after(diverged(finding(explained=whole, diagnosis="is all zero; 4 of 8 bytes differ"))).says == "is all zero"
+    several = whole | {"names": ["all-zero", "from-zero"]}
+    assert after(diverged(finding(explained=several, diagnosis="is all zero"))).says == "", "a list is no name"
     assert after(diverged(finding(diagnosis="4 of 8 bytes differ"))).says == "", "a size is no name"
     assert after(diverged(finding("derived"))) == FAULT.expected, "a fault that is not found has no other finding"
     assert after(replace(CONTROL, served=RIGHT)) == FAULT.expected, "nor has one that never fired"
@@ -318,8 +320,10 @@ def test_update_writes_the_expected_findings(instep: Runner, tmp_path: Path, mon
     monkeypatch.setattr("instep_proof.faults.catalogue.fault.EXPECTED", kept)
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda chosen, *_, **__: [
         judged(diverged(first), fault=fault) for fault in chosen])  # fmt: skip
-    before = recorded()
+    before, lines = recorded(), EXPECTED.read_text().splitlines()
     ran = instep("faults", "commit-index-last", "--update")
+    wrong = [line for line in lines if line not in kept.read_text().splitlines()]
+    assert len(wrong) == 1 and '"commit-index-last"' in wrong[0], "all others are written as they were"
     assert ran.code == 1 and "expected event 5" in " ".join(ran.out.split())
     after = json.loads(kept.read_text())
     assert after.keys() == before.keys() and after.pop("commit-index-last")["event"] == 7
