@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from instep.checks.sampled_tokens import Said, against, choices, wrong_way
+from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, wrong_way
 from instep.checks.sampling_bounds import Row as DrawnRow
 from instep.checks.sampling_bounds import part, reachable
 from instep.trace.event_rules import EventRules, verified
@@ -91,11 +91,7 @@ def test_draw_without_a_mistake_equals_the_correct_draw() -> None:
             assert choices(probabilities(logits, drawing.sampling), drawing) == drawn(logits, drawing)
 
 
-MISTAKES = {
-    "the tokens of the children stay in the remaining distribution": {"kept": True},
-    "the children's probabilities are not accumulated": {"restarted": True},
-    "the final draw takes the uniform of its node": {"by_node": True},
-}
+MISTAKES = {mistake.sentence: mistake.wrong for mistake in CHILDREN}
 
 
 @few(2)

@@ -14,7 +14,7 @@ from ..finding_problem import Mistake, NamedMistake
 from ..oracle.miscounted_states import FROM_ZERO, IN_PART, LOST, TWICE
 from .check_interface import COUNT, at_end, held
 from .wrong_ring_states import RUN_AGAIN
-from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, step, wrong_of
+from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, step, turned, wrong_of
 from .wrong_tree_states import CHAIN, NODE
 
 ZERO = NamedMistake("all-zero", "is all zero")
@@ -81,12 +81,6 @@ def _stale_k(scene: Scene) -> Iterator[torch.Tensor]:
             yield scene.again(scene.after(t), k=scene.k.roll(1, 0), begin=t)
 
 
-def _turned(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """In the other layout: the memory [V, K] read as [K, V], and the other way round."""
-    heads, key_dim, value_dim = state.shape
-    return state.mT.reshape(state.shape), state.reshape(heads, value_dim, key_dim).mT
-
-
 BANK: tuple[Mistake[States], ...] = (
     Mistake(COUNT.name, COUNT.sentence, _another_count),
     Mistake("last-token-twice", "counts the last token twice", _last_token_twice),
@@ -97,9 +91,9 @@ BANK: tuple[Mistake[States], ...] = (
     _handed(TWICE), _handed(IN_PART),
     Mistake(ZERO.name, ZERO.sentence, lambda scene: [torch.zeros_like(scene.base)]),
     Mistake(FROM_ZERO.name, FROM_ZERO.sentence, lambda scene: scene.carried(torch.zeros_like(scene.base))),
-    Mistake("transposed", "is transposed", lambda scene: _turned(scene.right)),
+    Mistake("transposed", "is transposed", lambda scene: turned(scene.right)),
     Mistake("from-transposed", "was continued from a transposed state",
-            lambda scene: [state for turned in _turned(scene.base) for state in scene.carried(turned)]),
+            lambda scene: [state for base in turned(scene.base) for state in scene.carried(base)]),
     Mistake("last-decays-dropped", "lacks the decay of the {}", _last_decays_dropped),
     Mistake("last-decay-doubled", "has the decay of the last token twice", _last_decay_doubled),
     Mistake("last-token-stale-gates", "takes the last token with the gates of the token before", _stale_gate),

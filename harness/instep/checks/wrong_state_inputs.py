@@ -159,6 +159,13 @@ def block(count: int, size: int) -> int:
     return (count - 1) // size * size
 
 
+def turned(state: torch.Tensor) -> list[torch.Tensor]:
+    """In the other layout: memory [..., V, K] that is read as [..., K, V], and the other way round."""
+    *more, rows, columns = state.shape
+    there, back = state.mT.reshape(state.shape), state.reshape(*more, columns, rows).mT
+    return [there] if rows == columns else [there, back]
+
+
 def step(
     state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
 ) -> torch.Tensor:

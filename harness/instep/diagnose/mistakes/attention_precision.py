@@ -7,13 +7,14 @@ Leaves out: other positions and other caches (`rotary_and_visible_positions.py`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
 from instep_reference.attention import AttentionMemory
 
 from ...oracle.single_layer_run import LayerWork
-from .finding_case import Case, Explanation
+from .finding_case import NARROW, Case, Explanation, rounded
 
 
 def shares(case: Case) -> Iterator[Explanation]:
@@ -26,16 +27,12 @@ def shares(case: Case) -> Iterator[Explanation]:
     if isinstance(work.memory, AttentionMemory):
         keys, values = (torch.cat((kept.to(new), new)) for kept, new in (
             (work.memory.keys, key), (work.memory.values, value)))  # fmt: skip
-    for narrow in (torch.bfloat16, torch.float16):
-        said = str(narrow).removeprefix("torch.")
-
-        def rounded(x: torch.Tensor, to: torch.dtype = narrow) -> torch.Tensor:
-            return x.to(to).to(x)
-
-        yield Explanation(f"its scores are rounded to {said}", _attend(query, keys, values, scores=rounded))
-        yield Explanation(f"its attention weights are rounded to {said}", _attend(query, keys, values, chances=rounded))
-        yield Explanation(f"its keys are rounded to {said}", _attend(query, rounded(keys), values))
-        yield Explanation(f"its values are rounded to {said}", _attend(query, keys, rounded(values)))
+    for said, dtype in NARROW.items():
+        narrow = partial(rounded, dtype=dtype)
+        yield Explanation(f"its scores are rounded to {said}", _attend(query, keys, values, scores=narrow))
+        yield Explanation(f"its attention weights are rounded to {said}", _attend(query, keys, values, chances=narrow))
+        yield Explanation(f"its keys are rounded to {said}", _attend(query, narrow(keys), values))
+        yield Explanation(f"its values are rounded to {said}", _attend(query, keys, narrow(values)))
     yield Explanation("sees the rows after its own, too", _attend(query, keys, values, causal=False))
 
 

@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...checks.wrong_state_inputs import turned
 from ...finding_problem import Mistake as Entry
 from . import delta_rule_variants as form
-from .delta_rule_variants import NARROW, Forms, Variant
+from .delta_rule_variants import Forms, Variant
 from .delta_rule_with_hooks import ROWS, Call, Walked, spread, walk
+from .finding_case import NARROW, in_16_bits
 
 OVERFLOWS = -math.log(torch.finfo(torch.float32).max)
 TOGETHER = 2**22  # numbers of states that are carried through the rows at once
@@ -153,11 +155,12 @@ MISTAKES: tuple[Mistake, ...] = (
     *(Mistake(f"{NAMED[name]}-rounded", f"{SPOKEN[name]} is rounded to {{}}", form.narrow_rows(name), rounds=True)
       for name in ROWS),
     Mistake("first-state-rounded", "the state before the first row is rounded to {}",
-            form.other_state(form.narrow_states), rounds=True),
+            form.other_state(in_16_bits), rounds=True),
     # the state before the first row
     Mistake("state-cleared", "the state before the first row is taken as zero",
             form.other_state(lambda state: [("", torch.zeros_like(state))])),
-    Mistake("state-transposed", "the state before the first row is read transposed", form.other_state(form.turned)),
+    Mistake("state-transposed", "the state before the first row is read transposed",
+            form.other_state(lambda state: [("", one) for one in turned(state)])),
     Mistake("state-of-another-head", "the state before the first row is that of head {} for head h",
             form.other_state(form.of_another_head)),
     # blocks of tokens

@@ -15,9 +15,9 @@ import torch
 
 from ...checks.wrong_state_inputs import fade, read, update_of, write
 from .delta_rule_with_hooks import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
+from .finding_case import in_16_bits, rounded
 
 Tensor = torch.Tensor
-NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FAR = 4  # rows or heads by which an index is off, at most
 BLOCKS = (4, 8, 16, 32, 64)  # tokens that a kernel takes at once
 SUMMED = (16, 32, 64, 128, 256)  # tokens after which the running sums of a kernel restart
@@ -79,10 +79,6 @@ def rounding_update(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor
     update = rounded(update_of(faded, row.k, row.v, row.beta), dtype)
     after = write(faded, row.k, update)
     return read(after, row.q), update, after
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).to(x)
 
 
 def rounding_states(dtype: torch.dtype) -> Forms:
@@ -294,11 +290,8 @@ def narrow_rows(name: str) -> Forms:
     """An input in 16 bits, where it does not have such numbers in any case."""
 
     def wrong(call: Call) -> Iterator[Variant]:
-        own: Tensor = getattr(call, name)
-        for said, dtype in NARROW.items():
-            narrow = rounded(own, dtype)
-            if narrow.isfinite().all() and not torch.equal(narrow, own):
-                yield _put(call, said, **{name: narrow})
+        for said, narrow in in_16_bits(getattr(call, name)):
+            yield _put(call, said, **{name: narrow})
 
     return wrong
 
@@ -320,19 +313,6 @@ def other_state(change: Callable[[Tensor], Iterable[tuple[str, Tensor]]]) -> For
             yield Variant(detail, replace(call, state=state))
 
     return wrong
-
-
-def turned(state: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Stored as [V, K] and read as [K, V], or the other way round."""
-    heads, keys, values = state.shape
-    yield "", state.mT.reshape(state.shape)
-    if keys != values:
-        yield "", state.reshape(heads, values, keys).mT
-
-
-def narrow_states(state: Tensor) -> Iterator[tuple[str, Tensor]]:
-    in_16_bits = ((said, rounded(state, dtype)) for said, dtype in NARROW.items())
-    yield from ((said, narrow) for said, narrow in in_16_bits if not torch.equal(narrow, state))
 
 
 def of_another_head(state: Tensor) -> Iterator[tuple[str, Tensor]]:

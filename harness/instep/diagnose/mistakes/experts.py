@@ -17,10 +17,9 @@ from instep_reference.mlp import swiglu
 from instep_reference.weights import MlpWeights, MoeWeights
 
 from ...checks.check_interface import listed
-from .finding_case import Case, Explanation
+from .finding_case import NARROW, Case, Explanation
 from .wrong_weights import layer_of
 
-NARROW = (torch.bfloat16, torch.float16)
 MOST = 4  # experts per row up to which every subset is tried
 SHOWN = 4  # rows that are printed
 ANY = 1 << 12  # choices of a row's experts that are tried at most; for more, only one expert is replaced
@@ -119,8 +118,8 @@ def _weights(mix: Mixture) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"goes to the experts of the row {word}, with the routing weights of that row", mix.weighed(
             share.roll(step, 0), ranking)  # fmt: skip
         yield f"has the routing weights of the row {word}", mix.weighed(share.roll(step, 0))
-    for dtype in NARROW:
-        name, (x, router) = str(dtype).removeprefix("torch."), (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
+    for name, dtype in NARROW.items():
+        x, router = (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
         scores = (x @ router.T).to(dtype).double()
         ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
         yield f"the router's scores are rounded to {name}", mix.weighed(

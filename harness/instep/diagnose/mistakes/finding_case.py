@@ -29,7 +29,20 @@ from .run_history import RunHistory
 
 UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation
 STANDS = ("conv", "state", "keys", "values")  # components of memory
+NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype).to(x)
+
+
+def in_16_bits(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensor rounded to each dtype of 16 bits that can hold its numbers, if that changes it."""
+    for said, dtype in NARROW.items():
+        narrow = rounded(x, dtype)
+        if narrow.isfinite().all() and not torch.equal(narrow, x):
+            yield said, narrow
 
 
 class Explanation(NamedTuple):

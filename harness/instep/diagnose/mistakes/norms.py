@@ -15,7 +15,7 @@ from instep_reference.weights import AttentionWeights, GdnWeights
 
 from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import row_spans
-from .finding_case import Case, Explanation
+from .finding_case import NARROW, Case, Explanation, rounded
 from .wrong_weights import layer_of, with_mixer
 
 # Component -> the only component that its norm reads, unchanged, for all rows of the batch.
@@ -57,12 +57,11 @@ def norms(case: Case) -> Iterator[Explanation]:
         for says, scale in (("w", weight), ("1 + w", 1 + weight), ("no weight", torch.ones_like(weight))):
             if says != name:
                 yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
-        for narrow in (torch.bfloat16, torch.float16):
+        for said, narrow in NARROW.items():
             normed = x / right[..., None] if right.dim() < x.dim() else x / right
-            parts = torch.where(normed == 0, 0.0, normed.to(narrow).to(normed) / normed)
+            parts = torch.where(normed == 0, 0.0, rounded(normed, narrow) / normed)
             if parts.shape == case.right.shape:
-                says = f"is rounded to {str(narrow).removeprefix('torch.')} before its weight"
-                yield Explanation(says, case.right * parts)
+                yield Explanation(f"is rounded to {said} before its weight", case.right * parts)
 
 
 def _neighbours(

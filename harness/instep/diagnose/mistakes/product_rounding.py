@@ -13,7 +13,7 @@ import torch
 
 from instep_reference.weights import Weights
 
-from .finding_case import Case, Explanation
+from .finding_case import NARROW, Case, Explanation, rounded
 from .wrong_weights import in_place, layer_of
 
 # Component -> the rows that are multiplied
@@ -27,10 +27,10 @@ def products(case: Case) -> Iterator[Explanation]:
     """Rounded weights, alone and with rounded rows, and a rounded result."""
     for name in PRODUCTS.get(case.component, ()) if case.piece is not None else ():
         rows = case.own(name)
-        for narrow in (torch.bfloat16, torch.float16) if rows is not None else ():
+        for said, narrow in NARROW.items() if rows is not None else ():
             assert rows is not None
-            said, weights = str(narrow).removeprefix("torch."), _narrowed(case.weights, case, narrow)
-            for what, changes in (("its weight", {}), ("both operands", {name: rows.to(narrow).to(rows)})):
+            weights = _narrowed(case.weights, case, narrow)
+            for what, changes in (("its weight", {}), ("both operands", {name: rounded(rows, narrow)})):
                 wrong = case.again(changes, weights=weights)
                 if wrong is not None:
                     yield Explanation(f"is multiplied with {what} rounded to {said}", wrong)
@@ -41,16 +41,16 @@ def products(case: Case) -> Iterator[Explanation]:
 def _narrowed(weights: Weights, case: Case, narrow: torch.dtype) -> Weights:
     """All weights, with those of the place's layer or head rounded."""
 
-    def rounded(part: Any) -> Any:
+    def every(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
-            return part.to(narrow).to(part)
+            return rounded(part, narrow)
         if isinstance(part, tuple):
-            return tuple(map(rounded, part))
+            return tuple(map(every, part))
         if is_dataclass(part) and not isinstance(part, type):
-            return replace(part, **{each.name: rounded(getattr(part, each.name)) for each in fields(part)})
+            return replace(part, **{each.name: every(getattr(part, each.name)) for each in fields(part)})
         return part
 
     layer, draft = layer_of(case), weights.draft
     if layer is not None:
-        return in_place(weights, case, rounded(layer))
-    return weights if draft is None else replace(weights, draft=replace(draft, fc=rounded(draft.fc)))
+        return in_place(weights, case, every(layer))
+    return weights if draft is None else replace(weights, draft=replace(draft, fc=every(draft.fc)))

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
+from ...checks.wrong_state_inputs import turned
 from ...watch.memory_changes import pattern
 from .explanation_fit import cells
-from .finding_case import Case, Explanation
-
-NARROW = (torch.bfloat16, torch.float16)
+from .finding_case import NARROW, Case, Explanation
 
 
 def appearance(case: Case) -> Iterator[Explanation]:
@@ -28,10 +27,7 @@ def appearance(case: Case) -> Iterator[Explanation]:
             yield Explanation(f"{said} the right value", factor * right)
         yield from _narrowed(case)
     if right.dim() == 3 or case.component == "conv":
-        turned = right.transpose(-1, -2).reshape(right.shape)
-        back = right.reshape(*right.shape[:-2], right.shape[-1], right.shape[-2]).transpose(-1, -2)
-        for each in (turned,) if torch.equal(turned, back) else (turned, back):
-            yield Explanation("is transposed", each)
+        yield from (Explanation("is transposed", each) for each in turned(right))
 
 
 def _narrowed(case: Case) -> Iterator[Explanation]:
@@ -46,7 +42,7 @@ def _narrowed(case: Case) -> Iterator[Explanation]:
     found, right = case.found.to("cpu", torch.float64), case.right.to("cpu", torch.float64)
     rounded = right.to(case.found.dtype)
     slack = case.granted[1].max() * right.abs().max()
-    for narrow in NARROW:
+    for said, narrow in NARROW.items():
         if torch.finfo(narrow).bits >= torch.finfo(case.found.dtype).bits:
             continue
         holds, held = (_cells_hold(case, narrow, x) for x in (case.found, rounded))
@@ -56,7 +52,7 @@ def _narrowed(case: Case) -> Iterator[Explanation]:
         if not (holds & near & ~held & wrong).any() or not near[wrong].all() or (holds & held).all():
             continue
         if (holds | ~wrong).all():
-            yield Explanation(f"as if stored in {str(narrow).removeprefix('torch.')}", found)
+            yield Explanation(f"as if stored in {said}", found)
 
 
 def _cells_hold(case: Case, narrow: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from ...checks.error_measurement import HEAD_AXIS
-from .finding_case import Case, Explanation
+from .finding_case import Case, Explanation, in_16_bits
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
 READS: dict[str, tuple[str, ...]] = {
@@ -30,17 +30,13 @@ FAR = 4  # rows that an input may be shifted by
 
 
 def inputs(case: Case) -> Iterator[Explanation]:
-    for name in READS.get(case.component, ()) if case.piece is not None else ():
+    several, alone = (reads.get(case.component, ()) for reads in (READS, READS_ONE))
+    for name in (*several, *alone) if case.piece is not None else ():
         own = case.own(name)
         if own is None:
             continue
-        for says, other in (*_moved(case, name, own), *_replaced(name, own), *_rounded(name, own)):
-            wrong = case.again({name: other})
-            if wrong is not None:
-                yield Explanation(f"is computed with {says}", wrong)
-    for name in READS_ONE.get(case.component, ()) if case.piece is not None else ():
-        own = case.own(name)
-        for says, other in () if own is None else _rounded(name, own):
+        changed = (*_moved(case, name, own), *_replaced(name, own)) if name in several else ()
+        for says, other in (*changed, *((f"{name} rounded to {said}", narrow) for said, narrow in in_16_bits(own))):
             wrong = case.again({name: other})
             if wrong is not None:
                 yield Explanation(f"is computed with {says}", wrong)
@@ -69,11 +65,3 @@ def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     yield f"{name} twice as large", 2 * own
     yield f"half of {name}", own / 2
     yield f"{name} of the opposite sign", -own
-
-
-def _rounded(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """The input rounded to 16 bits, if that changes it."""
-    for narrow in (torch.bfloat16, torch.float16):
-        rounded = own.to(narrow).to(own)
-        if rounded.isfinite().all() and not torch.equal(rounded, own):
-            yield f"{name} rounded to {str(narrow).removeprefix('torch.')}", rounded
