@@ -39,7 +39,11 @@ class Text:
 
 @dataclass(frozen=True)
 class History:
-    """accepted: (event, request -> accept_lens) of every commit; steps: (event, num_steps), the first at event -1."""
+    """What a run did.
+
+    accepted  (event, request -> accept_lens) of every commit
+    steps     (event, num_steps) of every change; the first count is at event -1
+    """
 
     accepted: tuple[tuple[int, dict[str, int]], ...]
     steps: tuple[tuple[int, int], ...]
@@ -53,10 +57,12 @@ class History:
             for index, event in enumerate(events)
             if isinstance(event, Commit) and event.accepted is not None
         )
-        changes = [(index, event.num_steps) for index, event in enumerate(events) if isinstance(event, SetNumSteps)]
+        steps = [(-1, header.num_steps)]
+        steps += [(index, event.num_steps) for index, event in enumerate(events) if isinstance(event, SetNumSteps)]
+        steps = [one for one, before in zip(steps, [(-1, -1), *steps], strict=False) if one[1] != before[1]]
         standings = (*table.ended, *table.live.values())
         texts = tuple(Text(s.request, s.prompt, s.said, header.checkpoint.vocab) for s in standings)
-        return cls(accepted, ((-1, header.num_steps), *changes), texts)
+        return cls(accepted, tuple(steps), texts)
 
     @property
     def mean_accepted_drafts(self) -> float:
