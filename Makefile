@@ -69,9 +69,9 @@ peers: $(READY)  ## other people's kernels, engines and step controllers, in .ve
 	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m peers.controllers
 
 docs: $(VENV)/.docs  ## the pages as a site in build/site; a link that leads nowhere is an error
-	PYTHONPATH=tests $(BIN)/python -m support.site copy
+	PYTHONPATH=tests $(BIN)/python -m documentation.site copy
 	$(BIN)/zensical build --strict --clean
-	PYTHONPATH=tests $(BIN)/python -m support.site check
+	PYTHONPATH=tests $(BIN)/python -m documentation.site check
 
 $(VENV)/.docs: $(READY)
 	$(BIN)/python $(INSTALL) --constraint $(CONSTRAINTS) --group docs

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from documentation import bench_tables
+from documentation.bench_tables import figure, spread
 from instep_speed.bench.bench_types import TOO
-from support import bench_tables
-from support.bench_tables import figure, spread
 
 CELL = {"batch": 32, "window": 4, "heads": 32, "state": "float32"}
 SAID = "No arm of ours in this result does."

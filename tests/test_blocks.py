@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from support.blocks import blocks_of, missing, paste, unclear
+from documentation.blocks import blocks_of, missing, paste, unclear
+from documentation.site import TOP, sources
 from support.covering import WHOLE
-from support.site import TOP, sources
 
 WRITTEN = [
     TOP / source for source in sources()
@@ -61,7 +61,7 @@ def test_a_page_answers_one_question(page: Path) -> None:
 ])  # fmt: skip
 def test_a_block_without_its_marks_is_found(block: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("support.blocks.TOP", tmp_path)
+    monkeypatch.setattr("documentation.blocks.TOP", tmp_path)
     (tmp_path / "page.md").write_text(block + "\n")
     found = unclear(blocks_of(tmp_path / "page.md"))
     assert len(found) == bool(says) and says in "".join(found)
@@ -76,7 +76,7 @@ def test_a_block_without_its_marks_is_found(block: str, says: str, tmp_path: Pat
 def test_a_page_that_is_wrong_is_found(blocks: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     top, folder = tmp_path / "top", tmp_path / "folder"
     top.mkdir(), folder.mkdir()
-    monkeypatch.setattr("support.blocks.TOP", top)
+    monkeypatch.setattr("documentation.blocks.TOP", top)
     (top / "page.md").write_text(blocks + "\n")
     found = paste(top / "page.md", folder)
     assert len(found) == bool(says) and says in "".join(found)

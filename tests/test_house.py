@@ -33,7 +33,7 @@ ROOTS = {
     "instep_proof": TOP / "harness" / "instep_proof",
     "instep_speed": TOP / "harness" / "instep_speed",
 }
-TESTS = {"support", "perf"}  # packages that only tests and studies may import
+TESTS = {"support", "documentation", "perf"}  # packages that only tests and studies may import
 LONGEST_FILE = 600
 SMALL_FILE = 80  # lines; a shorter file with one importer, in its own folder, belongs in that importer
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from documentation.blocks import blocks_of
+from documentation.site import sources
+from documentation.tables import PAGES, SECTIONS, TOP, pictures, rendered, sections
 from instep.cli import COMMANDS, app
 from instep.options import OPTIONS
-from support.blocks import blocks_of
-from support.readme import PAGES, SECTIONS, TOP, pictures, rendered, sections
-from support.site import sources
 
 WRITTEN = [TOP / source for source in sources() if source.suffix == ".md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -26,13 +26,13 @@ TYPED = r"instep (\w+)((?:[^\n`|&\\]|\\\n)*)"  # a command, within a sentence or
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_table_of_a_page_is_the_files_own(page: Path) -> None:
     text = page.read_text()
-    assert rendered(text) == text, "the files have changed: PYTHONPATH=reference:tests python -m support.readme"
+    assert rendered(text) == text, "the files have changed: PYTHONPATH=reference:tests python -m documentation.tables"
 
 
 @pytest.mark.parametrize("name", ["strategies.svg", "rounds.svg"])
 def test_every_picture_is_drawn_from_the_files_and_is_on_the_page(name: str) -> None:
     file = TOP / "docs" / name
-    assert file.read_text() == pictures()[file], "the files have changed: python -m support.readme"
+    assert file.read_text() == pictures()[file], "the files have changed: python -m documentation.tables"
     assert f"]({name})" in (TOP / "docs" / "speed.md").read_text()
 
 

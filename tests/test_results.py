@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from documentation.kernel_history import changed, digest_at, has
 from instep.cli import app
 from instep.report.machine import digest, kernels_syntax
 from instep_reference.contract.adaptive_controller_file import RELEASES
 from peers.live.cases import CASES
-from support.kernel_history import changed, digest_at, has
 
 TOP = Path(__file__).resolve().parents[1]
 RESULTS = sorted((TOP / "fixtures" / "results").glob("replay-*.json"))

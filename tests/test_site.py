@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.site import TOP, dead, sources, spaced
+from documentation.site import TOP, dead, sources, spaced
 
 CONFIG = tomllib.loads((TOP / "zensical.toml").read_text())["project"]
 

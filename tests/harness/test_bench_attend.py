@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from documentation.bench_tables import speed
 from instep.options import FP8
 from instep.verdict import Exit
 from instep_optimized.memory_addresses import Pages
@@ -29,7 +30,6 @@ from instep_speed.bench.kinds import attend
 from instep_speed.bench.peers import flashinfer
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
-from support.bench_tables import speed
 from support.outcomes import shown
 
 NARROW, TREE = {"batch": 2, "rows": 3, "behind": 70, "kv": FP8}, {"batch": 2, "rows": 5, "behind": 70, "tree": "binary"}

@@ -14,6 +14,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from documentation.calibration_tables import of_a_correct_engine, undecided
+from documentation.tables import RESULTS
 from instep.adapters import find
 from instep.checks.recomputed_values import Derived
 from instep.oracle.oracle import Oracle
@@ -33,10 +35,8 @@ from instep_proof.calibrate.tables import Calibration, Rate, by_tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
-from support.calibration_tables import of_a_correct_engine, undecided
 from support.command import complaint
 from support.covering import WHOLE, few
-from support.readme import RESULTS
 
 pytestmark = pytest.mark.slow
 

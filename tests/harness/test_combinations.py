@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from documentation.tables import RESULTS
 from instep.run.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
@@ -43,7 +44,6 @@ from support.combinations import (
     words,
 )
 from support.covering import few
-from support.readme import RESULTS
 
 
 @pytest.fixture(scope="module")

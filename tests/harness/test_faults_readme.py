@@ -1,6 +1,6 @@
 """docs/faults-adding.md shows a fault as it is in the catalogue, and the recorded faults are named as it has it.
 
-Leaves out: the message of a fault in the README (`test_blocks.py`), and the tables of the pages (`support/readme.py`).
+Leaves out: the message of a fault in the README (`test_blocks.py`), and tables of pages (`documentation/tables.py`).
 """
 
 from __future__ import annotations

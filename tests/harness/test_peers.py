@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import peers.__main__ as program
+from documentation import peers_table
 from instep.adapters.wheel_modules import Absent, bare
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_reference.contract.errors import BadInput
@@ -27,7 +28,7 @@ from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
-from support import peers_table, warm
+from support import warm
 from support.few_channels import few_channels
 from support.process import ENVIRONMENT
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from documentation import peers_table
 from peers.live import TOP, cases, judge
 from peers.live.run import LOG, OUTCOME, RECORDING
 from peers.live.serve import ANSWERS
-from support import peers_table
 
 LINES = "DIVERGED  recording, sglang against reference\n  event 26 commit, request b\n  {said}   (limit 1)\n"
 

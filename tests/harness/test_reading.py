@@ -12,6 +12,7 @@ from typing import cast
 
 import pytest
 
+from documentation.blocks import blocks_of
 from instep import tier_allowances
 from instep.campaign.streams.run_stamped_trace import streamed
 from instep.campaign.streams.stream_check import Stream
@@ -27,7 +28,6 @@ from instep.run.run_variants import Variant, patch_of
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import FAMILIES
-from support.blocks import blocks_of
 
 TOP = Path(__file__).resolve().parents[2]
 READING, CHECKS = (TOP / "docs" / f"{name}.md" for name in ("reading-a-divergence", "checks"))

@@ -12,11 +12,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from documentation import parity_table
 from instep_reference import attention, gdn, trunk
 from instep_reference.contract.place_names import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
-from support import parity, parity_table
+from support import parity
 from support.covering import WHOLE, few
 from support.parity import CASES, DTYPES, HEADS, Case
 

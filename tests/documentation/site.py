@@ -1,9 +1,9 @@
 """The site of the documentation: its sources, and whether every link of what was built leads somewhere on this disk.
 
-`python -m support.site copy` puts the sources into `build/pages`, each at its place in the repository: its links hold.
-`python -m support.site check` reads `build/site`. Between them `zensical build --strict` finds missing pages and
-headings; it looks at no other file, and at nothing that a theme loads. Leaves out: links of the Markdown sources
-(`tests/test_readme.py`).
+`python -m documentation.site copy` puts the sources into `build/pages`, each at its place in the repository, so that
+links hold. `python -m documentation.site check` reads `build/site`. Between them `zensical build --strict` finds
+missing pages and headings; it looks at no other file, and at nothing that a theme loads. Leaves out: links of the
+Markdown sources (`tests/test_readme.py`).
 """
 
 from __future__ import annotations

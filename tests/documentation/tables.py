@@ -1,6 +1,6 @@
 """The tables and pictures of the README and of the pages of results, made from the files under `fixtures/`.
 
-`python -m support.readme` writes all of them. Leaves out: measuring.
+`python -m documentation.tables` writes all of them. Leaves out: measuring.
 """
 
 from __future__ import annotations

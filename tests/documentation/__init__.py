@@ -1,0 +1,1 @@
+"""What makes and checks the pages: the tables and pictures in them, their blocks of code, and the site."""
