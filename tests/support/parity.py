@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from documentation.parity_table import ALLOWED, Parity, store, table
 from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
@@ -28,7 +29,6 @@ from instep_reference.weights import Weights
 from . import oracle
 from .checkpoints import Kind, write
 from .oracle import Seen
-from .parity_table import ALLOWED, Parity, store, table
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 TOKENS = 70  # more than one chunk of transformers' delta rule, which takes 64 at a time
