@@ -5,7 +5,7 @@ Leaves out: the page's file (`test_adapter_fla.py`), and SGLang's adapter (`test
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -85,7 +85,9 @@ def judged(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     (pooled(packed=True), 4, "rerun", True),
     (pooled(chunk=None), 4, "rerun", False), (dense(), 1, "columns", True),
 ], ids=["mirrors", "strided", "packed", "prefill of plain", "dense"])  # fmt: skip
-def test_right_kernel_agrees_and_its_calls_are_counted(ops, widest, strategy, chunks, judged, trace):
+def test_right_kernel_agrees_and_its_calls_are_counted(
+    ops: Ops, widest: int, strategy: str, chunks: bool, judged: Callable[..., Any], trace: Trace
+) -> None:
     all_of_them = not ops.packed and chunks and widest == 4 and strategy == "rerun"
     outcome = judged(ops, frozenset(Tier) if all_of_them else OF_WINDOWS, strategy=strategy)
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(trace.events), outcome.verdict.findings
@@ -128,12 +130,12 @@ def _unshared(call: ConvLaunch) -> None:
     (dense(lambda **given: carried(**given | {"x": given["x"].mul_(1.5)})), "forward", "mixed",
      "the kernel changed x, which it may only read"),
 ], ids=["stray", "behind", "inputs", "live window", "late", "kept", "dense inputs"])  # fmt: skip
-def test_wrong_kernel_is_found_and_named(ops, kind, component, says, judged):
+def test_wrong_kernel_is_found_and_named(ops: Ops, kind: str, component: str, says: str, judged: Any) -> None:
     found = judged(ops, OF_WINDOWS, strategy="rerun").verdict.findings[0]
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
-def test_kernel_without_a_window_is_reported_as_not_judged(judged):
+def test_kernel_without_a_window_is_reported_as_not_judged(judged: Callable[..., Any]) -> None:
     said = [line for line in exercised(judged(dense(), {Tier.IDENTITY})) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]
 
@@ -143,6 +145,6 @@ def test_dense_conv_obeys_the_contract(case: Case) -> None:
     assert agree(case, serve(PLAIN, case), serve(dense(), case)) == []
 
 
-def test_widened_windows_are_refused(judged):
+def test_widened_windows_are_refused(judged: Callable[..., Any]) -> None:
     with pytest.raises(Unsupported, match="--conv windows"):
         judged(pooled(), conv="widened")

@@ -6,8 +6,11 @@ Leaves out: faults of addresses and schedules (`instep faults`), and the long ta
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +60,7 @@ EXACT = {
         ("running", "snapshot"), ("pairwise", "rerun"), ("split", "columns"),
     )),
 ])  # fmt: skip
-def test_another_order_of_summation_passes_with_room(form, strategy, trained):
+def test_another_order_of_summation_passes_with_room(form: str, strategy: str, trained: bool) -> None:
     """On the trained model, or one of few channels, to the first commit; hundreds of random ones: `calibrate`."""
     setting = Setting(f"instep_proof.calibrate.correct_variants:{form}_7", strategy=strategy)
     trace = read(TRACES / "accepted.jsonl") if trained else few_channels("accepted", 2)
@@ -75,7 +78,7 @@ def test_another_order_of_summation_passes_with_room(form, strategy, trained):
         ("LOUD_TILE_OF_MIXER", "mixer"), ("LOUD_TILE_OF_FUSED", "fused"), ("CAST_BEFORE_THE_WEIGHT", "gated"),
     ],
 )
-def test_a_small_error_is_found_where_it_is_made(error, component):
+def test_a_small_error_is_found_where_it_is_made(error: str, component: str) -> None:
     given = None if error == "LOUD_TILE_OF_FUSED" else "external"  # that is an op of the draft head
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot", drafter=given)
     findings = Replay(few_channels("accepted", 2), setting).run(until=6).verdict.findings
@@ -83,7 +86,7 @@ def test_a_small_error_is_found_where_it_is_made(error, component):
     assert derived and findings[0].place.component == derived[0].place.component == component
 
 
-def test_unlucky_draw_is_repeated_and_an_error_is_not_excused(tmp_path):
+def test_unlucky_draw_is_repeated_and_an_error_is_not_excused(tmp_path: Path) -> None:
     trace = recorded(tmp_path)
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("plain")).plan))
     context = next(m for m in (lockstep.step() for _ in trace.events) if isinstance(m.event, Commit))
@@ -138,7 +141,7 @@ def test_correct_16_bit_engine_agrees_when_one_number_decides_errors() -> None:
     assert wrong[0] > wrong[REDRAWS] == 0, wrong
 
 
-def test_the_deviation_of_a_sum_is_that_of_running_sums():
+def test_the_deviation_of_a_sum_is_that_of_running_sums() -> None:
     """Against sums that are really formed one term after another, with and without a large sum to carry."""
     draws, generator = 4000, torch.Generator().manual_seed(3)
     for terms, mean in ((16, 0.0), (64, 0.0), (256, 0.0), (64, 3.0), (256, 1.0)):
@@ -152,7 +155,7 @@ def test_the_deviation_of_a_sum_is_that_of_running_sums():
         assert 0.8 < float(told / real) < 1.25, (terms, mean, float(told), float(real))
 
 
-def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path):
+def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(8, 64, generator=generator), torch.rand(8, 64, generator=generator)
     sums = {
@@ -174,12 +177,14 @@ def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["dense", "next", "moe"])
-def test_reference_calls_only_ops_with_a_known_error(family, tmp_path):
+def test_reference_calls_only_ops_with_a_known_error(family: str, tmp_path: Path) -> None:
     opened = Checkpoint.open(write_checkpoint(tmp_path, family))
     weights, called = Weights.of(opened, torch.float32), set()
 
     class Listed(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
+        def __torch_function__(
+            self, func: Any, types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
             called.add(func.__name__)
             return func(*args, **(kwargs or {}))
 
@@ -191,12 +196,14 @@ def test_reference_calls_only_ops_with_a_known_error(family, tmp_path):
 
 
 @pytest.mark.parametrize("products", [{}, {"moe": Product("tf32")}, {"moe": Product("bf16")}], ids=str)
-def test_expert_draws_err_alike_together_and_row_by_row(products, tmp_path, monkeypatch):
+def test_expert_draws_err_alike_together_and_row_by_row(
+    products: dict[str, Product], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = Checkpoint.open(write_checkpoint(tmp_path, "moe"))
     runner = Runner(Weights.of(opened, torch.float64), Weights.of(opened, torch.float32), {}, products)
     x = torch.randn(6, opened.config.hidden, generator=torch.Generator().manual_seed(0))
 
-    def work(weights, see):
+    def work(weights: Weights, see: Callable[..., Any]) -> None:
         rows = see(Place("trunk", 0, "post_normed"), x.to(weights.embedding))
         see(MLP, mlp.mixture(weights.config, weights.layers[0].mlp, rows))
 

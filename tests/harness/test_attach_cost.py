@@ -96,7 +96,7 @@ class Launches:
 
 @pytest.mark.parametrize("sampled", [(), ("b",)], ids=["all rows", "some rows"])
 @pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_launch_does_not_wait_for_the_device(tmp_path, device, sampled):
+def test_a_launch_does_not_wait_for_the_device(tmp_path: Path, device: str, sampled: tuple[str, ...]) -> None:
     served = Launches(tmp_path / "recording", device, *sampled)
     for kind in ("extend", "verify", "verify"):
         served.launch(kind)
@@ -105,7 +105,7 @@ def test_a_launch_does_not_wait_for_the_device(tmp_path, device, sampled):
     assert shapes == {(2, 3 - len(sampled), 2, 8, 8)}
 
 
-def test_a_read_in_a_launch_is_found(tmp_path, monkeypatch):
+def test_a_read_in_a_launch_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     committed = SglangRecorder._committed
     monkeypatch.setattr(SglangRecorder, "_committed", lambda self: (committed(self), self.launching.slots.tolist()))
     served = Launches(tmp_path / "recording", "meta")
@@ -115,7 +115,7 @@ def test_a_read_in_a_launch_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_states_are_those_after_their_round(tmp_path, device):
+def test_states_are_those_after_their_round(tmp_path: Path, device: str) -> None:
     served = Launches(tmp_path / "recording", device, every=1)
     served.temporal.copy_(torch.arange(served.temporal.numel(), device=device).view_as(served.temporal))
     expected = served.temporal[1, 2].clone().cpu()
@@ -128,7 +128,7 @@ def test_states_are_those_after_their_round(tmp_path, device):
     assert torch.equal(found["state.c.4"], expected) and int(found["slot.c"]) == 2 and len(found) == 3 * 5
 
 
-def test_a_model_without_weights_is_recorded(tmp_path):
+def test_a_model_without_weights_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")  # the engine has dummy weights
     served = Launches(tmp_path / "recording", "cpu", digest=True)
     served.recorder.processed(lambda *_: None, None, *served.launch("extend"))
@@ -136,7 +136,7 @@ def test_a_model_without_weights_is_recorded(tmp_path):
     assert (served.recorder.stopped, stated["weights"], stated["config"]) == ("", None, None)
 
 
-def test_no_state_is_copied_if_none_can_be_written(tmp_path):
+def test_no_state_is_copied_if_none_can_be_written(tmp_path: Path) -> None:
     served = Launches(tmp_path / "recording", "cpu", triggers=(), every=0)
     for kind in ("extend", "verify"):
         served.recorder.processed(lambda *_: None, None, *served.launch(kind))
@@ -147,7 +147,7 @@ def test_no_state_is_copied_if_none_can_be_written(tmp_path):
         "a": 0, "b": 1, "c": 2}  # fmt: skip
 
 
-def test_the_engine_does_not_wait_for_a_write(tmp_path, monkeypatch):
+def test_the_engine_does_not_wait_for_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release, add = threading.Event(), Recording.add
     monkeypatch.setattr(Recording, "add", lambda *given: (release.wait(10), add(*given)))
     served = Launches(tmp_path / "recording", "cpu", every=1)
@@ -162,7 +162,7 @@ def test_the_engine_does_not_wait_for_a_write(tmp_path, monkeypatch):
     assert len(list(files.iterdir())) == 3, "the end of the last request waits for all writes"
 
 
-def test_a_failed_write_stops_the_recording(tmp_path, monkeypatch):
+def test_a_failed_write_stops_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError("no space left")
 
@@ -174,7 +174,7 @@ def test_a_failed_write_stops_the_recording(tmp_path, monkeypatch):
     assert "no space left" in json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]["stopped"]
 
 
-def test_at_most_some_writes_wait():
+def test_at_most_some_writes_wait() -> None:
     release, writer = threading.Event(), Writer()
     for _ in range(MOST_WAITING):
         writer.submit(release.wait, 10)

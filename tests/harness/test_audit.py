@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,31 +34,31 @@ from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory) -> Path:
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("recordings") / "right")
 
 
 @pytest.fixture(scope="module")
-def brief(tmp_path_factory) -> Path:
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two requests, of which the last draft has three tokens each, at event 8."""
     prompts = {name: PROMPTS[name] for name in "ab"}
     return recorded(tmp_path_factory.mktemp("recordings") / "brief", tokens=4, prompts=prompts)
 
 
 @pytest.fixture
-def copy(right, tmp_path) -> Path:
+def copy(right: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="module")
-def spoken(right) -> list[dict]:
+def spoken(right: Path) -> list[dict]:
     """The answers, in the form of a plain file."""
     told = audit(right, TINY, level=1).told
     return [{"request": text.request, "prompt": text.prompt, "tokens": text.said} for text in told.texts]
@@ -72,7 +74,7 @@ def first(found: Audit) -> tuple:
 
 
 @pytest.mark.slow
-def test_a_right_recording_agrees_at_every_level(right):
+def test_a_right_recording_agrees_at_every_level(right: Path) -> None:
     found = audit(right, TINY)
     assert found.exit is Exit.AGREED, found.verdict.findings
     assert found.tokens.decided == found.tokens.ties.made == sum(len(text.said) for text in found.told.texts) >= 36
@@ -85,7 +87,7 @@ def test_a_right_recording_agrees_at_every_level(right):
 
 
 @pytest.mark.slow
-def test_states_in_the_other_layout_are_read(tmp_path):
+def test_states_in_the_other_layout_are_read(tmp_path: Path) -> None:
     made = recorded(tmp_path / "vk", layout="VK", tokens=4, prompts={"a": PROMPTS["a"]})
     found = audit(made, TINY)
     assert found.exit is Exit.AGREED and Tier.DIRECTED in {one.tier for one in found.replay.verdict.compared}
@@ -95,7 +97,9 @@ def test_states_in_the_other_layout_are_read(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep):
+def test_a_plain_file_of_prompts_and_answers_is_audited(
+    spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner
+) -> None:
     file = said(tmp_path / "said.jsonl", spoken)
     page = tmp_path / "page.html"
     ran = instep("audit", file, "--model", TINY, "--dtype", "float32", "--json", tmp_path / "r.json", "--html", page)
@@ -111,7 +115,7 @@ def test_a_plain_file_of_prompts_and_answers_is_audited(spoken, tmp_path, instep
 @WHOLE
 @pytest.mark.parametrize(("dtype", "some", "tokens"), [
     ("bfloat16", 12, 8), *(pytest.param(dtype, 100, 16, marks=WHOLE) for dtype in ("float32", "bfloat16"))])
-def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tokens):
+def test_a_correct_engine_is_not_accused_in_any_width(tmp_path: Path, dtype: str, some: int, tokens: int) -> None:
     prompts = dict([*prompts_from(TINY / "prompts.json", Bytes()).items()][:some])
     ran = decode(Ask(Checkpoint.open(TINY), Setting(dtype=dtype), prompts, 3, tokens=tokens, batch=8))
     requests = [{"prompt": prompts[name], "tokens": ran.said(name)} for name in prompts]
@@ -124,7 +128,9 @@ def test_a_correct_engine_is_not_accused_in_any_width(tmp_path, dtype, some, tok
 
 
 @pytest.mark.slow
-def test_every_wrong_token_is_named(spoken, tmp_path, instep):
+def test_every_wrong_token_is_named(
+    spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner
+) -> None:
     tokens = list(spoken[1]["tokens"])
     tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
     file = said(tmp_path / "said.jsonl", [spoken[0], spoken[1] | {"tokens": tokens}])
@@ -165,7 +171,7 @@ def window(recording: Path, accepted: int) -> tuple[int, dict, list[int]]:
     (0, lambda drafts, path: {"nodes": [1], "bonus": path["bonus"]}, "tokens", "accepted draft 1 of 3 is"),
     (0, lambda drafts, path: {"nodes": [1], "bonus": drafts[1]}, "tokens", "accepted draft 1 of 3 is"),
 ], ids=["bonus", "one too few", "one too many", "a token before a count"])
-def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says):
+def test_a_wrong_window_is_named_at_its_commit(copy: Path, accepted: int, path: Any, check: str, says: str) -> None:
     number, event, drafts = window(copy, accepted)
     changed = [path(drafts, event["accepted"][0]), *event["accepted"][1:]]
     found = audit(edited(copy, number, accepted=changed), TINY, level=1)
@@ -184,7 +190,9 @@ def test_a_wrong_window_is_named_at_its_commit(copy, accepted, path, check, says
     (10, "conv.b.1", lambda x, r: x.roll(1, 1), Tier.PROPAGATED, "is shifted by one to newer inputs"),
     (2, "conv.a.0", lambda x, r: x * 0, Tier.PROPAGATED, "the step; 6 tokens were given [equal bits: is all zero"),
 ], ids=["logits of another row", "rows", "a stale state", "heads", "conv", "equal windows"])  # fmt: skip
-def test_a_wrong_recorded_tensor_is_named_at_its_event(brief, tmp_path, event, name, change, tier, says):
+def test_a_wrong_recorded_tensor_is_named_at_its_event(
+    brief: Path, tmp_path: Path, event: int, name: str, change: Callable[..., Any], tier: Tier, says: str
+) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     tensors(made, event, name, lambda x: change(x, made))
     found = audit(made, TINY)
@@ -200,7 +208,9 @@ def test_a_wrong_recorded_tensor_is_named_at_its_event(brief, tmp_path, event, n
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @pytest.mark.parametrize(("event", "name"), [
     (3, "state.b.1"), (9, "logits.a"), (3, "logits.a"), (6, "final.a"), (7, "conv.a.2"), (2, "state.a.0")])
-def test_numbers_that_are_not_finite_are_findings_and_stop_nothing(brief, tmp_path, event, name, value):
+def test_numbers_that_are_not_finite_are_findings_and_stop_nothing(
+    brief: Path, tmp_path: Path, event: int, name: str, value: float
+) -> None:
     """The stale state of event 10 is found as well, and nothing else is accused."""
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     tensors(made, event, name, lambda x: x.flatten().index_fill(0, torch.tensor([5]), value).view_as(x))
@@ -239,7 +249,9 @@ def _memory_of(recording: Path, event: int, layers: int) -> None:
     (lambda r: tensors(r, 10, "state.a.1", lambda x: x.flip(0)), "unknown: close to none"),
     (lambda r: _memory_of(r, 7, 1), "holds the state from before the step"),
 ], ids=["all four tokens", "none of them", "of another request", "unknown", "of several counts"])  # fmt: skip
-def test_a_window_that_the_end_of_its_request_cut_raises_no_alarm(brief, tmp_path, change, says):
+def test_a_window_that_the_end_of_its_request_cut_raises_no_alarm(
+    brief: Path, tmp_path: Path, change: Callable[..., Any], says: str
+) -> None:
     """Its memory may be that of any count of the window, if it is of one count."""
     made = cut_at_its_end(brief, tmp_path / "r")
     change(made)
@@ -252,7 +264,7 @@ def test_a_window_that_the_end_of_its_request_cut_raises_no_alarm(brief, tmp_pat
     assert says.startswith("holds the state from") or {one.check for one in cut} == {"directed", "propagated"}
 
 
-def test_a_window_is_cut_only_where_its_request_ends(brief, tmp_path, instep):
+def test_a_window_is_cut_only_where_its_request_ends(brief: Path, tmp_path: Path, instep: Runner) -> None:
     made = cut_at_its_end(brief, tmp_path / "r")
     out = " ".join(instep("audit", made, "--model", TINY, "--level", 1).out.split())
     assert f"1 count not judged: {CUT}" in out and "agrees" in out
@@ -268,7 +280,7 @@ def test_a_window_is_cut_only_where_its_request_ends(brief, tmp_path, instep):
 
 
 @pytest.mark.slow
-def test_the_first_located_finding_is_printed_first(brief, tmp_path, instep):
+def test_the_first_located_finding_is_printed_first(brief: Path, tmp_path: Path, instep: Runner) -> None:
     """A wrong token at event 10 follows a wrong state at event 7, and too many ties have no place."""
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     tensors(made, 7, "state.a.0", lambda x: x.flip(0))
@@ -284,7 +296,9 @@ def test_the_first_located_finding_is_printed_first(brief, tmp_path, instep):
     assert [one.check for one in found.findings] == ["tokens", TIES]
 
 
-def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accepted: tuple[int, int], **draft) -> Path:
+def drafted_otherwise(
+    brief: Path, folder: Path, widths: tuple[int, int], accepted: tuple[int, int], **draft: Any
+) -> Path:
     """The last windows with these widths, or of another shape; only final rows and logits are recorded."""
     made = Path(shutil.copytree(brief, folder))
     events = lines(made / "events.jsonl")
@@ -306,7 +320,9 @@ def drafted_otherwise(brief: Path, folder: Path, widths: tuple[int, int], accept
     (None, Exit.AGREED, ""), ("drafting", Exit.AGREED, ""), ("slipping", Exit.DIVERGED, "chain.1 pick"),
     ("watching_no_copies", Exit.AGREED, ""),
 ])
-def test_windows_of_different_widths_are_judged(brief, tmp_path, engine, exit, place):
+def test_windows_of_different_widths_are_judged(
+    brief: Path, tmp_path: Path, engine: str | None, exit: Exit, place: str
+) -> None:
     made = drafted_otherwise(brief, tmp_path / "r", (3, 1), (3, 1))
     found = audit(made, TINY) if engine is None else led(made, engine)
     first = next(iter(getattr(found, "verdict", found).findings), None)
@@ -314,7 +330,7 @@ def test_windows_of_different_widths_are_judged(brief, tmp_path, engine, exit, p
 
 
 @pytest.mark.slow
-def test_a_watched_request_that_left_raises_no_alarm(brief, tmp_path):
+def test_a_watched_request_that_left_raises_no_alarm(brief: Path, tmp_path: Path) -> None:
     made = drafted_otherwise(brief, tmp_path / "r", (3, 3), (1, 3), parents=[[0, 0, 1], [0, 1, 2]])
     verdict = led(made, "watching_no_copies")
     assert verdict.exit is Exit.AGREED, verdict.findings[:2]
@@ -331,7 +347,7 @@ def led(recording: Path, engine: str) -> Verdict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("last", "left_out"), [(10, True), (12, False)])
-def test_events_before_missing_states_are_audited(brief, tmp_path, last, left_out):
+def test_events_before_missing_states_are_audited(brief: Path, tmp_path: Path, last: int, left_out: bool) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     said(made / "events.jsonl", lines(made / "events.jsonl")[: last + 1])
     stated(made, events=None, sha256=None)
@@ -343,21 +359,21 @@ def test_events_before_missing_states_are_audited(brief, tmp_path, last, left_ou
 
 
 @pytest.mark.slow
-def test_states_of_layers_without_states_are_ignored(brief, tmp_path):
+def test_states_of_layers_without_states_are_ignored(brief: Path, tmp_path: Path) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     more = {f"{name}.a.3": torch.zeros(2) for name in ("conv", "state")}
     save_file(shown(made, 10) | more, made / "tensors" / "000010.safetensors")
     assert audit(made, TINY).exit is Exit.AGREED
 
 
-def test_level_2_reports_that_states_are_not_judged(brief, tmp_path, instep):
+def test_level_2_reports_that_states_are_not_judged(brief: Path, tmp_path: Path, instep: Runner) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     stated(made, shows=["states"])
     ran = instep("audit", made, "--model", TINY, "--level", 2)
     assert ran.code == 0 and "not judged  logits, final rows" in ran.out and "fewer than half" not in ran.out, ran
 
 
-def test_a_tie_is_counted_and_is_no_finding(spoken, tmp_path):
+def test_a_tie_is_counted_and_is_no_finding(spoken: list[dict[str, Any]], tmp_path: Path) -> None:
     """In bf16 some margins are within the derived error, so the other token is right as well."""
     found = audit(said(tmp_path / "said.jsonl", spoken), TINY)
     assert found.assumed and str(found.precision.activation) == "torch.bfloat16"
@@ -383,7 +399,7 @@ def undecided(found: Audit) -> tuple:
     return best[1:]
 
 
-def test_fewer_than_half_decidable_tokens_are_inconclusive(tmp_path, instep):
+def test_fewer_than_half_decidable_tokens_are_inconclusive(tmp_path: Path, instep: Runner) -> None:
     """A random model hardly prefers any token, so in bf16 nearly none can be decided."""
     model = write_checkpoint(tmp_path / "model", dtype=torch.bfloat16, mtp_num_hidden_layers=0)
     prompts = [[3, 9, 27, 17, 51], [1, 2, 3, 4], [60, 5, 40]]
@@ -419,7 +435,7 @@ def test_fewer_than_half_decidable_tokens_are_inconclusive(tmp_path, instep):
     (lambda r: stated(r, products={"gdn.chunk": {"format": "bf16"}}), "products['gdn.chunk']: found"),
     (lambda r: stated(r, shows=["thoughts"]), "recording.json: shows: found 'thoughts'"),
 ])  # fmt: skip
-def test_a_bad_recording_is_refused_in_one_line(copy, instep, spoil, says):
+def test_a_bad_recording_is_refused_in_one_line(copy: Path, instep: Runner, spoil: Any, says: str) -> None:
     spoil(copy)
     assert says in complaint(instep("audit", copy, "--model", TINY, "--json", copy / "r.json"))
     assert not (copy / "r.json").exists()
@@ -432,13 +448,15 @@ def test_a_bad_recording_is_refused_in_one_line(copy, instep, spoil, says):
     ('{"prompt": [1], "tokens": [2]}\n{"prompt": [999], "tokens": []}\n', '"line 2": prompt[0]: found token 999'),
     ('{"prompt": [1], "tokens": [256]}\n', 'request "line 1": tokens[0]: found token 256'),
     ('{"prompt": "hello", "tokens": [1]}\n', "said.jsonl line 1: prompt: found")])
-def test_a_bad_file_is_refused_in_one_line(tmp_path, instep, content, says):
+def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, instep: Runner, content: str, says: str) -> None:
     file = tmp_path / "said.jsonl"
     file.write_text(content)
     assert says in complaint(instep("audit", file, "--model", TINY))
 
 
-def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(copy, monkeypatch, instep):
+def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
+) -> None:
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 4096}
     monkeypatch.setattr("os.sysconf", pages.__getitem__)
     with monkeypatch.context() as nothing:
@@ -451,7 +469,9 @@ def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(copy, monkeypat
 
 
 @pytest.mark.slow
-def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_path, monkeypatch):
+def test_checks_that_compared_nothing_are_listed_by_reason(
+    brief: Path, instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look, file = known_wrong_states.look, tmp_path / "r.json"
     nothing = {"blocks": 0, "undecided": 0}
     monkeypatch.setattr(known_wrong_states, "look", lambda *given, **named: replace(look(*given, **named), **nothing))
@@ -467,7 +487,7 @@ def test_checks_that_compared_nothing_are_listed_by_reason(brief, instep, tmp_pa
     assert out.count("directed did not compare") == 1 and "left out: T1" in out and "--tiers" not in out
 
 
-def test_events_that_cannot_be_replayed_are_refused_at_once(copy, monkeypatch):
+def test_events_that_cannot_be_replayed_are_refused_at_once(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep.audit.audit.judged", lambda *given: pytest.fail("the layers were walked"))
     written = lines(copy / "events.jsonl")
     end = next(number for number, event in enumerate(written) if event["event"] == "commit") + 1
@@ -478,7 +498,7 @@ def test_events_that_cannot_be_replayed_are_refused_at_once(copy, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_cut_recording_is_read_up_to_the_cut(copy, instep):
+def test_a_cut_recording_is_read_up_to_the_cut(copy: Path, instep: Runner) -> None:
     text = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 9])
     found = audit(copy, TINY)
@@ -487,7 +507,7 @@ def test_a_cut_recording_is_read_up_to_the_cut(copy, instep):
     assert "was cut within line" in ran.out and "events are there" in ran.out, ran
 
 
-def test_the_recording_of_an_engine_that_died_is_audited(tmp_path):
+def test_the_recording_of_an_engine_that_died_is_audited(tmp_path: Path) -> None:
     died = recorded(tmp_path / "died", closed=False, tokens=6, shows=False, prompts={"a": PROMPTS["a"]})
     found = audit(died, TINY)
     assert found.exit is Exit.AGREED and found.replay is None

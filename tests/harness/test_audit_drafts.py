@@ -20,13 +20,14 @@ from instep_reference.draft.drafter_protocol import Asked
 from instep_reference.engine import TensorModel
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
+from support.command import Runner
 from support.recorded import PROMPTS, TINY, edited, lines, recorded
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory) -> Path:
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("recordings") / "right", shows=False)
 
 
@@ -41,7 +42,7 @@ def refused(recording: Path) -> tuple[int, int, int]:
     raise AssertionError("no such window")
 
 
-def test_drafts_of_a_right_recording_are_the_head_s_own(right, tmp_path, instep):
+def test_drafts_of_a_right_recording_are_the_head_s_own(right: Path, tmp_path: Path, instep: Runner) -> None:
     result = tmp_path / "r.json"
     ran = instep("audit", right, "--model", TINY, "--json", result)
     found = json.loads(result.read_text())
@@ -50,7 +51,7 @@ def test_drafts_of_a_right_recording_are_the_head_s_own(right, tmp_path, instep)
     assert f"{found['drafts']} of {found['drafts']} are the draft head's own choice" in ran.out and found["drafts"] > 15
 
 
-def test_another_draft_is_named_and_changes_no_verdict(right, tmp_path, instep):
+def test_another_draft_is_named_and_changes_no_verdict(right: Path, tmp_path: Path, instep: Runner) -> None:
     copy = Path(shutil.copytree(right, tmp_path / "copy"))
     number, at, pick = refused(copy)
     event = lines(copy / "events.jsonl")[number]
@@ -65,7 +66,7 @@ def test_another_draft_is_named_and_changes_no_verdict(right, tmp_path, instep):
     assert f'1 others; first: event {number}, request "{request}", draft 3 of 3 is' in ran.out, ran
 
 
-def test_a_wrong_first_draft_hides_no_later_one(right, tmp_path):
+def test_a_wrong_first_draft_hides_no_later_one(right: Path, tmp_path: Path) -> None:
     """The drafts after it are those that the head picks after the wrong draft, not those of the right chain."""
     copy = Path(shutil.copytree(right, tmp_path / "copy"))
     events = lines(copy / "events.jsonl")
@@ -94,7 +95,7 @@ def heads(text: Text, at: int, picks: tuple[int, ...], parents: tuple[int, ...] 
     return own[0], own
 
 
-def test_a_tree_s_drafts_are_judged_after_their_parents(right, tmp_path):
+def test_a_tree_s_drafts_are_judged_after_their_parents(right: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(right, tmp_path / "copy"))
     events = lines(copy / "events.jsonl")
     number = next(n for n, one in enumerate(events) if one["event"] == "draft" and len(one["picks"][0]) == 3
@@ -113,12 +114,12 @@ def test_a_tree_s_drafts_are_judged_after_their_parents(right, tmp_path):
     assert [one[:3] for one in found.tokens.drafts.others] == [(number, names[0], 2)]
 
 
-def test_drafts_after_the_judged_tokens_are_left_out(right):
+def test_drafts_after_the_judged_tokens_are_left_out(right: Path) -> None:
     whole, part = audit(right, TINY, level=1).tokens.drafts, audit(right, TINY, level=1, tokens=3).tokens.drafts
     assert 0 < part.own < whole.own and not part.others
 
 
-def test_a_model_without_a_single_draft_head_judges_no_draft(tmp_path, instep):
+def test_a_model_without_a_single_draft_head_judges_no_draft(tmp_path: Path, instep: Runner) -> None:
     prompts = {"a": PROMPTS["a"]}
     made = recorded(tmp_path / "r", shows=False, tokens=4, prompts=prompts)
     bare = write_checkpoint(tmp_path / "bare", vocab_size=256, mtp_num_hidden_layers=0)
@@ -128,7 +129,7 @@ def test_a_model_without_a_single_draft_head_judges_no_draft(tmp_path, instep):
     assert "drafts: not judged, because the model has no single MTP layer" in ran.out, ran
 
 
-def test_a_draft_within_rounding_is_undecided():
+def test_a_draft_within_rounding_is_undecided() -> None:
     said, right = torch.tensor([5, 6, 7, 8]), torch.tensor([5, 1, 2, 3])
     margin, part = torch.tensor([0.0, 0.1, 2.0, 0.0]), torch.tensor([0.0, 0.9, 1.5, 0.0])
     one = Measured(said, right, margin, part, part, part, part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,12 @@ from support.recorded import TINY
 LIVE = TOP / "fixtures" / "live"
 
 
-def judged(recording: Path, events: str, **options) -> Audit:
+def judged(recording: Path, events: str, **options: Any) -> Audit:
     with closed(EVENTS):
         return audit(recording, TINY, events=events, **options)
 
 
-def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one():
+def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> None:
     found = judged(LIVE / "sglang-0.5.12", "20:29", first=True)
     assert found.exit is Exit.DIVERGED and found.replay is not None
     lines = render.messages(found)[0].splitlines()
@@ -33,13 +34,13 @@ def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one():
     assert "batch rows 1 and 2 of 6" in found.replay.remarks[0]
 
 
-def test_sglang_0_5_13_is_right_after_the_same_change_of_steps():
+def test_sglang_0_5_13_is_right_after_the_same_change_of_steps() -> None:
     found = judged(LIVE / "sglang-0.5.13", "23:35")
     assert found.exit is Exit.AGREED and found.replay is not None and not found.verdict.findings
     assert found.verdict.elements + found.replay.verdict.elements > 400_000
 
 
-def test_a_cut_recording_has_only_the_chosen_requests(tmp_path):
+def test_a_cut_recording_has_only_the_chosen_requests(tmp_path: Path) -> None:
     whole = LIVE / "sglang-0.5.12"
     names = [json.loads(line)["request"] for line in (whole / "events.jsonl").read_text().splitlines()[:3]]
     count = cut(whole, tmp_path / "short", names[1:])

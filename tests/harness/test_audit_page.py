@@ -31,7 +31,7 @@ def margin(message: str) -> int:
     return int(MARGIN.findall(message)[0])
 
 
-def test_file_of_the_page_gives_its_message(tmp_path):
+def test_file_of_the_page_gives_its_message(tmp_path: Path) -> None:
     file = tmp_path / "said.jsonl"
     file.write_text(FILE)
     says = render.told(audit(file, TINY, dtype="float32"))
@@ -43,7 +43,7 @@ def test_file_of_the_page_gives_its_message(tmp_path):
     assert right != FILE and audit(file, TINY, dtype="float32").exit is Exit.AGREED
 
 
-def test_calls_of_the_page_make_an_agreeing_recording(tmp_path, monkeypatch):
+def test_calls_of_the_page_make_an_agreeing_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fixtures").symlink_to(Path("fixtures").resolve())
     monkeypatch.chdir(tmp_path)
     exec(compile(HOOKS, "docs/audit-record.md", "exec"), {})
@@ -52,7 +52,7 @@ def test_calls_of_the_page_make_an_agreeing_recording(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_alarms_of_the_page_are_printed(tmp_path):
+def test_alarms_of_the_page_are_printed(tmp_path: Path) -> None:
     alarms = re.findall(r"^\| .*? \| `(.*?)` \|$", PAGE.partition("## See it fail")[2], re.M)
     assert alarms[0] in MESSAGE and len(alarms) == 4
     made = recorded(tmp_path / "r")
@@ -68,5 +68,5 @@ def test_alarms_of_the_page_are_printed(tmp_path):
     assert steps[0].startswith(f"{alarms[3]} (slot 1: count 7, average ")
 
 
-def test_page_has_every_option_of_the_command():
+def test_page_has_every_option_of_the_command() -> None:
     assert all(option in PAGE for option in ("--model", "--dtype", "--level", "--verbose")), json.dumps(PAGE[:80])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
+from support.command import Runner
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, stated
 
 TRACES = Path("fixtures/traces")
@@ -35,16 +37,18 @@ AT_14 = ("steps stay 3; the controller sglang-0.5.14 requests 1 (slot 1: count 3
          "2.474; slot 64: count 3, average 2)")  # fmt: skip
 
 
-def wrong(controlled: Controlled, num_steps: int, events, lag: int = 0) -> list[tuple[int, str]]:
+def wrong(
+    controlled: Controlled, num_steps: int, events: list[e.Event], lag: int = 0
+) -> list[tuple[int, str]]:
     found = step_counts.judged(controlled, num_steps, lag, events, "controller")
     assert found and all(one.tier is Tier.IDENTITY for one in found)
     return [(one.event, one.diagnosis) for one in found if not one.agrees]
 
 
-def rounds(accepted, switch: int) -> list[e.AnyEvent]:
+def rounds(accepted: tuple[tuple[int, ...], ...], switch: int) -> list[e.Event]:
     """Windows of all requests in every round; before round `switch` the count falls to 1."""
     names = tuple("abcdef")
-    events: list[e.AnyEvent] = []
+    events: list[e.Event] = []
     for number, counts in enumerate(accepted):
         if number == switch:
             events.append(e.SetNumSteps(1))
@@ -60,13 +64,15 @@ def rounds(accepted, switch: int) -> list[e.AnyEvent]:
     (Controlled("sglang-0.5.12", file=SLOT), (12, AT_12)),
     (Controlled("constant"), (16, "steps 3 -> 1; the controller constant requests 3")),
 ])
-def test_a_switch_of_a_released_engine_follows_its_dialect_alone(controlled, first):
+def test_a_switch_of_a_released_engine_follows_its_dialect_alone(
+    controlled: Controlled, first: tuple[Any, ...] | None
+) -> None:
     found = wrong(controlled, 3, rounds(REAL, 8))
     assert (found[0] if found else None) == first
 
 
 @pytest.mark.parametrize("late", [7, 9, 99])
-def test_a_switch_at_another_round_is_named(late):
+def test_a_switch_at_another_round_is_named(late: int) -> None:
     controlled = Controlled("sglang-0.5.13", captured=(1, 2, 4, 8), file=SLOTS)
     found = wrong(controlled, 3, rounds(REAL, late))
     event, says = found[0]
@@ -74,14 +80,14 @@ def test_a_switch_at_another_round_is_named(late):
     assert event == right[0] and says.startswith(f"{right[1]}; the controller sglang-0.5.13 requests {right[2]} (slot ")
 
 
-def test_a_controller_of_chains_refuses_trees():
+def test_a_controller_of_chains_refuses_trees() -> None:
     drafted = e.Draft(("a",), ((1, 2, 3),), parents=((0, 0, 1),))
     with pytest.raises(BadInput, match="a window at event 0 that is a tree"):
         wrong(Controlled("sglang-0.5.13", file=SLOTS), 3, [drafted])
 
 
 @pytest.mark.parametrize("name", ["slots", "slots-overlapped", "faults/controller"])
-def test_a_trace_that_followed_its_controller_agrees(name):
+def test_a_trace_that_followed_its_controller_agrees(name: str) -> None:
     trace = read(TRACES / f"{name}.jsonl")
     header = trace.header
     controlled = header.controller or Controlled("sglang-0.5.12", file=header.adaptive)
@@ -90,7 +96,7 @@ def test_a_trace_that_followed_its_controller_agrees(name):
         assert wrong(controlled, header.num_steps, trace.events, 1 - header.lag), "overlap matters"
 
 
-def test_a_table_by_batch_size_acts_one_round_later():
+def test_a_table_by_batch_size_acts_one_round_later() -> None:
     controlled = Controlled("vllm-table", table=((1, 1, 3), (2, 8, 1)), num_speculative_tokens=3)
     rows = {name: e.Row(name, "verify") for name in "ab"}
     paths = {"a": (e.Path((), 0),), "ab": (e.Path((), 0),) * 2}
@@ -103,14 +109,14 @@ def test_a_table_by_batch_size_acts_one_round_later():
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory) -> Path:
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = recorded(tmp_path_factory.mktemp("recordings") / "right", shows=False)
     stated(made, controller={"dialect": "sglang-0.5.12", "file": FILE}, num_steps=3)
     return made
 
 
 @pytest.mark.slow
-def test_a_recording_names_its_controller_or_is_not_judged(right, tmp_path, instep):
+def test_a_recording_names_its_controller_or_is_not_judged(right: Path, tmp_path: Path, instep: Runner) -> None:
     result = tmp_path / "r.json"
     ran = instep("audit", right, "--model", TINY, "--json", result)
     found = json.loads(result.read_text())
@@ -123,7 +129,7 @@ def test_a_recording_names_its_controller_or_is_not_judged(right, tmp_path, inst
 
 
 @pytest.mark.slow
-def test_a_wrong_count_of_a_recording_is_a_finding(right, tmp_path):
+def test_a_wrong_count_of_a_recording_is_a_finding(right: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(right, tmp_path / "copy"))
     file = FILE | {"candidate_steps": [3, 7], "up_hysteresis": -9}
     stated(copy, controller={"dialect": "sglang-0.5.12", "file": file})
@@ -142,7 +148,9 @@ def test_a_wrong_count_of_a_recording_is_a_finding(right, tmp_path):
     ({"dialect": "constant"}, None, "num_steps"),
     ({"dialect": "constant", "sizes": [1]}, 3, "sizes"),
 ])
-def test_a_bad_controller_of_a_recording_is_refused(right, tmp_path, controller, num_steps, says):
+def test_a_bad_controller_of_a_recording_is_refused(
+    right: Path, tmp_path: Path, controller: dict[str, Any], num_steps: int | None, says: str
+) -> None:
     copy = Path(shutil.copytree(right, tmp_path / "copy"))
     stated(copy, controller=controller, num_steps=num_steps)
     with pytest.raises(BadInput, match=says):
@@ -150,7 +158,7 @@ def test_a_bad_controller_of_a_recording_is_refused(right, tmp_path, controller,
 
 
 @pytest.mark.slow
-def test_a_round_of_zero_steps_is_written_as_a_window(right, tmp_path):
+def test_a_round_of_zero_steps_is_written_as_a_window(right: Path, tmp_path: Path) -> None:
     """Windows of 3, then of one token without a token in `forward`, then of 3 again."""
     told = next(text for text in audit(right, TINY, level=1).told.texts if text.request == "a")
     prompt, said = list(PROMPTS["a"]), list(told.said)
@@ -183,7 +191,7 @@ def test_a_round_of_zero_steps_is_written_as_a_window(right, tmp_path):
     assert found.exit is Exit.AGREED, "the round had no window, whatever is in force"
 
 
-def test_a_request_that_ends_within_a_round_of_zero_steps_has_no_row(tmp_path):
+def test_a_request_that_ends_within_a_round_of_zero_steps_has_no_row(tmp_path: Path) -> None:
     made = Recording(tmp_path / "r", engine="by hand")
     for name in "ab":
         made.admit(name, [1, 2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,12 +30,12 @@ Spoil = Callable[[Trace], object]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Trace:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("bad"), policy(deeds=()))
 
 
 @pytest.fixture
-def trace(made, tmp_path) -> Trace:
+def trace(made: Trace, tmp_path: Path) -> Trace:
     """A copy of a trace and its model, to be spoilt."""
     return read(copied(made, tmp_path / "copy"))
 
@@ -50,12 +50,12 @@ def edit(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(text.replace(old, new, 1))
 
 
-def replayed(instep, trace: Trace) -> str:
+def replayed(instep: Runner, trace: Trace) -> str:
     return complaint(instep("replay", trace.path, "--ops", "plain", "--json", trace.path.parent / "r.json"))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_written(request, tmp_path):
+def nothing_is_written(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """No refusal leaves a result or a partial one."""
     yield
     assert not list(tmp_path.rglob("r.json")) and not list(tmp_path.rglob(".whole-*"))
@@ -65,18 +65,20 @@ def nothing_is_written(request, tmp_path):
 @pytest.mark.parametrize(("experts", "said"), [
     (2**31, "mlp.gate.weight: found shape [4, 32], expected shape [2147483648, 32]"), (2**63, "num_experts"),
 ])  # fmt: skip
-def test_more_experts_than_the_checkpoint_has(instep, tmp_path, fused, experts, said):
+def test_more_experts_than_the_checkpoint_has(
+    instep: Runner, tmp_path: Path, fused: bool, experts: int, said: str
+) -> None:
     model = write_checkpoint(tmp_path / "model", "moe", fused=fused)
     edit(model / "config.json", b'"num_experts": 4', b'"num_experts": %d' % experts)
     assert said in complaint(instep("generate", model, "--prompt", "a", "--json", tmp_path / "r.json"))
 
 
-def test_no_such_trace(instep, tmp_path):
+def test_no_such_trace(instep: Runner, tmp_path: Path) -> None:
     assert "No such file" in complaint(instep("replay", tmp_path / "none.jsonl"))
 
 
 @pytest.mark.slow
-def test_a_trace_cut_anywhere(instep, trace):
+def test_a_trace_cut_anywhere(instep: Runner, trace: Trace) -> None:
     """At every end of a line, before it, and in the middle of every line."""
     text, end = trace.path.read_bytes(), 0
     for line in text.splitlines(keepends=True):
@@ -87,21 +89,21 @@ def test_a_trace_cut_anywhere(instep, trace):
         end += len(line)
 
 
-def test_tensors_cut_anywhere(instep, trace):
+def test_tensors_cut_anywhere(instep: Runner, trace: Trace) -> None:
     stored = beside(trace.path).read_bytes()
     for cut in (0, 7, 8, 100, len(stored) // 2, len(stored) - 1):
         beside(trace.path).write_bytes(stored[:cut])
         assert "safetensors" in replayed(instep, trace)
 
 
-def test_missing_model_names_the_option_for_it(instep, trace):
+def test_missing_model_names_the_option_for_it(instep: Runner, trace: Trace) -> None:
     folder = trace.path.parent / trace.header.checkpoint.near
     shutil.rmtree(folder)
     said = complaint(instep("replay", trace.path))
     assert f"no directory {folder}" in said and "--model DIR" in said
 
 
-def test_folders_and_nothing_where_files_should_be(instep, trace):
+def test_folders_and_nothing_where_files_should_be(instep: Runner, trace: Trace) -> None:
     assert "directory" in complaint(instep("replay", trace.path.parent))
     assert "expected a header" in complaint(instep("replay", "/dev/null"))
     beside(trace.path).unlink()
@@ -110,7 +112,7 @@ def test_folders_and_nothing_where_files_should_be(instep, trace):
     assert "the tensors of the trace, next to it" in replayed(instep, trace)
 
 
-def test_schema_1_trace_takes_its_drafter_from_the_recording(trace):
+def test_schema_1_trace_takes_its_drafter_from_the_recording(trace: Trace) -> None:
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
     first = json.loads(header) | {"schema": 1, "replay": [{"ops": "plain", "until": 3, "drafter": "vanilla"}]}
     del first["recording"], first["tensors_sha256"]
@@ -121,7 +123,7 @@ def test_schema_1_trace_takes_its_drafter_from_the_recording(trace):
     assert found == replace(trace.header, replay=found.replay, recording=found.recording, tensors_sha256=None)
 
 
-def test_a_trace_of_the_first_schema_has_one_drafter(trace):
+def test_a_trace_of_the_first_schema_has_one_drafter(trace: Trace) -> None:
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
     parts = [{"ops": "ledger"}, {"ops": "plain", "drafter": "vanilla"}]
     first = json.loads(header) | {"schema": 1, "replay": parts}
@@ -132,13 +134,13 @@ def test_a_trace_of_the_first_schema_has_one_drafter(trace):
 
 
 @pytest.mark.slow
-def test_a_header_without_a_plan(instep, trace):
+def test_a_header_without_a_plan(instep: Runner, trace: Trace) -> None:
     seal(trace.path, lines_of(replace(trace.header, replay=()), list(trace.events)))
     assert "or --ops to name it" in complaint(instep("replay", trace.path))
     assert instep("replay", trace.path, "--ops", "ledger").code == 0
 
 
-def test_a_result_that_cannot_be_written(instep, trace):
+def test_a_result_that_cannot_be_written(instep: Runner, trace: Trace) -> None:
     """Refused before anything is run."""
     folder = trace.path.parent
     for where, said in (
@@ -150,7 +152,9 @@ def test_a_result_that_cannot_be_written(instep, trace):
 
 
 @pytest.mark.parametrize("command", [("relations", "slots"), ("faults",)])
-def test_result_file_never_replaces_an_input_of_the_command(instep, trace, command):
+def test_result_file_never_replaces_an_input_of_the_command(
+    instep: Runner, trace: Trace, command: tuple[str, ...]
+) -> None:
     name, *words = command
     given, outputs = [(trace.path, *words), (trace.path, beside(trace.path))] if name == "relations" else [(), ()]
     link = trace.path.with_name("link.json")

@@ -5,6 +5,7 @@ Leaves out: that correct engines have no finding here (`test_checks.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,7 @@ from instep.checks.wrong_conv_windows import shifted
 from instep.oracle.oracle import Oracle
 from instep.trace.policy import ScheduledAction
 from instep.verdict import Comparison
-from instep.watch.event_context import RowSpan
+from instep.watch.event_context import EventContext, RowSpan
 from instep.watch.rows_by_request import row_spans
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
@@ -32,7 +33,7 @@ PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER
 
 
 @pytest.fixture(scope="module")
-def contexts(tmp_path_factory) -> list[Any]:
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     opened = m.checkpoint(tmp_path_factory.mktemp("bytes"))
     kept = ScheduledAction(2, "save", "c", "kept"), ScheduledAction(3, "load", "d", "kept")
     policy = msgspec.structs.replace(m.POLICY, deeds=(*m.POLICY.deeds, *kept))
@@ -69,13 +70,15 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
     (lambda s: replace(s, proposal_hidden=-s.proposal_hidden), FINAL, "bytes differ"),
     (lambda s: replace(s, conv={**s.conv, 0: -s.conv[0]}), CONV, "bytes differ"),
 ], ids=["proposal", "root", "proposed", "conv"])  # fmt: skip
-def test_altered_saved_state_is_named(contexts, change, place, says, kind):
+def test_altered_saved_state_is_named(
+    contexts: list[EventContext], change: Callable[..., Any], place: Place, says: str, kind: type
+) -> None:
     finding = found(contexts, *returned(contexts, kind), change)
     assert finding.place == place
     assert "comes back different from what was saved: " in finding.diagnosis and says in finding.diagnosis
 
 
-def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
+def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts: list[EventContext]) -> None:
     """Rows are cast before they are compared: the cast is granted where it is declared."""
     at, span = committed(contexts)
 
@@ -101,7 +104,9 @@ def test_memory_narrower_than_the_rows_that_it_takes_in_is_a_finding(contexts):
     (lambda s: replace(s, proposal=s.proposal + 1), PICK),
     (lambda s: replace(s, proposal_hidden=s.proposal_hidden.roll(1)), FINAL),
 ], ids=["proposal", "proposed"])
-def test_round_starts_from_the_output_of_the_draft_extend(contexts, change, place):
+def test_round_starts_from_the_output_of_the_draft_extend(
+    contexts: list[EventContext], change: Callable[..., Any], place: Place
+) -> None:
     at, span = committed(contexts)
     assert found(contexts, at, span.request, change).place == place
 
@@ -124,7 +129,7 @@ def windows(contexts: list[Any], at: int, span: RowSpan) -> dict[str, torch.Tens
     }
 
 
-def test_a_conv_window_that_is_not_the_requests_is_named(contexts):
+def test_a_conv_window_that_is_not_the_requests_is_named(contexts: list[EventContext]) -> None:
     at, span = committed(contexts)
     for sentence, window in windows(contexts, at, span).items():
 
@@ -136,7 +141,7 @@ def test_a_conv_window_that_is_not_the_requests_is_named(contexts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_nan_is_poison_by_its_bits_alone(dtype):
+def test_a_nan_is_poison_by_its_bits_alone(dtype: torch.dtype) -> None:
     nan = float("nan")
     memory = torch.tensor([nan, 1.0, nan], dtype=dtype)
     memory.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize])[2] |= 1  # another NaN

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +38,7 @@ from instep_proof.calibrate.tables import Calibration, Rate, by_tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow
@@ -45,11 +48,11 @@ WEIGHT = torch.randn(11, 48, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
-def stage():
+def stage() -> Stage:
     return Stage()
 
 
-def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts():
+def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts() -> None:
     assert [bool(scene(number).checkpoint.config.experts) for number in range(4)] == [False, False, False, True]
     drawn = torch.Generator().manual_seed(3)
     sizes = (6, 48), (6, 32, 48), (6, 48, 16), (20, 48), (48, 10), (1, 48)
@@ -63,7 +66,9 @@ def test_expert_sums_have_other_orders_and_every_fourth_scene_has_experts():
 
 
 @pytest.mark.parametrize("activations", ["float32", "bfloat16"])
-def test_an_expert_whose_share_is_not_normed_is_found(activations, stage, monkeypatch):
+def test_an_expert_whose_share_is_not_normed_is_found(
+    activations: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ops = replace(correct_variants.correct("blocked", 1), moe=partial(spoiled, correct_variants.PLAIN.moe))
     monkeypatch.setattr(correct_variants, "SPOILED", ops, raising=False)
     name = f"{correct_variants.__name__}:SPOILED"
@@ -71,11 +76,11 @@ def test_an_expert_whose_share_is_not_normed_is_found(activations, stage, monkey
     assert found and found[0].place.component == "mlp", found[:1]
 
 
-def spoiled(moe, **given):
+def spoiled(moe: Callable[..., Any], **given: Any) -> torch.Tensor:
     return moe(**given | {"norm_topk": False})
 
 
-def test_every_form_sums_the_same_terms_in_its_own_order():
+def test_every_form_sums_the_same_terms_in_its_own_order() -> None:
     seen = {}
     for form in correct_variants.FORMS:
         if form == "chunked":
@@ -88,14 +93,14 @@ def test_every_form_sums_the_same_terms_in_its_own_order():
     assert len(set(seen.values())) == len(seen), "no two forms give the same bits"
 
 
-def test_correct_op_sets_are_found_by_name():
+def test_correct_op_sets_are_found_by_name() -> None:
     assert find("instep_proof.calibrate.correct_variants:running_3").name == "running_3"
     for wrong in ("running", "running_x", "walking_3", "running_3_narrow"):
         with pytest.raises(BadInput):
             find(f"instep_proof.calibrate.correct_variants:{wrong}")
 
 
-def test_200_variants_are_all_different_and_meet_every_kind():
+def test_200_variants_are_all_different_and_meet_every_kind() -> None:
     made = list(variants(200))
     assert len({one.ops for one in made}) == len(made), "the seed is the number"
     forms = correct_variants.FORMS
@@ -105,7 +110,7 @@ def test_200_variants_are_all_different_and_meet_every_kind():
     assert len({one.scene for one in made}) >= 24 and {one.layout for one in made} == {"VK", "KV"}
 
 
-def test_a_scene_owns_what_can_go_wrong():
+def test_a_scene_owns_what_can_go_wrong() -> None:
     for number in range(8):
         events = scene(number).trace.events
         kinds = [type(event) for event in events]
@@ -131,20 +136,20 @@ def test_a_scene_owns_what_can_go_wrong():
     ],
     ids=lambda variant: variant.form,
 )
-def test_a_correct_engine_is_left_alone(stage, variant):
+def test_a_correct_engine_is_left_alone(stage: Stage, variant: Variant) -> None:
     verdict = stage.run(variant)
     assert not verdict.findings and verdict.events == len(stage.on(variant.scene).trace.events)
     assert {one.tier for one in verdict.compared} == set(Tier)
 
 
-def test_a_variant_that_takes_a_tree_for_a_chain_is_wrong(stage, monkeypatch):
+def test_a_variant_that_takes_a_tree_for_a_chain_is_wrong(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     variant = Variant(4, "blocked", ("float32", "float32"), "snapshot", "windows", "VK", 2)
     monkeypatch.setattr(correct_variants, "ancestry", lambda part, who: None)
     found = stage.run(variant).findings
     assert found and "the tree is taken for a chain" in str([found[0].diagnosis, found[0].explained])
 
 
-def test_truth_runs_once_for_all_variants_of_a_scene(stage):
+def test_truth_runs_once_for_all_variants_of_a_scene(stage: Stage) -> None:
     on = stage.on(2)
     plan, kept = on.plan(Setting()), []
     for _ in range(2):
@@ -153,7 +158,7 @@ def test_truth_runs_once_for_all_variants_of_a_scene(stage):
     assert all(one is other for one, other in zip(*kept, strict=True))
 
 
-def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
+def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage: Stage) -> None:
     variant = Variant(0, "support.wrong_ops:UNMOVED", ("float32", "float32"), "snapshot", "windows", "VK", 1)
     result = Calibration("cpu")
     result.add(variant, stage.run(variant))
@@ -166,7 +171,7 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage):
 # -- injected errors ---------------------------------------------------------------------------------------
 
 
-def test_zero_error_changes_no_bit_and_a_small_one_only_its_place():
+def test_zero_error_changes_no_bit_and_a_small_one_only_its_place() -> None:
     names = ("plain", *(f"instep_proof.calibrate.injected_errors:qkv@{size}" for size in ("0.0", "0.01")))
     plain, none, small = map(find, names)
     given = {"x": X[:, 0], "weight": WEIGHT, "shape": (11,)}
@@ -181,7 +186,7 @@ def test_zero_error_changes_no_bit_and_a_small_one_only_its_place():
             find(f"instep_proof.calibrate.injected_errors:{wrong}")
 
 
-def test_memory_error_is_found_down_to_a_correct_engines_error(stage):
+def test_memory_error_is_found_down_to_a_correct_engines_error(stage: Stage) -> None:
     found = limit("state, part of the one before", "float32", [stage])
     assert set(found.found) == set(NUMBERS) and found.correct < 2e-6
     assert found.found["T2d"] <= 1.0 and found.found["T3"] is None
@@ -189,7 +194,7 @@ def test_memory_error_is_found_down_to_a_correct_engines_error(stage):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_injected_error_is_found_at_its_place(stage, name):
+def test_an_injected_error_is_found_at_its_place(stage: Stage, name: str) -> None:
     """T2 at the first event in which it acts; run up to there alone."""
     on, place = stage.on(2), ERRORS[name].place
     plan = on.plan(Setting(f"instep_proof.calibrate.injected_errors:{name}@0.01"))
@@ -199,7 +204,7 @@ def test_an_injected_error_is_found_at_its_place(stage, name):
     assert verdict.findings[0].place == place and verdict.findings[0].event == 2
 
 
-def test_mixes_in_memory_reach_from_right_to_wrong():
+def test_mixes_in_memory_reach_from_right_to_wrong() -> None:
     right, before = X[:4, :, :32], -X[:4, :, :32]
     for name, mix in IN_MEMORY.items():
         assert torch.equal(mix(right, before, 0.0), right)
@@ -210,11 +215,11 @@ def test_mixes_in_memory_reach_from_right_to_wrong():
 # -- tables ------------------------------------------------------------------------------------------------
 
 
-def compared(worst, blocks=4, tier=Tier.DERIVED):
+def compared(worst: float, blocks: int = 4, tier: Tier = Tier.DERIVED) -> Comparison:
     return Comparison("derived", tier, 0, "forward", Place("trunk", 0, "k"), 8, worst, 1.0, blocks=blocks, undecided=1)
 
 
-def test_a_rate_counts_blocks_and_bounds_what_was_never_seen():
+def test_a_rate_counts_blocks_and_bounds_what_was_never_seen() -> None:
     rate = Rate("T2", "float32")
     assert rate.bound == 1.0
     for worst in (0.1, 0.4, 0.2):
@@ -229,7 +234,7 @@ def test_a_rate_counts_blocks_and_bounds_what_was_never_seen():
     assert wrong.alarms == 1 and math.isnan(wrong.worst) and wrong.by == "worst of all"
 
 
-def test_tiers_are_summed_over_storages():
+def test_tiers_are_summed_over_storages() -> None:
     one = Rate("T2", "float32").with_one(compared(0.5), "running")
     two = Rate("T2", "bfloat16").with_one(compared(0.3), "exact")
     (total,) = by_tier([one, two])
@@ -239,7 +244,7 @@ def test_tiers_are_summed_over_storages():
 # -- the command -------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_both_tables_and_leaves_correct_engines_alone(instep, tmp_path):
+def test_the_command_writes_both_tables_and_leaves_correct_engines_alone(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "calibration.json"
     ran = instep("calibrate", "--variants", "1", "--runs", "0", "--json", str(file), "--commit", "abc")
     assert ran.code == 0, ran
@@ -250,18 +255,18 @@ def test_the_command_writes_both_tables_and_leaves_correct_engines_alone(instep,
     assert "1 correct engine" in ran.out and "upper bound" in ran.out
 
 
-def test_the_command_refuses_what_computes_nothing(instep):
+def test_the_command_refuses_what_computes_nothing(instep: Runner) -> None:
     assert "ledger" in complaint(instep("calibrate", "--ops", "ledger"))
     assert "at least one of either" in complaint(instep("calibrate", "--variants", "0", "--runs", "0"))
 
 
-def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(stage, monkeypatch):
+def test_an_injected_error_of_size_0_that_is_found_is_a_mistake(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(IN_MEMORY, "state, one tile", lambda right, before, size: right * 1.5)
     with pytest.raises(RuntimeError, match=r"finds an injected error of size 0 at .*state"):
         limit("state, one tile", "float32", [stage])
 
 
-def test_the_committed_result_is_of_enough_engines_and_called_none_wrong():
+def test_the_committed_result_is_of_enough_engines_and_called_none_wrong() -> None:
     told = json.loads((RESULTS / "calibration.json").read_text())
     assert told["variants"] == len(told["ran"]) >= 200 and told["alarms"] == []
     forms = correct_variants.FORMS

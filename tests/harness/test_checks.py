@@ -6,7 +6,9 @@ Leaves out: states that lean towards wrong ones (`test_directed.py`), pools (`te
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +21,13 @@ from instep.checks.unchanged_bytes import Bytes
 from instep.oracle.oracle import Oracle
 from instep.tier_allowances import allowed
 from instep.verdict import Exit, Tier
+from instep.watch.event_context import EventContext
 from instep.watch.rows_by_request import row_spans, rows
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
+from support.contexts import Redrawn
 from support.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
@@ -33,35 +38,37 @@ FINAL = Place("trunk", AFTER_LAYERS, "final")
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """Two layers of GDN, as an error in the second one is not one of the first, and one of attention."""
     return m.checkpoint(tmp_path_factory.mktemp("checks"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
 
 
 @pytest.fixture(scope="module")
-def events(opened):
+def events(opened: Checkpoint) -> list[Any]:
     return m.events_of(opened)[: m.ALONE]
 
 
 @pytest.fixture(scope="module")
-def correct(opened, events):
+def correct(opened: Checkpoint, events: list[Any]) -> list[EventContext]:
     return m.run(opened, events)
 
 
 @pytest.fixture(scope="module")
-def labelled(opened, events):
+def labelled(opened: Checkpoint, events: list[Any]) -> list[EventContext]:
     return m.run_labels(opened, events)
 
 
-def numbers(opened, redrawn, activation=torch.float32, state=torch.float32):
+def numbers(
+    opened: Checkpoint, redrawn: Redrawn, activation: torch.dtype = torch.float32, state: torch.dtype = torch.float32
+) -> tuple[Any, ...]:
     return for_numbers(Oracle(opened, m.declared(activation, state), torch.float32), redrawn)
 
 
-def index_of(contexts, kind, holds=lambda context: True):
+def index_of(contexts: list[EventContext], kind: type, holds: Callable[..., Any] = lambda context: True) -> int:
     return next(context.index for context in contexts if isinstance(context.event, kind) and holds(context))
 
 
-def commit_of(contexts, accepted):
+def commit_of(contexts: list[EventContext], accepted: int) -> tuple[Any, ...]:
     """A commit after a window of 4, and a request with that many accepted drafts."""
     for context in contexts:
         if isinstance(context.event, Commit):
@@ -72,11 +79,11 @@ def commit_of(contexts, accepted):
 
 
 @pytest.fixture(scope="module")
-def found(opened, events):
+def found(opened: Checkpoint, events: list[Any]) -> Callable[..., Any]:
     """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
     redrawn = m.Redrawn(opened, events)
 
-    def found(contexts, *, explain=True):
+    def found(contexts: list[Any], *, explain: bool = True) -> list[Any]:
         looked_at = [context for context in contexts[:-4] if isinstance(context.event, Admit)] + contexts[-4:]
         verdict = m.judge(looked_at, numbers(opened, redrawn), explain=explain)
         assert verdict.exit == Exit.DIVERGED
@@ -96,7 +103,10 @@ def found(opened, events):
         pytest.param(torch.bfloat16, torch.bfloat16, SECOND_PLAIN, id="bf16-state"),
     ],
 )
-def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, events, activation, state, until):
+def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(
+    request: pytest.FixtureRequest, opened: Checkpoint, events: list[Any], activation: torch.dtype, state: torch.dtype,
+    until: int,
+) -> None:
     fp32 = activation == state == torch.float32
     run = request.getfixturevalue("correct") if fp32 else m.run(opened, events[:until], activation, state)
     contexts = run[:until]
@@ -110,21 +120,21 @@ def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(request, opened, 
     assert max(c.used for c in verdict.compared if c.tier is not Tier.PROPAGATED) < 0.9
 
 
-def test_a_correct_run_of_labels_agrees_exactly(labelled):
+def test_a_correct_run_of_labels_agrees_exactly(labelled: list[EventContext]) -> None:
     verdict = m.judge(labelled, for_labels())
     assert verdict.exit == Exit.AGREED
     assert max(c.worst for c in verdict.compared) == 0
 
 
 @pytest.mark.parametrize("made", [Bytes, Identity, Labels])
-def test_a_check_remembers_nothing_of_the_events_before(labelled, made):
+def test_a_check_remembers_nothing_of_the_events_before(labelled: list[EventContext], made: type) -> None:
     """A check that is built for every event gives the same results as one that saw all events."""
     old = made()
     for context in labelled:
         assert list(made()(context)) == list(old(context))
 
 
-def test_the_run_has_what_the_checks_need(correct):
+def test_the_run_has_what_the_checks_need(correct: list[EventContext]) -> None:
     kinds = {type(context.event).__name__ for context in correct}
     assert kinds >= {"Admit", "Draft", "Forward", "Commit", "SetNumSteps", "Preempt", "Resume", "Finish", "Idle"}
     assert any(span.count > 4 for context in correct for span in row_spans(context, "trunk") if span.kind == "prefill")
@@ -134,7 +144,9 @@ def test_the_run_has_what_the_checks_need(correct):
 
 @pytest.mark.parametrize("component", ["normed", "qkv", "z", "b", "mixed", "k", "log_decay", "beta", "core", "gated",
                                        "mixer", "residual", "mlp", "hidden"])  # fmt: skip
-def test_a_component_that_is_one_percent_off_is_the_first_finding(found, correct, component):
+def test_a_component_that_is_one_percent_off_is_the_first_finding(
+    found: Callable[..., Any], correct: list[EventContext], component: str
+) -> None:
     at, place = index_of(correct, Forward), Place("trunk", 1, component)
     damaged = m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda rows: rows * 1.01))
     first = found(damaged, explain=False)[0]
@@ -145,7 +157,7 @@ def test_a_component_that_is_one_percent_off_is_the_first_finding(found, correct
 UPDATE = Place("trunk", 1, "update")
 
 
-def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(found, correct):
+def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(found: Any, correct: list[EventContext]) -> None:
     """Only rows of a window: no engine keeps updates of other rows."""
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
     assert all(UPDATE not in context.truth.places for context in correct[:at])
@@ -155,17 +167,17 @@ def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(found, corr
     assert "relative error" in first.diagnosis and "would pass at" in first.diagnosis
 
 
-def test_updates_that_are_due_and_not_shown_are_missing(found, correct):
+def test_updates_that_are_due_and_not_shown_are_missing(found: Callable[..., Any], correct: list[EventContext]) -> None:
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
 
-    def without(context):
+    def without(context: Any) -> Any:
         places = {place: rows for place, rows in context.subject.places.items() if place != UPDATE}
         return replace(context, subject=replace(context.subject, places=places))
 
     assert all(f.place == UPDATE for f in found(m.spoiled(correct, at, without)))
 
 
-def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct):
+def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct: list[EventContext]) -> None:
     """No engine keeps updates of prompts; in a forward with a window they are zeros on every side."""
     mixed = [context for context in correct if isinstance(context.event, Forward)
              and {"verify", "prefill"} <= {row.kind for row in context.event.rows}]  # fmt: skip
@@ -176,7 +188,7 @@ def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct):
             assert all(bool(x.any()) == (span.kind == "verify") for x in shown)
 
 
-def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_difference_of():
+def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_difference_of() -> None:
     """v - S'k is next to nothing there: by its own size the last bit of a correct engine would be far too much."""
     v = torch.rand(1, 4, 16, dtype=torch.float64)
     truth, spot = 1e-9 * v, Spot("derived", Tier.DERIVED, 0, "forward", UPDATE, None, None)
@@ -186,11 +198,13 @@ def test_a_token_that_the_state_knows_is_judged_by_what_its_update_is_the_differ
     assert not measured(spot, subject + 1e-5 * v.float(), truth, exact, scale=v).agrees
 
 
-def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(found, correct):
+def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(
+    found: Callable[..., Any], correct: list[EventContext]
+) -> None:
     at = index_of(correct, Forward, lambda context: any(s.count >= 5 for s in row_spans(context, "trunk")))
     span = next(s for s in row_spans(correct[at], "trunk") if s.count >= 5)
 
-    def zero(rows):
+    def zero(rows: torch.Tensor) -> torch.Tensor:
         rows[span.begin : span.begin + 4, 2] = 0
         return rows
 
@@ -202,11 +216,13 @@ def test_four_zeroed_rows_of_one_head_are_found_in_that_head_of_that_request(fou
 @pytest.mark.parametrize(("component", "value", "kind"), [
     ("hidden", "nan", "NaN"), ("core", "nan", "NaN"), ("logits", "nan", "NaN"), ("hidden", "inf", "infinite"),
 ])
-def test_infinite_numbers_never_pass_and_are_counted(found, correct, component, value, kind):
+def test_infinite_numbers_never_pass_and_are_counted(
+    found: Callable[..., Any], correct: list[EventContext], component: str, value: str, kind: str
+) -> None:
     at = index_of(correct, Forward)
     place = Place("trunk", AFTER_LAYERS if component == "logits" else 0, component)
 
-    def poison(rows):
+    def poison(rows: torch.Tensor) -> torch.Tensor:
         rows.view(-1)[-1] = float(value)
         return rows
 
@@ -215,26 +231,28 @@ def test_infinite_numbers_never_pass_and_are_counted(found, correct, component, 
     assert re.match(rf"1 of \d+ numbers are not finite \({kind}\), the first at \(\d+, ", findings[0].diagnosis)
 
 
-def test_two_swapped_requests_are_found_in_the_first_thing_they_read(found, correct):
+def test_two_swapped_requests_are_found_in_the_first_thing_they_read(found: Any, correct: list[EventContext]) -> None:
     at = index_of(correct, Forward, lambda context: len(row_spans(context, "trunk")) > 1)
     place = Place("trunk", STAGE_LEVEL, "embedding")
     findings = found(m.spoiled(correct, at, lambda context: m.with_rows(context, place, lambda r: r.flip(0))))
     assert findings[0].place == place
 
 
-def test_a_missing_row_and_a_missing_place_are_reported(found, correct):
+def test_a_missing_row_and_a_missing_place_are_reported(found: Callable[..., Any], correct: list[EventContext]) -> None:
     at = index_of(correct, Forward)
     short = m.spoiled(correct, at, lambda context: m.with_rows(context, FINAL, lambda rows: rows[:-1]))
     assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(short))
 
-    def without(context):
+    def without(context: Any) -> Any:
         places = {place: rows for place, rows in context.subject.places.items() if place != FINAL}
         return replace(context, subject=replace(context.subject, places=places))
 
     assert any(f.place == FINAL and f.elements == 0 for f in found(m.spoiled(correct, at, without)))
 
 
-def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(found, correct):
+def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(
+    found: Callable[..., Any], correct: list[EventContext]
+) -> None:
     """The draft head's own y of step 1 goes into step 2; a stale one shows in what step 2 makes of it."""
     at = index_of(correct, Draft, lambda context: Place("chain.2", STAGE_LEVEL, "joined") in context.subject.places)
     stale = correct[at].subject.places[Place("chain.1", STAGE_LEVEL, "post_normed")]
@@ -244,13 +262,13 @@ def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_
     assert findings[0].diagnosis.startswith("reads the head's row of step 0, not of step 1; relative error")
 
 
-def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(found, correct):
+def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(found: Any, correct: list[EventContext]) -> None:
     at, name = commit_of(correct, 1)
     verify = correct[at - 1]
     span = next(s for s in row_spans(verify, "trunk") if s.request == name)
     fed = verify.subject.places[Place("trunk", 1, "qkv")][span.begin : span.begin + span.count]
 
-    def late(state):
+    def late(state: Any) -> Any:
         window = torch.cat((verify.subject.before[name].conv[1], fed.T), 1)[:, -3:]
         return replace(state, conv={**state.conv, 1: window})
 
@@ -260,12 +278,14 @@ def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(found, cor
 
 
 @pytest.mark.parametrize(("field", "stage"), [("keys", "trunk"), ("values", "trunk"), ("draft_keys", "extend")])
-def test_kv_entries_are_the_accepted_rows_bit_by_bit(found, correct, field, stage):
+def test_kv_entries_are_the_accepted_rows_bit_by_bit(
+    found: Callable[..., Any], correct: list[EventContext], field: str, stage: str
+) -> None:
     at = index_of(correct, Commit)
     name = correct[at].event.requests[0]
     layer = 2 if stage == "trunk" else 0
 
-    def nudged(state):
+    def nudged(state: Any) -> Any:
         cache = getattr(state, field)[layer].clone()
         cache.view(torch.int32)[-1, 0, 0] ^= 1
         return replace(state, **{field: {layer: cache}})
@@ -276,11 +296,11 @@ def test_kv_entries_are_the_accepted_rows_bit_by_bit(found, correct, field, stag
     assert "the first at" in findings[0].diagnosis
 
 
-def test_a_request_that_is_not_in_the_batch_keeps_its_memory(found, correct):
+def test_a_request_that_is_not_in_the_batch_keeps_its_memory(found: Any, correct: list[EventContext]) -> None:
     at = index_of(correct, Idle)
     name = next(iter(correct[at].subject.after))
 
-    def touched(state):
+    def touched(state: Any) -> Any:
         return replace(state, state={**state.state, 0: -state.state[0].neg().neg()})
 
     findings = found(m.spoiled(correct, at, lambda context: m.with_state(context, name, touched)))
@@ -290,10 +310,10 @@ def test_a_request_that_is_not_in_the_batch_keeps_its_memory(found, correct):
 
 @pytest.mark.parametrize("field", ["num_correct_drafts", "accept_lens", "accept_index", "last_correct_step_indices",
                                    "bonus", "own_num_correct_drafts", "own_bonus"])  # fmt: skip
-def test_the_names_of_a_commit_imply_each_other(found, correct, field):
+def test_the_names_of_a_commit_imply_each_other(found: Any, correct: list[EventContext], field: str) -> None:
     at = index_of(correct, Commit)
 
-    def other(context):
+    def other(context: Any) -> Any:
         answer = context.subject.answer
         assert isinstance(answer, Committed)
         wrong = replace(answer, **{field: getattr(answer, field) + 1})
@@ -304,7 +324,9 @@ def test_the_names_of_a_commit_imply_each_other(found, correct, field):
     assert field.removeprefix("own_").split("_")[-1] in findings[0].diagnosis or "own" in findings[0].diagnosis
 
 
-def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(found, correct):
+def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(
+    found: Callable[..., Any], correct: list[EventContext]
+) -> None:
     at = index_of(correct, Commit)
     name = correct[at].event.requests[0]
     wrong_slot = m.spoiled(correct, at, lambda mo: replace(mo, subject_slots={**mo.subject_slots, name: 2}))
@@ -315,11 +337,11 @@ def test_slots_lengths_and_wishes_are_what_the_trace_and_the_other_side_say(foun
     assert found(eager)[0].diagnosis == "next_num_steps requests 7; expected 3"
 
 
-def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(found, correct):
+def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(found: Any, correct: list[EventContext]) -> None:
     at = index_of(correct, Commit) - 1
     pick, logits = Place("trunk", AFTER_LAYERS, "pick"), Place("trunk", AFTER_LAYERS, "logits")
 
-    def flipped(context):
+    def flipped(context: Any) -> Any:
         scores = context.subject.places[logits].clone()
         scores[0, scores[0].argmin()] = scores[0].max() + 1
         context = m.with_rows(context, logits, lambda rows: scores)
@@ -332,7 +354,7 @@ def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(found, correct):
     assert any("against its own logits" in finding.diagnosis for finding in found(other))
 
 
-def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled):
+def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled: list[EventContext]) -> None:
     at, name = commit_of(labelled, 2)
     before = labelled[at - 1].subject.before[name]
     stale = m.spoiled(
@@ -348,13 +370,13 @@ def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled):
     assert first.place == hidden and "row 0 is wrong" in first.diagnosis and "it holds row" in first.diagnosis
 
 
-def test_greedy_acceptance_walks_down_a_tree():
+def test_greedy_acceptance_walks_down_a_tree() -> None:
     tokens, parents = (5, 7, 9, 3), (-1, 0, 0, 2)
     assert greedy(tokens, parents, picks=(9, 1, 3, 8)) == (2, 8)
     assert greedy(tokens, parents, picks=(4, 1, 3, 8)) == (0, 4)
 
 
-def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_other():
+def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_other() -> None:
     spot = Spot("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "v"), "a", 1)
     truth = torch.rand(4, 2, 32, dtype=torch.float64) + 1
     drawn = torch.stack([truth, truth])
@@ -369,7 +391,7 @@ def test_a_yardstick_that_overflows_allows_nothing_and_an_exact_block_hides_no_o
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("wrong", [None, torch.nan, torch.inf])
-def test_the_measure_is_the_relative_error(scaled, wrong):
+def test_the_measure_is_the_relative_error(scaled: bool, wrong: float | None) -> None:
     """Both compute one formula, the first quickly for many small tensors, the second for every block."""
     generator = torch.Generator().manual_seed(0)
     truth, *off = torch.randn(5, 40, 4, 32, generator=generator, dtype=torch.float64)

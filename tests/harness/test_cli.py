@@ -22,31 +22,31 @@ from instep.trace.policy import Policy, read_policy
 from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
 from support.checkpoints import write
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import few
-from support.golden import COUNTED
+from support.golden import COUNTED, Golden
 from support.process import TOP
 from support.traces import brief, policy, recorded
 
 pytestmark = pytest.mark.slow  # whole commands
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("cli"), policy(deeds=()))
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory) -> Trace:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("short"), brief())
 
 
-def test_replay_prints_verdict_evidence_and_texts(instep, trace, golden):
+def test_replay_prints_verdict_evidence_and_texts(instep: Runner, trace: Trace, golden: Golden) -> None:
     ran = instep("replay", trace.path, "--ops", "ledger")
     assert ran.code == 0, ran
     golden("replay-command", ran.out, COUNTED)
 
 
-def test_replay_runs_the_named_op_sets_or_the_plan_of_the_header(instep, short, tmp_path):
+def test_replay_runs_the_named_op_sets_or_the_plan_of_the_header(instep: Runner, short: Trace, tmp_path: Path) -> None:
     planned = instep("replay", short.path, "--until", "6", "--json", tmp_path / "r.json")
     runs = json.loads((tmp_path / "r.json").read_text())["runs"]
     assert planned.code == 0 and [run["ops"] for run in runs] == ["ledger", "plain"]
@@ -55,7 +55,7 @@ def test_replay_runs_the_named_op_sets_or_the_plan_of_the_header(instep, short, 
     assert [(run["ops"], run["events"]) for run in runs] == [("ledger", 4)]
 
 
-def test_divergence_exits_1_with_message_and_command(instep, trace):
+def test_divergence_exits_1_with_message_and_command(instep: Runner, trace: Trace) -> None:
     ran = instep("replay", trace.path, "--ops", "support.subjects:LOUDER")
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
@@ -70,18 +70,20 @@ def test_divergence_exits_1_with_message_and_command(instep, trace):
 
 @pytest.mark.parametrize("words", [("--until", "0"), ("--until", "1")])
 @pytest.mark.parametrize("ops", [(), ("--ops", "plain"), ("--ops", "ledger")])
-def test_nothing_compared_or_computed_is_inconclusive(instep, trace, ops, words):
+def test_nothing_compared_or_computed_is_inconclusive(
+    instep: Runner, trace: Trace, ops: tuple[str, ...], words: tuple[str, ...]
+) -> None:
     ran = instep("replay", trace.path, *ops, *words)
     assert ran.code == 3 and "inconclusive" in ran.out
     assert ": nothing was compared" in ran.out or ": nothing was computed" in ran.out
 
 
-def test_the_tool_runs_as_a_module():
+def test_the_tool_runs_as_a_module() -> None:
     done = subprocess.run([sys.executable, "-m", "instep", "--help"], capture_output=True, text=True, check=True)
     assert "replay" in done.stdout
 
 
-def test_result_file_has_its_evidence(instep, trace, tmp_path):
+def test_result_file_has_its_evidence(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     words = ("--ops", "plain", "--until", "6", "--json", tmp_path / "r.json", "--commit", "abc123")
     instep("replay", trace.path, *words)
     result = json.loads((tmp_path / "r.json").read_text())
@@ -97,7 +99,7 @@ def test_result_file_has_its_evidence(instep, trace, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
+def test_record_writes_a_trace_that_replays(instep: Runner, trace: Trace, tmp_path: Path, golden: Golden) -> None:
     prompts = [{"name": "few", "tokens": [1, 2, 3, 4, 5]}, {"name": "one", "tokens": [7]}]
     told = policy(deeds=(), arrivals=tuple(a for a in policy().arrivals if a.prompt != "more"))
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
@@ -114,7 +116,7 @@ def test_record_writes_a_trace_that_replays(instep, trace, tmp_path, golden):
 
 @few(1)
 @pytest.mark.parametrize("layers", [1, 0])
-def test_record_works_without_a_policy(instep, tmp_path, layers):
+def test_record_works_without_a_policy(instep: Runner, tmp_path: Path, layers: int) -> None:
     """The usual policy does everything that it promises; without draft layers there are no drafts."""
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2, mtp_num_hidden_layers=layers)
     prompts = [{"name": name, "tokens": [1 + n % 9 for n in range(length)]}
@@ -139,7 +141,7 @@ def test_record_works_without_a_policy(instep, tmp_path, layers):
         instep("record", "--model", model, "--prompts", tmp_path / "prompts.json", "--out", out))
 
 
-def test_example_policy_matches_the_page_and_can_be_recorded(instep, trace, tmp_path):
+def test_example_policy_matches_the_page_and_can_be_recorded(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     ran = instep("record", "--example-policy")
     assert ran.code == 0 and f"```json\n{ran.out.strip()}\n```" in Path("docs/policy.md").read_text()
     (tmp_path / "policy.json").write_text(ran.out)
@@ -153,7 +155,7 @@ def test_example_policy_matches_the_page_and_can_be_recorded(instep, trace, tmp_
     assert fields - told == {"name", "claim"}, "the page names every field"
 
 
-def test_doctor_names_every_part(instep, tmp_path):
+def test_doctor_names_every_part(instep: Runner, tmp_path: Path) -> None:
     ran = instep("doctor", "--json", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())["found"]
     assert ran.code == 0 and found["torch"] and found["device"].startswith(("cpu", "1", "2"))
@@ -161,7 +163,7 @@ def test_doctor_names_every_part(instep, tmp_path):
     assert "interpreted" in instep("doctor").out or found["device"][0].isdigit()
 
 
-def test_harness_failure_is_one_line_and_exit_4(instep, trace, monkeypatch):
+def test_harness_failure_is_one_line_and_exit_4(instep: Runner, trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a wheel\ncame off")
 
@@ -171,14 +173,14 @@ def test_harness_failure_is_one_line_and_exit_4(instep, trace, monkeypatch):
     assert "Traceback" not in ran.err
 
 
-def test_wrong_usage_exits_2(instep):
+def test_wrong_usage_exits_2(instep: Runner) -> None:
     assert instep("streams").code == 2
     for words in (("--until", "minus one"), ("--layer", "-1")):
         assert instep("replay", "x.jsonl", *words).code == 2
     assert instep("fly").code == 2
 
 
-def test_torch_is_loaded_only_when_needed():
+def test_torch_is_loaded_only_when_needed() -> None:
     program = "import sys, instep.cli; print(sorted({'torch', 'triton', 'rich.table'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "torch" not in done.stdout and "triton" not in done.stdout
@@ -192,7 +194,7 @@ main()
 """
 
 
-def test_core_runs_without_the_other_two_packages(short: Trace, tmp_path: Path):
+def test_core_runs_without_the_other_two_packages(short: Trace, tmp_path: Path) -> None:
     for package in ("instep", "instep_optimized", "instep_reference"):
         (tmp_path / package).symlink_to(source(package))
 

@@ -24,14 +24,14 @@ from support.traces import brief, recorded
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("width one"), brief(), linear_conv_kernel_dim=1)
 
 
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
-def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strategy, conv):
+def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace: Trace, strategy: str, conv: str) -> None:
     """To a commit of two; labels tell where every row is up to the end. Drafts are given: their head has no conv."""
     how = Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun", drafter="external")
     ran = Replay(trace, how).run(until=16).verdict
@@ -46,14 +46,14 @@ def test_every_strategy_agrees_and_the_empty_window_is_not_counted(trace, strate
 @pytest.mark.parametrize(("ops", "conv", "until"), [
     ("ledger", "windows", None), ("ledger", "widened", None), ("triton", "widened", 16),  # kernels: to a commit of two
 ])  # fmt: skip
-def test_labels_and_kernels_agree(trace, ops, conv, until):
+def test_labels_and_kernels_agree(trace: Trace, ops: str, conv: str, until: int | None) -> None:
     drafter = "external" if ops == "triton" else None
     ran = Replay(trace, Setting(ops, conv=conv, drafter=drafter)).run(until=until).verdict
     assert ran.exit is Exit.AGREED and ran.events == len(trace.events[:until]) + bool(until), ran.findings[:2]
 
 
 @pytest.mark.slow
-def test_engine_that_still_keeps_inputs_is_found(trace, monkeypatch):
+def test_engine_that_still_keeps_inputs_is_found(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     def state(self: OptimizedEngine, request: str) -> RequestState:
         told = right(self, request)
         return replace(told, conv={layer: torch.zeros(len(window), 1) for layer, window in told.conv.items()})
@@ -64,7 +64,7 @@ def test_engine_that_still_keeps_inputs_is_found(trace, monkeypatch):
     assert (found.check, found.place.component, found.kind) == ("bytes", "conv", "forward")
 
 
-def test_empty_packed_pools_have_no_address(trace):
+def test_empty_packed_pools_have_no_address(trace: Trace) -> None:
     checkpoint = Checkpoint.open(trace.path.parent / trace.header.checkpoint.near)
     served = OptimizedEngine(
         checkpoint, load("plain"), Options(guarded=False), trace.header.room(), num_steps=trace.header.num_steps

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,7 @@ GDN, ATTENTION = 0, 3
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> Scenario:
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     return Scenario(tmp_path_factory.mktemp("explain"))
 
 
@@ -183,7 +184,9 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 
 @few(10)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
-def test_a_result_with_one_known_mistake_is_explained(scene, component, layer, change, sentence):
+def test_a_result_with_one_known_mistake_is_explained(
+    scene: Scenario, component: str, layer: int, change: Callable[..., Any], sentence: str
+) -> None:
     said = scene.at_place(Place("trunk", layer, component), change).diagnosis
     assert sentence in said and UNEXPLAINED not in said, said
 
@@ -205,13 +208,13 @@ def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
     ("z", noise), ("gated", smooth), ("gated", near_but_not),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
 ])
-def test_a_finding_without_explanation_is_unexplained(scene, component, change):
+def test_a_finding_without_explanation_is_unexplained(scene: Scenario, component: str, change: Any) -> None:
     said = scene.at_place(Place("trunk", GDN, component), change).diagnosis
     assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
 
 
-def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
-    def raises(case):
+def test_a_bank_that_raises_loses_no_finding(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raises(case: Case) -> None:
         raise ValueError("no such row")
 
     monkeypatch.setattr("instep.diagnose.explanation_bank.explanation_of", raises)
@@ -220,7 +223,7 @@ def test_a_bank_that_raises_loses_no_finding(scene, monkeypatch):
     assert said.startswith("relative error") and said.endswith(raised)
 
 
-def test_another_requests_row_is_named_by_what_is_right_there(scene):
+def test_another_requests_row_is_named_by_what_is_right_there(scene: Scenario) -> None:
     context = scene.packed(second=False)
     mine = max(row_spans(context, "trunk"), key=lambda span: span.count)
     other = next(span for span in row_spans(context, "trunk") if span.request != mine.request)
@@ -239,7 +242,7 @@ def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Cas
     return Case(finding, context, found, right, torch.full((2, 1), granted).double(), RunHistory())
 
 
-def test_two_explanations_give_the_strictly_better_one_or_neither():
+def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:
     right, wrong = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nearly, close = wrong * (1 + 9e-7), wrong * (1 + 1e-7)
     assert best(case(wrong, right), [Explanation("a", wrong), Explanation("b", nearly)]) == ("a", 1)
@@ -248,7 +251,7 @@ def test_two_explanations_give_the_strictly_better_one_or_neither():
     assert best(case(wrong, right), [Explanation("a", nearly * 2), Explanation("b", right)]) == (None, 0)
 
 
-def test_a_number_that_matches_at_random_explains_nothing():
+def test_a_number_that_matches_at_random_explains_nothing() -> None:
     """One number within a hundredth of the way, out of a thousand that were tried."""
     right = torch.ones(1, 1, dtype=torch.float64)
     found, wrong = 2 * right, 2.009 * right
@@ -257,7 +260,7 @@ def test_a_number_that_matches_at_random_explains_nothing():
     assert best(case(2 * many, many, 0.01), [Explanation("a", 2.009 * many)] * 1000) == ("a", 1)
 
 
-def test_an_explanation_of_some_cells_names_them():
+def test_an_explanation_of_some_cells_names_them() -> None:
     right = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = right.clone()
     found[1, 8:] = 0
@@ -268,7 +271,7 @@ def test_an_explanation_of_some_cells_names_them():
 # Further parts of a finding
 
 
-def test_labels_in_other_rows_are_named(tmp_path):
+def test_labels_in_other_rows_are_named(tmp_path: Path) -> None:
     opened = m.checkpoint(tmp_path)
     labels = m.run_labels(opened, m.events_of(opened)[:6])
     place = Place("trunk", 0, "z")
@@ -285,7 +288,7 @@ def test_labels_in_other_rows_are_named(tmp_path):
     assert said[0].diagnosis.startswith("each row is that of the row before it; row 0 is wrong")
 
 
-def test_a_contract_that_is_broken_there_is_quoted(scene):
+def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     place = Place("trunk", GDN, "gated")
     context = scene.packed(second=False)
     found = scene.said(m.with_rows(context, place, lambda x: 2 * x))[0]
@@ -296,7 +299,7 @@ def test_a_contract_that_is_broken_there_is_quoted(scene):
     assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
 
-def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
+def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> None:
     """Both are wrong by the layer's boundary; the second is right for what it was computed from."""
     context = scene.packed(second=False)
     span = max(row_spans(context, "trunk"), key=lambda each: each.count)
@@ -304,7 +307,7 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
     own["z"] = own["z"].roll(1, 0)
     changed = context
     for name, wrong in (("z", own["z"]), ("gated", gated(scene, own))):
-        def put(x, wrong=wrong):
+        def put(x: torch.Tensor, wrong: torch.Tensor = wrong) -> torch.Tensor:
             x[span.begin : span.begin + span.count] = wrong.to(x)
             return x
         changed = m.with_rows(changed, Place("trunk", GDN, name), put)
@@ -314,13 +317,13 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene):
     assert follows.diagnosis.startswith("follows from an earlier error")
 
 
-def test_a_run_that_agrees_is_not_explained(scene, monkeypatch):
+def test_a_run_that_agrees_is_not_explained(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep.diagnose.explanation_bank.case_of", None)
     assert explained([], scene.contexts[3], None, RunHistory()) == []
     assert not scene.said(scene.contexts[3])
 
 
-def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
+def test_findings_beyond_the_first_places_are_left_as_they_are(scene: Scenario) -> None:
     context = scene.packed(second=False)
     wrong = context
     for name in ("qkv", "z", "b", "a", "mixed", "q"):
@@ -332,7 +335,7 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene):
 
 
 
-def test_poison_gets_the_explanation_of_another_request(monkeypatch):
+def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
                      problem=Problem("poison", "is poison"))  # fmt: skip
     known = {"a": Explained("bank", "is all zero"), "b": None}
@@ -343,7 +346,7 @@ def test_poison_gets_the_explanation_of_another_request(monkeypatch):
 
 
 @pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0 of keys"), (None, None)])
-def test_an_entry_that_is_rightly_there_is_no_stray_write(owner, says):
+def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, says: str | None) -> None:
     """Two requests begin alike, so page 2 holds what page 1 lacks; page 3 does, too."""
     units, right = torch.zeros(4, 2, 1, 4), torch.ones(1, 1, 4)
     units[2, 0], units[3, 0] = 1, 1

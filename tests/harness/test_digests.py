@@ -12,7 +12,7 @@ from instep.watch.digests import bits, digests, together, words
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def pool(request) -> torch.Tensor:
+def pool(request: pytest.FixtureRequest) -> torch.Tensor:
     """Guarded states of five slots, seen transposed."""
     drawn = torch.randn(5, 2 * 4 * 6 + 16, generator=torch.Generator().manual_seed(1)).to(request.param)
     return drawn[:, : 2 * 4 * 6].unflatten(1, (2, 6, 4)).mT
@@ -22,7 +22,7 @@ def digest(pool: torch.Tensor, blocks: int = 1) -> list[list[int]]:
     return digests(words(pool, blocks)).tolist()
 
 
-def test_words_are_the_same_memory_as_wide_as_it_comes(pool):
+def test_words_are_the_same_memory_as_wide_as_it_comes(pool: torch.Tensor) -> None:
     lines = words(pool)
     assert lines.shape == (5, 1, 24) and lines.dtype is torch.int64
     lines[3] = 0
@@ -30,7 +30,7 @@ def test_words_are_the_same_memory_as_wide_as_it_comes(pool):
 
 
 @pytest.mark.parametrize("bit", [0, 1, 22, 23, 30, 31])
-def test_any_single_bit_is_seen(pool, bit):
+def test_any_single_bit_is_seen(pool: torch.Tensor, bit: int) -> None:
     before = digest(pool)
     view = bits(pool)
     for at in ((0, 0, 0, 0), (2, 1, 3, 5), (4, 1, 0, 3)):
@@ -41,7 +41,7 @@ def test_any_single_bit_is_seen(pool, bit):
     assert digest(pool) == before
 
 
-def test_changes_that_cancel_in_a_sum_are_seen(pool):
+def test_changes_that_cancel_in_a_sum_are_seen(pool: torch.Tensor) -> None:
     before = digest(pool)
     pool[1] *= -1  # every sign: an even number of top bits
     pool[2, 0], pool[2, 1] = pool[2, 1].clone(), pool[2, 0].clone()
@@ -51,7 +51,7 @@ def test_changes_that_cancel_in_a_sum_are_seen(pool):
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_a_word_and_its_complement_differ(dtype):
+def test_a_word_and_its_complement_differ(dtype: torch.dtype) -> None:
     numbers = torch.arange(8, dtype=dtype)[None]
     for at in range(8):
         other = numbers.clone()
@@ -61,7 +61,7 @@ def test_a_word_and_its_complement_differ(dtype):
     assert digest(~numbers) != digest(numbers) and digest(nothing) != digest(~nothing)
 
 
-def test_signs_of_any_two_elements_do_not_cancel():
+def test_signs_of_any_two_elements_do_not_cancel() -> None:
     zeros = torch.zeros(1, 64)
     before, seen = digest(zeros), set()
     for one in range(64):
@@ -73,7 +73,7 @@ def test_signs_of_any_two_elements_do_not_cancel():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
-def test_positions_of_a_unit_have_digests_of_their_own(dtype):
+def test_positions_of_a_unit_have_digests_of_their_own(dtype: torch.dtype) -> None:
     rows = torch.arange(3 * 4 * 5).view(3, 4, 5).to(dtype)
     before = torch.tensor(digest(rows, 4))
     rows[1, 2, 3] += 1
@@ -81,12 +81,12 @@ def test_positions_of_a_unit_have_digests_of_their_own(dtype):
     assert changed.nonzero().tolist() == [[1, 2]]
 
 
-def test_units_with_holes_are_read_all_the_same():
+def test_units_with_holes_are_read_all_the_same() -> None:
     wide = torch.arange(60).view(3, 4, 5)
     assert digest(wide[:, :, :3]) == digest(wide[:, :, :3].contiguous())
 
 
-def test_side_by_side_or_one_by_one_is_the_same(pool):
+def test_side_by_side_or_one_by_one_is_the_same(pool: torch.Tensor) -> None:
     with pool.device:  # on which the others are made, too
         blocks = torch.arange(72, dtype=torch.float64).view(3, 4, 6)
         many = [words(pool), words(pool[:2]), words(torch.arange(12).view(3, 4)), words(pool.flip(0)), words(blocks, 4),

@@ -5,6 +5,8 @@ Leaves out: what the engine computes; a small random reference makes the choices
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -18,7 +20,7 @@ from support.traces import PROMPTS, ROOM, policy, recorded
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("drive"))
 
 
@@ -35,13 +37,13 @@ def ended(trace: Trace) -> dict[str, tuple[int, ...]]:
     return {standing.request: standing.said for standing in rules.table.ended}
 
 
-def test_a_recorded_trace_is_legal_and_complete(trace):
+def test_a_recorded_trace_is_legal_and_complete(trace: Trace) -> None:
     assert verified(read(trace.path)).events == trace.events
     assert all(draft.picks is not None for draft in of(trace, e.Draft))
     assert all(commit.accepted is not None for commit in of(trace, e.Commit))
 
 
-def test_everything_the_policy_asks_for_happens(trace):
+def test_everything_the_policy_asks_for_happens(trace: Trace) -> None:
     assert [event.num_steps for event in of(trace, e.SetNumSteps)] == [3, 0, 3]
     for kind in (e.Preempt, e.Resume, e.Save, e.Load, e.Idle):
         assert len(of(trace, kind)) == 1, kind
@@ -50,29 +52,29 @@ def test_everything_the_policy_asks_for_happens(trace):
     assert set(ended(trace)) == {"a", "b", "c", "d"}
 
 
-def test_prompts_run_in_the_chunks_they_were_given(trace):
+def test_prompts_run_in_the_chunks_they_were_given(trace: Trace) -> None:
     chunks = [row.tokens for event in of(trace, e.Forward) for row in event.rows
               if row.request == "a" and row.kind == "prefill"]
     assert chunks == [7, 3, 1, 7, 2]
 
 
-def test_rows_are_mixed_and_the_batch_order_turns(trace):
+def test_rows_are_mixed_and_the_batch_order_turns(trace: Trace) -> None:
     kinds = [{row.kind for row in event.rows} for event in of(trace, e.Forward)]
     assert {"prefill", "verify"} in kinds
     orders = {tuple(row.request for row in event.rows) for event in of(trace, e.Forward) if len(event.rows) == 2}
     assert any(order[::-1] in orders for order in orders)
 
 
-def test_forced_acceptance_is_ragged(trace):
+def test_forced_acceptance_is_ragged(trace: Trace) -> None:
     counts = [len(path.nodes) for commit in of(trace, e.Commit) for path in commit.accepted]
     assert min(counts) == 0 and max(counts) == 3 and len(set(counts)) > 2
 
 
-def test_the_same_policy_gives_the_same_events(trace, tmp_path):
+def test_the_same_policy_gives_the_same_events(trace: Trace, tmp_path: Path) -> None:
     assert recorded(tmp_path).events == trace.events
 
 
-def test_engine_answers_are_stored_next_to_the_trace(trace):
+def test_engine_answers_are_stored_next_to_the_trace(trace: Trace) -> None:
     admits = [index for index, event in enumerate(trace.events) if isinstance(event, e.Admit)]
     assert [tuple(trace.recorded[f"prompt.{index}"].tolist()) for index in admits] == [
         trace.events[index].prompt for index in admits
@@ -83,7 +85,7 @@ def test_engine_answers_are_stored_next_to_the_trace(trace):
 
 
 @pytest.mark.slow
-def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_path):
+def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_path: Path) -> None:
     arrivals = (Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24))
     free = recorded(tmp_path, policy(arrivals=arrivals, deeds=(), accept=(), steps=(Steps(1, 3),)))
     said = ended(free)
@@ -94,7 +96,7 @@ def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_pat
         assert tokens == said[name][:cut]
 
 
-def test_the_controller_is_followed_with_its_lag(tmp_path):
+def test_the_controller_is_followed_with_its_lag(tmp_path: Path) -> None:
     quick = {"candidate_steps": [1, 3], "warmup_batches": 1, "update_interval": 1, "ema_alpha": 1.0}
     told = policy(follow=True, steps=(), deeds=(), adaptive=quick, accept=(0, 3))
     counts = {lag: [event.num_steps for event in of(recorded(tmp_path, replace(told, lag=lag)), e.SetNumSteps)]
@@ -103,18 +105,18 @@ def test_the_controller_is_followed_with_its_lag(tmp_path):
     assert counts[0] != counts[2]
 
 
-def test_an_action_that_is_never_due_is_an_error(tmp_path):
+def test_an_action_that_is_never_due_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='found abort "nobody", never possible from round 1 on'):
         recorded(tmp_path, policy(deeds=(ScheduledAction(1, "abort", "nobody"),)))
     assert not list(tmp_path.glob("small*"))
 
 
-def test_a_prompt_that_is_not_there_is_an_error(tmp_path):
+def test_a_prompt_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='found prompt "novel"'):
         recorded(tmp_path, policy(arrivals=(Arrival("a", "novel"),), deeds=()))
 
 
-def test_request_near_its_last_position_decodes_without_drafts(tmp_path):
+def test_request_near_its_last_position_decodes_without_drafts(tmp_path: Path) -> None:
     """Positions are counted with the drafts in flight; the others go on as they were."""
     short = replace(ROOM, max_positions=23)
     trace = recorded(tmp_path, policy(capacity=short, deeds=(), steps=(), num_steps=3, arrivals=(
@@ -133,14 +135,14 @@ def test_request_near_its_last_position_decodes_without_drafts(tmp_path):
     assert [row.kind for event in of(window, e.Forward) for row in event.rows if row.request == "a"][5] == "verify"
 
 
-def test_a_prompt_longer_than_a_request_may_be_is_an_error(tmp_path):
+def test_a_prompt_longer_than_a_request_may_be_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match='prompt "more": found 20 tokens, expected at most 19, the positions that'):
         recorded(tmp_path, policy(capacity=replace(ROOM, max_positions=19)))
     trace = recorded(tmp_path, policy(capacity=replace(ROOM, max_positions=20), deeds=()))
     assert len(ended(trace)["a"]) == 1
 
 
-def test_policies_and_prompts_are_read_strictly(tmp_path):
+def test_policies_and_prompts_are_read_strictly(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
     file.write_text('[{"name": "x", "text": "caf\\u00e9"}, {"name": "y", "tokens": [3, 4], "from": "here"}]')
     assert read_prompts(file) == {"x": (99, 97, 102, 0xE9), "y": (3, 4)}
@@ -162,5 +164,5 @@ def test_policies_and_prompts_are_read_strictly(tmp_path):
             read_policy(file)
 
 
-def test_prompts_of_these_tests_reach_over_several_chunks():
+def test_prompts_of_these_tests_reach_over_several_chunks() -> None:
     assert len(PROMPTS["more"]) > 2 * 7

@@ -11,10 +11,13 @@ import signal
 import subprocess
 import threading
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
+from support.command import Runner
 from support.covering import WHOLE, few
 from support.process import start
 from support.traces import policy, recorded
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.slow  # processes of their own
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("endings"), policy(deeds=(), rounds=2)).path
 
 
@@ -45,14 +48,14 @@ def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[i
     ("doctor", "--json", "-"),
     ("--help",),
 ], ids=" ".join)  # fmt: skip
-def test_command_dies_of_sigpipe_when_its_reader_has_gone(trace, words):
+def test_command_dies_of_sigpipe_when_its_reader_has_gone(trace: Path, words: tuple[str, ...]) -> None:
     cold = words[0] in ("replay", "--help")
     code, said = ended(*(trace if word == "TRACE" else word for word in words), cold=cold)
     assert code == -signal.SIGPIPE, said
     assert "Traceback" not in said and "Exception ignored" not in said
 
 
-def test_a_reader_that_goes_after_a_line():
+def test_a_reader_that_goes_after_a_line() -> None:
     # A page of memory is all that this pipe holds: the rest of the list cannot be written before the reader goes.
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
@@ -63,12 +66,12 @@ def test_a_reader_that_goes_after_a_line():
     assert tool.wait(timeout=120) == -signal.SIGPIPE, "a shell reports 141"
 
 
-def test_a_reader_of_stderr_that_has_gone(trace):
+def test_a_reader_of_stderr_that_has_gone(trace: Path) -> None:
     code, _ = ended("replay", trace, "--until", "minus one", stream="stderr", cold=True)
     assert code == -signal.SIGPIPE
 
 
-def test_result_written_to_a_pipe_that_closes_early(tmp_path):
+def test_result_written_to_a_pipe_that_closes_early(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -83,13 +86,13 @@ def test_result_written_to_a_pipe_that_closes_early(tmp_path):
     reader.join(timeout=10)
 
 
-def test_command_with_a_patient_reader_prints_its_verdict(trace):
+def test_command_with_a_patient_reader_prints_its_verdict(trace: Path) -> None:
     done = start("replay", trace, "--ops", "ledger")
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0 and "ledger agrees" in out, err
 
 
-def test_bad_input_keeps_its_exit_code_without_a_reader(tmp_path):
+def test_bad_input_keeps_its_exit_code_without_a_reader(tmp_path: Path) -> None:
     code, said = ended("replay", tmp_path / "none.jsonl")
     assert code == 2 and "No such file" in said
 
@@ -100,7 +103,9 @@ WRONG = [RuntimeError("a wheel came off"), EOFError("a wheel came off"), BrokenP
 
 @pytest.mark.parametrize("error", WRONG, ids=repr)
 @pytest.mark.parametrize("asked", ["", "1"])
-def test_a_harness_that_fails_never_ends_with_a_verdict(instep, trace, monkeypatch, error, asked):
+def test_a_harness_that_fails_never_ends_with_a_verdict(
+    instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, error: Any, asked: str
+) -> None:
     """Typer itself would end with 1 for some of them, and Python for all when the traceback is shown."""
 
     def broken(*_: object, **__: object) -> None:
@@ -126,7 +131,9 @@ EVERY = {
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_every_command_can_show_its_traceback(instep, trace, monkeypatch, tmp_path, command):
+def test_every_command_can_show_its_traceback(
+    instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
     place, words = EVERY[command]
 
     def broken(*_: object, **__: object) -> None:
@@ -144,7 +151,7 @@ def test_every_command_can_show_its_traceback(instep, trace, monkeypatch, tmp_pa
     assert ran.err.strip().splitlines()[-1] == "instep: the harness itself failed: RuntimeError: a wheel came off"
 
 
-def test_the_stack_of_bad_input_is_shown_too(instep, tmp_path, monkeypatch):
+def test_the_stack_of_bad_input_is_shown_too(instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     ran = instep("replay", tmp_path / "none.jsonl")
     assert ran.code == 2 and "Traceback" in ran.err

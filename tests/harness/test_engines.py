@@ -24,7 +24,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
 from instep_reference.contract.engine import Path as Path_
 from support import by_verbs
-from support.command import complaint
+from support.command import Runner, complaint
 from support.few_channels import FIXTURES, few_channels
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
@@ -43,7 +43,7 @@ def replayed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["right", "keeping"])
-def test_a_right_engine_agrees_in_every_tier_that_it_shows(name):
+def test_a_right_engine_agrees_in_every_tier_that_it_shows(name: str) -> None:
     verdict = replayed(name).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     judged = {tier: [c for c in verdict.compared if c.tier is tier] for tier in Tier}
@@ -76,7 +76,7 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
     ("slightly", 5, "forward", "trunk final", "is 1.0001 times the right value"),
     ("hidden_rollback", 8, "forward", "trunk final", "relative error"),
 ])  # fmt: skip
-def test_wrong_engine_is_named_where_it_errs(name, event, kind, place, says):
+def test_wrong_engine_is_named_where_it_errs(name: str, event: int, kind: str, place: str, says: str) -> None:
     findings = replayed(name).verdict.findings
     assert (findings[0].event, findings[0].kind) == (event, kind)
     assert any(str(found.place) == place and found.diagnosis.startswith(says) for found in findings), findings[:3]
@@ -91,7 +91,7 @@ TOO = "its memory too: what this event computed from it is wrong"
     ("hidden_rollback", 8, f"; conv windows, states, keys and values {HIDDEN}"),
     ("slightly_keeping", 5, TOO),
 ])  # fmt: skip
-def test_memory_that_was_not_compared_is_not_called_right(name, event, says) -> None:
+def test_memory_that_was_not_compared_is_not_called_right(name: str, event: int, says: str) -> None:
     replay = Replay(few_channels("kept", 2), Setting(engine=f"support.by_verbs:{name}"))
     outcome = replay.run(until=event)
     located = locate(replay, outcome)
@@ -99,7 +99,7 @@ def test_memory_that_was_not_compared_is_not_called_right(name, event, says) -> 
     assert located.says.endswith(says)
 
 
-def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch) -> None:
+def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = Replay(few_channels("kept", 2), Setting(engine="support.by_verbs:slightly_keeping"))
     outcome = replay.run(until=5)
     monkeypatch.setattr(answers, "MEMORY", (*answers.MEMORY, "ring"))
@@ -109,20 +109,20 @@ def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mute", "junk"])
-def test_engine_that_shows_nothing_is_inconclusive(name):
+def test_engine_that_shows_nothing_is_inconclusive(name: str) -> None:
     verdict = replayed(name, until=RESUMED).verdict
     compared = {"remembered"} | ({"identity"} if name == "junk" else set())
     assert verdict.exit is Exit.INCONCLUSIVE and {c.check for c in verdict.compared} == compared
 
 
-def test_callbacks_that_showed_no_place_are_reported_as_not_judged():
+def test_callbacks_that_showed_no_place_are_reported_as_not_judged() -> None:
     found = replayed("silent_no_rollback")
     assert found.verdict.exit is Exit.DIVERGED and not found.shown.feeds & {"watch", "layers"}
     assert {"watch", "layers"} <= {feed for feed, _ in found.shown.not_judged()}
 
 
 @pytest.mark.slow
-def test_watched_engine_reports_replaced_events():
+def test_watched_engine_reports_replaced_events() -> None:
     verdict = replayed("watching_no_copies", until=RESUMED).verdict
     assert verdict.exit is Exit.AGREED and any("without save and load" in one.reason for one in verdict.skipped)
 
@@ -136,16 +136,16 @@ def test_watched_engine_reports_replaced_events():
     ("rounds_3", "declares: rounds: found 3"), ("shows_5", "declares: shows: found 5"),
     ("shows_lists", "declares: shows: found [['logits']]"), ("order_no", "declares: order: found 'no'"),
 ])  # fmt: skip
-def test_invalid_engine_is_refused_in_one_line(name, says, instep):
+def test_invalid_engine_is_refused_in_one_line(name: str, says: str, instep: Runner) -> None:
     assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.by_verbs:{name}"))
 
 
-def test_a_name_of_an_op_set_is_no_engine(instep):
+def test_a_name_of_an_op_set_is_no_engine(instep: Runner) -> None:
     said = complaint(instep("replay", "--engine", "fla"))
     assert "--engine: found 'fla' (no such name)" in said and "fla-core" not in said
 
 
-def test_op_set_together_with_an_engine_is_refused(instep):
+def test_op_set_together_with_an_engine_is_refused(instep: Runner) -> None:
     ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.by_verbs:right")
     assert "--engine: found --ops as well" in complaint(ran)
 
@@ -165,28 +165,28 @@ def test_op_set_together_with_an_engine_is_refused(instep):
     ("gives_bf16", "relative error"),
     ("state_none", "state returned None"), ("state_some", "the contract expects the gdn layers [0, 1, 2]"),
 ])  # fmt: skip
-def test_misbehaving_callback_is_the_engines_finding(name, says):
+def test_misbehaving_callback_is_the_engines_finding(name: str, says: str) -> None:
     verdict = replayed(name, layers=4 if name == "state_some" else 2).verdict
     assert verdict.exit is Exit.DIVERGED
     assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
 
 
 @pytest.mark.slow
-def test_answers_are_copied_before_the_engine_overwrites_them():
+def test_answers_are_copied_before_the_engine_overwrites_them() -> None:
     assert replayed("views", until=RESUMED).verdict.exit is Exit.AGREED
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
-def test_correct_engine_that_rounds_differently_is_not_accused(name, dtype, trace):
+def test_correct_engine_that_rounds_differently_is_not_accused(name: str, dtype: str, trace: str) -> None:
     verdict = replayed(name, trace, dtype=dtype, until=RESUMED).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
 @pytest.mark.slow
-def test_components_that_are_not_shown_are_listed(instep, tmp_path):
+def test_components_that_are_not_shown_are_listed(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     trace = few_channels("kept", 2).path
     ran = instep("replay", trace, "--engine", "support.by_verbs:right", "--json", file)
@@ -199,14 +199,14 @@ def test_components_that_are_not_shown_are_listed(instep, tmp_path):
     assert [each["event"] for each in run["played"]] == [12, 16]
 
 
-def test_save_that_does_not_copy_is_found():
+def test_save_that_does_not_copy_is_found() -> None:
     first = replayed("aliasing").verdict.findings[0]
     assert (first.event, first.kind, first.tier) == (12, "load", Tier.BITWISE)
     assert "comes back different from what was saved" in first.diagnosis
 
 
 @pytest.mark.slow
-def test_fuzz_finds_what_is_wrong_and_writes_it(instep, tmp_path):
+def test_fuzz_finds_what_is_wrong_and_writes_it(instep: Runner, tmp_path: Path) -> None:
     few_channels("short")
     words = ("fuzz", "--engine", "support.by_verbs:no_rollback", "--examples", 20, "--seed", 1, "--shrink", 0.5,
              "--checkpoint", FIXTURES / "tiny", "--out", tmp_path)  # fmt: skip
@@ -219,20 +219,20 @@ def test_fuzz_finds_what_is_wrong_and_writes_it(instep, tmp_path):
 @pytest.mark.parametrize(("name", "tier", "component"), [
     ("watching", Tier.DERIVED, "core"), ("layered", Tier.PROPAGATED, "hidden"), ("drafting", Tier.DECISIONS, "pick"),
 ])  # fmt: skip
-def test_optional_callback_switches_on_its_checks(name, tier, component):
+def test_optional_callback_switches_on_its_checks(name: str, tier: Tier, component: str) -> None:
     judged, without = (replayed(one, "short" if name == "watching" else "accepted").verdict for one in (name, "right"))
     assert judged.exit is Exit.AGREED, judged.findings[:1]
     of = [[c for c in v.compared if c.tier is tier and c.place.component == component] for v in (judged, without)]
     assert len(of[0]) > len(of[1])
 
 
-def test_an_own_draft_that_is_another_is_found():
+def test_an_own_draft_that_is_another_is_found() -> None:
     first = replayed("slipping", "accepted").verdict.findings[0]
     assert (first.kind, first.tier, str(first.place)) == ("draft", Tier.DECISIONS, "chain.1 pick")
     assert first.diagnosis.startswith("own draft 2 is")
 
 
-def test_request_with_tree_drafts_leaves_the_run_alone():
+def test_request_with_tree_drafts_leaves_the_run_alone() -> None:
     opened = Checkpoint.open(TRACES.parents[1] / "tiny")
     room = Capacity((1, 2), tuple(range(1, 9)), 8, 32)
     asked = Asked(by_verbs.Right(TRACES.parents[1] / "tiny"), by_verbs.right, opened.config)
@@ -254,7 +254,7 @@ def test_request_with_tree_drafts_leaves_the_run_alone():
 
 
 @pytest.mark.slow
-def test_sampling_draws_from_the_engines_logits():
+def test_sampling_draws_from_the_engines_logits() -> None:
     verdict = replayed("right", "drawn").verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     assert not [c for c in verdict.compared if c.check == "draws"], "the harness drew them itself"

@@ -23,7 +23,7 @@ def replayed(name: str, trace: str = "kept") -> Outcome:
     ("paged", {"identity"}),
 ])  # fmt: skip
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
-def test_a_right_engine_that_shows_its_memory_agrees(name, checks, trace):
+def test_a_right_engine_that_shows_its_memory_agrees(name: str, checks: set[str], trace: str) -> None:
     found = replayed(name, trace)
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
     assert checks <= {one.check for one in found.verdict.compared} and found.served_events == found.of
@@ -42,6 +42,6 @@ def test_a_right_engine_that_shows_its_memory_agrees(name, checks, trace):
     ("shared_page", "identity", "pages are (5,)"), ("twice", "identity", "pages are ("),
     ("no_table", "identity", "pages are ()"), ("moved_pages", "identity", "a page moved in the table"),
 ])  # fmt: skip
-def test_fault_in_shown_memory_is_found(name, check, says):
+def test_fault_in_shown_memory_is_found(name: str, check: str, says: str) -> None:
     findings = replayed(name).verdict.findings
     assert findings and any(one.check == check and says in one.diagnosis for one in findings), findings[:3]

@@ -5,6 +5,8 @@ Leaves out: engines. The rules predict every slot and page without one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -37,7 +39,7 @@ def refusal(rules: EventRules, event: e.AnyEvent) -> str:
     return str(refused.value)
 
 
-def test_a_request_goes_through_its_phases():
+def test_a_request_goes_through_its_phases() -> None:
     rules, phases = EventRules(header()), []
     for event in one_round():
         rules.apply(event)
@@ -49,7 +51,7 @@ def test_a_request_goes_through_its_phases():
     assert ended.said == (9, 10, 11, 13, 14) and ended.length == 9 and ended.root == 14
 
 
-def test_slots_are_the_first_free_ones_in_the_header_s_order():
+def test_slots_are_the_first_free_ones_in_the_header_s_order() -> None:
     rules = rules_after(e.Admit("a", (1,)), e.Admit("b", (2,)))
     assert [rules.table.live[name].slot for name in "ab"] == [3, 1]
     rules.apply(e.Abort("a"))
@@ -57,7 +59,7 @@ def test_slots_are_the_first_free_ones_in_the_header_s_order():
     assert rules.table.live["c"].slot == 3
 
 
-def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
+def test_pages_grow_with_what_may_be_written_and_are_never_trimmed() -> None:
     rules = rules_after(*ready(prompt=tuple(range(7))))
     assert rules.table.live["a"].pages == (5,)  # 7 positions of 8
     rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
@@ -67,7 +69,7 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed():
     assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
 
 
-def test_preempted_request_frees_everything_and_resumes():
+def test_preempted_request_frees_everything_and_resumes() -> None:
     rules = rules_after(*ready(), e.Preempt("a"))
     assert rules.table.live["a"].slot is None and rules.table.live["a"].pages == ()
     rules.apply(e.Admit("b", (1,)))
@@ -76,7 +78,7 @@ def test_preempted_request_frees_everything_and_resumes():
     assert (back.phase, back.slot, back.pages, back.length, back.root) == (Phase.READY, 1, (5,), 3, 9)
 
 
-def test_fresh_request_with_the_same_prompt_can_load_a_state():
+def test_fresh_request_with_the_same_prompt_can_load_a_state() -> None:
     rules = rules_after(*ready(), e.Save("a", "kept"), e.Finish("a"), e.Admit("b", (1, 2, 3)), e.Load("b", "kept"))
     assert (rules.table.live["b"].length, rules.table.live["b"].root) == (3, 9)
     assert "name" in refusal(rules_after(*ready(), e.Save("a", "kept"), e.Admit("b", (1,))), e.Load("b", "kept"))
@@ -93,20 +95,22 @@ def trees(nodes: int | None) -> dict[str, object]:
     (6, (0, 1, 2, 3, 0), "found a path of 4 drafts, expected at most num_steps = 3"),
     (4, (0, 2, 0), "parents[0][1]: found 2, expected an earlier node, 0 to 1"),
 ])  # fmt: skip
-def test_a_tree_has_room_and_no_path_longer_than_the_step_count(nodes, parents, says):
+def test_a_tree_has_room_and_no_path_longer_than_the_step_count(
+    nodes: int | None, parents: tuple[int, ...], says: str
+) -> None:
     draft = e.Draft(("a",), picks=(tuple(range(len(parents))),), parents=(parents,))
     assert says in refusal(rules_after(*ready(), **trees(nodes)), draft)
 
 
 @pytest.mark.parametrize(("nodes", "parents"), [(None, (0, 1, 2)), (4, (0, 0)), (5, (0, 0, 1, 3)), (4, (0,))])
-def test_tree_reserves_pages_for_its_nodes_and_a_chain_does_not(nodes, parents):
+def test_tree_reserves_pages_for_its_nodes_and_a_chain_does_not(nodes: int | None, parents: tuple[int, ...]) -> None:
     draft = e.Draft(("a",), picks=(tuple(range(len(parents))),), parents=(parents,))
     rules = rules_after(*ready(prompt=tuple(range(7))), draft, **trees(nodes))
     assert len(rules.table.live["a"].pages) * 8 >= 7 + len(parents)
     assert rules.table.live["a"].parents == (-1, *parents)
 
 
-def test_a_tree_is_committed_along_parents():
+def test_a_tree_is_committed_along_parents() -> None:
     tree = e.Draft(("a",), picks=((4, 5, 6),), parents=((0, 0, 2),))
     rules = rules_after(*ready(), tree, e.Forward((e.Row("a", "verify"),)), **trees(4))
     rules.check(e.Commit(("a",), accepted=(e.Path((2, 3), 8),)))
@@ -151,16 +155,16 @@ def test_a_tree_is_committed_along_parents():
         ((e.Admit("a", (1,)),), e.Save("a", "k"), "prefilling or ready"),
     ],
 )
-def test_an_illegal_event_is_refused_by_name(before, event, field):
+def test_an_illegal_event_is_refused_by_name(before: tuple[Any, ...], event: Any, field: str) -> None:
     assert field in refusal(rules_after(*before), event)
 
 
-def test_refusal_lists_the_legal_events():
+def test_refusal_lists_the_legal_events() -> None:
     assert "legal here: commit, preempt" not in refusal(rules_after(*verified()), e.Idle())
     assert "legal here: admit, commit, abort" in refusal(rules_after(*verified()), e.Idle())
 
 
-def test_a_commit_covers_every_verified_request_in_any_order():
+def test_a_commit_covers_every_verified_request_in_any_order() -> None:
     both = (
         *ready("a"), *ready("b"), e.Draft(("a", "b"), picks=((4, 5, 6), (7, 8, 9))),
         e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
@@ -172,7 +176,7 @@ def test_a_commit_covers_every_verified_request_in_any_order():
     rules_after(*both, e.Abort("a")).check(e.Commit(("b",), accepted=paths[:1]))
 
 
-def test_room_is_counted_over_all_rows():
+def test_room_is_counted_over_all_rows() -> None:
     rules = rules_after(e.Admit("a", tuple(range(40))))
     assert "33 tokens" in refusal(rules, e.Forward((e.Row("a", "prefill", 33),)))
     few = msgspec.structs.replace(header().capacity, pages=(1, 2))
@@ -180,7 +184,7 @@ def test_room_is_counted_over_all_rows():
     assert "pages too few by 1" in refusal(rules, e.Forward((e.Row("a", "prefill", 17),)))
 
 
-def test_no_event_may_need_more_positions_than_a_request_may_have():
+def test_no_event_may_need_more_positions_than_a_request_may_have() -> None:
     short = msgspec.structs.replace(header().capacity, max_positions=6)
     rules = rules_after(e.Admit("b", tuple(range(7))), *ready("a"), capacity=short)  # "a" at 3
     said = refusal(rules, e.Forward((e.Row("b", "prefill", 7, root=1),)))
@@ -195,7 +199,7 @@ def test_no_event_may_need_more_positions_than_a_request_may_have():
     rules.check(e.Finish("a"))
 
 
-def test_every_event_listed_as_legal_is_accepted():
+def test_every_event_listed_as_legal_is_accepted() -> None:
     rules = rules_after(*ready("a"), e.Admit("b", (1, 2)), e.Save("a", "kept"))
     assert rules.legal() == {
         "prefill": ("b",), "draft": ("a",), "decode": ("a",), "set_num_steps": ("0", "1", "3"), "save": ("a",),
@@ -234,13 +238,13 @@ LONG = (1, 2, 3, 4, 5)
     ((CHUNK, e.Offload("four"), e.Admit("b", LONG), e.Forward((e.Row("b", "prefill", 4, track="k"),))),
      e.Fetch("four"), "capacity.tracked = 1"),
 ])  # fmt: skip
-def test_illegal_prefix_tracking_is_refused(before, event, says):
+def test_illegal_prefix_tracking_is_refused(before: tuple[Any, ...], event: Any, says: str) -> None:
     assert says in refusal(rules_after(e.Admit("a", LONG), *before, **ROOM), event)
     assert "capacity.track_interval" in refusal(rules_after(e.Admit("a", LONG)), CHUNK)
 
 
 @pytest.mark.parametrize(("nodes", "tokens"), [((1, 2, 3), 8), ((1, 2), 8), ((1,), None), ((), None)])
-def test_commit_tracks_the_last_interval_that_it_reaches(nodes, tokens):
+def test_commit_tracks_the_last_interval_that_it_reaches(nodes: tuple[int, ...], tokens: int | None) -> None:
     rules = rules_after(
         *ready(prompt=LONG), e.Draft(("a",), picks=((4, 5, 6),)), e.Forward((e.Row("a", "verify"),)), **TRACKING)
     assert "track: found ['k', 'l']" in refusal(rules, e.Commit(("a",), (e.Path(nodes, 7),), ("k", "l")))

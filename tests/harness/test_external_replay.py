@@ -5,7 +5,9 @@ Leaves out: the engines (`tests/optimized/test_external.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,11 +27,11 @@ from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Exit, Tier
 from instep_proof.faults.catalogue import FAMILIES
-from instep_proof.faults.catalogue.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import BEGUN, WHOLE, few
 from support.planting import begun
 
@@ -48,12 +50,12 @@ def handed() -> Trace:
     ((1, 2, 3, 9, 1, 2, 3), 3, [9, 1, 2]), ((1, 2, 1, 2, 7, 1, 2), 1, [7]), ((5, 1, 2, 6, 1, 2), 2, [6, 1]),
     ((1, 2, 3), 3, []), ((4,), 1, []), ((7, 7, 7), 4, [7, 7, 7, 7]),
 ])  # fmt: skip
-def test_ngram_drafter_continues_the_earlier_text(text, count, drafts):
+def test_ngram_drafter_continues_the_earlier_text(text: tuple[int, ...], count: int, drafts: list[int]) -> None:
     """The latest occurrence counts, of three tokens before two. New tokens propose nothing."""
     assert ngram(text, count) == drafts
 
 
-def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_path):
+def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed: Trace, tmp_path: Path) -> None:
     """Ragged acceptance by itself: nothing is forced. Some requests decode, for nothing is proposed to them."""
     again = make(HOME, PROMPTS, POLICY, tmp_path / "again.jsonl", Setting(dtype="float64", drafter="ngram"))
     assert again.events == handed.events and again.header.recording == handed.header.recording
@@ -68,7 +70,7 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed, tmp_pat
 
 
 @WHOLE
-def test_command_without_anything_to_judge_is_inconclusive(handed):
+def test_command_without_anything_to_judge_is_inconclusive(handed: Any) -> None:
     verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
@@ -86,14 +88,16 @@ OPINION = (Edit("instep_optimized/draft_answers.py", "torch.full_like(drafts, NO
 
 @pytest.mark.slow
 @pytest.mark.parametrize("edits", [RUNS, OPINION])
-def test_engine_that_ignores_external_drafts_is_found(handed, plant, edits):
+def test_engine_that_ignores_external_drafts_is_found(
+    handed: Trace, plant: Callable[..., None], edits: tuple[Edit, ...]
+) -> None:
     plant(*edits)
     found = Replay(handed, Setting("ledger")).run().verdict.findings[0]
     assert "own drafts are" in found.diagnosis, found
 
 
 @pytest.mark.slow
-def test_one_trace_serves_both_ways(instep):
+def test_one_trace_serves_both_ways(instep: Runner) -> None:
     """A trace of a head's drafts replayed with the drafts handed in; what the recorder chose is then not compared."""
     told = instep("replay", TRACES / "several.jsonl", "--ops", "ledger", "--drafter", "external")
     assert told.code == Exit.AGREED, told.out + told.err
@@ -101,7 +105,7 @@ def test_one_trace_serves_both_ways(instep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
-def test_external_engine_receives_the_drafts(who, handed):
+def test_external_engine_receives_the_drafts(who: dict[str, str], handed: Trace) -> None:
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
     verdict = Replay(handed, Setting(**who)).run(until=9).verdict  # a prompt, a decode, a window and its commit
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
@@ -120,7 +124,9 @@ number = 3
     ("few", "found 1 drafts by mine_drafter:few, expected 3, or none"), ("falls", "RuntimeError: no drafts today"),
     ("wrong", "token 99"), ("number", "a int, expected a callable"),
 ])  # fmt: skip
-def test_invalid_proposer_is_refused_in_one_line(name, says, tmp_path, monkeypatch):
+def test_invalid_proposer_is_refused_in_one_line(
+    name: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(BadInput, match=says):
@@ -128,7 +134,7 @@ def test_invalid_proposer_is_refused_in_one_line(name, says, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_any_callable_proposes(tmp_path, monkeypatch):
+def test_any_callable_proposes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)
     plain = structs.replace(POLICY, deeds=(), steps=(), rounds=4)
@@ -142,14 +148,14 @@ def test_any_callable_proposes(tmp_path, monkeypatch):
     (("--drafter", "external"), "external without a proposer, expected ngram, or module:attribute"),
     (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
 ])  # fmt: skip
-def test_unrecordable_drafter_is_refused(words, says, instep, tmp_path):
+def test_unrecordable_drafter_is_refused(words: tuple[str, ...], says: str, instep: Runner, tmp_path: Path) -> None:
     said = complaint(instep("record", "--checkpoint", HOME, "--prompts", HOME / "prompts.json",
                             "--policy", TRACES / "handed.policy.json", "--out", tmp_path / "x", *words))  # fmt: skip
     assert says in said
 
 
 @pytest.mark.slow
-def test_generated_and_read_again(instep, tmp_path):
+def test_generated_and_read_again(instep: Runner, tmp_path: Path) -> None:
     """A model without a draft head speculates too; the trace of it agrees with another op set."""
     kept = tmp_path / "said.jsonl"
     ran = instep("generate", HOME, "--tokens", "12", "--drafter", "ngram", "--trace", kept)
@@ -159,11 +165,11 @@ def test_generated_and_read_again(instep, tmp_path):
 
 
 @pytest.mark.slow
-def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
+def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path: Path) -> None:
     """The proposer never sees the last forward's tokens, so drafts are right only if all in flight were accepted."""
     asked: list[tuple[int, ...]] = []
 
-    def noted(text, count):
+    def noted(text: tuple[int, ...], count: int) -> list[int]:
         asked.append(text)
         return ngram(text, count)
 
@@ -186,7 +192,7 @@ def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path):
         rules.apply(step.event)
 
 
-def test_memory_counts_no_draft_kv(instep):
+def test_memory_counts_no_draft_kv(instep: Runner) -> None:
     """One attention layer and three MTP layers: a quarter of the KV is left."""
     from instep.subject.memory_per_request import need
     from instep_optimized import Options
@@ -199,7 +205,7 @@ def test_memory_counts_no_draft_kv(instep):
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
-def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault, plant):
+def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault: Fault, plant: Callable[..., None]) -> None:
     """The draft head's memory has its own valid range; several layers; supplied blocks.
 
     Run the tiers of all checks that see one of the faults.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.generate.decode import Ask, decode
+from instep.generate.decode import Ask, Decoded, decode
 from instep.generate.rates import Speed, rounds
 from instep.generate.tokenizer import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.setting import Setting
@@ -20,9 +20,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write as write_checkpoint
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import WHOLE
-from support.golden import MEASURED
+from support.golden import MEASURED, Golden
 from support.planting import planted_here
 
 TINY = Path("fixtures/tiny")
@@ -30,7 +30,7 @@ SHORT = ("--prompt", "Return the", "--prompt", "class Queue\n", "--prompt", "x",
 
 
 @pytest.fixture(scope="module")
-def decoded():
+def decoded() -> Decoded:
     prompts = {"a": tuple(b"Return the"), "b": tuple(b"def main(self):"), "c": tuple(b"0, 1, 2, 3")}
     return decode(Ask(
         Checkpoint.open(TINY), Setting(), prompts, 3, adaptive={"candidate_steps": [1, 3], "warmup_batches": 1,
@@ -39,7 +39,7 @@ def decoded():
     ))  # fmt: skip
 
 
-def test_requests_fill_free_slots_and_prompts_run_in_chunks(decoded):
+def test_requests_fill_free_slots_and_prompts_run_in_chunks(decoded: Decoded) -> None:
     forwards = [event for event in decoded.events if isinstance(event, Forward)]
     assert max(len(event.rows) for event in forwards) == 2
     assert max(row.tokens for event in forwards for row in event.rows) == 6
@@ -48,7 +48,7 @@ def test_requests_fill_free_slots_and_prompts_run_in_chunks(decoded):
     assert all(len(decoded.said(name)) == 10 for name in "abc")
 
 
-def test_every_token_is_counted_once(decoded):
+def test_every_token_is_counted_once(decoded: Decoded) -> None:
     played = list(rounds(decoded))
     speed = Speed.of(decoded)
     assert sum(one.tokens for one in played) == speed.tokens == 30
@@ -59,7 +59,7 @@ def test_every_token_is_counted_once(decoded):
     assert sum(speed.steps.values()) == len(commits)
 
 
-def test_a_text_ends_at_the_stop_token():
+def test_a_text_ends_at_the_stop_token() -> None:
     prompts = prompts_from(TINY / "prompts.json", words_of(TINY, 256))
     prompt = {"codec-end": prompts["codec-end"]}
     ended = decode(Ask(Checkpoint.open(TINY), Setting(), prompt, 3, tokens=40, batch=1, stop=stop_of(TINY)))
@@ -68,7 +68,7 @@ def test_a_text_ends_at_the_stop_token():
 
 
 @pytest.mark.slow
-def test_command_prints_texts_and_a_checked_speed(instep, tmp_path, golden):
+def test_command_prints_texts_and_a_checked_speed(instep: Runner, tmp_path: Path, golden: Golden) -> None:
     ran = instep("generate", TINY, *SHORT, "--json", tmp_path / "r.json", "--trace", tmp_path / "t.jsonl")
     assert ran.code == 0, ran
     golden("generate", ran.out, MEASURED)
@@ -79,20 +79,22 @@ def test_command_prints_texts_and_a_checked_speed(instep, tmp_path, golden):
     assert replayed.code == 0, replayed
 
 
-def test_generate_decodes_with_the_bundled_model_by_default(instep, tmp_path, monkeypatch):
+def test_generate_decodes_with_the_bundled_model_by_default(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     ran = instep("generate", "--prompt", "x", "--tokens", 2, "--unchecked")
     assert ran.code == 0 and '"prompt 1" 1 + 2 tokens' in ran.out, ran
 
 
 @pytest.mark.parametrize("words", [("generate", "--prompt", "x"), ("relations", "fixtures/traces/adaptive.jsonl")])
-def test_more_tokens_than_any_model_has_positions_are_refused(instep, words):
+def test_more_tokens_than_any_model_has_positions_are_refused(instep: Runner, words: tuple[str, ...]) -> None:
     ran = instep(*words, "--tokens", 10**11)
     assert ran.code == 2 and "1048576" in ran.err and "Traceback" not in ran.err, ran
 
 
 @WHOLE
-def test_sampled_tokens_are_checked_with_their_uniforms(instep, tmp_path):
+def test_sampled_tokens_are_checked_with_their_uniforms(instep: Runner, tmp_path: Path) -> None:
     """An engine that takes another temperature, or draws a rejected draft again, is found; a right one is not."""
     told = ("generate", TINY, *SHORT[:4], "--tokens", 4, "--temperature", "0.9", "--top-k", "20")
     files = [tmp_path / f"{name}.json" for name in ("one", "again", "other")]
@@ -116,13 +118,13 @@ def test_sampled_tokens_are_checked_with_their_uniforms(instep, tmp_path):
     (("--temperature", "0.00001"), "--temperature: found 1e-05, expected 0, or 0.001 to 1000.0"),
     (("--temperature", "1", "--top-p", "1.5"), "--top-p: found 1.5, expected above 0, and at most 1"),
 ])  # fmt: skip
-def test_impossible_sampling_is_refused_in_one_line(instep, words, says):
+def test_impossible_sampling_is_refused_in_one_line(instep: Runner, words: tuple[str, ...], says: str) -> None:
     assert says in complaint(instep("generate", TINY, *SHORT, *words))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("unmoved", "snapshot"), ("swapped", "rerun"), ("louder", "columns")])
-def test_wrong_text_has_no_speed(instep, tmp_path, ops, strategy):
+def test_wrong_text_has_no_speed(instep: Runner, tmp_path: Path, ops: str, strategy: str) -> None:
     module = "subjects" if ops == "louder" else "wrong_ops"
     ran = instep("generate", TINY, *SHORT[:2], "--tokens", "6", "--ops", f"support.{module}:{ops.upper()}",
                  "--strategy", strategy, "--json", tmp_path / "r.json")  # fmt: skip
@@ -131,7 +133,7 @@ def test_wrong_text_has_no_speed(instep, tmp_path, ops, strategy):
     assert result["speed"] is None and result["findings"] and result["exit"] == 1
 
 
-def test_unchecked_has_none_either(instep, tmp_path, golden):
+def test_unchecked_has_none_either(instep: Runner, tmp_path: Path, golden: Golden) -> None:
     ran = instep("generate", TINY, "--prompt", "x", "--tokens", "3", "--unchecked", "--json", tmp_path / "r.json")
     assert ran.code == 0, ran
     golden("generate-unchecked", ran.out)
@@ -139,7 +141,7 @@ def test_unchecked_has_none_either(instep, tmp_path, golden):
 
 
 @pytest.mark.slow
-def test_text_does_not_depend_on_strategy_or_drafts(instep, tmp_path):
+def test_text_does_not_depend_on_strategy_or_drafts(instep: Runner, tmp_path: Path) -> None:
     texts = []
     strategies = (("--strategy", strategy, "--conv", "widened") for strategy in ("columns", "lazy_rerun"))
     for number, words in enumerate((("--num-steps", "0"), *strategies)):
@@ -151,7 +153,7 @@ def test_text_does_not_depend_on_strategy_or_drafts(instep, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
+def test_without_a_draft_head_and_without_bytes(instep: Runner, tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "model", mtp_num_hidden_layers=0, eos_token_id=[5, 6])
     ran = instep("generate", model, "--prompt", "1 2, 3", "--tokens", "6")
     assert ran.code == 0 and "1 2 3|" in ran.out and "0: " in ran.out
@@ -167,14 +169,14 @@ def test_without_a_draft_head_and_without_bytes(instep, tmp_path):
     ('[{"name": "a"}]', "neither"),
     ("{}", "expected `array`"),
 ])  # fmt: skip
-def test_prompt_files_are_read_strictly_with_every_tokenizer(tmp_path, text, said):
+def test_prompt_files_are_read_strictly_with_every_tokenizer(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "p.json").write_text(text)
     for words in (Numbers(), Bytes()):
         with pytest.raises(BadInput, match=said):
             prompts_from(tmp_path / "p.json", words)
 
 
-def test_tokenizer_is_read_if_its_package_is_installed(tmp_path):
+def test_tokenizer_is_read_if_its_package_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     shutil.copy(TINY / "config.json", tmp_path)
     (tmp_path / "tokenizer.json").write_text(json.dumps({

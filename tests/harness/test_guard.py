@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +23,12 @@ from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
 from support import fallen, subjects
+from support.command import Runner
 from support.traces import recorded
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("asked"))
 
 
@@ -34,7 +37,7 @@ def replayed(trace: Trace, name: str, module: str = "fallen") -> Outcome:
 
 
 @pytest.mark.parametrize("method", fallen.METHODS)
-def test_exception_of_the_engine_is_its_finding_in_every_call(trace, method):
+def test_exception_of_the_engine_is_its_finding_in_every_call(trace: Trace, method: str) -> None:
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
     first = outcome.verdict.findings[0]
@@ -46,15 +49,15 @@ def test_exception_of_the_engine_is_its_finding_in_every_call(trace, method):
 
 
 @pytest.mark.slow
-def test_engine_may_write_memory_made_for_an_answer(trace, monkeypatch):
+def test_engine_may_write_memory_made_for_an_answer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks run in inference mode: what is made there could not be written outside."""
     regions, commit, notes = OptimizedEngine.regions, OptimizedEngine.commit, []
 
-    def shown(self):
+    def shown(self: Any) -> list[Any]:
         notes.append(torch.zeros(1))
         return regions(self)
 
-    def committed(self, *given):
+    def committed(self: Any, *given: Any) -> Any:
         for note in notes:
             note.add_(1)
         return commit(self, *given)
@@ -77,7 +80,7 @@ def test_engine_may_write_memory_made_for_an_answer(trace, monkeypatch):
     ("forward", "forward returned a int (7); the contract expects a `Forwarded`"),
     ("commit", "commit returned a tuple (()); the contract expects a `Committed`"),
 ])  # fmt: skip
-def test_answer_of_a_wrong_type_is_a_finding(trace, method, says):
+def test_answer_of_a_wrong_type_is_a_finding(trace: Trace, method: str, says: str) -> None:
     first = replayed(trace, f"GARBAGE_{method}").verdict.findings[0]
     assert first.diagnosis.startswith(says)
     assert first.raised is None
@@ -90,12 +93,12 @@ def test_answer_of_a_wrong_type_is_a_finding(trace, method, says):
     ("SCRATCH_NONE", "regions: 'state': scratch returned None; the contract expects a set of units"),
     ("SCRATCH_BEYOND", "regions: 'state': scratch returned a frozenset (frozenset({1000000})); the contract expects"),
 ])  # fmt: skip
-def test_invalid_region_is_a_finding(trace, name, says):
+def test_invalid_region_is_a_finding(trace: Trace, name: str, says: str) -> None:
     first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
-def test_region_that_becomes_invalid_is_a_finding(trace, monkeypatch):
+def test_region_that_becomes_invalid_is_a_finding(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was right before is looked at again."""
     right, commit = OptimizedEngine.regions, OptimizedEngine.commit
 
@@ -127,19 +130,19 @@ def test_region_that_becomes_invalid_is_a_finding(trace, monkeypatch):
     ("HOLDS_double", "is torch.float64; expected torch.float32"),
     ("HOLDS_complex", "state: conv of layer 0 returned a Tensor (96, 3) of complex64"),
 ])  # fmt: skip
-def test_tensor_that_cannot_be_compared_is_a_finding(trace, name, says):
+def test_tensor_that_cannot_be_compared_is_a_finding(trace: Trace, name: str, says: str) -> None:
     found = replayed(trace, name).verdict
     assert found.exit is Exit.DIVERGED and says in found.findings[0].diagnosis, found.findings[0].diagnosis
 
 
-def test_undeclared_narrow_place_is_granted_no_rounding(trace):
+def test_undeclared_narrow_place_is_granted_no_rounding(trace: Trace) -> None:
     """An engine without declarations computes in fp32: logits of 16 bits would hide their unrounded values."""
     first = replayed(trace, "SHOWS_bfloat16").verdict.findings[0]
     assert (first.check, first.place.component) == ("derived", "logits")
     assert first.diagnosis.startswith("is torch.bfloat16, torch.float32 is declared; relative error")
 
 
-def test_region_that_disappears_is_a_finding(trace):
+def test_region_that_disappears_is_a_finding(trace: Trace) -> None:
     """An engine that hides a pool for one event could write into it unseen."""
     found = replayed(trace, "HIDING", "wide").verdict
     first = found.findings[0]
@@ -152,7 +155,7 @@ def test_region_that_disappears_is_a_finding(trace):
     ("panicking", "raised Panic (no message); the event is legal"),
     ("panic", "`state` of the engine raised Panic (no message)"),
 ])  # fmt: skip
-def test_exceptions_without_a_message_are_findings(trace, name, says):
+def test_exceptions_without_a_message_are_findings(trace: Trace, name: str, says: str) -> None:
     outcome = replayed(trace, f"ODD_{name}")
     first = outcome.verdict.findings[0]
     assert outcome.verdict.exit is Exit.DIVERGED and first.diagnosis.startswith(says)
@@ -165,7 +168,7 @@ def test_exceptions_without_a_message_are_findings(trace, name, says):
     ("none", "`make` returned None, which has no admit, draft,"),
     ("exits", "the engine, while it was built, raised SystemExit (0)"),
 ])  # fmt: skip
-def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace, maker, says):
+def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace: Trace, maker: str, says: str) -> None:
     outcome = replayed(trace, f"MAKER_{maker}")
     first = outcome.verdict.findings[0]
     assert outcome.verdict.exit is Exit.DIVERGED and outcome.verdict.events == 0
@@ -173,7 +176,7 @@ def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace, maker
     assert "--until 0" in divergence(outcome)
 
 
-def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace, tmp_path):
+def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace: Trace, tmp_path: Path) -> None:
     directory = trace.path.parent / trace.header.checkpoint.near
     told = Settings(Setting("support.fallen:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
     found = campaign(told)
@@ -181,14 +184,14 @@ def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace, tmp_path):
     assert "no such card" in found.found.verdict.findings[0].diagnosis
 
 
-def test_an_exception_in_an_op_names_the_op_its_place_and_the_line(trace):
+def test_an_exception_in_an_op_names_the_op_its_place_and_the_line(trace: Trace) -> None:
     first = replayed(trace, "IN_AN_OP").verdict.findings[0]
     assert first.diagnosis.startswith("op attend (trunk.1.attended) raised IndexError (index 99 is out of bounds")
     assert first.place == ("trunk", 1, "attended")
     assert first.raised is not None and first.raised.function == "_in_the_target"
 
 
-def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
+def test_traceback_is_in_every_output(trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = replayed(trace, "IN_AN_OP")
     told = divergence(outcome)
     line = 'given["query"][:, 99]'
@@ -201,14 +204,16 @@ def test_traceback_is_in_every_output(trace, tmp_path, monkeypatch):
     assert found["error"] == "IndexError" and found["line"] > 0 and line in found["traceback"]
 
 
-def test_exception_outside_ops_is_placed_after_the_last_place(trace):
+def test_exception_outside_ops_is_placed_after_the_last_place(trace: Trace) -> None:
     outcome = Replay(trace, Setting("support.subjects:refusing")).run()
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
     assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
 
 
-def test_lone_surrogate_in_an_exception_is_written_to_every_file(trace, instep, tmp_path, monkeypatch):
+def test_lone_surrogate_in_an_exception_is_written_to_every_file(
+    trace: Trace, instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lone surrogate, as in a file's name that is no UTF-8: no output can hold it as it is."""
     monkeypatch.setattr(subjects, "SAID", "row \ud800 of 2")
     files = {name: tmp_path / f"found.{name}" for name in ("json", "sarif", "html")}
@@ -219,7 +224,9 @@ def test_lone_surrogate_in_an_exception_is_written_to_every_file(trace, instep, 
         assert r"row \\ud800 of 2" in file.read_text() or r"row \ud800 of 2" in file.read_text(), name
 
 
-def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(trace, monkeypatch, capsys):
+def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["instep", "relations", str(trace.path), "--ops", "support.fallen:MAKER_raises"])
     with pytest.raises(SystemExit) as left:
         main()

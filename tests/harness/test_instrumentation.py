@@ -16,6 +16,7 @@ from instep.run.build_compared_engines import bare, participants_of
 from instep.run.lockstep import Lockstep
 from instep.run.replay import Replay
 from instep.setting import Setting
+from instep.trace.file import Trace
 from instep.watch import gather_event_log
 from instep.watch.digests import bits
 from support.covering import WHOLE, few
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow  # whole replays
     ("ledger", {"graphs": True}), ("plain", {"graphs": True, "strategy": "snapshot"}),
     ("ledger", {"strategy": "columns", "conv": "widened"}),
 ], ids=str)  # fmt: skip
-def test_engine_behaves_alike_with_and_without_observers(trace, ops, how):
+def test_engine_behaves_alike_with_and_without_observers(trace: Trace, ops: str, how: dict[str, Any]) -> None:
     """Answers, pools with their red zones after every event, and the states at the end."""
     plan = Replay(trace, Setting(ops, **how)).plan
     participants = participants_of(plan)
@@ -45,7 +46,7 @@ def test_engine_behaves_alike_with_and_without_observers(trace, ops, how):
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_with_contracts_or_without(trace, graphs, monkeypatch):
+def test_with_contracts_or_without(trace: Trace, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same lock-step, its wrapper once judging and once passing on."""
     arms = []
     for judged in (True, False):

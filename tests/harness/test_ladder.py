@@ -6,7 +6,9 @@ Leaves out: faults in the source, which the catalogue plants (`instep faults`).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
+from support.command import Runner
 from support.traces import policy, recorded
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -38,7 +41,7 @@ EARLY = Wrap(
 
 
 @pytest.fixture(scope="module")
-def rounds(tmp_path_factory) -> Trace:
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Two requests, round after round."""
     told = policy(num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 3), rounds=4, arrivals=(
         Arrival("a", "few", max_new=12), Arrival("b", "one", max_new=12),
@@ -63,21 +66,21 @@ def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
     ("support.wrong_ops:SWAPPED", "rerun", "store_rows", "keys"),
     ("support.wrong_ops:UNMOVED", "snapshot", "move", "conv"),
 ])
-def test_a_wrong_op_is_named(trace, ops, strategy, op, component):
+def test_a_wrong_op_is_named(trace: Trace, ops: str, strategy: str, op: str, component: str) -> None:
     outcome, found = located(trace, ops=ops, strategy=strategy)
     assert (found.cause, found.op, found.finding.place.component) == ("op", op, component)
     assert found.finding is outcome.verdict.findings[0] and found.replays <= 2
     assert f"events 0 to {found.finding.event} agree" in found.says and found.options == (f"--swap {op}=plain",)
 
 
-def test_an_op_far_from_the_place_is_found_by_halving(trace):
+def test_an_op_far_from_the_place_is_found_by_halving(trace: Trace) -> None:
     """`shift` and `place_rows` return no place, so the error shows in later ops."""
     _, found = located(trace, ops="support.wrong_ops:ONE_ON")
     assert (found.cause, found.op) == ("op", "place_rows")
     assert found.finding.place.component in ("query", "keys")
 
 
-def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace):
+def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace: Trace) -> None:
     """Triton's interpreter would follow it."""
     outcome = Replay(trace, Setting(ops="support.wrong_ops:FAR_OFF")).run()
     first, last, *_ = outcome.verdict.findings
@@ -86,12 +89,12 @@ def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace
     assert "raised NotRun (not run: an index leads outside of its memory)" in last.diagnosis
 
 
-def test_two_wrong_ops_are_named_together(trace):
+def test_two_wrong_ops_are_named_together(trace: Trace) -> None:
     _, found = located(trace, ops="support.wrong_ops:LOUDER_TWICE")
     assert (found.cause, found.op) == ("op", "gated_norm, output_gate")
 
 
-def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace):
+def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace: Trace) -> None:
     _, found = located(trace, ops="support.wrong_ops:LABELS_SWAPPED")
     assert (found.cause, found.op) == ("op", "store_rows")
     assert found.options == ("--swap store_rows=ledger",)
@@ -112,7 +115,9 @@ def in_layer(layer: int, changed: str) -> Wrap:
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(trace, ops, plant):
+def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(
+    trace: Trace, ops: str, plant: Callable[..., None]
+) -> None:
     plant(in_layer(0, "z.flip(1)"))
     _, found = located(trace, ops=ops)
     assert (found.cause, found.op, found.finding.place) == ("place", "gated_norm", Place("trunk", 0, "gated"))
@@ -120,7 +125,7 @@ def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_th
     assert found.options == (f"--graft trunk.0.gated@{found.finding.event}",)
 
 
-def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
+def test_places_alike_in_several_layers_are_at_fault_together(tmp_path: Path, plant: Callable[..., None]) -> None:
     several = recorded(tmp_path, num_hidden_layers=4, full_attention_interval=4)
     plant(in_layer(1, "1.01 * z"))
     _, found = located(several, ops="plain")
@@ -128,7 +133,7 @@ def test_places_alike_in_several_layers_are_at_fault_together(tmp_path, plant):
     assert [option.partition("@")[0] for option in found.options] == ["--graft trunk.1.gated", "--graft trunk.2.gated"]
 
 
-def test_memory_that_the_same_op_writes_may_stay_wrong(trace, monkeypatch):
+def test_memory_that_the_same_op_writes_may_stay_wrong(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delta rule that forgets what it read: its read-out is wrong, and so is the state that it leaves."""
     def forgetful(**given: Any) -> torch.Tensor:
         parts = tuple(replace(part, fresh=torch.ones_like(part.fresh)) for part in given.pop("parts"))
@@ -141,7 +146,7 @@ def test_memory_that_the_same_op_writes_may_stay_wrong(trace, monkeypatch):
     assert "the same op writes trunk.0.state" in found.says
 
 
-def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
+def test_two_places_of_one_layer_stay_unconfirmed(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference's tensor at the first place fixes only the first place."""
     def both(self: Any, ops: Ops, *given: Any) -> torch.Tensor:
         wrong = replace(ops, gated_norm=lambda *, z, **more: ops.gated_norm(z=1.01 * z, **more),
@@ -159,7 +164,9 @@ def test_two_places_of_one_layer_stay_unconfirmed(trace, monkeypatch):
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
-def test_wrong_memory_from_a_commit_is_distinguished_from_an_op(rounds, ops, plant):
+def test_wrong_memory_from_a_commit_is_distinguished_from_an_op(
+    rounds: Trace, ops: str, plant: Callable[..., None]
+) -> None:
     """One node too few, whichever op moves it: with the reference's memory the next events agree."""
     plant(EARLY)
     _, found = located(rounds, ops=ops, strategy="snapshot", conv="widened")
@@ -172,7 +179,7 @@ def test_wrong_memory_from_a_commit_is_distinguished_from_an_op(rounds, ops, pla
     assert any("with --strategy rerun it agrees" in hint for hint in found.hints)
 
 
-def test_memory_that_no_later_event_reads_is_reported(rounds, plant):
+def test_memory_that_no_later_event_reads_is_reported(rounds: Trace, plant: Callable[..., None]) -> None:
     """The same commit as the last event of a trace, so that no later event can be replaced."""
     plant(EARLY)
     first = next(number for number, event in enumerate(rounds.events) if isinstance(event, Commit))
@@ -181,7 +188,7 @@ def test_memory_that_no_later_event_reads_is_reported(rounds, plant):
     assert found.says == f"event {first} writes wrong memory; nothing reads it later in this trace"
 
 
-def test_wrong_reads_are_distinguished_from_the_ops_that_read(trace, monkeypatch):
+def test_wrong_reads_are_distinguished_from_the_ops_that_read(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second chunk that starts from zero, in the conv and in the delta rule."""
     def anew(self: Any, ops: Ops, hidden: torch.Tensor, bound: Any, stage: str) -> torch.Tensor:
         def fresh(parts: Any) -> Any:
@@ -198,7 +205,7 @@ def test_wrong_reads_are_distinguished_from_the_ops_that_read(trace, monkeypatch
     assert found.says.startswith("cause: the reads from memory (with the reference's mixed and core")
 
 
-def test_unowned_bytes_are_memory_too(trace, plant):
+def test_unowned_bytes_are_memory_too(trace: Trace, plant: Callable[..., None]) -> None:
     scribble = "next(region for region in self.regions() if region.name == 'state').units[0].fill_(1.0)"
     plant(Wrap("instep_optimized/engine.py", "OptimizedEngine.idle", scribble))
     outcome, found = located(trace, ops="ledger", strategy="snapshot")
@@ -209,7 +216,7 @@ def test_unowned_bytes_are_memory_too(trace, plant):
 # -- graphs, and what cannot be confirmed -------------------------------------------------------------
 
 
-def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
+def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs are not copied into the graph's buffers, so every replay has the idle rows of the capture."""
     monkeypatch.setattr(capture_and_replay, "_fill", lambda *given: None)
     _, found = located(rounds, ops="ledger", graphs=True)
@@ -217,12 +224,12 @@ def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds, monkeypatch):
     assert found.says.startswith("cause: the CUDA graph (run eagerly, ")
 
 
-def test_faults_outside_of_graphs_are_located_eagerly(rounds):
+def test_faults_outside_of_graphs_are_located_eagerly(rounds: Trace) -> None:
     _, found = located(rounds, ops="support.wrong_ops:LABELS_SWAPPED", graphs=True)
     assert (found.cause, found.op) == ("op", "store_rows")
 
 
-def test_an_engine_that_raises_is_not_confirmed(trace):
+def test_an_engine_that_raises_is_not_confirmed(trace: Trace) -> None:
     _, found = located(trace, ops="support.subjects:refusing")
     assert found.cause == "unconfirmed" and found.replays == 0
 
@@ -230,7 +237,7 @@ def test_an_engine_that_raises_is_not_confirmed(trace):
 # -- from the command line ----------------------------------------------------------------------------
 
 
-def test_replay_prints_the_cause(trace, instep, tmp_path):
+def test_replay_prints_the_cause(trace: Trace, instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--json", file)
     assert told.code == Exit.DIVERGED
@@ -239,7 +246,7 @@ def test_replay_prints_the_cause(trace, instep, tmp_path):
     assert (kept["cause"], kept["op"], kept["options"]) == ("op", "gated_norm", ["--swap gated_norm=plain"])
 
 
-def test_without_the_ladder_nothing_is_run_again(trace, instep, tmp_path):
+def test_without_the_ladder_nothing_is_run_again(trace: Trace, instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--no-ladder", "--json", file)
     assert told.code == Exit.DIVERGED and "cause: " not in told.out
@@ -250,7 +257,7 @@ def test_without_the_ladder_nothing_is_run_again(trace, instep, tmp_path):
     (("--swap", "gated_norm=plain"), Exit.AGREED), (("--graft", "trunk.0.gated@2"), Exit.AGREED),
     (("--graft", "trunk.0.mixer@2"), Exit.DIVERGED), ((), Exit.DIVERGED),
 ])
-def test_by_hand_one_thing_is_otherwise(trace, instep, words, code):
+def test_by_hand_one_thing_is_otherwise(trace: Trace, instep: Runner, words: tuple[str, ...], code: Exit) -> None:
     told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--until", 4, "--no-ladder", *words)
     assert told.code == code, told.out
 
@@ -263,6 +270,6 @@ def test_by_hand_one_thing_is_otherwise(trace, instep, words, code):
     (("--graft", "trunk.0.core@999"), "no other event is run"),
     (("--swap", "gdn=plain", "--swap", "gdn=plain"), "each op once"),
 ])
-def test_wrong_spelling_is_bad_input(trace, instep, words, says):
+def test_wrong_spelling_is_bad_input(trace: Trace, instep: Runner, words: tuple[str, ...], says: str) -> None:
     told = instep("replay", trace.path, "--ops", "plain", *words)
     assert told.code == Exit.BAD_INPUT and says in told.err and "Traceback" not in told.err

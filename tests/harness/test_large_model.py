@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from instep.run.large_model import outcome, participants
 from instep.run.lockstep import Lockstep
 from instep.setting import Setting
 from instep.trace.event_rules import verified
-from instep.trace.file import read
+from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
@@ -38,12 +40,12 @@ SETUP = Setting("plain", dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
-def made():
+def made() -> tuple[Checkpoint, Trace]:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b"))
     return checkpoint, course(checkpoint, "narrow", requests=2, rounds=7)
 
 
-def test_forced_trace_covers_the_failure_conditions_of_a_commit(made):
+def test_forced_trace_covers_the_failure_conditions_of_a_commit(made: tuple[Checkpoint, Trace]) -> None:
     _, trace = made
     assert verified(trace) is trace
     commits = [event for event in trace.events if isinstance(event, e.Commit)]
@@ -54,7 +56,7 @@ def test_forced_trace_covers_the_failure_conditions_of_a_commit(made):
 
 
 @WHOLE
-def test_every_state_of_every_gdn_layer_is_judged(made):
+def test_every_state_of_every_gdn_layer_is_judged(made: Any) -> None:
     checkpoint, trace = made
     found = outcome(trace, checkpoint, SETUP)
     assert found.verdict.exit is Exit.AGREED and found.verdict.events == len(trace.events)
@@ -68,7 +70,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made):
     assert found.calls["gdn"] > 0
 
 
-def test_every_check_without_a_whole_reference_runs(made):
+def test_every_check_without_a_whole_reference_runs(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
         verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=6, layers=(0,)).verdict
@@ -78,7 +80,7 @@ def test_every_check_without_a_whole_reference_runs(made):
         assert not verdict.skipped, verdict.skipped[:3]
 
 
-def test_a_model_without_attention_names_no_pool_that_it_lacks():
+def test_a_model_without_attention_names_no_pool_that_it_lacks() -> None:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1))
     found = outcome(course(checkpoint, "narrow", requests=2, rounds=3), checkpoint, SETUP)
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
@@ -87,13 +89,17 @@ def test_a_model_without_attention_names_no_pool_that_it_lacks():
 @pytest.mark.parametrize(("ops", "check", "how"), [
     ("ONE_COLUMN_MORE", "tails", {"strategy": "snapshot"}), ("DOUBLED", "contracts", {}), ("POISONED", "poison", {}),
 ])  # fmt: skip
-def test_fault_outside_states_is_found_at_real_sizes(made, ops, check, how):
+def test_fault_outside_states_is_found_at_real_sizes(
+    made: tuple[Checkpoint, Trace], ops: str, check: str, how: dict[str, str]
+) -> None:
     checkpoint, trace = made
     found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how), layers=(0,)).verdict.findings
     assert check in {finding.check for finding in found}, found[:2]
 
 
-def test_the_command_that_is_printed_is_one_and_does_the_same(monkeypatch, tmp_path, capsys):
+def test_the_command_that_is_printed_is_one_and_does_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And where no command does the same, none is printed."""
     monkeypatch.setattr(shapes_run, "shape", lambda name, layers, vocab: narrow(name, layers=layers))
     found = shapes_run.shaped("qwen3.5-9b", Setting("support.wrong_ops:DOUBLED", strategy="snapshot"), until=12)
@@ -110,7 +116,7 @@ def test_the_command_that_is_printed_is_one_and_does_the_same(monkeypatch, tmp_p
     assert divergence(nowhere).splitlines() == divergence(found).splitlines()[:-1]
 
 
-def test_a_commit_that_moves_nothing_is_named(made):
+def test_a_commit_that_moves_nothing_is_named(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     found = outcome(trace, checkpoint, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
     assert found.verdict.exit is Exit.DIVERGED
@@ -118,7 +124,7 @@ def test_a_commit_that_moves_nothing_is_named(made):
     assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
 
 
-def test_different_rounding_is_no_wrong_state():
+def test_different_rounding_is_no_wrong_state() -> None:
     """As with a library that adds the parts of a split sum in 16 bits: errors of twice the size, which lean nowhere."""
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
     trace = course(checkpoint, "wider", requests=2, rounds=2)
@@ -129,12 +135,12 @@ def test_different_rounding_is_no_wrong_state():
         assert judged and max(one.worst for one in judged) < 0.2
 
 
-def _apart(draws):
+def _apart(draws: torch.Tensor) -> torch.Tensor:
     """How far half of the draws lie from the middle one: one that rounds a tie the other way moves nothing here."""
     return (draws - draws.median(0).values).flatten(1).norm(dim=1).median()
 
 
-def test_rounding_draws_need_a_narrow_storage(made):
+def test_rounding_draws_need_a_narrow_storage(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
         setting = replace(SETUP, dtype=dtype)
@@ -153,14 +159,14 @@ def test_rounding_draws_need_a_narrow_storage(made):
         assert seen >= {"prefill", "commit"}
 
 
-def test_layers_that_are_not_judged_are_not_computed(made):
+def test_layers_that_are_not_judged_are_not_computed(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     found = outcome(trace, checkpoint, SETUP, until=6, layers=(1,))
     assert {one.place.layer for one in found.verdict.compared if one.check == "directed"} == {1}
     assert found.verdict.events == 7
 
 
-def test_states_are_those_of_the_whole_oracle(made):
+def test_states_are_those_of_the_whole_oracle(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     header = trace.header
     seats = participants(checkpoint, SETUP, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
@@ -182,7 +188,7 @@ def test_states_are_those_of_the_whole_oracle(made):
 
 
 @pytest.mark.parametrize("name", ["handed", "several"])
-def test_other_drafters_have_a_ledger_too(name):
+def test_other_drafters_have_a_ledger_too(name: str) -> None:
     """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""
     trace = read(TRACES / f"{name}.jsonl")
     checkpoint = Checkpoint.open(TRACES / trace.header.checkpoint.near)

@@ -5,6 +5,9 @@ Leaves out: the strategy's table itself, which is the engine's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,52 +23,52 @@ EVERYTHING = Bound(frozenset(range(UNITS)), frozenset(range(UNITS)), UNITS)
 class Pools:
     """A guarded state pool, seen through a transposed view, and a plain page pool in bf16."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.memory = torch.zeros(UNITS, 2 * 4 * 6 + GAP)
         self.states = self.memory[:, : 2 * 4 * 6].unflatten(1, (2, 6, 4)).mT
         self.keys = torch.zeros(4, 2, 3, dtype=torch.bfloat16)
         self.may = {"state": {2}, "keys": set()}
 
-    def regions(self):
+    def regions(self) -> list[Region]:
         return [
             Region("state", 1, "slot", self.states, self.memory[:, 2 * 4 * 6 :]),
             Region("keys", 3, "page", self.keys),
             Region("empty", 0, "page", torch.zeros(0, 4)),
         ]
 
-    def may_change(self, event):
+    def may_change(self, event: Idle) -> dict[str, set[int]]:
         return self.may
 
-    def slots(self):
+    def slots(self) -> Any:
         return {}
 
-    def pages(self):
+    def pages(self) -> Any:
         return {}
 
 
 @pytest.fixture
-def pools():
+def pools() -> Pools:
     return Pools()
 
 
-def changes(pools, write):
+def changes(pools: Pools, write: Callable[..., Any]) -> Changes:
     watch = Watch(pools)
     watch.before(Idle(), EVERYTHING)
     write(pools)
     return watch.after()
 
 
-def test_nothing_changed_and_everything_was_looked_at(pools):
+def test_nothing_changed_and_everything_was_looked_at(pools: Pools) -> None:
     guarded = (UNITS - 1) * 48 * 4 + UNITS * GAP * 4 + pools.keys.numel() * 2
     assert changes(pools, lambda p: None) == Changes((UNITS - 1) + UNITS + 4, guarded, ())
 
 
-def test_a_unit_that_may_change_may_change(pools):
+def test_a_unit_that_may_change_may_change(pools: Pools) -> None:
     assert not changes(pools, lambda p: p.states[2].fill_(1.0)).trespasses
 
 
-def test_one_element_of_a_transposed_unit_is_seen(pools):
-    def write(p):
+def test_one_element_of_a_transposed_unit_is_seen(pools: Pools) -> None:
+    def write(p: Pools) -> None:
         p.states[3, 1, 2, 5] = 1.0
 
     (trespass,) = changes(pools, write).trespasses
@@ -73,8 +76,8 @@ def test_one_element_of_a_transposed_unit_is_seen(pools):
     assert found == ("state", 3, 2, False)  # 1.0 has two bytes that are not zero
 
 
-def test_red_zone_of_a_writable_unit_is_guarded(pools):
-    def write(p):
+def test_red_zone_of_a_writable_unit_is_guarded(pools: Pools) -> None:
+    def write(p: Pools) -> None:
         p.memory[2].fill_(1.0)
 
     (trespass,) = changes(pools, write).trespasses
@@ -82,15 +85,15 @@ def test_red_zone_of_a_writable_unit_is_guarded(pools):
 
 
 @pytest.mark.parametrize(("begin", "strides"), [(2 * 48, (48,)), (2 * 48 + 1, ())])
-def test_wrong_unit_stride_is_named_with_its_distance(pools, begin, strides):
+def test_wrong_unit_stride_is_named_with_its_distance(pools: Pools, begin: int, strides: tuple[int, ...]) -> None:
     """Unit 2, written where it would be without red zones; or next to that, which no stride explains."""
     trespasses = changes(pools, lambda p: p.memory.view(-1)[begin : begin + 48].fill_(1.0)).trespasses
     assert trespasses and {trespass.strides for trespass in trespasses} == {strides}
 
 
 @pytest.mark.parametrize("value", [-0.0, float("nan")])
-def test_minus_zero_and_nan_are_bytes_like_others(pools, value):
-    def write(p):
+def test_minus_zero_and_nan_are_bytes_like_others(pools: Pools, value: float) -> None:
+    def write(p: Pools) -> None:
         p.keys[1, 0, 0] = value
 
     assert [t.region.name for t in changes(pools, write).trespasses] == ["keys"]
@@ -98,14 +101,14 @@ def test_minus_zero_and_nan_are_bytes_like_others(pools, value):
     assert not changes(pools, lambda p: None).trespasses
 
 
-def test_bytes_that_change_places_are_seen(pools):
+def test_bytes_that_change_places_are_seen(pools: Pools) -> None:
     """A sum over the unit would not see it."""
     pools.keys[0, 0] = torch.tensor([1.0, 2.0, 3.0])
     (trespass,) = changes(pools, lambda p: p.keys[0, 0].copy_(torch.tensor([2.0, 1.0, 3.0]))).trespasses
     assert trespass.unit == 0
 
 
-def test_without_a_before_there_is_nothing_to_say(pools):
+def test_without_a_before_there_is_nothing_to_say(pools: Pools) -> None:
     assert Watch(pools).after() == UNWATCHED
     watch = Watch(pools)
     watch.before(Idle(), EVERYTHING)
@@ -113,7 +116,7 @@ def test_without_a_before_there_is_nothing_to_say(pools):
     assert watch.after() == UNWATCHED
 
 
-def test_bits_are_a_view_whatever_the_strides(pools):
+def test_bits_are_a_view_whatever_the_strides(pools: Pools) -> None:
     view = bits(pools.states)
     assert view.dtype == torch.int32 and view.shape == pools.states.shape
     view[0, 0, 0, 0] = 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Pages
 from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.declared_rounding import SCALED_STATE
+from instep_reference.contract.declared_rounding import SCALED_STATE, Blocked
 from instep_reference.contract.engine import Capacity, Row
 from instep_reference.contract.place_names import Place
 from support.checkpoints import config_of
-from support.command import complaint
+from support.command import Runner, complaint
+from support.golden import Golden
 from support.narrow import narrow
 
 MADE = torch.Tensor.new_empty
@@ -40,7 +42,7 @@ def allocated(served: OptimizedEngine) -> int:
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "packed"])
 @pytest.mark.parametrize("conv", CONV_FORMS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy, conv, guarded):
+def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy: str, conv: str, guarded: bool) -> None:
     config = narrow("qwen3.5-4b")
     options = Options(activation=torch.bfloat16, strategy=strategy, conv=conv, guarded=guarded)
     told, each = need(config, options, widest=4, tokens=TOKENS), -(-TOKENS // PAGE_SIZE)
@@ -55,7 +57,7 @@ def test_the_figure_is_what_the_engine_allocates_to_the_byte(strategy, conv, gua
 
 
 @pytest.mark.parametrize(("nodes", "strategy"), [(4, "snapshot"), (9, "columns"), (9, "rerun"), (9, "lazy_rerun")])
-def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes, strategy):
+def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes: int, strategy: str) -> None:
     config, options = narrow("qwen3.5-4b"), Options(activation=torch.bfloat16, strategy=strategy)
     told = need(config, options, 4, TOKENS, nodes=nodes)
     pages = tuple(range(1, 2 * -(-TOKENS // PAGE_SIZE) + 1))
@@ -65,7 +67,7 @@ def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes, str
 
 
 @pytest.mark.parametrize(("layers", "state"), [(1, torch.float32), (3, SCALED_STATE)])
-def test_prefix_figure_equals_the_engines_bytes(layers, state):
+def test_prefix_figure_equals_the_engines_bytes(layers: int, state: Blocked | torch.dtype) -> None:
     config = replace(narrow("qwen3.5-4b"), mtp_layers=layers)
     options = Options(drafter="vanilla" if layers > 1 else "eagle", state=state)
     told, each = need(config, options, 2, 24, tracked=2), -(-24 // PAGE_SIZE)
@@ -80,7 +82,7 @@ def test_prefix_figure_equals_the_engines_bytes(layers, state):
     assert told.fit(told.allocation(2)) == 2 and told.fit(told.allocation(2) - 1) == 1
 
 
-def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
+def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
     attention = pytest.importorskip("instep_optimized.kernels.attention.dispatch")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
@@ -103,7 +105,7 @@ def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch):
         assert max(taken) == asked[0] and 0 < asked[1] <= attention.SCRATCH
 
 
-def test_scratch_memory_of_ops_reduces_the_room():
+def test_scratch_memory_of_ops_reduces_the_room() -> None:
     options, config = Options(activation=torch.bfloat16), shape("qwen3.5-9b")
     plain, kernels = (need(config, options, 4, 4096, load(name)) for name in ("plain", "triton"))
     fits = [one.fit(2**34) for one in (plain, kernels)]
@@ -111,14 +113,14 @@ def test_scratch_memory_of_ops_reduces_the_room():
     assert kernels.allocation(fits[1]) + kernels.scratch(fits[1]) <= 2**34
 
 
-def test_a_longer_request_has_a_longer_line_in_the_page_table():
+def test_a_longer_request_has_a_longer_line_in_the_page_table() -> None:
     short, long = (need(shape("qwen3.5-9b"), Options(), 4, tokens) for tokens in (PAGE_SIZE, 4096))
     # Pitches: a red zone of at least 16 numbers.
     assert long.slot_table - short.slot_table == 8 * ((4096 // PAGE_SIZE + 16) - 32)
     assert (long.pools, long.page) == (short.pools, short.page)
 
 
-def test_table_has_all_strategies_and_rerun_is_smaller():
+def test_table_has_all_strategies_and_rerun_is_smaller() -> None:
     config = shape("qwen3.5-9b")
     found = {(one.strategy, one.conv): one for one in needs(config, Options(activation=torch.bfloat16), 4, 4096)}
     assert set(found) == {(strategy, conv) for strategy in STRATEGIES for conv in CONV_FORMS}
@@ -131,7 +133,7 @@ def test_table_has_all_strategies_and_rerun_is_smaller():
 
 
 @pytest.mark.slow
-def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path, golden):
+def test_the_command_prints_a_line_for_each_and_writes_them(instep: Runner, tmp_path: Path, golden: Golden) -> None:
     ran = instep("memory", "qwen3.5-9b", "--candidates", "1,3,7", "--gib", "80", "--json", tmp_path / "m.json")
     assert ran.code == 0, ran
     golden("memory", ran.out)
@@ -147,14 +149,14 @@ def test_the_command_prints_a_line_for_each_and_writes_them(instep, tmp_path, go
     assert instep("memory", "fixtures/tiny/config.json", "--num-steps", "0").code == 0
 
 
-def config_of_experts(tmp_path, experts):
+def config_of_experts(tmp_path: Path, experts: int) -> Path:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config_of("moe", num_experts=experts)))
     return file
 
 
 @pytest.mark.parametrize("experts", [4, 2**31])
-def test_expert_weights_are_counted_without_listing_names(experts, tmp_path):
+def test_expert_weights_are_counted_without_listing_names(experts: int, tmp_path: Path) -> None:
     config = ModelConfig.from_file(config_of_experts(tmp_path, experts))
     layers, more = len(config.layer_kinds) + config.mtp_layers, replace(config, experts=experts + 1)
     each = config.hidden + 3 * config.hidden * config.expert_intermediate  # its router row and its three matrices
@@ -164,12 +166,12 @@ def test_expert_weights_are_counted_without_listing_names(experts, tmp_path):
         assert weights_bytes(config, torch.bfloat16) == 2 * one_by_one
 
 
-def test_two_billion_experts_are_counted_and_absurd_numbers_refused(instep, tmp_path):
+def test_two_billion_experts_are_counted_and_absurd_numbers_refused(instep: Runner, tmp_path: Path) -> None:
     ran = instep("memory", config_of_experts(tmp_path, 2**31))
     assert ran.code == 0 and "weights 31360.00 GiB" in ran.out, ran.out
     said = complaint(instep("memory", config_of_experts(tmp_path, 10**400)))
     assert "config.json: num_experts" in said and "expected at most 9223372036854775807" in said
 
 
-def test_sizes_are_spelled_in_the_largest_whole_unit():
+def test_sizes_are_spelled_in_the_largest_whole_unit() -> None:
     assert [spelled(size) for size in (12, 2048, 3 * 2**19, 5 * 2**30)] == ["12 B", "2.00 KiB", "1.50 MiB", "5.00 GiB"]

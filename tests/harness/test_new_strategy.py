@@ -18,7 +18,7 @@ from support.traces import brief, recorded
 
 
 @pytest.fixture
-def trace(tmp_path_factory, monkeypatch) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Trace:
     monkeypatch.setitem(commit.STRATEGIES, "put_by", PUT_BY)
     return recorded(tmp_path_factory.mktemp("new"), brief())
 
@@ -28,19 +28,19 @@ def found(trace: Trace, ops: str) -> list[Comparison]:
 
 
 @pytest.mark.slow
-def test_it_agrees_and_its_positions_are_looked_at(trace):
+def test_it_agrees_and_its_positions_are_looked_at(trace: Trace) -> None:
     verdict = Replay(trace, Setting("plain", strategy="put_by", drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]
 
 
 @pytest.mark.slow
-def test_column_after_a_window_is_named(trace):
+def test_column_after_a_window_is_named(trace: Trace) -> None:
     said = [one.diagnosis for one in found(trace, "support.wrong_ops:ONE_COLUMN_MORE") if one.check == "tails"]
     assert said[0] == ("put_by row 0 changed at position 2; this event writes only positions 0 to 1 "
                        "there")  # fmt: skip
 
 
-def test_a_pool_that_is_too_narrow_is_named_with_its_place(trace, monkeypatch):
+def test_a_pool_that_is_too_narrow_is_named_with_its_place(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PutBy, "narrower", 1)
     first = found(trace, "plain")[0]
     assert first.diagnosis == "put_by has 3 columns; 4 are needed for the widest window, of 4 tokens"

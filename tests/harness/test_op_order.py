@@ -46,17 +46,19 @@ def wrong(kind: str, stage: str, layer: int, component: str, event: int = 4) -> 
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value[0]}.{value[2]}",
 )
-def test_a_cause_is_named_before_what_follows_from_it(kind, cause, effect):
+def test_a_cause_is_named_before_what_follows_from_it(
+    kind: str, cause: tuple[str, int, str], effect: tuple[str, int, str]
+) -> None:
     late, early = wrong(kind, *effect), wrong(kind, *cause)
     assert Verdict([late, early]).findings == [early, late]
 
 
-def test_an_earlier_event_comes_first_whatever_its_place():
+def test_an_earlier_event_comes_first_whatever_its_place() -> None:
     one, other = wrong("draft", "chain.3", AFTER_LAYERS, "pick", event=3), wrong("forward", "trunk", 0, "normed")
     assert Verdict([other, one]).findings[0] is one
 
 
-def test_every_component_has_its_ops():
+def test_every_component_has_its_ops() -> None:
     for component in COMPONENTS:
         makers = ops_of(Place("trunk", 0, component))
         assert makers and set(makers) <= set(OPS), component
@@ -64,7 +66,7 @@ def test_every_component_has_its_ops():
     assert all(in_memory(Place("trunk", 0, name)) for name in WRITERS if name not in ("length", "root", "tail"))
 
 
-def test_outputs_of_one_call_are_patched_together():
+def test_outputs_of_one_call_are_patched_together() -> None:
     assert {place.component for place in siblings(Place("trunk", 2, "k"))} == {"q", "k", "v", "log_decay", "beta"}
     assert siblings(Place("trunk", 2, "z")) == (Place("trunk", 2, "z"),)
     assert also_writes(Place("trunk", 2, "core"), Place("trunk", 2, "state"))

@@ -17,8 +17,10 @@ from instep.oracle import chunked_yardstick
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.reordered_arithmetic import by_a_unit, up_or_down
+from instep.watch.event_context import EventContext
 from instep.watch.rows_by_request import paths, row_spans, rows
 from instep.watch.rows_subject_must_show import due
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support import contexts as m
@@ -28,29 +30,31 @@ ROUNDS = 22  # events: chunks, plain steps, and rounds of every outcome
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, list[EventContext]]:
     opened = m.checkpoint(tmp_path_factory.mktemp("oracle"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
     return opened, m.run(opened, m.events_of(opened)[:ROUNDS])
 
 
 @pytest.fixture(scope="module")
-def pieces(run):
+def pieces(run: tuple[Checkpoint, list[EventContext]]) -> list[tuple[EventContext, list[Recomputation]]]:
     oracle = oracle_of(run[0])
     return [(context, [r for r in oracle.at(context) if isinstance(r, Recomputation)]) for context in run[1]]
 
 
-def oracle_of(opened):
+def oracle_of(opened: Checkpoint) -> Oracle:
     return Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
 
 
-def test_every_place_of_the_subject_is_recomputed(pieces):
+def test_every_place_of_the_subject_is_recomputed(pieces: list[tuple[EventContext, list[Recomputation]]]) -> None:
     """All but the picks, which are choices, and judged as such."""
     for context, found in pieces:
         covered = {place for piece in found for place in piece.truth.places if due(context, place, piece.span)}
         assert covered == {place for place in context.subject.places if place.component != "pick"}
 
 
-def test_recomputed_truth_is_fp64_and_equals_the_free_run(pieces):
+def test_recomputed_truth_is_fp64_and_equals_the_free_run(
+    pieces: list[tuple[EventContext, list[Recomputation]]]
+) -> None:
     for context, found in pieces:
         for piece in found:
             for place, tensor in piece.truth.places.items():
@@ -60,7 +64,7 @@ def test_recomputed_truth_is_fp64_and_equals_the_free_run(pieces):
                     torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
 
 
-def test_states_are_restarted_except_for_a_verify(pieces):
+def test_states_are_restarted_except_for_a_verify(pieces: list[tuple[EventContext, list[Recomputation]]]) -> None:
     written = {piece.span.kind for _, found in pieces for piece in found if piece.writes_state}
     assert written == {"prefill", "decode", "commit"}
     for context, found in pieces:
@@ -71,7 +75,7 @@ def test_states_are_restarted_except_for_a_verify(pieces):
                 assert len(piece.yardsticks.state) >= 4
 
 
-def test_prefill_has_a_chunked_and_recurrent_yardsticks(pieces):
+def test_prefill_has_a_chunked_and_recurrent_yardsticks(pieces: list[tuple[EventContext, list[Recomputation]]]) -> None:
     chunk = next(
         piece for _, found in pieces for piece in found if piece.span.kind == "prefill" and piece.folding)
     drawn = {place.component: len(tensor) for place, tensor in chunk.yardsticks.places.items()}
@@ -94,7 +98,9 @@ WRONG_FORMS = {
 
 
 @pytest.mark.parametrize("form", WRONG_FORMS)
-def test_wrong_chunked_form_does_not_widen_the_allowance(run, monkeypatch, form):
+def test_wrong_chunked_form_does_not_widen_the_allowance(
+    run: tuple[Checkpoint, list[EventContext]], monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
     """A reference that is wrong in chunks would loosen T2 for every prompt: it is refused with a sentence."""
     (wrong, where), right = WRONG_FORMS[form], chunked_yardstick.recur_in_chunks
     monkeypatch.setattr(chunked_yardstick, "recur_in_chunks", lambda *given: wrong(right, *given))
@@ -105,13 +111,13 @@ def test_wrong_chunked_form_does_not_widen_the_allowance(run, monkeypatch, form)
             oracle.at(context)
 
 
-def test_few_rows_are_drawn_more_often_than_many(pieces):
+def test_few_rows_are_drawn_more_often_than_many(pieces: list[tuple[EventContext, list[Recomputation]]]) -> None:
     found = [piece for _, several in pieces for piece in several if piece.span.kind != "commit"]
     assert {len(next(iter(p.yardsticks.places.values()))) for p in found if p.span.count == 1} == {16}
     assert all(not p.truth.places.keys() ^ p.yardsticks.places.keys() for p in found)
 
 
-def test_earlier_error_is_not_reported_again(run):
+def test_earlier_error_is_not_reported_again(run: tuple[Checkpoint, list[EventContext]]) -> None:
     """The restart continues from the subject's own wrong bits, so later events are judged separately."""
     opened, contexts = run
     at = next(x.index for x in contexts if isinstance(x.event, Commit)) - 1
@@ -130,7 +136,7 @@ def test_earlier_error_is_not_reported_again(run):
     assert not torch.allclose(*said, rtol=0.1)
 
 
-def test_it_answers_twice_without_forgetting_the_window(run):
+def test_it_answers_twice_without_forgetting_the_window(run: tuple[Checkpoint, list[EventContext]]) -> None:
     opened, contexts = run
     oracle = oracle_of(opened)
     for context in contexts[:10]:  # two rounds
@@ -138,7 +144,9 @@ def test_it_answers_twice_without_forgetting_the_window(run):
     assert not oracle.flights
 
 
-def test_every_state_is_computed_between_whole_events(run, pieces):
+def test_every_state_is_computed_between_whole_events(
+    run: tuple[Checkpoint, list[EventContext]], pieces: list[tuple[EventContext, list[Recomputation]]]
+) -> None:
     """A commit that is judged whole has every op of its window, whichever were judged at its verify."""
     oracle, opened = oracle_of(run[0]), 0
     oracle.every = next(n for n, (context, _) in enumerate(pieces) if context.kind == "commit")
@@ -159,7 +167,7 @@ def test_every_state_is_computed_between_whole_events(run, pieces):
 
 
 @pytest.fixture(scope="module")
-def branched(run):
+def branched(run: tuple[Checkpoint, list[EventContext]]) -> tuple[list[EventContext], ...]:
     """A tree and a chain in one batch: of the tree nodes 0, 2, 4 are accepted."""
     opened, _ = run
     drafts = Draft(("a", "b"), ((3, 4, 5, 7), (6, 7, 8)), ((0, 0, 1, 2), (0, 1, 2)))
@@ -173,7 +181,7 @@ def branched(run):
     return contexts, [oracle.at(context) for context in contexts]
 
 
-def test_a_tree_is_computed_again_as_a_chain_is(branched):
+def test_a_tree_is_computed_again_as_a_chain_is(branched: tuple[list[EventContext], ...]) -> None:
     contexts, answers = branched
     for context, found in zip(contexts[-3:], answers[-3:], strict=True):
         assert all(isinstance(one, Recomputation) for one in found) and {one.request for one in found} == {"a", "b"}
@@ -186,7 +194,7 @@ def test_a_tree_is_computed_again_as_a_chain_is(branched):
                 torch.testing.assert_close(tensor, right, rtol=1e-3, atol=1e-4)
 
 
-def test_state_of_another_tree_node_is_named(branched):
+def test_state_of_another_tree_node_is_named(branched: tuple[list[EventContext], ...]) -> None:
     (*_, committed), (*_, found) = branched
     states = [piece for piece in found if piece.writes_state and piece.request == "a"]
     assert states
@@ -207,7 +215,7 @@ def test_state_of_another_tree_node_is_named(branched):
     ]
 
 
-def test_rows_are_shared_out_by_the_trace_alone(run):
+def test_rows_are_shared_out_by_the_trace_alone(run: tuple[Checkpoint, list[EventContext]]) -> None:
     _, contexts = run
     for context in contexts:
         stages = {place.stage for place in context.truth.places}
@@ -223,7 +231,7 @@ def test_rows_are_shared_out_by_the_trace_alone(run):
             assert paths(free, free.event) == list(context.event.accepted)
 
 
-def test_stochastic_rounding_is_unbiased():
+def test_stochastic_rounding_is_unbiased() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.cat((torch.randn(200, generator=generator), torch.tensor([0.0, 1.0, -1.0, 0.5, 1 + 2**-9, 1 - 2**-10])))
     drawn = torch.stack([up_or_down(x, torch.bfloat16, generator) for _ in range(4000)])
@@ -239,7 +247,7 @@ def test_stochastic_rounding_is_unbiased():
     assert (wide - x).abs().max() < 2**-10 * 4 and wide.to(torch.float16).to(x.dtype).equal(wide)
 
 
-def test_draws_move_wide_storage_within_one_ulp():
+def test_draws_move_wide_storage_within_one_ulp() -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.cat((torch.randn(500, generator=generator), torch.zeros(1)))
     moved = by_a_unit(x, generator)

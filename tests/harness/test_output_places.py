@@ -10,14 +10,15 @@ import os
 import stat
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from instep.atomic_write import writable, write_atomically
-from instep.trace.file import beside, read, replaceable
+from instep.trace.file import Trace, beside, read, replaceable
 from instep_reference.contract.errors import BadInput
-from support.command import complaint
+from support.command import Runner, complaint
 from support.process import start
 from support.traces import policy, recorded
 
@@ -39,21 +40,21 @@ def device(folder: Path, minor: int) -> Path:
     return node
 
 
-def test_a_full_device_refuses_and_stays_a_device(instep, tmp_path):
+def test_a_full_device_refuses_and_stays_a_device(instep: Runner, tmp_path: Path) -> None:
     node = device(tmp_path, 7)
     assert "No space left on device" in complaint(instep(*MEMORY, "--json", node))
     assert stat.S_ISCHR(node.stat().st_mode)
     assert [entry.name for entry in tmp_path.iterdir()] == ["node"]
 
 
-def test_a_device_takes_more_than_one_content(tmp_path):
+def test_a_device_takes_more_than_one_content(tmp_path: Path) -> None:
     node, file = device(tmp_path, 3), tmp_path / "file"
     writable(node, node)
     write_atomically({node: b"nothing", file: b"something"})
     assert stat.S_ISCHR(node.stat().st_mode) and file.read_bytes() == b"something"
 
 
-def test_nothing_is_replaced_when_a_device_refuses(tmp_path):
+def test_nothing_is_replaced_when_a_device_refuses(tmp_path: Path) -> None:
     node, file = device(tmp_path, 7), tmp_path / "file"
     file.write_bytes(b"before")
     with pytest.raises(BadInput, match="No space left"):
@@ -61,7 +62,7 @@ def test_nothing_is_replaced_when_a_device_refuses(tmp_path):
     assert file.read_bytes() == b"before"
 
 
-def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     heard: list[bytes] = []
@@ -73,7 +74,7 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
 
 
 @pytest.mark.parametrize("target_is_there", [True, False])
-def test_a_link_is_followed_and_stays_a_link(tmp_path, target_is_there):
+def test_a_link_is_followed_and_stays_a_link(tmp_path: Path, target_is_there: bool) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     target, link, middle = folder / "target", tmp_path / "link", tmp_path / "middle"
@@ -88,7 +89,7 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path, target_is_there):
     assert [entry.name for entry in folder.iterdir()] == ["target"]
 
 
-def test_circular_and_dangling_links_are_refused(tmp_path):
+def test_circular_and_dangling_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to("one")
     (tmp_path / "far").symlink_to(Path("no") / "such" / "file")
@@ -98,7 +99,7 @@ def test_circular_and_dangling_links_are_refused(tmp_path):
                 writable(tmp_path / name, *others)
 
 
-def test_two_names_of_one_file_are_refused_before_any_work(tmp_path):
+def test_two_names_of_one_file_are_refused_before_any_work(tmp_path: Path) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     link.symlink_to("file")
     for _ in range(2):  # before the file is there, and after
@@ -109,7 +110,7 @@ def test_two_names_of_one_file_are_refused_before_any_work(tmp_path):
         writable(Path("-"), Path("/dev/stdout"))
 
 
-def test_replaced_file_keeps_its_mode(tmp_path):
+def test_replaced_file_keeps_its_mode(tmp_path: Path) -> None:
     secret, new = tmp_path / "secret", tmp_path / "new"
     secret.write_bytes(b"before")
     secret.chmod(0o640)
@@ -125,8 +126,8 @@ def test_replaced_file_keeps_its_mode(tmp_path):
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("place", ["file/pictures", "file", "taken"])
 def test_unknown_picture_formats_are_refused_before_measuring(
-    instep, tmp_path, monkeypatch, place, joins
-):
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, joins: bool
+) -> None:
     kept, out = Path("fixtures/results/bench-native.json"), tmp_path / "out.json"
     (tmp_path / "file").touch()
     (tmp_path / "taken" / "pick.svg").mkdir(parents=True)
@@ -136,8 +137,10 @@ def test_unknown_picture_formats_are_refused_before_measuring(
     assert str(tmp_path / place) in said and not out.exists()
 
 
-def test_failing_picture_keeps_the_table_and_the_file(instep, tmp_path, monkeypatch):
-    def full(found, folder):
+def test_failing_picture_keeps_the_table_and_the_file(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(found: Any, folder: Path) -> None:
         raise BadInput(str(folder), found="No space left", expected="a place that can be written")
 
     monkeypatch.setattr("instep_speed.bench.plots.write", full)
@@ -149,7 +152,7 @@ def test_failing_picture_keeps_the_table_and_the_file(instep, tmp_path, monkeypa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path):
+def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "kept").write_bytes(b"before")
     (tmp_path / "kept").chmod(0o444)
     with pytest.raises(BadInput, match="must not be written"):
@@ -158,7 +161,7 @@ def test_a_file_that_must_not_be_written_is_not_replaced(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["-", "/dev/fd/1"])  # nothing could be put in the place of the second
-def test_result_on_stdout_is_the_only_output_there(tmp_path, name):
+def test_result_on_stdout_is_the_only_output_there(tmp_path: Path, name: str) -> None:
     done = start(*MEMORY, "--json", name, cwd=tmp_path)
     out, err = done.communicate(timeout=120)
     assert done.returncode == 0 and json.loads(out)["widest"] == 4
@@ -166,7 +169,7 @@ def test_result_on_stdout_is_the_only_output_there(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_engine_prints_do_not_reach_a_result_on_stdout(tmp_path):
+def test_engine_prints_do_not_reach_a_result_on_stdout(tmp_path: Path) -> None:
     made = recorded(tmp_path, policy(deeds=()))
     (tmp_path / "loud.py").write_text(
         "from instep_optimized.ops.plain import PLAIN\nprint('a word of the op set')\nLOUD = PLAIN\n"
@@ -177,7 +180,7 @@ def test_engine_prints_do_not_reach_a_result_on_stdout(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stdout_that_is_full_is_one_line(tmp_path):
+def test_a_stdout_that_is_full_is_one_line(tmp_path: Path) -> None:
     with device(tmp_path, 7).open("w") as full:
         for words in (MEMORY, (*MEMORY, "--json", "-")):
             done = start(*words, stdout=full)
@@ -187,11 +190,11 @@ def test_a_stdout_that_is_full_is_one_line(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("made"), policy(deeds=(), rounds=1))
 
 
-def test_a_trace_replaces_a_trace_and_nothing_else(made, tmp_path):
+def test_a_trace_replaces_a_trace_and_nothing_else(made: Trace, tmp_path: Path) -> None:
     text, tensors = made.path.read_bytes(), beside(made.path).read_bytes()
     out = tmp_path / "out.jsonl"
     for mine, theirs, found in (
@@ -211,7 +214,9 @@ def test_a_trace_replaces_a_trace_and_nothing_else(made, tmp_path):
             replaceable(out)
 
 
-def test_record_keeps_the_weights_of_a_model_and_the_lines_of_a_log(instep, made, tmp_path):
+def test_record_keeps_the_weights_of_a_model_and_the_lines_of_a_log(
+    instep: Runner, made: Trace, tmp_path: Path
+) -> None:
     model = made.path.parent / "model"
     (tmp_path / "prompts.json").write_text('[{"name": "few", "tokens": [1, 2]}]')
     (tmp_path / "policy.json").write_bytes(msgspec.json.encode(policy(deeds=())))

@@ -6,6 +6,7 @@ Leaves out: the engine's own end of it (`tests/optimized/test_engine_rounds.py`)
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.checkpoints import write
+from support.command import Runner
 from support.covering import few
 from support.traces import PROMPTS, VOCAB, policy, recorded
 
@@ -33,20 +35,20 @@ ROUNDS = policy(
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("overlap"), ROUNDS)
 
 
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
-def test_pages_of_the_worst_case_are_predicted(trace, strategy):
+def test_pages_of_the_worst_case_are_predicted(trace: Trace, strategy: str) -> None:
     setting = Setting("ledger", strategy=strategy, overlap=True)
     verdict = Replay(trace, setting, checks=lambda plan: [Identity()]).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events)
 
 
-def test_the_prediction_differs_from_that_of_waiting_rounds(trace):
+def test_the_prediction_differs_from_that_of_waiting_rounds(trace: Trace) -> None:
     """Or nothing above would show anything: some event leaves more pages than exact lengths need."""
     waiting, overlapping = EventRules(trace.header), EventRules(trace.header, overlap=True)
     more = 0
@@ -60,7 +62,7 @@ def test_the_prediction_differs_from_that_of_waiting_rounds(trace):
 
 
 @pytest.mark.slow
-def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
+def test_rules_of_waiting_rounds_see_that_they_overlap(trace: Trace) -> None:
     participants = replace(participants_of(Replay(trace, Setting("ledger", overlap=True)).plan), overlap=False)
     lockstep, off = Lockstep(trace, participants), []
     while lockstep.next < len(trace.events):
@@ -70,7 +72,7 @@ def test_rules_of_waiting_rounds_see_that_they_overlap(trace):
     assert off
 
 
-def test_reading_a_state_changes_no_page(trace):
+def test_reading_a_state_changes_no_page(trace: Trace) -> None:
     """Everything is read from one engine after every event, and nothing from its twin."""
     plan = Replay(trace, Setting("plain", overlap=True)).plan
     asked, left_alone = bare(plan), bare(plan)
@@ -83,7 +85,7 @@ def test_reading_a_state_changes_no_page(trace):
         assert asked.pages() == left_alone.pages(), event
 
 
-def test_reading_a_length_does_not_update_the_reservation():
+def test_reading_a_length_does_not_update_the_reservation() -> None:
     class Counts:
         def list(self) -> list[int]:
             return [2]
@@ -96,7 +98,7 @@ def test_reading_a_length_does_not_update_the_reservation():
 
 
 @pytest.mark.slow
-def test_event_that_fits_only_by_exact_lengths_is_served(tmp_path):
+def test_event_that_fits_only_by_exact_lengths_is_served(tmp_path: Path) -> None:
     """The worst case has no room: both the rules and the engine go by exact lengths."""
     loose = recorded(tmp_path / "loose", ROUNDS)
     rules, most = EventRules(loose.header), 0
@@ -115,7 +117,7 @@ def served(trace: Trace) -> bool:
 
 
 @pytest.mark.slow
-def test_request_near_its_limit_uses_exact_lengths(tmp_path):
+def test_request_near_its_limit_uses_exact_lengths(tmp_path: Path) -> None:
     """The worst case of the last round is more than a request may have; its exact length is not."""
     rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
     rules = EventRules((loose := recorded(tmp_path / "loose", rejected)).header, overlap=True)
@@ -134,7 +136,7 @@ def test_request_near_its_limit_uses_exact_lengths(tmp_path):
 
 
 @pytest.mark.slow
-def test_request_ends_one_round_late_with_a_note(instep, tmp_path):
+def test_request_ends_one_round_late_with_a_note(instep: Runner, tmp_path: Path) -> None:
     """As a user records it."""
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)
     files = {"prompts": tmp_path / "prompts.json", "policy": tmp_path / "policy.json"}
@@ -158,6 +160,6 @@ def test_request_ends_one_round_late_with_a_note(instep, tmp_path):
     assert one.index("finish") < two.index("finish")
 
 
-def test_external_engine_decides_whether_rounds_overlap(trace):
+def test_external_engine_decides_whether_rounds_overlap(trace: Trace) -> None:
     with pytest.raises(BadInput, match=r"--overlap: found support\.subjects:right"):
         participants_of(Replay(trace, Setting("support.subjects:right", overlap=True)).plan)

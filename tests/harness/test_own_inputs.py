@@ -6,14 +6,17 @@ Leaves out: what is judged with it.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation, rerun
+from instep.oracle.states_with_folded_tokens import Run
 from instep.watch.rows_subject_must_show import UPDATE
 from instep_reference.contract.engine import Commit
+from instep_reference.weights import Weights
 from support import contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, piece by piece
@@ -34,7 +37,7 @@ READ_BY = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Weights, list[tuple[Any, ...]]]:
     opened = m.checkpoint(tmp_path_factory.mktemp("own"))
     oracle = Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)
     contexts = m.run(opened, m.events_of(opened)[:10])  # two rounds: each test takes the first that fits
@@ -42,12 +45,14 @@ def run(tmp_path_factory):
     return oracle.runner.truth, pieces
 
 
-def moved(one, other):
+def moved(one: Run, other: Run) -> set[str]:
     return {place.component for place, x in one.places.items() if not torch.equal(x, other.places[place])}
 
 
 @pytest.mark.parametrize("kind", READ_BY)
-def test_op_rerun_uses_the_subjects_rows_and_changes_nothing_after(run, kind):
+def test_op_rerun_uses_the_subjects_rows_and_changes_nothing_after(
+    run: tuple[Weights, list[tuple[Any, ...]]], kind: str
+) -> None:
     weights, contexts = run
     piece = next(p for _, found in contexts for p in found
                  if p.span.kind == "verify" and p.layer == weights.config.layer_kinds.index(kind))  # fmt: skip
@@ -59,7 +64,7 @@ def test_op_rerun_uses_the_subjects_rows_and_changes_nothing_after(run, kind):
         assert moved(rerun(replace(piece, own=own), weights), right) == readers, component
 
 
-def test_the_draft_head_joins_the_rows_of_the_subject(run):
+def test_the_draft_head_joins_the_rows_of_the_subject(run: tuple[Weights, list[tuple[Any, ...]]]) -> None:
     weights, contexts = run
     piece = next(p for _, found in contexts for p in found if p.stage == "extend" and p.layer == -1)
     readers = {"embedding": {"normed"}, "normed": {"joined"}, "post_normed": {"joined"}, "joined": {"fused"}}
@@ -68,7 +73,9 @@ def test_the_draft_head_joins_the_rows_of_the_subject(run):
         assert moved(rerun(piece, weights, changed), rerun(piece, weights)) == moves
 
 
-def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(run):
+def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(
+    run: tuple[Weights, list[tuple[Any, ...]]]
+) -> None:
     weights, contexts = run
     piece = next(p for _, found in contexts for p in found if p.span.kind == "verify" and p.folding)
     bare = rerun(replace(piece, own={}), weights)
@@ -77,7 +84,9 @@ def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(run):
     assert not moved(rerun(replace(piece, own=cut), weights), piece.truth)
 
 
-def test_rerun_accepts_another_position_configuration_or_memory(run):
+def test_rerun_accepts_another_position_configuration_or_memory(
+    run: tuple[Weights, list[tuple[Any, ...]]]
+) -> None:
     weights, contexts = run
     kinds = weights.config.layer_kinds
     attention, recurrent = (
@@ -95,7 +104,9 @@ def test_rerun_accepts_another_position_configuration_or_memory(run):
     assert moved(rerun(forgot, weights), rerun(recurrent, weights)) == {"core", UPDATE}
 
 
-def test_a_commit_folds_the_rows_that_the_subject_showed_at_the_verify(run):
+def test_a_commit_folds_the_rows_that_the_subject_showed_at_the_verify(
+    run: tuple[Weights, list[tuple[Any, ...]]]
+) -> None:
     weights, contexts = run
     piece = next(p for x, found in contexts for p in found
                  if isinstance(x.event, Commit) and p.folding and len(p.span.nodes) > 1)  # fmt: skip

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from instep_reference.contract.config import ModelConfig
 from peers.live import cost
 from peers.live.cost import NotRight, Repetition, checked
 from support import fake_sglang
-from support.fake_sglang import Served
+from support.fake_sglang import Model, Served
 from support.recorded import TINY
 
 RELEASE = "0.5.13"
@@ -28,7 +31,7 @@ def model() -> fake_sglang.Model:
 
 
 @pytest.fixture
-def served(model, tmp_path, monkeypatch):
+def served(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A function that serves two requests with a variant in one process: label -> what was served."""
     monkeypatch.setenv(cost.FOLDER, str(tmp_path))
     with fake_sglang.imported(fake_sglang.write(tmp_path, RELEASE)), torch.inference_mode():
@@ -57,7 +60,7 @@ def served(model, tmp_path, monkeypatch):
         yield serve
 
 
-def test_one_process_runs_all_variants_by_turns(served, tmp_path):
+def test_one_process_runs_all_variants_by_turns(served: Callable[..., Any], tmp_path: Path) -> None:
     for number in range(2):
         for variant in cost.order(number):
             label = f"{variant}-{number}"
@@ -66,7 +69,7 @@ def test_one_process_runs_all_variants_by_turns(served, tmp_path):
             assert bool(found.events) == (tmp_path / label).exists() and found.written == 0
 
 
-def test_states_are_counted(served, tmp_path, monkeypatch):
+def test_states_are_counted(served: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(cost.VARIANTS, cost.DEFAULT, {"every": 2})
     found = checked(served("default-0", 5), tmp_path / "default-0")
     assert found.written == 3, "of the prefill and five rounds"
@@ -79,7 +82,7 @@ def test_states_are_counted(served, tmp_path, monkeypatch):
     (lambda text: text.replace('"nodes":[1,2]', '"nodes":[1]', 1), "8 windows|4 windows and 12 tokens.*equal: False"),
     (lambda text: "".join(text.splitlines(True)[:-1]), "events stated"),
 ])  # fmt: skip
-def test_a_damaged_recording_does_not_count(served, tmp_path, damage, message):
+def test_a_damaged_recording_does_not_count(served: Any, tmp_path: Path, damage: Any, message: str) -> None:
     one = served("tokens-0")
     events = tmp_path / "tokens-0" / "events.jsonl"
     events.write_text(damage(events.read_text()))
@@ -87,7 +90,7 @@ def test_a_damaged_recording_does_not_count(served, tmp_path, damage, message):
         checked(one, tmp_path / "tokens-0")
 
 
-def test_other_answers_and_windows_do_not_count(served, tmp_path):
+def test_other_answers_and_windows_do_not_count(served: Callable[..., Any], tmp_path: Path) -> None:
     one = served("tokens-0")
     name, (tokens, windows) = next(iter(one.answers.items()))
     for wrong in (([*tokens[:-1], 0], windows), (tokens, windows + 1)):
@@ -102,30 +105,34 @@ def test_other_answers_and_windows_do_not_count(served, tmp_path):
         checked(one, tmp_path / "elsewhere")
 
 
-def test_simulated_acceptance_accepts_the_drafts():
+def test_simulated_acceptance_accepts_the_drafts() -> None:
     window = SimpleNamespace(draft_token_num=4, draft_token=torch.tensor([5, 6, 7, 8, 1, 2, 3, 4]))
     sampled = torch.full((8,), 100), torch.tensor([3, 3]), None
     predicted, lengths, _ = cost.accept_drafts(lambda *_: sampled, window)
     assert predicted.tolist() == [6, 7, 8, 100, 2, 3, 4, 100] and lengths is sampled[1]
 
 
-def test_the_model_has_the_published_shape():
+def test_the_model_has_the_published_shape() -> None:
     wrapped = json.loads(cost.model_config())
     assert ModelConfig.from_dict(wrapped) == shape("qwen3.5-4b")
     assert sum(wrapped["text_config"]["rope_parameters"]["mrope_section"]) * 2 == 256 * 0.25
 
 
 @pytest.mark.parametrize(("slow", "exit_code"), [(0.0, 0), (0.4, 1)])
-def test_the_result_has_the_losses(tmp_path, monkeypatch, capsys, slow, exit_code):
+def test_the_result_has_the_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow: float, exit_code: int
+) -> None:
     class Engine:
-        def __init__(self, **_):
+        def __init__(self, **_: Any) -> None:
             pass
 
-        def generate(self, input_ids, sampling_params, rid):
+        def generate(
+            self, input_ids: list[list[int]], sampling_params: dict[str, int], rid: list[str]
+        ) -> list[dict[str, dict[str, Any] | list[Any]]]:
             tokens, clock[0] = sampling_params["max_new_tokens"], clock[0] + 1 + slow * rid[0].startswith("default")
             return [{"output_ids": [1] * tokens, "meta_info": {"spec_verify_ct": 3}} for _ in input_ids]
 
-        def shutdown(self):
+        def shutdown(self) -> None:
             pass
 
     clock, sglang = [0.0], ModuleType("sglang")
@@ -149,7 +156,7 @@ def test_the_result_has_the_losses(tmp_path, monkeypatch, capsys, slow, exit_cod
     assert "a card, SGLang" in said and ("TOO SLOW" in said) == bool(exit_code)
 
 
-def test_the_page_has_the_committed_result():
+def test_the_page_has_the_committed_result() -> None:
     top = TINY.absolute().parents[1]
     file = top / cost.RESULT
     found = json.loads(file.read_text()) if file.exists() else None

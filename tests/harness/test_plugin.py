@@ -353,7 +353,9 @@ def test_engine_with_verbs_is_an_item(home: Path) -> None:
     ("instep_engine = support.by_verbs:right", "--instep-ops=ledger", "ledger",
      "--instep-ops overrides instep_engine of the ini file"),
 ])  # fmt: skip
-def test_command_line_overrides_the_ini_file_with_a_note(home, ini, typed, served, said):
+def test_command_line_overrides_the_ini_file_with_a_note(
+    home: Path, ini: str, typed: str, served: str, said: str
+) -> None:
     from_file = ("-c", "who.ini", "--rootdir", ".")  # no pytest.ini: the next test would read it too
     (home / "who.ini").write_text(f"[pytest]\n{ini}\n")
     done = session(home, *from_file, "--instep-traces=traces", typed, "-v")

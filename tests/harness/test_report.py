@@ -71,7 +71,7 @@ def test_levels_of_one_trace_have_a_table_each_and_shared_notes_once() -> None:
     assert "triton, rerun, windows agrees: " in said and "triton, columns, windows agrees: " in said
 
 
-def test_the_cause_is_written_as_data():
+def test_the_cause_is_written_as_data() -> None:
     located = Located(comparison(), "memory", None, "says", ("--graft trunk.3.state@41",), ("if transposed",), 3)
     assert outcome_data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {
         "cause": "memory", "op": None, "says": "says", "options": ("--graft trunk.3.state@41",),
@@ -79,7 +79,7 @@ def test_the_cause_is_written_as_data():
     }
 
 
-def test_the_measure_of_a_number_is_named():
+def test_the_measure_of_a_number_is_named() -> None:
     for check, tier, said in (
         ("undecidable", Tier.DIRECTED, "(part 0.6, limit 0.5;"), ("ties", Tier.DECISIONS, "(ties 0.6, limit 0.5;"),
         ("directed", Tier.DIRECTED, "(projection 0.6000, limit 0.5;"), ("derived", Tier.DERIVED, "(error 0.6,"),
@@ -87,18 +87,18 @@ def test_the_measure_of_a_number_is_named():
         assert said in divergence(outcome(comparison(check=check, tier=tier, worst=0.6)))
 
 
-def test_undecided_pairs_are_printed_with_their_total():
+def test_undecided_pairs_are_printed_with_their_total() -> None:
     pairs = [comparison(undecided=3, pairs=1200, blocks=8), comparison(undecided=1, pairs=300, blocks=2)]
     ties = [comparison(tier=Tier.DECISIONS, undecided=1, blocks=40), comparison(tier=Tier.DERIVED, blocks=5)]
     rows = {total.tier: cells_of(total)[-2] for total in tiers(outcome(*pairs, *ties))}
     assert rows == {Tier.DIRECTED: "4 of 1.5k", Tier.DECISIONS: "1 of 40", Tier.DERIVED: ""}
 
 
-def test_a_nan_is_the_worst():
+def test_a_nan_is_the_worst() -> None:
     assert math.isnan(tiers(outcome(comparison(), comparison(worst=float("nan")), comparison()))[0].used)
 
 
-def test_the_command_repeats_what_is_not_usual():
+def test_the_command_repeats_what_is_not_usual() -> None:
     plan = SimpleNamespace(setting=Setting(
         "plain", "cpu", "bfloat16", "KV", "columns", "widened", drafter="vanilla", graphs=True, overlap=True,
         guarded=False,
@@ -111,7 +111,7 @@ def test_the_command_repeats_what_is_not_usual():
     )
 
 
-def test_the_command_repeats_the_variant():
+def test_the_command_repeats_the_variant() -> None:
     patches = tuple(map(patch_of, ("trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42")))
     told = outcome(comparison(worst=1.0), variant=Variant({"gdn": "plain"}, patches))
     assert divergence(told).endswith(  # memory is replaced after event 41; the replacement at 42 changed nothing
@@ -122,21 +122,21 @@ def test_the_command_repeats_the_variant():
     assert run["graft"] == ["trunk.0.core@2", "trunk.3.state@41", "trunk.0.core@42"]
 
 
-def test_the_command_of_streams_always_has_the_strategy():
+def test_the_command_of_streams_always_has_the_strategy() -> None:
     """Left out, it is every strategy there, and the usual one of a replay."""
     found = comparison(worst=1.0)
     assert "--strategy" not in divergence(outcome(found))
     assert divergence(outcome(found, again=("instep", "streams", "--level", "op"))).endswith("--strategy rerun")
 
 
-def test_places_are_spelled_in_words():
+def test_places_are_spelled_in_words() -> None:
     assert spelled(Place("chain.2", 0, "hidden")) == "draft step 3 layer 0 hidden rows"
     assert spelled(Place("extend", AFTER_LAYERS, "logits")) == "draft extend logits"
     assert spelled(Place("extend.2", 2, "key")) == "draft extend 2 layer 2 key"
     assert spelled(Place("trunk", STAGE_LEVEL, "embedding")) == "embedding"
 
 
-def test_totals_are_per_tier_and_name_exact_tiers():
+def test_totals_are_per_tier_and_name_exact_tiers() -> None:
     totals = tiers(outcome(
         comparison(), comparison(worst=0.4, undecided=3), comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0),
     ))
@@ -145,15 +145,15 @@ def test_totals_are_per_tier_and_name_exact_tiers():
     ]
 
 
-def test_counts_are_short():
+def test_counts_are_short() -> None:
     assert [short(n) for n in (0, 950, 12_345, 408_000_000, 3 * 10**9)] == ["0", "950", "12.3k", "408M", "3G"]
 
 
-def test_other_vocabularies_are_spelled_as_tokens():
+def test_other_vocabularies_are_spelled_as_tokens() -> None:
     assert Text("a", (), (300, 2), 1000).spelled((300, 2)) == "300 2"
 
 
-def test_the_worst_run_decides_the_exit_code():
+def test_the_worst_run_decides_the_exit_code() -> None:
     good, empty, bad = outcome(comparison()), outcome(), outcome(comparison(worst=2.0))
     assert outcome_data.worst([good]) is Exit.AGREED
     assert outcome_data.worst([good, empty]) is Exit.INCONCLUSIVE

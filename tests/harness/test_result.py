@@ -19,11 +19,12 @@ from instep.report.command_lines import command, typed
 from instep.report.result import SCHEMA, Result, read
 from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
+from support.command import Runner
 
 HEAD = ["schema", "exit", "command", "date", "commit", "machine"]
 
 
-def test_a_result_begins_with_what_makes_it_credible(tmp_path, monkeypatch):
+def test_a_result_begins_with_what_makes_it_credible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/some/where/instep", "replay", "a b.jsonl", "--json", "r.json", "--ops", "plain"])
     Result(3, "cpu", {"runs": [1]}, "abc").write(tmp_path / "r.json")
     data = json.loads((tmp_path / "r.json").read_text())
@@ -33,7 +34,7 @@ def test_a_result_begins_with_what_makes_it_credible(tmp_path, monkeypatch):
     assert datetime.fromisoformat(data["date"]).tzinfo is not None and data["machine"]["torch"]
 
 
-def test_head_of_a_result_describes_the_machine():
+def test_head_of_a_result_describes_the_machine() -> None:
     assert Result(0, "cpu", {"machine": {"cores": "2"}}).data()["machine"] == {"cores": "2"}
 
 
@@ -41,20 +42,20 @@ def test_head_of_a_result_describes_the_machine():
     ["--json", "r.json"], ["--json=r.json"], ["--trail=t", "--json", "-"], ["--html", "p.html"], ["--json"],
     ["--picture", "p.svg"],
 ])
-def test_command_in_a_result_omits_its_output_path(words):
+def test_command_in_a_result_omits_its_output_path(words: list[str]) -> None:
     assert typed(["x/instep/__main__.py", *words]) == "instep"
     assert typed(["x/peers/__main__.py", *words]) == "python -m peers"
     assert typed(["instep", "faults", *words[:2], "--commit", "a"]).startswith("instep faults")
 
 
-def test_every_command_writes_results_in_one_way(instep, tmp_path):
+def test_every_command_writes_results_in_one_way(instep: Runner, tmp_path: Path) -> None:
     ran = instep("memory", "qwen3.5-9b", "--json", tmp_path / "r.json")
     data = json.loads((tmp_path / "r.json").read_text())
     assert ran.code == 0 and list(data)[: len(HEAD)] == HEAD and data["widest"] == 4
 
 
 @pytest.mark.slow
-def test_json_is_written_in_one_place():
+def test_json_is_written_in_one_place() -> None:
     """`write_atomically` is for what is no result: traces, pictures, trails."""
     root = Path(instep.__file__).parent
     writers = {
@@ -65,7 +66,7 @@ def test_json_is_written_in_one_place():
     assert writers == {"report/result.py"}
 
 
-def test_command_lists_non_default_options_and_can_be_pasted():
+def test_command_lists_non_default_options_and_can_be_pasted() -> None:
     words = ["instep", "replay", "a trace.jsonl", "--ops", "plain", "--until", 4]
     assert command(words, Setting()) == "instep replay 'a trace.jsonl' --ops plain --until 4"
     setting = Setting(dtype="bfloat16", graphs=True)
@@ -74,7 +75,9 @@ def test_command_lists_non_default_options_and_can_be_pasted():
     assert shlex.split(told)[7:] == options
 
 
-def test_progress_bar_is_on_stderr_of_a_terminal_only(capsys, monkeypatch):
+def test_progress_bar_is_on_stderr_of_a_terminal_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def heard() -> tuple[str, str]:
         with progress("first [a]") as told:
             told("second [b]", 1, 4)
@@ -87,7 +90,7 @@ def test_progress_bar_is_on_stderr_of_a_terminal_only(capsys, monkeypatch):
     assert not out and "first [a]" in err and "third [c]" in err and "0/?" in err
 
 
-def test_bars_are_made_in_one_place():
+def test_bars_are_made_in_one_place() -> None:
     root = Path(instep.__file__).parent
     makers = {str(path.relative_to(root)) for path in root.rglob("*.py") if "rich.progress" in path.read_text()}
     assert makers == {"cli/progress.py"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ PUBLISHED = {"qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_shape_adds_up_to_the_published_model(name):
+def test_a_shape_adds_up_to_the_published_model(name: str) -> None:
     config = replace(shape(name), mtp_layers=0)
     total = sum(math.prod(size) for size in expected_shapes(config).values()) / 1e9
     assert total == pytest.approx(PUBLISHED[name], rel=0.005)
@@ -33,7 +34,7 @@ def test_a_shape_adds_up_to_the_published_model(name):
     assert shape(name).mtp_layers == 1
 
 
-def test_a_cut_keeps_the_first_layers_and_their_weights():
+def test_a_cut_keeps_the_first_layers_and_their_weights() -> None:
     whole = narrow("qwen3.5-9b", layers=8)
     few = cut(whole, layers=3, vocab=16)
     assert few.layer_kinds == ("gdn", "gdn", "gdn") and few.vocab == 16
@@ -45,13 +46,13 @@ def test_a_cut_keeps_the_first_layers_and_their_weights():
             cut(whole, **wrong)
 
 
-def test_a_place_is_a_shape_a_directory_or_a_file(tmp_path):
+def test_a_place_is_a_shape_a_directory_or_a_file(tmp_path: Path) -> None:
     assert sized_like("qwen3.5-4b") == shape("qwen3.5-4b")
     with pytest.raises(BadInput, match="no such file or shape"):
         sized_like(str(tmp_path / "nothing"))
 
 
-def test_drawn_rows_keep_size_one_and_heads_remember_for_long():
+def test_drawn_rows_keep_size_one_and_heads_remember_for_long() -> None:
     config = narrow("qwen3.5-27b", layers=4, vocab=64, hidden=256, value_heads=48, key_heads=16)
     weights, seen = Weights.of(random_checkpoint(config), torch.float32), {}
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,9 @@ def right(branching: Trace) -> Callable[[str], Verdict]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
-def test_accepted_path_leaves_the_stamps_of_its_nodes(branching, right, file, old, new, strategy, component):
+def test_accepted_path_leaves_the_stamps_of_its_nodes(
+    branching: Trace, right: Callable[..., Any], file: str, old: str, new: str, strategy: str, component: str
+) -> None:
     """The stamp of a draft has its depth, and whether it is on the accepted path: siblings have the same depth."""
     setting, until = Setting("plain", strategy=strategy), UNTIL[strategy]
     assert right(strategy).exit is Exit.AGREED and right(strategy).elements > 50_000

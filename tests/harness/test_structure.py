@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,7 +42,7 @@ EXACT = {check.tier for check in structure()}  # `test_lockstep.py` judges the a
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Two requests over prompts, a narrow and a wide window, a plain step, and both leave."""
     told = Policy(
         name="small", claim="Two requests, side by side.", capacity=ROOM, num_steps=1,
@@ -73,7 +74,7 @@ def found(trace: Trace, check: str, ops: str = "ledger", **how: Any) -> list[Com
     {"ops": "ledger", "strategy": "snapshot"}, {"ops": "ledger", "strategy": "columns", "graphs": True},
     {"ops": "ledger", "strategy": "lazy_rerun", "layout": "KV"},
 ], ids=lambda how: " ".join(map(str, how.values())))  # fmt: skip
-def test_correct_engine_passes_every_structural_check(trace, how):
+def test_correct_engine_passes_every_structural_check(trace: Trace, how: dict[str, Any]) -> None:
     verdict = Replay(trace, Setting(**how)).run(tiers=EXACT).verdict
     assert verdict.exit is Exit.AGREED, [(finding.check, finding.diagnosis) for finding in verdict.findings]
     asked = {name: [one for one in verdict.compared if one.check == name] for name in NAMES}
@@ -82,7 +83,7 @@ def test_correct_engine_passes_every_structural_check(trace, how):
 
 
 @pytest.fixture(scope="module")
-def whole(trace) -> Callable[[str], Verdict]:
+def whole(trace: Trace) -> Callable[[str], Verdict]:
     """Somebody's right engine, run once: ours in the whole trace, those that say less of themselves as far as `FAR`."""
     def run(ops: str) -> Verdict:
         until = None if ops == "support.subjects:right" else FAR
@@ -92,7 +93,7 @@ def whole(trace) -> Callable[[str], Verdict]:
 
 
 @pytest.mark.slow
-def test_external_engine_skips_are_reported(whole):
+def test_external_engine_skips_are_reported(whole: Callable[..., Any]) -> None:
     verdict = whole("support.subjects:right")
     assert verdict.exit is Exit.AGREED
     assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
@@ -105,7 +106,7 @@ def test_external_engine_skips_are_reported(whole):
 @pytest.mark.parametrize("ops", [
     "support.subjects:right", "support.wide:EMPTY", "support.wide:NO_UNITS", "support.wide:UNDECLARED",
 ])  # fmt: skip
-def test_checks_of_an_engine_without_ops_compare_or_skip(whole, ops):
+def test_checks_of_an_engine_without_ops_compare_or_skip(whole: Callable[..., Any], ops: str) -> None:
     verdict = whole(ops)
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     skipped = {one.check: one.reason for one in verdict.skipped}
@@ -117,7 +118,7 @@ def test_checks_of_an_engine_without_ops_compare_or_skip(whole, ops):
     assert all(one.elements for one in verdict.compared)
 
 
-def test_units_of_a_region_that_is_not_shown_are_named(trace):
+def test_units_of_a_region_that_is_not_shown_are_named(trace: Trace) -> None:
     verdict = replayed(trace, "support.wide:UNKNOWN")
     (said,) = [finding.diagnosis for finding in verdict.findings if finding.check == "interface"]
     assert said.startswith("may_change names units of states; `regions` shows no such region, only conv, ")
@@ -126,7 +127,7 @@ def test_units_of_a_region_that_is_not_shown_are_named(trace):
 # Contracts
 
 
-def test_a_prompt_that_is_served_as_a_window_is_named(trace, plant):
+def test_a_prompt_that_is_served_as_a_window_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(BATCH, "Group.part", result=f"{REPLACE}\nresult = replace(result, form='window')"))
     first = found(trace, "contracts", strategy="snapshot")[0]
     assert first.diagnosis == ('op conv (trunk.0.mixed): the 2 rows of request "a" (prefill) are served as a window; '
@@ -134,13 +135,13 @@ def test_a_prompt_that_is_served_as_a_window_is_named(trace, plant):
     assert first.slot == 3 and first.request == "a"
 
 
-def test_rows_served_in_another_requests_slot_are_named(trace, plant):
+def test_rows_served_in_another_requests_slot_are_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(BATCH, "Group.part", f"{REPLACE}\nread = replace(read, units=read.units.flip(0))"))
     first = found(trace, "contracts", strategy="snapshot")[0]
     assert 'of request "' in first.diagnosis and "are served with slot" in first.diagnosis
 
 
-def test_a_copy_of_a_pool_is_no_pool(trace, plant):
+def test_a_copy_of_a_pool_is_no_pool(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(
         "instep_optimized/commit/snapshot.py", "_Pair.part",
         result=f"{REPLACE}\nif result.store is not None:\n"
@@ -155,7 +156,7 @@ def test_a_copy_of_a_pool_is_no_pool(trace, plant):
     ("pool.as_strided(pool.shape, (*pool.stride()[:-2], *pool.stride()[:-3:-1]))", "inner strides"),
     ("pool[1:]", "after its first slot"),
 ], ids=["pitch", "layout", "offset"])  # fmt: skip
-def test_a_view_with_other_strides_is_named(trace, plant, view, sentence):
+def test_a_view_with_other_strides_is_named(trace: Trace, plant: Callable[..., None], view: str, sentence: str) -> None:
     plant(Wrap(
         "instep_optimized/commit/rerun.py", "Rerun._part",
         result=f"{REPLACE}\npool = result.read.pool\nresult = replace(result, read=replace(result.read, pool={view}))",
@@ -164,18 +165,18 @@ def test_a_view_with_other_strides_is_named(trace, plant, view, sentence):
     assert any("op gdn (trunk.0.core): read" in one and sentence in one for one in said), said
 
 
-def test_a_result_of_another_dtype_is_named(trace):
+def test_a_result_of_another_dtype_is_named(trace: Trace) -> None:
     first = found(trace, "contracts", "support.wrong_ops:DOUBLED")[0]
     assert "op gated_norm (trunk.0.gated): gated came back as torch.float64, torch.float32" in first.diagnosis
 
 
-def test_broken_contract_is_reported_with_a_later_exception(trace):
+def test_broken_contract_is_reported_with_a_later_exception(trace: Trace) -> None:
     verdict = replayed(trace, "support.wrong_ops:SHORT")
     assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
     assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
 
 
-def test_findings_of_a_check_are_kept_when_it_raises(trace, monkeypatch):
+def test_findings_of_a_check_are_kept_when_it_raises(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     def falling(name: str, given: dict[str, Any]) -> Iterator[str]:
         yield "a clause that was broken"
         raise IndexError("row 3 of 2")
@@ -189,7 +190,7 @@ def test_findings_of_a_check_are_kept_when_it_raises(trace, monkeypatch):
     ]
 
 
-def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
+def test_a_pool_of_another_dtype_than_declared_is_named(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     units = rerun.units
     monkeypatch.setattr(
         rerun, "units", lambda component, config, sizes: replace(
@@ -203,13 +204,13 @@ def test_a_pool_of_another_dtype_than_declared_is_named(trace, monkeypatch):
 # Capacity
 
 
-def test_a_pool_for_the_step_count_at_the_start_is_named(trace, plant):
+def test_a_pool_for_the_step_count_at_the_start_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(BUDGET, "positions", "from dataclasses import replace\nsizes = replace(sizes, widest=2)"))
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0] == "snapshot_conv has 2 columns; 4 are needed for the widest window, of 4 tokens"
 
 
-def test_one_slot_too_few_is_named(trace, plant):
+def test_one_slot_too_few_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(BUDGET, "units", result="result = replace(result, units=3)"))
     said = [finding.diagnosis for finding in found(trace, "capacity", strategy="snapshot")]
     assert said[0].startswith("conv has 3 units; 4 are needed, one per slot that the trace assigns and slot 0")
@@ -218,14 +219,16 @@ def test_one_slot_too_few_is_named(trace, plant):
 # Aliasing
 
 
-def test_a_drafter_that_writes_into_the_targets_configuration_is_named(trace, plant):
+def test_a_drafter_that_writes_into_the_targets_configuration_is_named(
+    trace: Trace, plant: Callable[..., None]
+) -> None:
     plant(Wrap("instep_optimized/draft/eagle.py", "Eagle.of", 'object.__setattr__(config, "rope_theta", 7.0)'))
     said = found(trace, "aliasing")[0].diagnosis
     assert said.startswith("the model's configuration, rope_theta, changed while the optimized engine was made: it was "
                            "10000000.0 and is 7.0")  # fmt: skip
 
 
-def test_two_layers_on_one_memory_are_named(trace, plant):
+def test_two_layers_on_one_memory_are_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(
         MEMORY, "Memory.regions",
         # Under another name, because the wrapped function is inside this one and also uses `replace`.
@@ -237,7 +240,7 @@ def test_two_layers_on_one_memory_are_named(trace, plant):
     assert "units of keys (layer 1)" in said and "share memory" in said
 
 
-def test_an_answer_on_a_pool_is_named(trace, monkeypatch):
+def test_an_answer_on_a_pool_is_named(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.OptimizedEngine, "draft", _on_the_slot_table)
     said = [finding.diagnosis for finding in found(trace, "aliasing")]
     assert said[0].startswith("the answer is a view of window")
@@ -252,7 +255,7 @@ def _on_the_slot_table(self: Any, requests: Any, picks: Any = None, parents: Any
 
 
 @pytest.mark.slow
-def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
+def test_an_answer_that_the_next_replay_overwrites_is_named(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     def kept(outputs: Any, bucket: int, rows: int, join: Any = None) -> Any:
         if isinstance(outputs, torch.Tensor):
             return capture_and_replay._cut(outputs, bucket, rows)
@@ -268,7 +271,7 @@ def test_an_answer_that_the_next_replay_overwrites_is_named(trace, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
+def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path: Path, plant: Callable[..., None]) -> None:
     told = Policy(
         name="small", claim="One of four leaves.", capacity=msgspec.structs.replace(ROOM, slots=(3, 1, 2, 5)),
         num_steps=1, adaptive=None, accept=(0,),
@@ -280,20 +283,22 @@ def test_a_padding_row_that_is_not_refreshed_is_named(tmp_path, plant):
 
 
 @pytest.mark.slow
-def test_an_input_that_is_not_copied_is_named(trace, plant):
+def test_an_input_that_is_not_copied_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(*by_id()["frozen-capture-forced"].edits)
     said = found(trace, "graphs", graphs=True)[0].diagnosis
     assert said.startswith("forced of row 0 is") and "this event has" in said
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_too_wide_is_named(trace, plant):
+def test_a_bucket_that_is_too_wide_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(RUNNER, "Runner._bucket", result="result = self.buckets[-1]"))
     said = found(trace, "graphs", graphs=True)[0].diagnosis
     assert said == "the bucket is for 2 requests; for 1 it is the one for 1"
 
 
-def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
+def test_the_graph_of_another_kind_is_named(
+    trace: Trace, plant: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     plant(Wrap(RUNNER, "Runner.run", "key = (key[0].replace('commit', 'verify'), key[1])"))
     monkeypatch.setattr(
         engine, "prepared", lambda ops, of, device, **_: capture_and_replay.Runner(Emulator(), (1, 2), device)
@@ -302,7 +307,7 @@ def test_the_graph_of_another_kind_is_named(trace, plant, monkeypatch):
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
 
 
-def test_reallocated_pool_is_named(trace, plant):
+def test_reallocated_pool_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(
         ENGINE, "OptimizedEngine.set_num_steps",
         result="from .memory.pool import Pool\n"
@@ -315,7 +320,7 @@ def test_reallocated_pool_is_named(trace, plant):
 # Host reads
 
 
-def test_a_read_between_ops_is_named(trace, plant):
+def test_a_read_between_ops_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     waits = "assert int(result[-1].max()) <= self.width"  # accept_lens
     plant(Wrap("instep_optimized/round_for_step_count.py", "Round.commit", result=waits))
     first = found(trace, "hostreads")[0]
@@ -325,7 +330,7 @@ def test_a_read_between_ops_is_named(trace, plant):
 
 
 @pytest.mark.slow
-def test_host_read_inside_a_capturable_op_is_named(trace):
+def test_host_read_inside_a_capturable_op_is_named(trace: Trace) -> None:
     first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
     assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
     correct = Replay(trace, Setting("support.wrong_ops:CORRECT")).run(until=first.event).verdict
@@ -338,7 +343,7 @@ def test_host_read_inside_a_capturable_op_is_named(trace):
 
 
 @pytest.mark.slow
-def test_column_after_a_narrow_window_is_named(trace):
+def test_column_after_a_narrow_window_is_named(trace: Trace) -> None:
     first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
     assert first.diagnosis == ("snapshot_state row 0 changed at position 2; this event writes only positions 0 "
                                "to 1 there")  # fmt: skip
@@ -347,20 +352,20 @@ def test_column_after_a_narrow_window_is_named(trace):
 # Poison and leaks
 
 
-def test_a_new_unit_that_is_not_poison_is_named(trace, plant):
+def test_a_new_unit_that_is_not_poison_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap("instep_optimized/memory/pool.py", "Pool.scrub", "units = list(units)[: max(len(units) - 1, 2)]"))
     said = [finding.diagnosis for finding in found(trace, "poison")]
     assert any(one.startswith("conv slot 3 is new and not poison") for one in said), said
 
 
-def test_poison_that_is_read_is_named_with_its_row(trace):
+def test_poison_that_is_read_is_named_with_its_row(trace: Trace) -> None:
     first = found(trace, "poison", "support.wrong_ops:POISONED")[0]
     assert first.diagnosis.endswith("elements are poison (nan), the first in row 1")
     assert first.place.component == "gated" and first.request == "a"
 
 
 @pytest.mark.slow
-def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
+def test_a_slot_that_is_given_back_as_it_was_is_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(Wrap(
         MEMORY, "Memory.release",
         "slot = self.slots.of(request)\n"
@@ -374,13 +379,13 @@ def test_a_slot_that_is_given_back_as_it_was_is_named(trace, plant):
 
 
 @pytest.mark.slow
-def test_pages_that_stay_owned_are_named(trace, plant):
+def test_pages_that_stay_owned_are_named(trace: Trace, plant: Callable[..., None]) -> None:
     plant(*by_id()["lifecycle-loss-pages"].edits)
     said = " ".join(finding.diagnosis for finding in found(trace, "leaks"))
     assert 'is owned by "' in said and "page " in said
 
 
-def test_engine_without_observed_op_calls_does_not_pass(trace, monkeypatch):
+def test_engine_without_observed_op_calls_does_not_pass(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the wrapper no call is judged, and the verdict reports that."""
     monkeypatch.setattr(op_calls.Calls, "wrapper", lambda self, name, op: op)
     assert found(trace, "contracts")[0].diagnosis == "no op was called and no graph was replayed"

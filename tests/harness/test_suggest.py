@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import Product
 from support import narrow_products as narrow
+from support.command import Runner
 from support.wrong_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
 
 CASES = ("snapshots-r2-VK-float32", "prefill-r2-VK-float32", "chunk-r2-VK-float32")  # the last one: bf16 activations
@@ -47,7 +49,7 @@ RIGHT_BUT = {
 
 
 @pytest.mark.parametrize(("ops", "due"), RIGHT_BUT.values(), ids=RIGHT_BUT)
-def test_the_strictest_declaration_that_agrees_is_suggested(ops, due):
+def test_the_strictest_declaration_that_agrees_is_suggested(ops: Ops, due: dict[str, Product]) -> None:
     found = of(ops)
     without = {form: replace(one, residual=False) for form, one in found.products.items()}  # too few errors to tell
     assert (found.exit, without) == (Exit.AGREED, due)
@@ -74,23 +76,23 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("ops", "why"), WRONG.values(), ids=WRONG)
-def test_no_declaration_excuses_a_mistake(ops, why):
+def test_no_declaration_excuses_a_mistake(ops: Ops, why: str) -> None:
     found = of(ops)
     assert found.exit is Exit.DIVERGED and not found.products and not found.line
     assert any(why in one.why for one in found.forms), found.forms
 
 
-def test_a_declaration_of_the_op_set_is_not_taken_for_granted():
+def test_a_declaration_of_the_op_set_is_not_taken_for_granted() -> None:
     found = of(replace(RIGHT, products={"gdn.window": Product("bf16"), "attend": Product("tf32")}))
     assert found.exit is Exit.AGREED and found.products == {}
 
 
-def test_other_ops_that_multiply_are_tried():
+def test_other_ops_that_multiply_are_tried() -> None:
     cases = kit.op_cases("lm_head")
     assert suggested(narrow.LM_HEAD, cases).line == 'products={"lm_head": Product("tf32")}'
 
 
-def test_declarations_go_from_the_strictest_on():
+def test_declarations_go_from_the_strictest_on() -> None:
     import torch
 
     wide = [[str(one) for one in several] for several in declarations("linear", {torch.float32})]
@@ -100,7 +102,7 @@ def test_declarations_go_from_the_strictest_on():
         ("3xtf32", True), ("3xtf32", False), ("tf32", True), ("tf32", False)]
 
 
-def test_the_command_prints_the_line_with_its_evidence(instep, tmp_path):
+def test_the_command_prints_the_line_with_its_evidence(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     words = ("gdn", "--case", "prefill-r2-VK-float32", "--suggest-rounding", "--json", file)
     done = instep("op", "support.narrow_products:UNDECLARED", *words)
@@ -114,7 +116,7 @@ def test_the_command_prints_the_line_with_its_evidence(instep, tmp_path):
     assert done.code == 1 and "gdn.chunk: nothing is suggested: this is a mistake" in done.out
 
 
-def test_the_command_refuses_ops_without_products(instep, tmp_path):
+def test_the_command_refuses_ops_without_products(instep: Runner, tmp_path: Path) -> None:
     refused = instep("op", "plain", "norm", "--suggest-rounding")
     assert refused.code == 2 and "expected ops that multiply: gdn" in refused.err
     refused = instep("op", "plain", "gdn", "--suggest-rounding", "--sarif", tmp_path / "a.sarif")

@@ -6,6 +6,7 @@ Leaves out: whether its events are legal (`test_event_rules.py`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,13 +15,14 @@ import torch
 from instep.trace import file
 from instep.trace.file import beside, read, stamp, write
 from instep_reference.contract.errors import BadInput
+from support.command import Runner
 from support.traces import ROOM, header, lines_of, one_round, seal
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 RECORDED = {"prompt.0": torch.tensor([1, 2, 3, 4, 5]), "own.3": torch.tensor([10, 11, 12])}
 
 
-def test_a_trace_comes_back_as_it_was_written(tmp_path):
+def test_a_trace_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = write(tmp_path / "t.jsonl", header(), one_round(), RECORDED)
     back = read(tmp_path / "t.jsonl")
     assert back.header == written.header == header(tensors_sha256=file.digest_of(RECORDED))
@@ -28,7 +30,7 @@ def test_a_trace_comes_back_as_it_was_written(tmp_path):
     assert all(torch.equal(back.recorded[name], tensor) for name, tensor in RECORDED.items())
 
 
-def test_a_trace_is_refused_when_any_byte_of_its_tensors_changes(tmp_path):
+def test_a_trace_is_refused_when_any_byte_of_its_tensors_changes(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", header(), one_round(), RECORDED)
     stored = beside(tmp_path / "t.jsonl").read_bytes()
     for at in range(len(stored)):
@@ -48,13 +50,15 @@ def test_a_trace_is_refused_when_any_byte_of_its_tensors_changes(tmp_path):
     ("own.3", [0.5], r"own\.3: found torch\.float32 of shape \[1\], expected an int64 vector"),
     ("prompt.0", [1, 2], r"prompt\.0: found other tokens, expected the prompt of t\.jsonl line 2"),
 ])  # fmt: skip
-def test_a_recorded_value_out_of_range_is_refused_without_a_digest(tmp_path, name, tensor, complaint):
+def test_a_recorded_value_out_of_range_is_refused_without_a_digest(
+    tmp_path: Path, name: str, tensor: list[Any], complaint: str
+) -> None:
     path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), {**RECORDED, name: torch.tensor(tensor)})
     with pytest.raises(BadInput, match=complaint):
         read(path)
 
 
-def test_a_trace_without_a_digest_is_read_and_can_be_stamped(tmp_path):
+def test_a_trace_without_a_digest_is_read_and_can_be_stamped(tmp_path: Path) -> None:
     path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), RECORDED)
     before, (warning,) = path.read_bytes().splitlines(), read(path).warnings
     assert warning.startswith("t.jsonl has no digest of its tensors") and f"instep show {path} --stamp" in warning
@@ -63,19 +67,19 @@ def test_a_trace_without_a_digest_is_read_and_can_be_stamped(tmp_path):
     assert path.read_bytes().splitlines()[1:-1] == before[1:-1]
 
 
-def test_show_names_a_missing_digest_and_stamps_the_trace(tmp_path, instep):
+def test_show_names_a_missing_digest_and_stamps_the_trace(tmp_path: Path, instep: Runner) -> None:
     path = seal(tmp_path / "t.jsonl", lines_of(header(), one_round()), RECORDED)
     (warning,) = read(path).warnings
     assert warning in instep("show", path).out
     assert instep("show", path, "--stamp").code == 0 and warning not in instep("show", path).out
 
 
-def test_every_committed_trace_has_a_digest_of_its_tensors():
+def test_every_committed_trace_has_a_digest_of_its_tensors() -> None:
     traces = [path for path in FIXTURES.rglob("*.jsonl") if path.parent.name != "example"]
     assert len(traces) > 30 and not [path for path in traces if read(path).warnings]
 
 
-def test_lines_are_readable_json_with_the_header_first(tmp_path):
+def test_lines_are_readable_json_with_the_header_first(tmp_path: Path) -> None:
     write(tmp_path / "t.jsonl", header(), one_round(), {})
     lines = (tmp_path / "t.jsonl").read_text().splitlines()
     assert msgspec.json.decode(lines[0])["claim"] == header().claim
@@ -84,7 +88,7 @@ def test_lines_are_readable_json_with_the_header_first(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [1, 4, 8])
-def test_a_cut_trace_is_refused(tmp_path, kept):
+def test_a_cut_trace_is_refused(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "t.jsonl"
     write(path, header(), one_round(), {})
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
@@ -92,7 +96,7 @@ def test_a_cut_trace_is_refused(tmp_path, kept):
         read(path)
 
 
-def test_a_trace_cut_within_a_line_is_refused(tmp_path):
+def test_a_trace_cut_within_a_line_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write(path, header(), one_round(), {})
     path.write_bytes(path.read_bytes()[:-10])
@@ -101,7 +105,7 @@ def test_a_trace_cut_within_a_line_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("number", [1, 2, 5, 9])
-def test_an_edited_line_is_named(tmp_path, number):
+def test_an_edited_line_is_named(tmp_path: Path, number: int) -> None:
     path = tmp_path / "t.jsonl"
     write(path, header(), one_round(), {})
     lines = path.read_bytes().splitlines(keepends=True)
@@ -111,7 +115,7 @@ def test_an_edited_line_is_named(tmp_path, number):
         read(path)
 
 
-def test_a_missing_line_is_found(tmp_path):
+def test_a_missing_line_is_found(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     write(path, header(), one_round(), {})
     lines = path.read_bytes().splitlines(keepends=True)
@@ -120,7 +124,7 @@ def test_a_missing_line_is_found(tmp_path):
         read(path)
 
 
-def test_the_tensors_of_another_trace_are_refused(tmp_path):
+def test_the_tensors_of_another_trace_are_refused(tmp_path: Path) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     write(one, header(), one_round(), {})
     write(other, header(name="other"), one_round(), {})
@@ -143,20 +147,20 @@ def test_the_tensors_of_another_trace_are_refused(tmp_path):
         (b"not json", "line 2: found"),
     ],
 )
-def test_a_line_outside_the_schema_names_its_field(tmp_path, line, complaint):
+def test_a_line_outside_the_schema_names_its_field(tmp_path: Path, line: bytes, complaint: str) -> None:
     path = seal(tmp_path / "t.jsonl", [msgspec.json.encode(header()), line])
     with pytest.raises(BadInput, match=complaint):
         read(path)
 
 
-def test_max_positions_is_optional_in_a_header(tmp_path):
+def test_max_positions_is_optional_in_a_header(tmp_path: Path) -> None:
     assert b"max_positions" not in lines_of(header(), [])[0] and header().room().request_positions == 64
     room = msgspec.structs.replace(ROOM, max_positions=41)
     back = read(seal(tmp_path / "t.jsonl", lines_of(header(capacity=room), one_round()))).header
     assert (back.room().request_positions, back.room().request_pages) == (41, 6)
 
 
-def test_another_schema_version_is_refused_first(tmp_path):
+def test_another_schema_version_is_refused_first(tmp_path: Path) -> None:
     first = msgspec.json.encode({"schema": 99, "shape_of_things": "to come"})
     with pytest.raises(BadInput, match="line 1: schema: found 99, expected 1"):
         read(seal(tmp_path / "t.jsonl", [first]))
@@ -175,19 +179,21 @@ def test_another_schema_version_is_refused_first(tmp_path):
         ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),
     ],
 )
-def test_a_header_that_contradicts_itself_names_the_field(tmp_path, changes, complaint):
+def test_a_header_that_contradicts_itself_names_the_field(
+    tmp_path: Path, changes: dict[str, Any], complaint: str
+) -> None:
     with pytest.raises(BadInput, match=complaint):
         read(seal(tmp_path / "t.jsonl", lines_of(header(**changes), one_round())))
 
 
-def test_a_reserved_or_repeated_slot_is_refused(tmp_path):
+def test_a_reserved_or_repeated_slot_is_refused(tmp_path: Path) -> None:
     for slots in ((0, 1), (2, 2), ()):
         room = msgspec.structs.replace(header().capacity, slots=slots)
         with pytest.raises(BadInput, match=r"capacity\.slots"):
             read(seal(tmp_path / "t.jsonl", lines_of(header(capacity=room), one_round())))
 
 
-def test_writing_leaves_both_files_or_what_was_there(tmp_path, monkeypatch):
+def test_writing_leaves_both_files_or_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.jsonl"
     before = write(path, header(), one_round(), {}).sha256
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,7 +60,9 @@ def three_rounds(model: Path) -> Trace:
 @pytest.mark.parametrize(
     ("parents", "told"), [((-1,), ()), ((-1, 0, 1, 2), ()), ((-1, 0, 0, 2), ((-1,), (0,), (0,), (2,)))], ids=str
 )
-def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(parents, told):
+def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(
+    parents: tuple[int, ...], told: tuple[tuple[int, ...], ...]
+) -> None:
     assert linked(parents) == told
 
 
@@ -75,11 +78,11 @@ def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(par
     ],
     ids=str,
 )
-def test_attention_of_rows_is_described_by_position(before, sets, told):
+def test_attention_of_rows_is_described_by_position(before: int, sets: list[int], told: tuple[Any, ...]) -> None:
     assert seen(before, sets) == told
 
 
-def test_siblings_that_are_recorded_differ_and_the_first_child_is_the_proposal():
+def test_siblings_that_are_recorded_differ_and_the_first_child_is_the_proposal() -> None:
     parents, text = (0, 0, 0, 1, 1, 2), (5, 6, 7, 5, 6, 8, 5, 6)
     for seed in range(20):
         tokens = picks(text, parents, 3, 9, random.Random(seed))
@@ -111,7 +114,9 @@ SLIPS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("edits", "strategy", "event", "check", "says"), [slip[1:] for slip in SLIPS],
                          ids=[slip[0] for slip in SLIPS])  # fmt: skip
-def test_tree_fault_is_found_by_its_check(branching, edits, strategy, event, check, says):
+def test_tree_fault_is_found_by_its_check(
+    branching: Trace, edits: tuple[Edit, ...], strategy: str, event: int, check: str, says: str
+) -> None:
     with planted_here(*edits):
         findings = diagnose(Replay(branching, Setting("ledger", strategy=strategy)), until=event).verdict.findings
     mine = [found for found in findings if found.check == check]
@@ -123,7 +128,7 @@ def test_tree_fault_is_found_by_its_check(branching, edits, strategy, event, che
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
 def test_tree_paths_equal_chains_and_decoding(
     three_rounds: Trace, fault: str | None, parting: set[str]
-):
+) -> None:
     with planted_here(*(by_id()[fault].edits if fault else ())):
         case = Case.of(three_rounds, Replay(three_rounds, Setting("plain")).plan)
         found = held(case, relations(("alone", "draft_layout", "schedule")))
@@ -135,7 +140,7 @@ def test_tree_paths_equal_chains_and_decoding(
 @WHOLE
 def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     count_events(monkeypatch)
     setting = Setting("ledger", strategy="rerun", conv="windows")
     monkeypatch.setattr("instep.campaign.fuzz.campaign.EVENTS", 9)  # such runs of this seed meet the conditions below
@@ -151,5 +156,5 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     assert any(isinstance(event, Draft) and event.parents for event in events) and len(events) < 10
 
 
-def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees():
+def test_every_kind_of_fault_of_trees_is_served_by_the_trace_of_trees() -> None:
     assert {fault.trace for fault in FAMILIES["trees"]} == {"branching", "grown", "own"}

@@ -5,7 +5,9 @@ Leaves out: what the drafter does (`tests/optimized/test_vanilla.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -24,6 +26,7 @@ from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from support.checkpoints import write
+from support.command import Runner
 from support.covering import WHOLE, few
 from support.traces import PROMPTS, VOCAB, policy
 
@@ -41,7 +44,7 @@ POLICY = policy(
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Trace:
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     folder = tmp_path_factory.mktemp("vanilla")
     model = write(folder / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   mtp_num_hidden_layers=3)  # fmt: skip
@@ -50,7 +53,7 @@ def trace(tmp_path_factory) -> Trace:
 
 @few(1)
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_every_mtp_layer_is_compared(trace, ops):
+def test_every_mtp_layer_is_compared(trace: Trace, ops: str) -> None:
     verdict = Replay(trace, Setting(ops)).run(until=None if ops == "ledger" else 20).verdict
     assert verdict.exit is Exit.AGREED, verdict.findings[:1]
     numbers = {"derived", "propagated", "decisions", "bytes", "identity"}
@@ -62,7 +65,7 @@ def test_every_mtp_layer_is_compared(trace, ops):
         assert {"keys", "values"} <= {c.place.component for c in verdict.compared if c.place.stage == stage}
 
 
-def test_the_header_names_the_drafter(trace, instep):
+def test_the_header_names_the_drafter(trace: Trace, instep: Runner) -> None:
     assert trace.header.recording == Recording("vanilla", "float64")
     told = instep("replay", trace.path, "--until", 6)
     assert told.code == Exit.AGREED, told.out + told.err
@@ -70,14 +73,14 @@ def test_the_header_names_the_drafter(trace, instep):
     assert refused.code == Exit.BAD_INPUT and "MTP" in refused.err
 
 
-def test_fuzzed_from_the_command_line(trace, instep, tmp_path):
+def test_fuzzed_from_the_command_line(trace: Trace, instep: Runner, tmp_path: Path) -> None:
     told = instep("fuzz", "--ops", "ledger", "--checkpoint", trace.path.parent / "model", "--drafter", "vanilla",
                   "--examples", 1, "--seed", 1, "--out", tmp_path)  # fmt: skip
     assert told.code == Exit.AGREED, told.out + told.err
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_mtp_layer_that_reads_wrong_rows_is_located(trace, ops, plant):
+def test_mtp_layer_that_reads_wrong_rows_is_located(trace: Trace, ops: str, plant: Callable[..., None]) -> None:
     """The second layer reads the target's rows, not those of the first layer."""
     plant(Wrap(VANILLA, "Vanilla.extend", "from dataclasses import replace\nself = replace(self, chained=False)"))
     first = diagnose(Replay(trace, Setting(ops))).verdict.findings[0]
@@ -87,7 +90,7 @@ def test_mtp_layer_that_reads_wrong_rows_is_located(trace, ops, plant):
 
 
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
+def test_drafts_that_are_not_the_layers_own_are_found(trace: Trace, ops: str, plant: Callable[..., None]) -> None:
     """The second and the third proposal change places on the way out: nothing else in the event would show it."""
     crossed = "if num_steps >= 3:\n    result = (*result[:-2], result[-1], result[-2])"
     plant(Wrap(VANILLA, "Vanilla.draft", result=crossed))
@@ -101,7 +104,9 @@ def test_drafts_that_are_not_the_layers_own_are_found(trace, ops, plant):
     (Setting(dtype="float64", drafter="eagle"), Setting("plain", drafter="vanilla"),
      "the recorder drafted with eagle; vanilla is replayed"),
 ])  # fmt: skip
-def test_choices_of_another_recorder_are_not_compared(tmp_path, recorded, replayed, why):
+def test_choices_of_another_recorder_are_not_compared(
+    tmp_path: Path, recorded: Setting, replayed: Setting, why: str
+) -> None:
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2,
                   mtp_num_hidden_layers=1)  # fmt: skip
     arrivals = (Arrival("a", "few", chunks=(3,), max_new=4),)

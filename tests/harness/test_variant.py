@@ -38,7 +38,7 @@ PLACES = {
 }
 
 
-def test_a_place_is_read_as_it_is_spelled():
+def test_a_place_is_read_as_it_is_spelled() -> None:
     for text, place in PLACES.items():
         assert place_of(text) == place and spelled(place) == text
     assert patch_of("trunk.2.core@17") == Patch(PLACES["trunk.2.core"], 17)
@@ -50,13 +50,13 @@ def test_a_place_is_read_as_it_is_spelled():
     "trunk.2.core", "trunk.2.core@", "trunk.2.core@x", "@3", "core@3", "trunk.2.cores@3", "stem.2.core@3",
     "trunk.two.core@3", "trunk.1.2.core@3", "chain.core@3", "chain.1.2.3.core@3", "trunk.length@3", "trunk..core@3",
 ])
-def test_invalid_place_is_bad_input(text):
+def test_invalid_place_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="--graft"):
         patch_of(text)
 
 
 @pytest.mark.parametrize("text", ["gdn", "gdn=", "=plain", ""])
-def test_invalid_swap_is_bad_input(text):
+def test_invalid_swap_is_bad_input(text: str) -> None:
     with pytest.raises(BadInput, match="OP=SET"):
         swaps_of([text])
 
@@ -65,18 +65,18 @@ def test_invalid_swap_is_bad_input(text):
     ({"gnd": "plain"}, "one of the ops"), ({"gdn": "nobody"}, "no such name"),
     ({"gdn": "support.subjects:refusing"}, "has no single ops"),
 ])
-def test_unknown_op_or_set_is_bad_input(trace, swap, says):
+def test_unknown_op_or_set_is_bad_input(trace: Trace, swap: dict[str, str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
         Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
 
 
 @pytest.mark.parametrize(("ops", "other"), [("ledger", "plain"), ("plain", "ledger")])
-def test_labels_and_numbers_do_not_mix(trace, ops, other):
+def test_labels_and_numbers_do_not_mix(trace: Trace, ops: str, other: str) -> None:
     with pytest.raises(BadInput, match=r"--swap: found gdn=.*which moves"):
         Replay(trace, Setting(ops)).run(until=2, variant=Variant(swap={"gdn": other}))
 
 
-def test_a_swapped_op_serves(trace):
+def test_a_swapped_op_serves(trace: Trace) -> None:
     wrong = Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap={"gated_norm": LOUDER})).verdict
     right = Replay(trace, Setting(LOUDER)).run(until=2, variant=Variant(swap={"gated_norm": "plain"})).verdict
     assert wrong.findings[0].place == Place("trunk", 0, "gated") and right.exit is Exit.AGREED
@@ -84,7 +84,7 @@ def test_a_swapped_op_serves(trace):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_correct_engine_agrees_with_any_place_patched(trace, ops):
+def test_correct_engine_agrees_with_any_place_patched(trace: Trace, ops: str) -> None:
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
     forward, draft = first(trace, e.Forward), first(trace, e.Draft)
     seen = Replay(trace, Setting(ops)).run(until=draft).last
@@ -99,7 +99,7 @@ def test_correct_engine_agrees_with_any_place_patched(trace, ops):
 
 
 @pytest.mark.slow
-def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace):
+def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace: Trace) -> None:
     """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
     replay, update = Replay(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
     first = replay.run().verdict.findings[0]
@@ -110,7 +110,7 @@ def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace):
 
 
 @pytest.mark.slow
-def test_a_patch_heals_its_event_and_no_other(trace):
+def test_a_patch_heals_its_event_and_no_other(trace: Trace) -> None:
     replay = Replay(trace, Setting(LOUDER))
     at = replay.run().verdict.findings[0]
     healed = replay.run(variant=Variant(patch=(Patch(at.place, at.event),))).verdict.findings[0]
@@ -118,7 +118,7 @@ def test_a_patch_heals_its_event_and_no_other(trace):
 
 
 @pytest.mark.slow
-def test_patch_replaces_memory_after_the_event(trace):
+def test_patch_replaces_memory_after_the_event(trace: Trace) -> None:
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
     replay = Replay(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
     found = replay.run().verdict.findings
@@ -128,7 +128,7 @@ def test_patch_replaces_memory_after_the_event(trace):
     assert replay.run(until=found[0].event + 2, variant=Variant(patch=patches[:1])).verdict.exit is Exit.DIVERGED
 
 
-def test_place_that_the_event_lacks_is_bad_input(trace):
+def test_place_that_the_event_lacks_is_bad_input(trace: Trace) -> None:
     with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
         Replay(trace, Setting("plain")).run(until=1, variant=Variant(patch=(Patch(Place("trunk", 0, "core"), 0),)))
 
@@ -140,12 +140,12 @@ def test_place_that_the_event_lacks_is_bad_input(trace):
     ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
     ("trunk.state@3", "one of trunk.0.state"),
 ])
-def test_a_patch_that_puts_nothing_anywhere_is_bad_input(trace, typed, says):
+def test_a_patch_that_puts_nothing_anywhere_is_bad_input(trace: Trace, typed: str, says: str) -> None:
     with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
         Replay(trace, Setting("plain")).run(until=6, variant=Variant(patch=(patch_of(typed),)))
 
 
-def test_without_until_the_last_event_is_the_end(trace):
+def test_without_until_the_last_event_is_the_end(trace: Trace) -> None:
     end = len(trace.events) - 1
     for typed in (f"trunk.0.core@{end + 1}", f"trunk.0.state@{end}", "trunk.0.core@99999"):
         with pytest.raises(BadInput, match="--graft"):
@@ -153,7 +153,7 @@ def test_without_until_the_last_event_is_the_end(trace):
 
 
 @pytest.mark.slow
-def test_read_only_memory_is_bad_input(trace):
+def test_read_only_memory_is_bad_input(trace: Trace) -> None:
     """While every request is within its round."""
     for verify in (number for number, event in enumerate(trace.events) if isinstance(event, e.Forward)
                    and any(row.kind == "verify" for row in event.rows)):  # fmt: skip
@@ -168,7 +168,7 @@ def test_read_only_memory_is_bad_input(trace):
     raise AssertionError("no event of this trace has every request within a round")
 
 
-def test_a_finding_is_dropped_only_where_its_memory_is_patched():
+def test_a_finding_is_dropped_only_where_its_memory_is_patched() -> None:
     place = Place("trunk", 0, "state")
     patching = Patching([Patch(place, 5)])
     found = Comparison("bytes", Tier.BITWISE, 5, "forward", place, elements=1, worst=1.0, allowed=0.0, request="a")
@@ -182,26 +182,28 @@ def test_a_finding_is_dropped_only_where_its_memory_is_patched():
     ({"gdn": "ledger"}, True), ({"gdn": "chains"}, False), ({"attend": "chains", "gdn": "plain"}, False),
     ({"norm": "chains"}, True),
 ])  # fmt: skip
-def test_op_set_serves_trees_if_each_of_its_tree_ops_does(swap, trees, monkeypatch):
+def test_op_set_serves_trees_if_each_of_its_tree_ops_does(
+    swap: dict[str, str], trees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sets = {"plain": load("plain"), "ledger": load("plain"), "chains": replace(load("plain"), trees=False)}
     monkeypatch.setattr("instep.run.run_variants.find", sets.__getitem__)
     assert swapped(load("plain"), swap).trees is trees
     assert not swapped(replace(load("plain"), trees=False), {"gdn": "plain"}).trees
 
 
-def test_an_op_is_swapped_once():
+def test_an_op_is_swapped_once() -> None:
     with pytest.raises(BadInput, match="--swap: found gdn=plain and gdn=triton, expected each op once"):
         swaps_of(["gdn=plain", "conv=plain", "gdn=triton"])
 
 
-def test_external_engine_accepts_no_swap_and_no_patch(trace):
+def test_external_engine_accepts_no_swap_and_no_patch(trace: Trace) -> None:
     replay, forward = Replay(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
     for variant in (Variant(swap={"gdn": "plain"}), Variant(patch=(Patch(Place("trunk", 0, "state"), forward),))):
         with pytest.raises(BadInput, match="refusing"):
             replay.run(until=forward + 1, variant=variant)
 
 
-def test_eager_variant_passes_options_and_uses_no_graph(trace):
+def test_eager_variant_passes_options_and_uses_no_graph(trace: Trace) -> None:
     replay, only_plain = Replay(trace, Setting("ledger", graphs=True)), Variant(eager=True, options={"guarded": False})
     held, eager = replay.run(until=2), replay.run(until=2, variant=only_plain)
     assert sum(held.calls.values()) > sum(eager.calls.values()), "capturing runs every body once more"
@@ -209,6 +211,6 @@ def test_eager_variant_passes_options_and_uses_no_graph(trace):
     assert eager.last is not None and all(region.gaps is None for region in eager.last.regions)
 
 
-def test_the_default_changes_nothing():
+def test_the_default_changes_nothing() -> None:
     assert Variant() == AS_IS and not AS_IS.without_graphs
     assert replace(AS_IS, eager=True).without_graphs and Variant(patch=(patch_of("trunk.0.z@1"),)).without_graphs

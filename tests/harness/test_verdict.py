@@ -16,7 +16,9 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 HIDDEN = Place("trunk", 0, "hidden")
 
 
-def compared(worst=0.1, allowed=1.0, elements=4, event=0, place=HIDDEN):
+def compared(
+    worst: float = 0.1, allowed: float = 1.0, elements: int = 4, event: int = 0, place: Place = HIDDEN
+) -> Comparison:
     return Comparison("c", Tier.DERIVED, event, "forward", place, elements, worst, allowed)
 
 
@@ -32,7 +34,7 @@ def compared(worst=0.1, allowed=1.0, elements=4, event=0, place=HIDDEN):
         (compared(elements=0, worst=0.0), False),
     ],
 )
-def test_comparison_agrees_within_its_allowance(comparison, agrees):
+def test_comparison_agrees_within_its_allowance(comparison: Comparison, agrees: bool) -> None:
     assert comparison.agrees is agrees
     verdict = Verdict()
     assert verdict.add([comparison]) == ([] if agrees else [comparison])
@@ -54,7 +56,7 @@ def test_the_mistake_that_most_findings_share_is_named_first() -> None:
     ]
 
 
-def test_nothing_compared_is_never_a_pass():
+def test_nothing_compared_is_never_a_pass() -> None:
     verdict = Verdict()
     assert verdict.exit == Exit.INCONCLUSIVE
     verdict.add([Skipped("c", 0, "because")])
@@ -62,7 +64,7 @@ def test_nothing_compared_is_never_a_pass():
     assert verdict.skipped[0].reason == "because"
 
 
-def test_the_first_finding_is_the_first_in_the_data_flow():
+def test_the_first_finding_is_the_first_in_the_data_flow() -> None:
     places = [
         Place("chain.10", 0, "normed"), Place("chain.2", 0, "normed"), Place("extend", 0, "normed"),
         Place("trunk", AFTER_LAYERS, "logits"), Place("trunk", 1, "state"), Place("trunk", 1, "core"),
@@ -75,7 +77,7 @@ def test_the_first_finding_is_the_first_in_the_data_flow():
     assert verdict.findings[-1].event == 1
 
 
-def test_used_is_a_part_of_what_is_allowed():
+def test_used_is_a_part_of_what_is_allowed() -> None:
     assert compared(worst=0.25, allowed=0.5).used == 0.5
     assert compared(worst=0.0, allowed=0.0).used == 0.0
     assert compared(worst=1.0, allowed=0.0).used == float("inf")

@@ -29,7 +29,7 @@ def replayed(trace: Trace, name: str) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def four_rounds(tmp_path_factory) -> Trace:
+def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("rounds"), first(4))
 
 
@@ -37,7 +37,7 @@ def first_of(trace: Trace, kind: type[e.Event]) -> int:
     return next(index for index, event in enumerate(trace.events) if isinstance(event, kind))
 
 
-def test_write_table_that_names_every_unit_is_a_finding(trace):
+def test_write_table_that_names_every_unit_is_a_finding(trace: Trace) -> None:
     found = replayed(trace, "EVERYTHING").verdict
     assert found.exit is Exit.DIVERGED and found.events == 1
     said = {finding.diagnosis for finding in found.findings if finding.check == "bounds"}
@@ -47,7 +47,7 @@ def test_write_table_that_names_every_unit_is_a_finding(trace):
     assert any("state_ends" in one for one in said), "no request owns a red zone"
 
 
-def test_units_wrongly_named_in_a_write_table_stay_guarded(trace):
+def test_units_wrongly_named_in_a_write_table_stay_guarded(trace: Trace) -> None:
     """The reserved slot, and a free one: the table does not excuse the write."""
     lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("support.wide:EVERYTHING")).plan))
     contexts = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
@@ -56,7 +56,7 @@ def test_units_wrongly_named_in_a_write_table_stay_guarded(trace):
     assert stray == {("state", unit) for unit in {0} | free} and free
 
 
-def test_write_outside_a_correct_table_is_found(trace):
+def test_write_outside_a_correct_table_is_found(trace: Trace) -> None:
     found = replayed(trace, "BEHIND_THE_TABLE").verdict.findings
     assert {finding.check for finding in found} == {"bytes"}
     assert "changed in state slot 0, which this event may not write" in found[0].diagnosis
@@ -66,13 +66,13 @@ def test_write_outside_a_correct_table_is_found(trace):
 @pytest.mark.parametrize(("name", "says"), [
     ("OLD_PAGES", "with the positions that it writes"), ("OTHERS", "of the requests that it names"),
 ])  # fmt: skip
-def test_slightly_too_wide_table_is_a_finding(longer, name, says):
+def test_slightly_too_wide_table_is_a_finding(longer: Trace, name: str, says: str) -> None:
     first = replayed(longer, name).verdict.findings[0]
     assert first.check == "bounds" and first.kind == "commit" and says in first.diagnosis
 
 
 @pytest.mark.slow
-def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds, capsys):
+def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     from instep.report.terminal import show
@@ -86,13 +86,13 @@ def test_scratch_is_listed_and_nothing_else_is_excused(four_rounds, capsys):
     assert "state, layer 0, unit 0: declared as scratch, so not compared" in capsys.readouterr().out
 
 
-def test_scratch_that_the_trace_hands_out_is_a_finding(trace):
+def test_scratch_that_the_trace_hands_out_is_a_finding(trace: Trace) -> None:
     first = replayed(trace, "OWNED_SCRATCH").verdict.findings[0]
     assert first.diagnosis == "state declares slot 1 as scratch, which the trace gives to requests"
 
 
 @pytest.mark.slow
-def test_undeclared_pool_is_compared_whole_and_reported(four_rounds):
+def test_undeclared_pool_is_compared_whole_and_reported(four_rounds: Trace) -> None:
     verdict = replayed(four_rounds, "UNDECLARED").verdict
     assert verdict.exit is Exit.AGREED
     reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
@@ -102,7 +102,7 @@ def test_undeclared_pool_is_compared_whole_and_reported(four_rounds):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
-def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
+def test_the_rules_are_as_wide_as_every_right_table(trace: Trace, strategy: str, conv: str) -> None:
     """Every pool of every strategy declares its contents."""
     participants = participants_of(Replay(trace, Setting("ledger", strategy=strategy, conv=conv)).plan)
     rules, rows = EventRules(trace.header), 0
@@ -119,7 +119,7 @@ def test_the_rules_are_as_wide_as_every_right_table(trace, strategy, conv):
     assert sum(positions_of(region) > 1 for region in participants.shown.regions()) >= 8
 
 
-def test_event_that_names_no_request_may_write_nothing(trace):
+def test_event_that_names_no_request_may_write_nothing(trace: Trace) -> None:
     rules = EventRules(trace.header)
     for event in (e.Idle(), e.SetNumSteps(0)):
         most = bound(event, rules.table, rules.table, 3)

@@ -6,6 +6,7 @@ Leaves out: the optimized engine (`tests/optimized/test_engine_grown.py`).
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -24,11 +25,11 @@ from instep_reference.weights import Weights
 from support.checkpoints import write
 from support.rounds import config
 
-Path = tuple[int, ...]
+Branch = tuple[int, ...]
 VOCAB = 4
 
 
-def chances(draw: Random, steps: int, ties: bool) -> dict[Path, list[float]]:
+def chances(draw: Random, steps: int, ties: bool) -> dict[Branch, list[float]]:
     """Draw log-probabilities of every token after every path; with ties there are few different ones."""
     return {
         path: [-float(draw.randrange(3)) if ties else -draw.random() for _ in range(VOCAB)]
@@ -36,15 +37,15 @@ def chances(draw: Random, steps: int, ties: bool) -> dict[Path, list[float]]:
     }  # fmt: skip
 
 
-def enumerated(table: dict[Path, list[float]], topk: int, steps: int, drafts: int) -> list[Path]:
+def enumerated(table: dict[Branch, list[float]], topk: int, steps: int, drafts: int) -> list[Branch]:
     """Enumerate all paths: those that are candidates, then the best of them, in the order of the definition."""
-    def children(path: Path) -> list[Path]:
+    def children(path: Branch) -> list[Branch]:
         return [(*path, token) for token in sorted(range(VOCAB), key=lambda t: (-table[path][t], t))[:topk]]
 
-    def score(path: Path) -> float:
+    def score(path: Branch) -> float:
         return sum(table[path[:at]][token] for at, token in enumerate(path))
 
-    beams, order = [()], list[Path]()
+    beams, order = [()], list[Branch]()
     for _ in range(steps):
         new = [path for beam in beams for path in children(beam)]
         order += new
@@ -69,7 +70,7 @@ def test_grown_tree_has_the_best_candidates(topk: int, steps: int, ties: bool) -
         for drafts in (1, most // 2 or 1, most, most + 3):
             due = enumerated(table, topk, steps, drafts)
             tokens, parents = growing.tree(drafts)
-            lines: list[Path] = [()]
+            lines: list[Branch] = [()]
             for token, parent in zip(tokens, parents, strict=True):
                 lines.append((*lines[parent], token))
             assert lines[1:] == due
@@ -84,7 +85,7 @@ def room(topk: int, nodes: int) -> Capacity:
     return Capacity((1, 2), tuple(range(1, 20)), 4, 64, num_draft_tokens=nodes, topk=topk)
 
 
-def engines(path, topk: int, nodes: int, steps: int):  # type: ignore[no-untyped-def]
+def engines(path: Path, topk: int, nodes: int, steps: int) -> tuple[ReferenceEngine, LedgerEngine, Weights]:
     opened = Checkpoint.open(write(path / f"{topk}", num_hidden_layers=2, full_attention_interval=2))
     weights = Weights.of(opened, torch.float64)
     given = {"num_steps": steps, "room": room(topk, nodes)}
@@ -99,7 +100,7 @@ def noting(seen: list[tuple[Place, int]]) -> See:
     return see
 
 
-def test_head_runs_on_its_own_beams_with_any_given_window(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_head_runs_on_its_own_beams_with_any_given_window(tmp_path: Path) -> None:
     for engine in engines(tmp_path, 3, 8, 3)[:2]:
         seen: list[tuple[Place, int]] = []
         Admit("a", (5, 9, 2)).on(engine)
@@ -116,7 +117,7 @@ def test_head_runs_on_its_own_beams_with_any_given_window(tmp_path) -> None:  # 
         assert rows == {"chain.0": 1, "chain.1": 3, "chain.2": 3}
 
 
-def test_one_child_per_node_is_the_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_one_child_per_node_is_the_chain(tmp_path: Path) -> None:
     grown, _, weights = engines(tmp_path, 1, 4, 3)
     answers = []
     for engine in (grown, ReferenceEngine(weights, num_steps=3)):

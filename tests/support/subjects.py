@@ -56,7 +56,9 @@ class _Refusing(OptimizedEngine):
         raise IndexError(SAID)
 
 
-def refusing(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+def refusing(
+    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
+) -> Any:
     """An engine of somebody else's that falls over at its first commit."""
     return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
@@ -66,7 +68,9 @@ def declining(*_: Any, num_steps: int, adaptive: Any, device: str, dtype: torch.
     raise Unsupported(f"declining: state layout {layout}")
 
 
-def right(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+def right(
+    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
+) -> OptimizedEngine:
     """An engine of somebody else's that is right."""
     return OptimizedEngine(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
@@ -90,7 +94,9 @@ def without_numbers(
     return WithoutNumbers(checkpoint, PLAIN, options, capacity, num_steps=num_steps, adaptive=adaptive)
 
 
-def declared(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any):
+def declared(
+    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
+) -> Any:
     """The same engine, whose maker declares the dtypes in which it stores its results."""
     return right(checkpoint, capacity, layout=layout, device=device, dtype=dtype, **told)
 
@@ -98,7 +104,7 @@ def declared(checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device:
 declared.rounds = PLAIN.rounds
 
 
-def misdeclared(checkpoint: Checkpoint, capacity: Capacity, **told: Any):
+def misdeclared(checkpoint: Checkpoint, capacity: Capacity, **told: Any) -> Any:
     """The same, with a declaration that names no component."""
     return right(checkpoint, capacity, **told)
 
