@@ -1,6 +1,6 @@
 """`SUMS["hopper"]` describes the sums of a Hopper card's matrix instructions, bit by bit.
 
-Leaves out: other cards, and the yardstick that uses the sums (`test_declared_sums.py`).
+Leaves out: other cards, and the yardstick that uses the sums (`test_declared_products.py`).
 """
 
 from __future__ import annotations
