@@ -303,14 +303,17 @@ def test_update_keeps_a_part_of_a_sentence_that_still_holds() -> None:
     fault = replace(FAULT, id="row-for-slot")
     whole = {"by": "bank", "says": "is all zero", "names": ["all-zero"]}
 
-    def after(arm: Arm) -> Expected:
-        return updated({"row-for-slot": FAULT.expected}, [judged(arm, fault=fault)])["row-for-slot"]
+    def after(arm: Arm, says: str = FAULT.says) -> Expected:
+        other = Expected(1, "trunk", 0, "conv", says)
+        return updated({"row-for-slot": other}, [judged(arm, fault=replace(fault, other=other))])["row-for-slot"]
 
     assert after(diverged(finding(event=3))) == Expected(3, "trunk", 0, "conv", "holds the state after 2")
     assert after(diverged(finding(explained=whole, diagnosis="is all zero; 4 of 8 bytes differ"))).says == "is all zero"
     several = whole | {"names": ["all-zero", "from-zero"]}
     assert after(diverged(finding(explained=several, diagnosis="is all zero"))).says == "", "a list is no name"
     assert after(diverged(finding(diagnosis="4 of 8 bytes differ"))).says == "", "a size is no name"
+    assert after(diverged(finding(diagnosis="length is 4")), "").says == "", "no sentence is a name here"
+    assert updated({}, [judged(diverged(finding()), fault=replace(fault, other=None))])["row-for-slot"].says
     assert after(diverged(finding("derived"))) == FAULT.expected, "a fault that is not found has no other finding"
     assert after(replace(CONTROL, served=RIGHT)) == FAULT.expected, "nor has one that never fired"
 

@@ -124,15 +124,15 @@ class Judged:
 def updated(known: Mapping[str, Expected], judged: Iterable[Judged]) -> dict[str, Expected]:
     """The expected findings, replaced by the first findings of these faults.
 
-    A part of a sentence remains as long as the sentence has it. A sentence with a size is no name, nor is one that
-    lists several mistakes.
+    A part of a sentence remains as long as the sentence has it, and an empty one remains empty. A sentence with a size
+    is no name, nor is one that lists several mistakes.
     """
     found = dict(known)
     for one in judged:
         if one.found:
             first, says = one.arm.findings[0], one.fault.says
             explained = first["explained"] or {"says": first["diagnosis"], "names": ()}
-            if not (says and one.named):
+            if not (one.named or (one.fault.id in known and not says)):
                 says = "" if BARE.search(explained["says"]) or len(explained["names"]) > 1 else explained["says"]
             found[one.fault.id] = Expected(first["event"], first["stage"], first["layer"], first["component"], says)
     return {id: found[id] for id in FAMILY_OF if id in found}
