@@ -5,6 +5,7 @@ Leaves out: the judgement (`instep.audit`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -33,18 +34,26 @@ COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows"
 
 
 def document(found: Data) -> Document:
-    texts, runs = found.get("texts") or [], [{**found, "ops": "tokens and counts"}, *found.get("runs", ())]
+    texts, replayed = found.get("texts") or [], found.get("runs", ())
+    runs = sorted([{**found, "ops": "tokens and counts"}, *replayed], key=first_event)
+    elements = found["elements"] + sum(run["elements"] for run in replayed)
     said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
             f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
-            f"{short(found['elements'])} numbers"]
+            f"{short(elements)} numbers"]
+    right = "" if found["findings"] else "Every generated token is the model's choice after the tokens before it."
     return Document(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
-        "Every generated token is the model's choice after the tokens before it.", messages(runs),
+        right, messages(runs),
         [_round(found.get("round"))],
         {"plots": [_strip(texts, found["findings"])] if texts else [],
          "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
-        [_counts(found, texts), totals(found.get("runs", ())), _requests(texts), findings(runs)],
+        [_counts(found, texts), totals(replayed), _requests(texts), findings(runs)],
     )
+
+
+def first_event(run: Data) -> float:
+    """The event of a run's first finding. What is found first explains what follows."""
+    return min((one["event"] for one in run["findings"]), default=math.inf)
 
 
 def _round(found: Data | None) -> Listing:
@@ -120,6 +129,6 @@ def charts_of(audit: Audit) -> dict[str, Any]:
         said = [{"event": one.event, "request": one.request, "row": rows[Row.of(one.place)], "where": placed(one),
                  "says": one.diagnosis, "measured": numbers(one), "command": "", "maps": None}
                 for one in audit.verdict.findings]  # fmt: skip
-        return said + ([] if outcome is None else replay.listed(outcome, rows))
+        return sorted(said + ([] if outcome is None else replay.listed(outcome, rows)), key=lambda one: one["event"])
 
     return {**lanes.data(), "runs": [replay.run_of(audit.recorded.engine, both, lanes, audit.kinds, findings=found)]}
