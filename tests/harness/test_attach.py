@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 from support import fake_sglang
 from support.covering import WHOLE
-from support.fake_sglang import Served
+from support.fake_sglang import Model, Served
 from support.recorded import TINY, lines, stated
 from support.recorded import shown as tensors_of
 
@@ -42,11 +43,11 @@ def model() -> fake_sglang.Model:
 
 
 @pytest.fixture
-def engine(model, tmp_path, monkeypatch):
+def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
     left: list[Any] = []
 
-    def make(release: str, options: dict[str, Any] | None = EVERY, renamed=False, **named: Any) -> Served:
+    def make(release: str, options: dict[str, Any] | None = EVERY, renamed: bool = False, **named: Any) -> Served:
         monkeypatch.setattr(sglang, "_loaded", False)
         entered = [fake_sglang.imported(fake_sglang.write(tmp_path, release, renamed=renamed)), torch.inference_mode()]
         if options is not None:
@@ -114,7 +115,7 @@ def kinds(tmp_path: Path) -> list[str]:
     pytest.param("0.5.16", {"ring": 16}, id="ring", marks=WHOLE),
     pytest.param("0.5.23", {"ring": 16, "overlap": True}, id="ring by row"),
 ])  # fmt: skip
-def test_a_right_engine_agrees(engine, tmp_path, release, how):
+def test_a_right_engine_agrees(engine: Callable[..., Any], tmp_path: Path, release: str, how: dict[str, Any]) -> None:
     serve(engine(release, **how))
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
@@ -131,7 +132,7 @@ def test_a_right_engine_agrees(engine, tmp_path, release, how):
     assert found.told.windows == sum(map(len, said.values()))
 
 
-def test_logits_and_final_rows_are_judged(engine, tmp_path):
+def test_logits_and_final_rows_are_judged(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14", {"logits": True, "final": True})
     served.request("a", A, 6)
     served.prefill("a", tokens=6)
@@ -145,7 +146,7 @@ def test_logits_and_final_rows_are_judged(engine, tmp_path):
     assert {one.place.component for one in found.replay.verdict.compared} >= {"logits", "final"}
 
 
-def test_slots_and_rows_are_those_of_the_engine(engine, tmp_path):
+def test_slots_and_rows_are_those_of_the_engine(engine: Callable[..., Any], tmp_path: Path) -> None:
     serve(engine("0.5.14"))
     found = lines(tmp_path / "recording" / "batches.jsonl")
     assert found[1]["batch"] == 3 and found[1]["rows"] == {"a": 0, "b": 1}, "the third request of the batch samples"
@@ -158,7 +159,7 @@ def test_slots_and_rows_are_those_of_the_engine(engine, tmp_path):
 
 
 @pytest.mark.parametrize("how", [pytest.param({"overlap": True}, id="overlap", marks=WHOLE), {"ring": 16}])
-def test_a_wrong_commit_is_named(engine, tmp_path, how):
+def test_a_wrong_commit_is_named(engine: Callable[..., Any], tmp_path: Path, how: dict[str, Any]) -> None:
     served = engine("0.5.16", wrong=1, **how)
     serve(served)
     found = judged(tmp_path)
@@ -172,7 +173,7 @@ def test_a_wrong_commit_is_named(engine, tmp_path, how):
 # the selection
 
 
-def test_two_layers_are_written_around_a_step_switch(engine, tmp_path):
+def test_two_layers_are_written_around_a_step_switch(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14", {})
     served.request("a", A, 40)
     served.prefill("a")
@@ -189,7 +190,7 @@ def test_two_layers_are_written_around_a_step_switch(engine, tmp_path):
     ("state.a.2", "state.a.2: found nothing, expected shape"),
     ("layers", "attached.layers: found .3., expected some of"),
 ])  # fmt: skip
-def test_a_damaged_selection_is_refused(engine, tmp_path, lacks, message):
+def test_a_damaged_selection_is_refused(engine: Callable[..., Any], tmp_path: Path, lacks: str, message: str) -> None:
     served = engine("0.5.14", {"every": 1})
     served.request("a", A, 6)
     served.prefill("a")
@@ -207,7 +208,7 @@ def test_a_damaged_selection_is_refused(engine, tmp_path, lacks, message):
 
 
 @pytest.mark.parametrize(("triggers", "written"), [([], 0), (["prefix"], 4), (["retraction"], 4), (["switch"], 8)])
-def test_triggers_are_chosen(engine, tmp_path, triggers, written):
+def test_triggers_are_chosen(engine: Callable[..., Any], tmp_path: Path, triggers: list[str], written: int) -> None:
     served = engine("0.5.14", {"triggers": triggers, "every": 0})
     serve(served)
     facts = attached(tmp_path)
@@ -218,14 +219,14 @@ def test_triggers_are_chosen(engine, tmp_path, triggers, written):
         assert f"dropped at {facts['dropped']}" in opened(tmp_path / "recording").notes[-1]
 
 
-def test_every_nth_event_is_written(engine, tmp_path):
+def test_every_nth_event_is_written(engine: Callable[..., Any], tmp_path: Path) -> None:
     serve(engine("0.5.14", {"triggers": [], "every": 3, "requests": ["b"]}))
     names = set.union(*shown(tmp_path).values())
     assert len(shown(tmp_path)) == 2 and {name.split(".")[1] for name in names} == {"b"}
     assert judged(tmp_path).exit is Exit.AGREED
 
 
-def test_a_retracted_request_is_recorded_again_with_its_text(engine, tmp_path):
+def test_a_retracted_request_is_recorded_again_with_its_text(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14", overlap=True)
     serve(served)
     events = [one for one in lines(tmp_path / "recording" / "events.jsonl") if one.get("request") == "b"]
@@ -237,8 +238,10 @@ def test_a_retracted_request_is_recorded_again_with_its_text(engine, tmp_path):
 # the engine goes on
 
 
-def test_the_engine_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
-    def fails(self, runner, now):
+def test_the_engine_goes_on_when_a_hook_fails(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: Any, runner: Any, now: Any) -> None:
         if len(self.live) and now.verify and self.with_states > 2:
             raise RuntimeError("no memory for a copy")
 
@@ -254,7 +257,7 @@ def test_the_engine_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, cap
     assert found.exit is Exit.AGREED and "the recorder stopped: RuntimeError" in found.recorded.notes[1]
 
 
-def test_an_exception_of_the_engine_passes_through(engine):
+def test_an_exception_of_the_engine_passes_through(engine: Callable[..., Any]) -> None:
     served = engine("0.5.14")
     served.request("a", A, 4)
     served.runner.compute = lambda batch: (_ for _ in ()).throw(ZeroDivisionError("the engine's own"))
@@ -262,7 +265,7 @@ def test_an_exception_of_the_engine_passes_through(engine):
         served.prefill("a")
 
 
-def test_nothing_is_hooked_without_the_variable(engine, tmp_path, monkeypatch):
+def test_nothing_is_hooked_without_the_variable(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(room.ENV, raising=False)
     served = engine("0.5.14", None)
     sglang.load()
@@ -271,7 +274,7 @@ def test_nothing_is_hooked_without_the_variable(engine, tmp_path, monkeypatch):
     assert not (tmp_path / "recording").exists()
 
 
-def test_an_unknown_release_records_what_it_can(engine, tmp_path):
+def test_an_unknown_release_records_what_it_can(engine: Callable[..., Any], tmp_path: Path) -> None:
     serve(engine("0.5.99", renamed=True))
     facts = attached(tmp_path)
     assert facts["names"] == "0.5.23" and "commit_mamba_states_after_verify" in facts["missing"]["commit"]
@@ -280,7 +283,7 @@ def test_an_unknown_release_records_what_it_can(engine, tmp_path):
     assert found.exit is Exit.AGREED and any("no commit that the recorder knows" in one for one in found.recorded.notes)
 
 
-def test_trees_stop_the_recording(engine, tmp_path):
+def test_trees_stop_the_recording(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14")
     fake_sglang.TOPK = 4
     try:
@@ -298,7 +301,7 @@ def test_trees_stop_the_recording(engine, tmp_path):
 
 @pytest.mark.parametrize(("engine_name", "parts"), [("sglang", ["sglang", "sglang_names", "sglang_states"]),
                                                     ("vllm", ["vllm", "vllm_names"])])  # fmt: skip
-def test_the_recorder_imports_nothing_else_of_instep(tmp_path, engine_name, parts):
+def test_the_recorder_imports_nothing_else_of_instep(tmp_path: Path, engine_name: str, parts: list[str]) -> None:
     program = (f"import sys, instep.attach.{engine_name} as one; one.load(); "
                "print(sorted({name.split('.')[0] for name in sys.modules} & "
                "{'triton', 'instep_optimized', 'instep_reference', 'typer', 'rich', 'msgspec', 'numpy', 'sglang', "
@@ -315,7 +318,9 @@ def test_the_recorder_imports_nothing_else_of_instep(tmp_path, engine_name, part
         ".audit.write"]
 
 
-def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, capsys):
+def test_the_command_starts_the_engine_with_the_recorder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SGLANG_PLUGINS", "theirs")
     program = ("import os, json, sys; from importlib.metadata import entry_points; "
                "found = [one.value for one in entry_points(group='sglang.srt.plugins') if one.name == 'instep']; "
@@ -333,7 +338,9 @@ def test_the_command_starts_the_engine_with_the_recorder(tmp_path, monkeypatch, 
 
 
 @pytest.mark.whole
-def test_the_command_prints_where_the_recording_is(tmp_path, capsys, monkeypatch):
+def test_the_command_prints_where_the_recording_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
                "from pathlib import Path\nfrom support import fake_sglang\nimport sglang.srt.managers.scheduler\n"
                f"model = fake_sglang.Model(Path({str(TINY.absolute())!r}))\n"
@@ -353,12 +360,12 @@ def test_the_command_prints_where_the_recording_is(tmp_path, capsys, monkeypatch
     ({"engine": "tgi"}, "expected one of sglang, vllm"), ({"layers": "x"}, "expected numbers"),
     ({"triggers": "switches"}, "expected some of switch"), ({"command": ["no-such-program"]}, "No such file"),
 ])  # fmt: skip
-def test_the_command_refuses_bad_input(tmp_path, given, message):
+def test_the_command_refuses_bad_input(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         attach(**{"engine": "sglang", "command": ["true"], "folder": tmp_path} | given)
 
 
-def test_options_survive_the_environment():
+def test_options_survive_the_environment() -> None:
     options = Options("/tmp/x", layers=(), requests=("a",), triggers=("switch",), logits=True)
     assert options_in({room.ENV: options.spelled()}) == options
     assert options_in({room.ENV: "/tmp/x"}) == Options("/tmp/x") and options_in({}) is None
@@ -366,6 +373,6 @@ def test_options_survive_the_environment():
         options_in({room.ENV: '{"folder": "x", "colour": 1}'})
 
 
-def test_every_release_has_names():
+def test_every_release_has_names() -> None:
     assert len(RELEASES) == 12 and sglang.names_of("0.5.12.post1") == (RELEASES["0.5.12"], "0.5.12")
     assert sglang.names_of("0.6.0")[1] == "0.5.23" and sglang.names_of("0.4.1")[1] == "0.5.12"

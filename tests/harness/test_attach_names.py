@@ -26,7 +26,7 @@ VLLM_PLUGINS = "vllm.plugins"
 
 
 @pytest.fixture(autouse=True)
-def wheel_is_there(request):
+def wheel_is_there(request: pytest.FixtureRequest) -> None:
     """Skip a test of a release without its wheel."""
     given = getattr(request.node, "callspec", None)
     marked = request.node.get_closest_marker("parametrize")
@@ -90,12 +90,12 @@ def vllm_lacks(release: str, names: vllm_names.Names) -> set[str]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_wheel_has_every_name_of_its_table(release):
+def test_a_wheel_has_every_name_of_its_table(release: str) -> None:
     assert lacking(release, RELEASES[release]) == set()
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_wheel_loads_plugins_in_scheduler_processes(release):
+def test_a_wheel_loads_plugins_in_scheduler_processes(release: str) -> None:
     assert {"register", "apply_hooks"} <= members(release, f"{REGISTRY}:HookRegistry")
     assert "AROUND" in members(release, f"{REGISTRY}:HookType")
     plugins = tree(release, "sglang.srt.plugins")
@@ -110,7 +110,7 @@ def test_a_wheel_loads_plugins_in_scheduler_processes(release):
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_wheel_has_no_ring_that_the_table_leaves_out(release):
+def test_a_wheel_has_no_ring_that_the_table_leaves_out(release: str) -> None:
     names, pool = RELEASES[release], members(release, MAMBA_POOL)
     known = {names.decode_ring} | (set() if names.ring is None else {names.ring.position, names.ring.base})
     folds = "replayssm_spec_fold" in pool and names.ring is None  # at every commit, so `temporal` is the state
@@ -120,7 +120,7 @@ def test_a_wheel_has_no_ring_that_the_table_leaves_out(release):
 
 
 @pytest.mark.skipif(not {("sglang", "0.5.12"), ("sglang", "0.5.16")} <= WHEELS.keys(), reason="no such wheels")
-def test_a_name_that_a_wheel_lacks_is_seen():
+def test_a_name_that_a_wheel_lacks_is_seen() -> None:
     """The names of 0.5.14 on 0.5.12, and those of 0.5.20 on 0.5.16."""
     commit = "sglang.srt.speculative.spec_utils:commit_mamba_states_after_verify"
     assert lacking("0.5.12", RELEASES["0.5.14"]) == {commit}
@@ -128,7 +128,7 @@ def test_a_name_that_a_wheel_lacks_is_seen():
 
 
 @pytest.mark.parametrize("release", vllm_names.RELEASES)
-def test_a_wheel_of_vllm_has_every_name_of_its_table(release):
+def test_a_wheel_of_vllm_has_every_name_of_its_table(release: str) -> None:
     names = vllm_names.RELEASES[release]
     assert vllm_lacks(release, names) == set()
     wrong = replace(names, v1=replace(names.v1, hooks={"run": "execute_batch"}))
@@ -137,7 +137,7 @@ def test_a_wheel_of_vllm_has_every_name_of_its_table(release):
 
 
 @pytest.mark.parametrize("release", vllm_names.RELEASES)
-def test_a_wheel_of_vllm_loads_plugins_in_workers(release):
+def test_a_wheel_of_vllm_loads_plugins_in_workers(release: str) -> None:
     worker = tree(release, vllm_names.WORKER.partition(":")[0])
     assert worker is not None and "load_general_plugins()" in ast.unparse(worker)
     plugins = tree(release, VLLM_PLUGINS)
@@ -145,6 +145,6 @@ def test_a_wheel_of_vllm_loads_plugins_in_workers(release):
     assert repr(PLUGINS["vllm"].group) in ast.unparse(plugins) and "envs.VLLM_PLUGINS" in ast.unparse(plugins)
 
 
-def test_names_differ_only_where_releases_do():
+def test_names_differ_only_where_releases_do() -> None:
     assert RELEASES["0.5.12"] is RELEASES["0.5.13"] and RELEASES["0.5.15"] is RELEASES["0.5.19"]
     assert len({(one.commit, one.stride, one.ring, one.decode_ring) for one in RELEASES.values()}) == 5

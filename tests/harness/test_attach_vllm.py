@@ -6,6 +6,7 @@ Leaves out: the names of released engines (`test_attach_names.py`), and what rec
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def model() -> Model:
 
 
 @pytest.fixture
-def engine(model, tmp_path, monkeypatch):
+def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
     left: list[Any] = []
 
@@ -88,7 +89,7 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("runner", "how"), [
     ("v1", {}), pytest.param("v1", {"dims_first": True}, marks=WHOLE), ("v2", {"dims_first": True, "overlap": True}),
 ])  # fmt: skip
-def test_a_right_vllm_agrees(engine, tmp_path, runner, how):
+def test_a_right_vllm_agrees(engine: Callable[..., Any], tmp_path: Path, runner: str, how: dict[str, bool]) -> None:
     serve(engine(runner, **how))
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
@@ -104,7 +105,7 @@ def test_a_right_vllm_agrees(engine, tmp_path, runner, how):
     assert kinds.count("finish") == 3 and kinds.count("abort") == 1, "the idle step ends the requests"
 
 
-def test_states_are_written_at_the_event_of_each_request(engine, tmp_path):
+def test_states_are_written_at_the_event_of_each_request(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("v1")
     served.request("a", A, 8)
     served.request("b", B, 8)
@@ -124,7 +125,7 @@ def test_states_are_written_at_the_event_of_each_request(engine, tmp_path):
 
 
 @pytest.mark.parametrize("runner", ["v1", "v2"])
-def test_wrong_blocks_are_named(engine, tmp_path, runner):
+def test_wrong_blocks_are_named(engine: Callable[..., Any], tmp_path: Path, runner: str) -> None:
     serve(engine(runner, wrong=4))
     found = judged(tmp_path)
     assert found.exit is Exit.DIVERGED
@@ -134,7 +135,7 @@ def test_wrong_blocks_are_named(engine, tmp_path, runner):
     assert "holds the state after 1 token; 2 tokens were accepted" in first.diagnosis
 
 
-def test_logits_and_final_rows_of_a_mixed_batch_are_judged(engine, tmp_path):
+def test_logits_and_final_rows_of_a_mixed_batch_are_judged(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("v1", {**EVERY, "logits": True, "final": True})
     served.request("a", A, 8)
     served.request("b", B, 8)
@@ -146,7 +147,7 @@ def test_logits_and_final_rows_of_a_mixed_batch_are_judged(engine, tmp_path):
     assert found.exit is Exit.AGREED and found.recorded.shows == ("final", "logits", "states")
 
 
-def test_the_rounding_of_cpu_kernels_is_declared(engine, tmp_path):
+def test_the_rounding_of_cpu_kernels_is_declared(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("v1", dtype=torch.bfloat16)
     served.request("a", A, 4)
     served.step(prefill={"a": 10})
@@ -155,7 +156,7 @@ def test_the_rounding_of_cpu_kernels_is_declared(engine, tmp_path):
     assert stated["products"].keys() == {"conv", "gdn.chunk"}
 
 
-def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine, tmp_path):
+def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("v2", {**EVERY, "logits": True})
     served.request("a", A, 8)
     served.step(prefill={"a": 9})
@@ -168,7 +169,9 @@ def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine, tmp_pa
     assert [(row["kind"], row.get("tokens")) for row in rows] == [("prefill", 9), ("prefill", 1), ("verify", None)]
 
 
-def test_an_unknown_release_of_vllm_records_what_it_can(engine, tmp_path, monkeypatch):
+def test_an_unknown_release_of_vllm_records_what_it_can(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(fake_vllm.RunnerV1, "_build_attention_metadata")
     monkeypatch.setattr(fake_vllm.RunnerV1, "execute_model", renamed(fake_vllm.RunnerV1.execute_model))
     serve(engine("v1", release="0.99.1"))
@@ -179,15 +182,17 @@ def test_an_unknown_release_of_vllm_records_what_it_can(engine, tmp_path, monkey
 
 
 def renamed(original: Any) -> Any:
-    def execute_model(self, scheduled):
+    def execute_model(self: Any, scheduled: Any) -> Any:
         self._build_attention_metadata = lambda metadata: (metadata, None)
         return original(self, scheduled)
 
     return execute_model
 
 
-def test_vllm_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
-    def fails(self, now, lengths):
+def test_vllm_goes_on_when_a_hook_fails(
+    engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(self: Any, now: Any, lengths: torch.Tensor) -> None:
         raise RuntimeError("no memory for a copy")
 
     monkeypatch.setattr(vllm.VllmRecorder, "_take", fails)
@@ -198,7 +203,7 @@ def test_vllm_goes_on_when_a_hook_fails(engine, tmp_path, monkeypatch, capsys):
     assert "recording stopped: RuntimeError" in capsys.readouterr().err
 
 
-def test_an_exception_of_vllm_passes_through(engine):
+def test_an_exception_of_vllm_passes_through(engine: Callable[..., Any]) -> None:
     served = engine("v1")
     served.request("a", A, 4)
     served.run = lambda *_: 1 // 0
@@ -206,7 +211,9 @@ def test_an_exception_of_vllm_passes_through(engine):
         served.step(prefill={"a": 4})
 
 
-def test_no_worker_is_hooked_without_the_variable(model, tmp_path, monkeypatch):
+def test_no_worker_is_hooked_without_the_variable(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(room.ENV, raising=False)
     monkeypatch.setattr(vllm, "_loaded", False)
     with fake_vllm.imported("0.33.0") as at:
@@ -215,7 +222,7 @@ def test_no_worker_is_hooked_without_the_variable(model, tmp_path, monkeypatch):
     assert not vllm._loaded and not (tmp_path / "recording").exists()
 
 
-def test_places_follow_the_mask_of_windows():
+def test_places_follow_the_mask_of_windows() -> None:
     metadata = type("Metadata", (), {
         "spec_sequence_masks": torch.tensor([False, True, False, True, False]),  # padded for a graph
         "spec_state_indices_tensor": torch.tensor([[10, 11, 12], [20, 21, 22], [0, 0, 0]], dtype=torch.int32),
@@ -225,7 +232,7 @@ def test_places_follow_the_mask_of_windows():
     assert found.conv.tolist() == [7, 10, 8, 20] and found.column.tolist() == [0, 2, 0, 1]
 
 
-def test_a_conv_window_begins_at_its_column():
+def test_a_conv_window_begins_at_its_column() -> None:
     rows = torch.arange(2 * 8 * 6).view(2, 8, 6)
     found = window(rows, torch.tensor([0, 2]), 3)
     assert torch.equal(found[0], rows[0, :, :3]) and torch.equal(found[1], rows[1, :, 2:5])
@@ -233,7 +240,7 @@ def test_a_conv_window_begins_at_its_column():
 
 
 @pytest.mark.parametrize(("given", "expected"), [(None, None), ("", ",instep"), ("theirs", "theirs,instep")])
-def test_allowed_plugins_of_vllm_get_the_recorder(tmp_path, given, expected):
+def test_allowed_plugins_of_vllm_get_the_recorder(tmp_path: Path, given: str | None, expected: str | None) -> None:
     environment = {} if given is None else {"VLLM_PLUGINS": given}
     with room.attached(room.Options(str(tmp_path)), environment, elsewhere=True) as changed:
         assert changed.get("VLLM_PLUGINS") == expected
@@ -242,7 +249,7 @@ def test_allowed_plugins_of_vllm_get_the_recorder(tmp_path, given, expected):
             made.glob("*.dist-info/entry_points.txt")).read_text()
 
 
-def test_a_bundle_of_vllm_has_one_extension_and_says_what_it_lacks():
+def test_a_bundle_of_vllm_has_one_extension_and_says_what_it_lacks() -> None:
     names = ("vllm/v1/worker/gpu_worker.py", "vllm/_C.abi3.so", bundle_vllm.STABLE, "vllm/vllm_flash_attn/ops/x.py")
     assert [bundle_vllm.of_vllm(name) for name in names] == [True, False, True, False]
     module: dict[str, Any] = {}

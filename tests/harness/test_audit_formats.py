@@ -9,7 +9,9 @@ import ast
 import json
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.checkpoints import write as write_checkpoint
-from support.command import complaint
+from support.command import Runner, complaint
 from support.fake_sglang import Model
 from support.recorded import TINY, lines, stated
 
@@ -53,7 +55,7 @@ def answer() -> list[int]:
 # the writer
 
 
-def test_the_writer_is_one_file_that_needs_safetensors_alone():
+def test_the_writer_is_one_file_that_needs_safetensors_alone() -> None:
     tree = ast.parse(Path(write.__file__).read_text())
     names = {(node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
              for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)}  # fmt: skip
@@ -61,7 +63,7 @@ def test_the_writer_is_one_file_that_needs_safetensors_alone():
 
 
 @pytest.mark.parametrize("kind", ["dense", "moe"])
-def test_digest_of_a_model_is_over_its_weights_alone(tmp_path, kind):
+def test_digest_of_a_model_is_over_its_weights_alone(tmp_path: Path, kind: str) -> None:
     """Other files, wrapped names, visual weights and another config.json leave it; a changed bit or name does not."""
     plain = write_checkpoint(tmp_path / "plain", kind)
     tensors = load_file(plain / "model.safetensors")
@@ -85,7 +87,7 @@ def test_digest_of_a_model_is_over_its_weights_alone(tmp_path, kind):
 
 
 @pytest.fixture
-def loaded(tmp_path, instep) -> Path:
+def loaded(tmp_path: Path, instep: Runner) -> Path:
     """The trained model, as SGLang loads it."""
     assert instep("fixtures", tmp_path / "sglang", "--for", "sglang").code == 0
     return Path(tmp_path / "sglang")
@@ -100,7 +102,7 @@ def small(folder: Path, answer: list[int], model: Path) -> Path:
     return folder
 
 
-def test_a_recording_of_wrapped_weights_is_accepted(tmp_path, answer, loaded):
+def test_a_recording_of_wrapped_weights_is_accepted(tmp_path: Path, answer: list[int], loaded: Path) -> None:
     wrapped = json.loads((loaded / "config.json").read_text())
     assert wrapped["architectures"] == ["Qwen3_5ForConditionalGeneration"] and "vision_config" in wrapped
     assert OnDisk.open(loaded).config == OnDisk.open(TINY).config and digest(loaded) == digest(TINY)
@@ -109,7 +111,7 @@ def test_a_recording_of_wrapped_weights_is_accepted(tmp_path, answer, loaded):
     assert audit(small(tmp_path / "s", answer, TINY), loaded).exit is Exit.AGREED
 
 
-def test_the_model_for_vllm_is_the_text_model(tmp_path, instep):
+def test_the_model_for_vllm_is_the_text_model(tmp_path: Path, instep: Runner) -> None:
     ran = instep("fixtures", tmp_path / "vllm", "--for", "vllm")
     assert ran.code == 0 and "skip_tokenizer_init" in ran.out, ran
     config, text = (json.loads((one / "config.json").read_text()) for one in (tmp_path / "vllm", TINY))
@@ -121,7 +123,7 @@ def test_the_model_for_vllm_is_the_text_model(tmp_path, instep):
     assert sorted(one.name for one in (tmp_path / "vllm").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_the_model_for_vllm_on_a_cpu_has_the_same_states(tmp_path, instep):
+def test_the_model_for_vllm_on_a_cpu_has_the_same_states(tmp_path: Path, instep: Runner) -> None:
     assert instep("fixtures", tmp_path / "vllm", "--for", "vllm-cpu").code == 0
     wide, own = Model(tmp_path / "vllm"), Model(TINY)
     assert wide.config.key_dim == wide.config.value_dim == own.config.value_dim != own.config.key_dim
@@ -142,7 +144,9 @@ def test_the_model_for_vllm_on_a_cpu_has_the_same_states(tmp_path, instep):
     ("model_type", "llama", "recording.json: config.json: model_type: found 'llama'"),
     ("max_position_embeddings", 7, ""),
 ])
-def test_a_field_that_the_reference_reads_is_refused_by_name(tmp_path, instep, answer, loaded, field, value, says):
+def test_a_field_that_the_reference_reads_is_refused_by_name(
+    tmp_path: Path, instep: Runner, answer: list[int], loaded: Path, field: str, value: Any, says: str
+) -> None:
     config = json.loads((loaded / "config.json").read_text())
     config["text_config"][field] = value
     if field == "model_type":
@@ -152,7 +156,7 @@ def test_a_field_that_the_reference_reads_is_refused_by_name(tmp_path, instep, a
     assert says in complaint(ran) if says else ran.code == 0, ran
 
 
-def test_a_recording_of_an_older_writer_is_checked_by_its_files(tmp_path, answer):
+def test_a_recording_of_an_older_writer_is_checked_by_its_files(tmp_path: Path, answer: list[int]) -> None:
     made = small(tmp_path / "r", answer, TINY)
     stated(made, weights=None, config=None, model=OnDisk.open(TINY).digest())
     assert audit(made, TINY).digest == OnDisk.open(TINY).digest()
@@ -161,7 +165,7 @@ def test_a_recording_of_an_older_writer_is_checked_by_its_files(tmp_path, answer
         audit(made, TINY)
 
 
-def test_calls_of_the_writer_become_legal_events(tmp_path, answer):
+def test_calls_of_the_writer_become_legal_events(tmp_path: Path, answer: list[int]) -> None:
     """Ragged windows, decodes, reused prefixes and preemption as in vLLM: one call per step, with its tokens."""
     made = Recording(tmp_path / "r", engine="by hand", model=TINY)
     said, length = answer, len(PROMPT)
@@ -186,7 +190,7 @@ def test_calls_of_the_writer_become_legal_events(tmp_path, answer):
 
 
 @pytest.mark.parametrize("every", [False, True])
-def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
+def test_a_reused_prefix_may_show_tensors(tmp_path: Path, answer: list[int], every: bool) -> None:
     """The tensors have the rows that ran; the recording keeps the last row of the prompt."""
     weights = Weights.of(Checkpoint.open(TINY))
     final, _ = trunk.advance(weights, PROMPT, trunk.empty_memories(weights), 0)
@@ -199,7 +203,7 @@ def test_a_reused_prefix_may_show_tensors(tmp_path, answer, every):
     assert found.exit is Exit.AGREED and found.replay is not None and len(found.recorded.events) == 3
 
 
-def test_recording_with_selected_states_shows_where_a_reused_prefix_ends(tmp_path, answer):
+def test_recording_with_selected_states_shows_where_a_reused_prefix_ends(tmp_path: Path, answer: Any) -> None:
     made = Recording(tmp_path / "r", engine="by hand", model=TINY, selected=True)
     made.admit("a", PROMPT)
     made.forward("a", [6], range(4, 10), PROMPT[4:], [[answer[0]]])
@@ -215,7 +219,7 @@ def test_recording_with_selected_states_shows_where_a_reused_prefix_ends(tmp_pat
     (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[]]), "no token for the position after 9"),
     (lambda r: r.forward("a", [7], range(3, 10), PROMPT[3:], [[1]], logits=torch.zeros(5, 256)), "5 rows, but the"),
 ])
-def test_impossible_calls_of_the_writer_are_refused(tmp_path, call, says):
+def test_impossible_calls_of_the_writer_are_refused(tmp_path: Path, call: Callable[..., Any], says: str) -> None:
     made = Recording(tmp_path / "r", engine="by hand")
     made.admit("a", PROMPT)
     made.forward("a", [3], range(3), PROMPT[:3], [[]])
@@ -256,7 +260,7 @@ def course(said: list[int]) -> list:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_dumps_of_sglang_are_read_as_texts_and_windows(tmp_path, answer, old):
+def test_dumps_of_sglang_are_read_as_texts_and_windows(tmp_path: Path, answer: list[int], old: bool) -> None:
     found = audit(dumped(tmp_path / "dump", course(answer), old=old), TINY, dtype="float32")
     assert found.exit is Exit.AGREED and [text.said for text in found.told.texts] == [tuple(answer[:5])]
     assert (found.told.windows, found.told.drafts, found.told.accepted) == (1, 3, 2)
@@ -264,7 +268,7 @@ def test_dumps_of_sglang_are_read_as_texts_and_windows(tmp_path, answer, old):
     assert roles == ["token", "accepted draft 1 of 3", "accepted draft 2 of 3", "bonus", "token"]
 
 
-def test_a_wrong_bonus_and_a_wrong_count_of_a_dump_are_named(tmp_path, answer):
+def test_a_wrong_bonus_and_a_wrong_count_of_a_dump_are_named(tmp_path: Path, answer: list[int]) -> None:
     wrong = course(answer)
     wrong[3] = [("a", len(PROMPT) + 3, [answer[3] + 1], False)]
     found = audit(dumped(tmp_path / "bonus", wrong), TINY, dtype="float32").verdict.findings[0]
@@ -275,7 +279,7 @@ def test_a_wrong_bonus_and_a_wrong_count_of_a_dump_are_named(tmp_path, answer):
 
 
 class Runs:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Callable[..., Any] | tuple[str, ...], ...]:
         return print, ("run",)
 
 
@@ -289,19 +293,21 @@ class Runs:
     (lambda d: file(d, 1, "seq_lens").unlink(), "step 1: found no seq_lens"),
     (lambda d: [one.unlink() for one in d.glob("step=1___*")], "found tokens at position 10, expected position 6"),
 ])
-def test_a_bad_dump_is_refused_in_one_line(tmp_path, instep, answer, spoil, says):
+def test_a_bad_dump_is_refused_in_one_line(
+    tmp_path: Path, instep: Runner, answer: list[int], spoil: Callable[..., Any], says: str
+) -> None:
     dump = dumped(tmp_path / "dump", course(answer))
     spoil(dump)
     assert says in complaint(instep("audit", dump, "--model", TINY))
 
 
-def test_steps_of_a_draft_model_are_refused(tmp_path, answer):
+def test_steps_of_a_draft_model_are_refused(tmp_path: Path, answer: list[int]) -> None:
     extended = ("a", len(PROMPT) + 5, [*answer[5:8]], False)
     with pytest.raises(BadInput, match="3 tokens of its text"):
         opened(dumped(tmp_path / "dump", [*course(answer), [extended]]))
 
 
-def test_a_dump_without_its_last_step_is_read_up_to_it(tmp_path, answer):
+def test_a_dump_without_its_last_step_is_read_up_to_it(tmp_path: Path, answer: list[int]) -> None:
     dump = dumped(tmp_path / "dump", course(answer))
     file(dump, 4, "positions").unlink()
     assert opened(dump).notes == ("step 4 was cut off (positions is missing), so it is skipped",)
@@ -317,7 +323,7 @@ def file(dump: Path, step: int, name: str) -> Path:
 @pytest.mark.parametrize(("kind", "more"), [
     ("dense", {}), ("next", {}), ("moe", {}), ("dense", {"tie_word_embeddings": True}),
 ])  # fmt: skip
-def test_the_walk_equals_the_reference(tmp_path, kind, more):
+def test_the_walk_equals_the_reference(tmp_path: Path, kind: str, more: dict[str, bool]) -> None:
     model = write_checkpoint(tmp_path / "model", kind, **more)
     origins = (Origin(0, "line"),) * 3
     texts = [Text("a", tuple(range(1, 60)), (5, 6, 7), origins), Text("b", (9,), (3,), origins[:1])]
@@ -334,7 +340,7 @@ def test_the_walk_equals_the_reference(tmp_path, kind, more):
     {"rounds": {"state": torch.bfloat16}}, {"products": {"gdn.chunk": Product("bf16", 64)}},
     {"products": {"gdn.window": Product("tf32")}}, {"rounds": {"value": torch.bfloat16}},
 ], ids=str)  # fmt: skip
-def test_a_narrower_declared_dtype_errs_more(said):
+def test_a_narrower_declared_dtype_errs_more(said: dict[str, Any]) -> None:
     texts = [Text("a", tuple(PROMPT * 3), (5,) * 8, (Origin(0, "line"),) * 8)]
     noise = []
     for declared in ({}, said):
@@ -347,14 +353,14 @@ def test_a_narrower_declared_dtype_errs_more(said):
     assert float(apart.mean()) > 0.1, "further draws share no rounding"
 
 
-def test_no_piece_mixes_prompt_and_generated_tokens():
+def test_no_piece_mixes_prompt_and_generated_tokens() -> None:
     assert [*pieces(1100, 1030)] == [
         (slice(0, 512), True), (slice(512, 1024), True), (slice(1024, 1030), True), (slice(1030, 1100), False)
     ]
     assert [*pieces(3, 3)] == [(slice(0, 3), True)]
 
 
-def test_the_json_result_is_complete(tmp_path, instep, answer):
+def test_the_json_result_is_complete(tmp_path: Path, instep: Runner, answer: list[int]) -> None:
     said = tmp_path / "said.jsonl"
     said.write_text(json.dumps({"prompt": PROMPT, "tokens": answer}) + "\n")
     assert Setting().dtype == "float32"

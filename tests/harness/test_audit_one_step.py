@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from html import escape
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +37,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
-from support.command import complaint
+from support.command import Runner, complaint
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 
 # Events of the recording: commits of a and b are 10, 13 and 16; a ends at 17; the next commit, of b alone, is 20.
@@ -43,7 +45,7 @@ BOTH, LAST = (10, 13, 16), 20
 
 
 @pytest.fixture(scope="module")
-def right(tmp_path_factory) -> Path:
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts = {name: PROMPTS[name] for name in "ab"}
     made = recorded(tmp_path_factory.mktemp("recordings") / "right", tokens=14, prompts=prompts)
     kinds = {number: one["event"] for number, one in enumerate(lines(made / "events.jsonl"))}
@@ -52,7 +54,7 @@ def right(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def copy(right, tmp_path) -> Path:
+def copy(right: Path, tmp_path: Path) -> Path:
     """A copy that a test may change."""
     return Path(shutil.copytree(right, tmp_path / "copy"))
 
@@ -108,14 +110,14 @@ class Texts:
 
 
 @pytest.mark.slow
-def test_a_right_recording_agrees_one_step_at_a_time(right):
+def test_a_right_recording_agrees_one_step_at_a_time(right: Path) -> None:
     found = audit(right, TINY)
     assert found.exit is Exit.AGREED and found.one_step and found.replay.verdict.events == found.replay.of
     assert {Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS} <= {one.tier for one in found.replay.verdict.compared}
 
 
 @pytest.mark.slow
-def test_right_steps_from_a_wrong_state_are_not_accused(copy):
+def test_right_steps_from_a_wrong_state_are_not_accused(copy: Path) -> None:
     """A wrong state at event 10; the engine then computes on from it, rightly."""
     texts, memory = Texts(copy), None
     for event in BOTH:
@@ -143,7 +145,7 @@ def test_right_steps_from_a_wrong_state_are_not_accused(copy):
 
 
 @pytest.mark.slow
-def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy):
+def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy: Path) -> None:
     for event, request in ((10, "a"), (16, "b")):
         tensors(copy, event, f"state.{request}.0", lambda x: x.flip(0))
     assert {10, 16} <= events_of(audit(copy, TINY, events="9:16"))
@@ -154,7 +156,7 @@ def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy):
 
 
 @pytest.mark.slow
-def test_a_range_reads_and_runs_nothing_before_its_rounds(copy, monkeypatch):
+def test_a_range_reads_and_runs_nothing_before_its_rounds(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rounds earlier name findings, and the reference runs each text before them once, as a prompt."""
     monkeypatch.setattr(recorded_engine, "IN_A_RING", 8)
     ran, real = [], trunk.advance
@@ -174,7 +176,7 @@ def test_a_range_reads_and_runs_nothing_before_its_rounds(copy, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_range_keeps_only_its_own_findings(copy):
+def test_a_range_keeps_only_its_own_findings(copy: Path) -> None:
     tensors(copy, 16, "state.a.0", lambda x: x.flip(0))
     assert not events_of(audit(copy, TINY, events="13:15"))
     assert events_of(audit(copy, TINY, events="16")) == {16}
@@ -188,11 +190,11 @@ def test_a_range_keeps_only_its_own_findings(copy):
 @pytest.mark.parametrize(("given", "says"), [
     ("5:2", "--events: found 5:2, expected events of copy as A:B, 0:"), ("x:", "--events: found x:"),
     ("3:999", "--events: found 3:999"), ("-1:3", "--events: found -1:3"), ("", "--events: found ")])
-def test_a_range_outside_the_recording_is_refused(copy, instep, given, says):
+def test_a_range_outside_the_recording_is_refused(copy: Path, instep: Runner, given: str, says: str) -> None:
     assert says in complaint(instep("audit", copy, "--model", TINY, f"--events={given}"))
 
 
-def test_a_range_of_texts_without_events_is_refused(tmp_path, instep):
+def test_a_range_of_texts_without_events_is_refused(tmp_path: Path, instep: Runner) -> None:
     file = said(tmp_path / "said.jsonl", [{"prompt": [1], "tokens": [2]}])
     assert "this recording has texts and no events" in complaint(
         instep("audit", file, "--model", TINY, "--events", "0:1"))
@@ -200,7 +202,7 @@ def test_a_range_of_texts_without_events_is_refused(tmp_path, instep):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "exit"), [(False, Exit.INCONCLUSIVE), (True, Exit.DIVERGED)])
-def test_an_interrupted_audit_reports_the_events_so_far(copy, wrong, exit):
+def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool, exit: Exit) -> None:
     if wrong:
         tensors(copy, 10, "state.a.0", lambda x: x.flip(0))
 
@@ -217,7 +219,7 @@ def test_an_interrupted_audit_reports_the_events_so_far(copy, wrong, exit):
 
 
 @pytest.mark.slow
-def test_a_time_limit_ends_an_audit_with_a_partial_verdict(right, instep, tmp_path):
+def test_a_time_limit_ends_an_audit_with_a_partial_verdict(right: Path, instep: Runner, tmp_path: Path) -> None:
     ran = instep("audit", right, "--model", TINY, "--minutes", 0, "--json", tmp_path / "r.json")
     assert ran.code == 3 and "the limit of 0 minutes is over, before the tokens were judged" in ran.out, ran
     assert "the rest of the recording is not judged" in ran.out
@@ -228,17 +230,17 @@ def test_a_time_limit_ends_an_audit_with_a_partial_verdict(right, instep, tmp_pa
 
 
 @pytest.mark.slow
-def test_further_draws_run_only_the_window_of_their_request(copy, monkeypatch):
+def test_further_draws_run_only_the_window_of_their_request(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp64 without rounding a draw of the accepted path alone equals the run of the whole event."""
     ran, off, real = [], [], RepeatedRuns.side_of
 
-    def reduced(request, event, one):
+    def reduced(request: str, event: Any, one: Any) -> Any:
         found = of_one(request, event, one)
         if found is not None:
             ran.append(found)
         return found
 
-    def side_of(self, index, draw, request):
+    def side_of(self: RepeatedRuns, index: int, draw: int, request: str) -> Any:
         assert self._first > index - 4, "draws begin at the round"
         known = (index, draw, request) in self._sides
         ran.clear()
@@ -262,7 +264,9 @@ def test_further_draws_run_only_the_window_of_their_request(copy, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", ["events", "a layer"])
-def test_draws_share_no_rounding_if_states_were_not_recorded(copy, monkeypatch, hidden):
+def test_draws_share_no_rounding_if_states_were_not_recorded(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
     """The error of one draw says nothing about another one, although states of the last rounds are not there."""
     layers = [0, 1, 2] if hidden == "events" else [0, 2]
     stated(copy, dtype="bfloat16", attached={"layers": layers})
@@ -275,7 +279,7 @@ def test_draws_share_no_rounding_if_states_were_not_recorded(copy, monkeypatch, 
                        or hidden == "events"}, file)  # fmt: skip
     cosines, real = [], known_wrong_states.look
 
-    def look(found, scene, yardsticks, again=None, **given):
+    def look(found: torch.Tensor, scene: Any, yardsticks: torch.Tensor, again: Any | None = None, **given: Any) -> Any:
         draws = torch.cat([yardsticks, again(DITHERED)]) if again is not None else yardsticks
         errors = (draws - scene.right).flatten(1)
         cosines.append(torch.nn.functional.cosine_similarity(errors[:1], errors[1:]).abs().max())
@@ -290,7 +294,7 @@ def test_draws_share_no_rounding_if_states_were_not_recorded(copy, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_state_of_another_request_two_rounds_ago_is_named(copy):
+def test_a_state_of_another_request_two_rounds_ago_is_named(copy: Path) -> None:
     tensors(copy, 16, "state.b.0", lambda x: shown(copy, 10)["state.a.0"])
     (found,) = directed(audit(copy, TINY, events="16:16"))
     assert found.diagnosis == 'holds the state of request "a", 2 rounds ago'
@@ -304,7 +308,7 @@ def test_a_state_of_another_request_two_rounds_ago_is_named(copy):
     (16, "holds its own state after 3 of 4 tokens of its window, 2 rounds ago", lambda t: t.state("b", 10, 3)),
     (20, 'holds the state of request "a", 1 round ago', lambda t: t.state("a", 16, 4)),
 ], ids=["inside a window", "its own", "of a request that ended"])
-def test_states_of_earlier_windows_are_named(copy, event, says, wrong):
+def test_states_of_earlier_windows_are_named(copy: Path, event: int, says: str, wrong: Callable[..., Any]) -> None:
     texts = Texts(copy)
     assert len(texts.tokens["a", 13][2]) == len(texts.tokens["a", 16][1]) == 4
     tensors(copy, event, "state.b.0", lambda x: wrong(texts))
@@ -313,7 +317,7 @@ def test_states_of_earlier_windows_are_named(copy, event, says, wrong):
 
 
 @pytest.mark.slow
-def test_a_step_from_the_state_of_another_request_is_named(copy):
+def test_a_step_from_the_state_of_another_request_is_named(copy: Path) -> None:
     texts = Texts(copy)
     length, run, _ = texts.tokens["b", 16]
     memory = list(texts.memory("b", length))
@@ -330,7 +334,7 @@ def test_a_step_from_the_state_of_another_request_is_named(copy):
     ("was continued with the conv window of 2 tokens later", 38, 36),
     ("", 36, 36),
 ], ids=["state", "conv window", "right"])
-def test_a_prefix_with_parts_of_different_lengths_is_named(tmp_path, says, window, state):
+def test_a_prefix_with_parts_of_different_lengths_is_named(tmp_path: Path, says: Any, window: Any, state: Any) -> None:
     """36 tokens of a prompt come from a cache, whose conv window and state need not be those after 36 tokens."""
     weights, text = Weights.of(Checkpoint.open(TINY)), [*PROMPTS["b"], *PROMPTS["c"], *PROMPTS["a"], *PROMPTS["c"][:5]]
 
@@ -358,7 +362,7 @@ def test_a_prefix_with_parts_of_different_lengths_is_named(tmp_path, says, windo
 
 
 @pytest.mark.slow
-def test_a_finding_names_slot_batch_row_and_the_last_change(copy, instep, tmp_path):
+def test_a_finding_names_slot_batch_row_and_the_last_change(copy: Path, instep: Runner, tmp_path: Path) -> None:
     """Slots of the engine are recorded with the states; a wrong state comes first after request a ended."""
     file = copy / "tensors" / f"{LAST:06d}.safetensors"
     found = load_file(file)
@@ -373,7 +377,7 @@ def test_a_finding_names_slot_batch_row_and_the_last_change(copy, instep, tmp_pa
 
 
 @pytest.mark.slow
-def test_batch_rows_and_slots_of_the_engine_are_read(copy, tmp_path):
+def test_batch_rows_and_slots_of_the_engine_are_read(copy: Path, tmp_path: Path) -> None:
     """Only two of its nine rows were recorded; the rows and slots are in `batches.jsonl`."""
     tensors(copy, 16, "state.a.0", lambda x: x.flip(0))
     batches = [{"event": event, "batch": 9, "rows": {"a": 7, "b": 2}, "slots": {"a": 40 + event, "b": 12}}
@@ -403,7 +407,7 @@ def test_batch_rows_and_slots_of_the_engine_are_read(copy, tmp_path):
 
 
 @pytest.mark.slow
-def test_long_names_of_requests_are_replaced_and_listed_once(copy, instep, tmp_path):
+def test_long_names_of_requests_are_replaced_and_listed_once(copy: Path, instep: Runner, tmp_path: Path) -> None:
     own = {"a": "100f09a5.afbe4b9c.884e", "b": "4e3481df4df949e09f1a"}
     events = json.dumps(lines(copy / "events.jsonl"))
     for name, long in own.items():
@@ -424,12 +428,12 @@ def test_long_names_of_requests_are_replaced_and_listed_once(copy, instep, tmp_p
     assert json.loads((tmp_path / "r.json").read_text())["names"] == own
 
 
-def test_short_names_of_requests_stay(right):
+def test_short_names_of_requests_stay(right: Path) -> None:
     found = read(right)
     assert with_short_names(found, Told())[0] is found
 
 
-def test_many_requests_are_numbered_in_the_order_of_admission(tmp_path):
+def test_many_requests_are_numbered_in_the_order_of_admission(tmp_path: Path) -> None:
     own = [f"a-long-request-{number}" for number in range(27)]
     file = said(tmp_path / "said.jsonl", [{"request": name, "prompt": [1], "tokens": [2]} for name in own])
     found = read_plain(file)
@@ -438,7 +442,7 @@ def test_many_requests_are_numbered_in_the_order_of_admission(tmp_path):
     assert [text.request for text in words.texts] == [*renamed.names]
 
 
-def test_the_writer_records_the_slot_of_a_state(tmp_path):
+def test_the_writer_records_the_slot_of_a_state(tmp_path: Path) -> None:
     made = Recording(tmp_path / "r", engine="mine")
     made.admit("a", [1, 2])
     made.forward(["a"], [2], [0, 1], [1, 2], [[3]])
@@ -448,7 +452,7 @@ def test_the_writer_records_the_slot_of_a_state(tmp_path):
     assert found.shows == ("states",) and found.slot(1, "a") == 7 and found.slot(0, "a") is None
 
 
-def test_changes_before_a_round_are_named():
+def test_changes_before_a_round_are_named() -> None:
     """Steps from 0 and to 0 have no event of their own: such a round is a forward of decode rows."""
     def round_of(*drafts: int) -> list:
         names = tuple("ab"[: len(drafts)])

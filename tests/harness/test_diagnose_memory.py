@@ -31,7 +31,7 @@ GDN, ATTENTION = 0, 3
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory) -> Scenario:
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     return Scenario(tmp_path_factory.mktemp("explain"))
 
 
@@ -65,11 +65,13 @@ MEMORY: list[tuple[str, int, Callable[[Scenario, EventContext, str, Any], torch.
 
 
 @pytest.mark.parametrize(("field", "layer", "change", "sentence"), MEMORY, ids=[f"{w[0]}: {w[3]}" for w in MEMORY])
-def test_bits_that_were_moved_wrongly_are_explained(scene, field, layer, change, sentence):
+def test_bits_that_were_moved_wrongly_are_explained(
+    scene: Scenario, field: str, layer: int, change: Callable[..., Any], sentence: str
+) -> None:
     assert of_memory(scene, field, layer, lambda *given: change(scene, *given)).startswith(sentence)
 
 
-def test_bits_that_nothing_explains_are_counted_as_before(scene):
+def test_bits_that_nothing_explains_are_counted_as_before(scene: Scenario) -> None:
     noise = torch.Generator().manual_seed(0)
     said = of_memory(scene, "conv", GDN, lambda c, name, x: torch.randn(x.shape, generator=noise).to(x))
     assert "bytes differ, the first at" in said.partition(";")[0] and UNEXPLAINED not in said
@@ -130,12 +132,12 @@ def rounded_after_every_token(mine: Scene, _: Scene, __: torch.Tensor) -> torch.
 
 
 @pytest.mark.parametrize(("change", "sentence"), STATES, ids=[sentence for _, sentence in STATES])
-def test_a_state_that_was_made_of_something_else_is_explained(scene, change, sentence):
+def test_a_state_that_was_made_of_something_else_is_explained(scene: Scenario, change: Any, sentence: str) -> None:
     said = scene.said(of_state(scene, change))[0]
     assert sentence in said.diagnosis and said.explained.by == "bank", said
 
 
-def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene):
+def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene: Scenario) -> None:
     said = scene.said(of_state(scene, rounded_after_every_token))[0]
     due = Explained("hypothesis", "the state is rounded to bfloat16 after every token", names=("state-in-bfloat16",))
     assert said.explained == due, said
@@ -147,7 +149,7 @@ def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene):
     (lambda mine, other, state: state + 0.1 * torch.sin(torch.arange(state.numel())).reshape(state.shape),
      "holds the state from before the step"),
 ])  # fmt: skip
-def test_the_bank_overrides_a_wrong_state_that_is_only_the_nearest(scene, change, ends):
+def test_the_bank_overrides_a_wrong_state_that_is_only_the_nearest(scene: Scenario, change: Any, ends: str) -> None:
     """Not one that is right to within the allowance, and not where the bank has nothing that is."""
     context = of_state(scene, change)
     size = scene.said(context)[0]

@@ -65,7 +65,7 @@ def there(place: Place) -> Place:
 
 @few(6)
 @pytest.mark.parametrize("fault", SAYS)
-def test_a_planted_fault_is_explained_by_the_general_bank(fault):
+def test_a_planted_fault_is_explained_by_the_general_bank(fault: str) -> None:
     """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""
     planted = by_id()[fault]
     given = planted.place.stage == "trunk" and planted.how.drafter is None and fault not in FOUR_LAYERS
@@ -82,7 +82,7 @@ def test_a_planted_fault_is_explained_by_the_general_bank(fault):
     assert not any(UNEXPLAINED in said for said in here[:1])
 
 
-def test_a_run_without_explain_has_no_explanations():
+def test_a_run_without_explain_has_no_explanations() -> None:
     planted = by_id()["norm-one-plus-weight"]
     with planted_here(*planted.edits):
         findings = Replay(few_channels(planted.trace, 2), planted.how).run().verdict.findings
@@ -102,7 +102,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
-def test_another_stride_and_another_row_are_distinguished(edits, trace, how, component, says):
+def test_another_stride_and_another_row_are_distinguished(
+    edits: tuple[Edit, ...], trace: str, how: Setting, component: str, says: str
+) -> None:
     with planted_here(*edits):
         findings = diagnose(Replay(few_channels(trace, 2), how)).verdict.findings
     first = next(found for found in findings if found.place.component == component)

@@ -5,12 +5,14 @@ Leaves out: whole runs (`test_checks.py`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from instep.checks.known_wrong_states import Directed, grouped, look
+from instep.checks.known_wrong_states import Directed, Looked, grouped, look
 from instep.checks.wrong_ring_states import RUN_AGAIN
 from instep.checks.wrong_state_bank import BANK, wrong_states
 from instep.checks.wrong_state_inputs import Scene, Wrong, step, wrong_of
@@ -23,8 +25,10 @@ from instep.oracle.states_with_folded_tokens import Run
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.tier_allowances import PROJECTION_LIMIT
-from instep.verdict import Tier, Verdict
+from instep.verdict import Comparison, Tier, Verdict
+from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue.fault import Edit
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 from support import contexts as m
@@ -36,11 +40,11 @@ WIDTHS = pytest.mark.parametrize(
     ("width", "noise"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)], ids=["fp32", "bf16"])
 
 
-def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
+def scene(count: int = 3, window: int = 5, seed: int = 0, verb: str = "accepted", key_dim: int = K) -> Scene:
     """Heads that forget at once and heads that remember, with a state of some age before the window."""
     g = torch.Generator().manual_seed(seed)
 
-    def drawn(*shape):
+    def drawn(*shape: Any) -> torch.Tensor:
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
     k = torch.nn.functional.normalize(drawn(window, HV, key_dim), dim=-1)
@@ -55,26 +59,26 @@ def scene(count=3, window=5, seed=0, verb="accepted", key_dim=K):
     )  # fmt: skip
 
 
-def tokens_before(count):
+def tokens_before(count: int) -> list[Run]:
     """The tokens of earlier steps, as the oracle keeps them: runs of one token."""
     of = scene(count=1, window=count, seed=4)
     names = {"k": of.k, "v": of.v, "log_decay": of.log_decay, "beta": of.beta, "update": of.updates}
     return [Run({Place("trunk", 0, name): rows[t : t + 1] for name, rows in names.items()}) for t in range(count)]
 
 
-def stored(state, width, noise, seed=1):
+def stored(state: torch.Tensor, width: torch.dtype, noise: float, seed: int = 1) -> torch.Tensor:
     """As a correct engine of this width would hold it."""
     g = torch.Generator().manual_seed(seed)
     return (state * (1 + noise * torch.randn(state.shape, generator=g, dtype=torch.float64))).to(width)
 
 
-def looked(found, of, width, noise):
+def looked(found: torch.Tensor, of: Scene, width: torch.dtype, noise: float) -> Looked:
     return look(found, of, torch.stack([stored(of.right, width, noise, seed) for seed in (5, 6, 7)]))
 
 
 @WIDTHS
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_a_correct_state_leans_nowhere(width, noise, count):
+def test_a_correct_state_leans_nowhere(width: torch.dtype, noise: float, count: int) -> None:
     for seed in range(5):
         of = scene(count, seed=seed)
         result = looked(stored(of.right, width, noise), of, width, noise)
@@ -85,7 +89,7 @@ def test_a_correct_state_leans_nowhere(width, noise, count):
 
 @WIDTHS
 @pytest.mark.parametrize("mistake", BANK, ids=lambda mistake: mistake.name)
-def test_every_wrong_state_is_called_by_its_name(width, noise, mistake):
+def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: float, mistake: Any) -> None:
     of = scene(count=5 if mistake.name == "last-token-twice" else 3)
     wrongs = list(wrong_of(of, [mistake]))
     assert wrongs, "the scene shows every member of the bank"
@@ -109,17 +113,17 @@ LISTED = [
 ]  # fmt: skip
 
 
-def test_the_bank_has_all_listed_wrong_states():
+def test_the_bank_has_all_listed_wrong_states() -> None:
     assert [mistake.name for mistake in BANK] == LISTED
 
 
-def test_the_last_token_counted_twice_is_computed_and_run_again():
+def test_the_last_token_counted_twice_is_computed_and_run_again() -> None:
     (mistake,) = (one for one in BANK if one.name == "last-token-twice")
     computed, run_again = wrong_of(scene(count=5), [mistake])
     assert not torch.allclose(computed.state, run_again.state) and not list(wrong_of(scene(count=3), [mistake]))
 
 
-def test_tokens_that_a_full_ring_replaces_or_loses_are_named():
+def test_tokens_that_a_full_ring_replaces_or_loses_are_named() -> None:
     of = replace(scene(count=3, window=4), recent=tokens_before(9))
     rare = {wrong.sentence: wrong.state for wrong in overfull(of)}
     assert len(rare) > 40
@@ -132,7 +136,7 @@ def test_tokens_that_a_full_ring_replaces_or_loses_are_named():
         assert result.diagnosis.startswith(says) and result.worst > 0.9
 
 
-def test_undone_step_gives_the_state_before_it():
+def test_undone_step_gives_the_state_before_it() -> None:
     """The lacking state is that of the tokens alone, which a plain run over the remaining tokens gives."""
     recent = tokens_before(6)
     k, v, log_decay, beta, _ = joined(recent)
@@ -146,14 +150,14 @@ def test_undone_step_gives_the_state_before_it():
     assert torch.allclose(found, lacking, rtol=1e-9, atol=1e-9)
 
 
-def test_unknown_wrong_state_counts_the_rare_ones_too():
+def test_unknown_wrong_state_counts_the_rare_ones_too() -> None:
     of = replace(scene(), recent=tokens_before(4))
     odd = of.right + torch.randn(HV, K, V, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     count = len(wrong_states(of)) + len(list(overfull(of)))
     assert looked(odd.float(), of, torch.float32, 1e-6).diagnosis.startswith(f"unknown: close to none of {count} wrong")
 
 
-def test_chunk_after_a_conv_window_of_later_tokens_is_named(plant):
+def test_chunk_after_a_conv_window_of_later_tokens_is_named(plant: Callable[..., None]) -> None:
     plant(Edit("instep_optimized/ops/plain/causal_conv.py", LINE, LINE + """
 if part.form != "window":
     later = torch.cat([line[:, :, 2 : 2 + history], line[:, :, history:]], dim=2)
@@ -165,21 +169,23 @@ if part.form != "window":
     assert verdict.findings[0].diagnosis.startswith("was continued with the conv window of 2 tokens later"), verdict
 
 
-def test_kept_updates_are_only_of_windows():
+def test_kept_updates_are_only_of_windows() -> None:
     """A prompt's tokens are not kept: no wrong state of theirs is made of updates."""
     given = scene(count=5, window=5, verb="given")
     assert not given.kept and not list(wrong_of(given, RUN_AGAIN))
     assert len(wrong_states(scene(count=5))) > len(wrong_states(given)) + len(RUN_AGAIN) // 2
 
 
-def test_updates_make_the_right_state_when_they_are_run_again():
+def test_updates_make_the_right_state_when_they_are_run_again() -> None:
     of = scene()
     assert torch.allclose(of.again(of.base), of.right, rtol=1e-12)
 
 
 @WIDTHS
 @pytest.mark.parametrize("mistake", BANK, ids=lambda mistake: mistake.name)
-def test_every_wrong_state_of_a_prompts_chunk_is_called_by_its_name(width, noise, mistake):
+def test_every_wrong_state_of_a_prompts_chunk_is_called_by_its_name(
+    width: torch.dtype, noise: float, mistake: Any
+) -> None:
     """A chunk is longer than a window, all of it is taken, and it may be a request's second."""
     of = scene(count=20, window=20, verb="given")
     for wrong in wrong_of(of, [mistake]):
@@ -190,7 +196,7 @@ def test_every_wrong_state_of_a_prompts_chunk_is_called_by_its_name(width, noise
 
 @WIDTHS
 @pytest.mark.parametrize("group", [0, 1, 2])
-def test_one_stale_tile_of_one_head_is_found_in_its_columns(width, noise, group):
+def test_one_stale_tile_of_one_head_is_found_in_its_columns(width: torch.dtype, noise: float, group: int) -> None:
     """A relative norm over the head would have to see one tile in three; over all slots, nothing at all."""
     of, head = scene(), 2
     state = of.right.clone()
@@ -200,14 +206,14 @@ def test_one_stale_tile_of_one_head_is_found_in_its_columns(width, noise, group)
     assert result.diagnosis.startswith("holds the state after 2 tokens; 3 tokens were accepted; 1 of 12 blocks differs")
 
 
-def test_wrong_states_with_equal_bits_are_listed_together():
+def test_wrong_states_with_equal_bits_are_listed_together() -> None:
     of = replace(scene(), base=torch.zeros(HV, K, V, dtype=torch.float64))
     result = looked(torch.zeros(HV, K, V), of, torch.float32, 1e-6)
     assert result.diagnosis.startswith("holds the state from before the step")
     assert "equal bits: is all zero" in result.diagnosis
 
 
-def test_a_wrong_state_outside_of_the_bank_is_unknown():
+def test_a_wrong_state_outside_of_the_bank_is_unknown() -> None:
     of = scene()
     result = looked((of.right + 2 * (of.after(2) - of.right).abs()).float(), of, torch.float32, 1e-6)
     assert "unknown" in result.diagnosis
@@ -215,7 +221,7 @@ def test_a_wrong_state_outside_of_the_bank_is_unknown():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_number_that_is_not_finite_never_passes(value):
+def test_a_number_that_is_not_finite_never_passes(value: float) -> None:
     of = scene()
     state = of.right.float()
     state[1, 3, 9] = value
@@ -224,13 +230,13 @@ def test_a_number_that_is_not_finite_never_passes(value):
     assert (result.head, result.group) == (1, 1)
     assert result.diagnosis.startswith("holds a number that is not finite")
 
-    def never(draws):
+    def never(draws: Any) -> None:
         raise AssertionError("more draws show nothing")
 
     assert look(state, of, torch.stack([stored(of.right, torch.float32, 1e-6)]), never).diagnosis == result.diagnosis
 
 
-def test_states_that_bf16_cannot_distinguish_are_undecided():
+def test_states_that_bf16_cannot_distinguish_are_undecided() -> None:
     of = scene()
     of = replace(of, log_decay=torch.full_like(of.log_decay, -1e-5))
     result = looked(stored(of.right, torch.bfloat16, 2e-3), of, torch.bfloat16, 2e-3)
@@ -238,7 +244,7 @@ def test_states_that_bf16_cannot_distinguish_are_undecided():
     assert result.worst < PROJECTION_LIMIT
 
 
-def flipped_tie():
+def flipped_tie() -> tuple[Any, ...]:
     """One head remembers one key, whose last two values lie between two numbers of bf16, the last one on the tie.
 
     Returns the scene; yardsticks, which all round the two in the same way, up and down, so that hardly any error is
@@ -251,7 +257,7 @@ def flipped_tie():
     v[1, 3, 9], v[2, 3, 9] = 1.5 + 1.02 * 2**-8, 1.5 + 2**-8
     of = replace(of, k=k, v=v, base=base, beta=beta, log_decay=torch.full_like(of.log_decay, -6e-3))
 
-    def after(stored_v):
+    def after(stored_v: torch.Tensor) -> torch.Tensor:
         state = replace(of, v=stored_v).right
         return state * (1 + 1e-7 * torch.randn(state.shape, generator=g, dtype=torch.float64))
 
@@ -263,7 +269,7 @@ def flipped_tie():
     )  # fmt: skip
 
 
-def test_a_rounding_that_fell_otherwise_is_no_wrong_state():
+def test_a_rounding_that_fell_otherwise_is_no_wrong_state() -> None:
     """One unit in the last place of one value, along the key that the head remembers: correct, in few dimensions."""
     of, yardsticks, again, found = flipped_tie()
     alone = look(found, of, yardsticks)
@@ -273,28 +279,28 @@ def test_a_rounding_that_fell_otherwise_is_no_wrong_state():
         assert alone.undecided < looked.undecided < 0.2 * looked.pairs
 
 
-def test_a_wrong_state_is_named_despite_stochastic_rounding():
+def test_a_wrong_state_is_named_despite_stochastic_rounding() -> None:
     of, yardsticks, again, _ = flipped_tie()
     looked = look(of.after(2).float(), of, yardsticks, again, narrow=True)
     assert looked.diagnosis.startswith("holds the state after 2 tokens; 3 tokens were accepted")
 
 
-def test_nothing_more_is_drawn_where_nothing_is_stored_narrow_and_nothing_leans():
+def test_nothing_more_is_drawn_where_nothing_is_stored_narrow_and_nothing_leans() -> None:
     of = scene()
     yardsticks = torch.stack([stored(of.right, torch.float32, 1e-6, seed) for seed in (5, 6, 7)])
 
-    def never(draws):
+    def never(draws: Any) -> None:
         raise AssertionError("nobody asked")
 
     assert look(stored(of.right, torch.float32, 1e-6), of, yardsticks, never).diagnosis == ""
 
 
-def test_a_projection_near_its_limit_accuses_no_correct_engine():
+def test_a_projection_near_its_limit_accuses_no_correct_engine() -> None:
     """One draw decides a pair by chance, so the largest projection of many is near the limit; more draws drop it."""
     of, g = scene(), torch.Generator().manual_seed(0)
     way = next(wrong.state for wrong in wrong_states(of) if "decay of the last token" in wrong.sentence) - of.right
 
-    def correct(engines):
+    def correct(engines: int) -> torch.Tensor:
         return of.right + way * torch.randn(engines, HV, 1, 1, generator=g, dtype=torch.float64) / 5
 
     used, accused = [], 0
@@ -307,21 +313,21 @@ def test_a_projection_near_its_limit_accuses_no_correct_engine():
     assert 0.9 < max(used) <= 1 and accused > 3, "without further draws some are accused"
 
 
-def test_a_right_state_is_no_wrong_one_whatever_the_count():
+def test_a_right_state_is_no_wrong_one_whatever_the_count() -> None:
     """All drafts accepted, or only the root: then some members of the bank are right, and are not used."""
     everything, root = scene(count=5), scene(count=1)
     assert not any(torch.equal(wrong.state, everything.right) for wrong in wrong_states(everything))
     assert not any(torch.equal(wrong.state, root.right) for wrong in wrong_states(root))
 
 
-def test_a_prompt_is_tried_after_few_counts_and_a_window_after_each():
+def test_a_prompt_is_tried_after_few_counts_and_a_window_after_each() -> None:
     window, prompt = scene(), scene(count=40, window=40, verb="given")
     assert set(window.counts()) == {0, 1, 2, 4, 5}
     assert set(prompt.counts()) == {0, 1, 39}
     assert torch.equal(prompt.fold(prompt.base), prompt.right)
 
 
-def test_blocks_are_columns_and_the_last_one_may_be_narrow():
+def test_blocks_are_columns_and_the_last_one_may_be_narrow() -> None:
     state = torch.arange(HV * K * V, dtype=torch.float64).reshape(HV, K, V)
     blocks = grouped(state)
     assert blocks.shape == (HV, 3, K * 8)
@@ -331,7 +337,7 @@ def test_blocks_are_columns_and_the_last_one_may_be_narrow():
     assert not last[:, 4:].any()
 
 
-def test_the_step_forgets_then_writes_what_is_not_recalled():
+def test_the_step_forgets_then_writes_what_is_not_recalled() -> None:
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     state = step(3 * one, one[0], 5 * one[0], -one[0, 0] * 0.0, one[0, 0] * 0.5)
     assert state.item() == 4.0
@@ -343,12 +349,12 @@ def test_the_step_forgets_then_writes_what_is_not_recalled():
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, list[EventContext]]:
     opened = m.checkpoint(tmp_path_factory.mktemp("directed"), num_hidden_layers=3, layer_types=m.TWO_AND_ONE)
     return opened, m.run(opened, m.events_of(opened)[:26])  # to a commit of 0, 3 and 1 drafts
 
 
-def spoil(run, accepted, state_of):
+def spoil(run: tuple[Checkpoint, list[EventContext]], accepted: int, state_of: Callable[..., Any]) -> Comparison:
     """The commit of a request with that many accepted drafts, with another state in layer 1."""
     opened, contexts = run
     at, name = next(
@@ -371,15 +377,17 @@ def spoil(run, accepted, state_of):
 
 
 @pytest.mark.slow
-def test_a_commit_that_did_nothing_is_named(run):
+def test_a_commit_that_did_nothing_is_named(run: tuple[Checkpoint, list[EventContext]]) -> None:
     finding = spoil(run, 2, lambda commit, name, right: commit.subject.before[name].state[1])
     assert "holds the state from before the step; 3 tokens were accepted" in finding.diagnosis
     assert finding.worst == pytest.approx(1.0, abs=1e-3)
 
 
 @pytest.mark.slow
-def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):
-    def tile(commit, name, right):
+def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(
+    run: tuple[Checkpoint, list[EventContext]]
+) -> None:
+    def tile(commit: Any, name: str, right: torch.Tensor) -> torch.Tensor:
         right = right.clone()
         right[3, :, 8:16] = commit.subject.before[name].state[1][3, :, 8:16]
         return right
@@ -389,8 +397,8 @@ def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run):
     assert "holds the state from before the step; 2 tokens were accepted; 1 of 8 blocks differs" in finding.diagnosis
 
 
-def test_another_slots_state_and_a_transposed_one_are_named(run):
-    def other(commit, name, right):
+def test_another_slots_state_and_a_transposed_one_are_named(run: tuple[Checkpoint, list[EventContext]]) -> None:
+    def other(commit: Any, name: str, right: torch.Tensor) -> torch.Tensor:
         return next(s.state[1] for n, s in commit.subject.before.items() if n != name and s.length)
 
     assert 'holds the state of request "' in spoil(run, 2, other).diagnosis

@@ -17,6 +17,7 @@ from instep_proof.faults.compare_with_control import HYPOTHESIS, Judged
 from instep_proof.faults.fault_runs import Arm
 from instep_proof.faults.result_data import data_of
 from instep_proof.faults.result_document import surprises
+from support.command import Runner
 
 TOP = Path(__file__).resolve().parents[2]
 
@@ -45,7 +46,7 @@ def test_every_fault_has_an_expected_finding_and_every_mistake_is_in_the_catalog
     assert {fault.mistake for fault in by_id().values()} - {""} <= CATALOGUE.keys()
 
 
-def test_list_of_faults_has_both_gaps(instep) -> None:
+def test_list_of_faults_has_both_gaps(instep: Runner) -> None:
     done = instep("faults", "--list")
     faults, out = by_id().values(), done.out
     planted = {fault.mistake for fault in faults}

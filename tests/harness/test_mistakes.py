@@ -22,6 +22,7 @@ from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.finding_problem import Explained, Unexplained
+from support.command import Runner
 from support.covering import WHOLE
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
@@ -40,7 +41,7 @@ def mistakes(findings: Any) -> set[Explained | Unexplained | None]:
 
 
 @pytest.mark.parametrize(("edits", "says"), MISTAKES.values(), ids=MISTAKES)
-def test_the_kit_names_a_mistake_of_the_rule(edits, says):
+def test_the_kit_names_a_mistake_of_the_rule(edits: list[tuple[str, str]], says: str) -> None:
     found = kit.served(launches(), dense_ops(edits))
     named = mistakes(found.verdict.findings)
     assert named and all(isinstance(one, Explained) and says in one.says for one in named), named
@@ -53,7 +54,7 @@ def replays(names: Iterable[str]) -> Any:
 
 
 @replays(MISTAKES)
-def test_a_replay_names_a_mistake_of_the_rule(name):
+def test_a_replay_names_a_mistake_of_the_rule(name: str) -> None:
     edits, says = MISTAKES[name]
     run = kit.replayed(kit.small(), dense_ops(edits), strategy="lazy_rerun", until=2)
     first = run.findings[0]
@@ -62,45 +63,45 @@ def test_a_replay_names_a_mistake_of_the_rule(name):
 
 
 @pytest.mark.parametrize(("edits", "says"), RAW_MISTAKES.values(), ids=RAW_MISTAKES)
-def test_a_missing_norm_or_scale_of_a_raw_kernel_is_named(edits, says):
+def test_a_missing_norm_or_scale_of_a_raw_kernel_is_named(edits: list[tuple[str, str]], says: str) -> None:
     assert kit.served(launches(), raw_ops()).exit is kit.Exit.AGREED
     found = kit.served(launches(), raw_ops(edits))
     assert {one.says for one in mistakes(found.verdict.findings)} == {says}, found.message
 
 
 @replays(RAW_MISTAKES)
-def test_a_replay_names_a_missing_norm_or_scale_of_a_raw_kernel(name):
+def test_a_replay_names_a_missing_norm_or_scale_of_a_raw_kernel(name: str) -> None:
     edits, says = RAW_MISTAKES[name]
     run = kit.replayed(kit.small(), raw_ops(edits), strategy="snapshot", until=2)
     assert run.findings[0].explained.says == says, run.message
 
 
 @pytest.mark.parametrize("edits", UNKNOWN.values(), ids=UNKNOWN)
-def test_a_mistake_without_an_entry_is_not_named(edits):
+def test_a_mistake_without_an_entry_is_not_named(edits: list[tuple[str, str]]) -> None:
     found = kit.served(launches(), dense_ops(edits))
     assert mistakes(found.verdict.findings) == {Unexplained()}, found.message
 
 
 @replays(UNKNOWN)
-def test_a_replay_does_not_name_a_mistake_without_an_entry(name):
+def test_a_replay_does_not_name_a_mistake_without_an_entry(name: str) -> None:
     run = kit.replayed(kit.small(), dense_ops(UNKNOWN[name]), strategy="lazy_rerun", until=2)
     first = run.findings[0].problem
     assert first.mistake is None and first.unexplained == Unexplained(), run.message
 
 
-def test_a_mistake_in_the_window_kernel_alone_is_named():
+def test_a_mistake_in_the_window_kernel_alone_is_named() -> None:
     edits, says = MISTAKES["beta h % H"]
     run = kit.replayed(kit.small(), dense_ops(edits, chunk=()), strategy="lazy_rerun", layers=[0])
     assert run.findings[0].event > 2 and says in run.findings[0].explained.says
 
 
-def test_a_right_kernel_and_another_order_of_sums_agree():
+def test_a_right_kernel_and_another_order_of_sums_agree() -> None:
     other = [('torch.einsum("hk,hkv->hv", k[row], S)', "(k[row][:, :, None] * S).flip(1).sum(1)")]
     for edits in ([], other):
         assert kit.served(launches(), dense_ops(edits)).exit is kit.Exit.AGREED
 
 
-def test_mistakes_that_fit_equally_are_listed():
+def test_mistakes_that_fit_equally_are_listed() -> None:
     """Launches of one row per sequence cannot tell a gate that is masked away from a gate that is left out."""
     found = kit.served(launches("decode-r1-KV-float32"), dense_ops(MISTAKES["gate before, or none"][0]))
     (one,) = mistakes(found.verdict.findings)
@@ -109,14 +110,14 @@ def test_mistakes_that_fit_equally_are_listed():
         "2 explanations fit equally well", "the gate of row t - 1 is used for row t", "the decay is missing"))
 
 
-def test_a_mistake_must_account_for_launches_that_agree_too():
+def test_a_mistake_must_account_for_launches_that_agree_too() -> None:
     """In these launches one request of several decays twice."""
     edits = UNKNOWN["some decays twice"]
     found = kit.served(launches("decode-r1-KV-float32"), dense_ops(edits))
     assert found.verdict.findings and mistakes(found.verdict.findings) == {Unexplained()}
 
 
-def test_the_command_prints_the_sentence(instep):
+def test_the_command_prints_the_sentence(instep: Runner) -> None:
     done = instep("op", "support.wrong_rules:STALE_GATE", "gdn", "--case", "chunk-r2-KV-float32")
     assert done.code == 1 and "the gate of row t - 1 is used for row t; relative error" in " ".join(done.out.split())
     assert instep("op", "support.wrong_rules:RIGHT", "gdn", "--case", "chunk-r2-KV-float32").code == 0
@@ -141,13 +142,13 @@ def sample(seed: int = 0) -> Call:
                 launched_before=[{name: x.flip(0) for name, x in rows.items()}])  # fmt: skip
 
 
-def test_a_name_in_the_catalogue_of_all_families_has_one_sentence():
+def test_a_name_in_the_catalogue_of_all_families_has_one_sentence() -> None:
     assert len(EVERY) > 150 and {one.name for one in (*CATALOGUE, *BANK, *RULES, *TREES)} <= EVERY.keys()
     assert all(EVERY[one.name].sentence == one.sentence for one in (*CATALOGUE, *BANK, *RULES, *TREES))
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) for name in EVERY)
 
 
-def test_every_mistake_has_its_own_name_and_sentence_and_changes_something():
+def test_every_mistake_has_its_own_name_and_sentence_and_changes_something() -> None:
     assert len({one.name for one in CATALOGUE}) == len({one.sentence for one in CATALOGUE}) == len(CATALOGUE)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.name) for one in CATALOGUE)
     call = sample()
@@ -160,7 +161,7 @@ def test_every_mistake_has_its_own_name_and_sentence_and_changes_something():
     assert {one.name for one in CATALOGUE} == changed
 
 
-def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference():
+def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference() -> None:
     from instep_reference import gdn
 
     call = sample()
@@ -172,7 +173,7 @@ def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference():
         torch.testing.assert_close(found, right)
 
 
-def test_a_tree_goes_on_from_its_parents():
+def test_a_tree_goes_on_from_its_parents() -> None:
     call = replace(sample(), parents=(-1, 0, 0, 1, -1))
     alone = replace(call, parents=(), **{name: getattr(call, name)[[0, 2]] for name in ROWS})
     torch.testing.assert_close(walk(call).states[3], walk(alone).states[2])

@@ -35,7 +35,7 @@ from support.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
 EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0, "allowed": 0.0}
 
 
-def test_page_is_readable_without_javascript():
+def test_page_is_readable_without_javascript() -> None:
     found = comparison(
         event=5, worst=0.9996, request="a", slot=3, head=2, columns=(8, 15),
         diagnosis="holds the state after 2 tokens; 3 tokens were accepted",
@@ -51,7 +51,7 @@ def test_page_is_readable_without_javascript():
     assert not re.search(r"(src|href)=|@import|url\(", re.sub(r"(?s)<script.*?</script>", "", page)), "not one file"
 
 
-def test_texts_of_traces_and_findings_are_escaped():
+def test_texts_of_traces_and_findings_are_escaped() -> None:
     found = comparison(event=4, worst=1.0, request=HOSTILE, slot=3, diagnosis=HOSTILE + "<!--\u2028&amp;")
     told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
     told.verdict.add([Skipped("poison", 4, HOSTILE)])
@@ -76,7 +76,7 @@ def cells_by_place(compared: list[Comparison]) -> dict[tuple[int, str], list[lis
     return found
 
 
-def test_cell_has_a_line_per_check_with_its_tightest_comparison():
+def test_cell_has_a_line_per_check_with_its_tightest_comparison() -> None:
     tight = comparison(event=2, worst=0.4, request="a", slot=3)
     wrong = comparison(event=2, place=Place("chain.1", 0, "key"), worst=float("nan"))
     found = cells_by_place([comparison(event=2), tight, comparison(event=2, **EXACT), wrong, comparison(
@@ -89,7 +89,7 @@ def test_cell_has_a_line_per_check_with_its_tightest_comparison():
     }
 
 
-def test_rows_follow_the_data_flow():
+def test_rows_follow_the_data_flow() -> None:
     places = (
         ("chain.10", 0, "key"), ("chain.2", AFTER_LAYERS, "pick"), ("extend.1", 1, "key"),
         ("trunk", AFTER_LAYERS, "pick"),
@@ -102,7 +102,7 @@ def test_rows_follow_the_data_flow():
     ]
 
 
-def test_computing_cell_without_comparison_is_not_judged():
+def test_computing_cell_without_comparison_is_not_judged() -> None:
     due = lanes_of(trace_of(*round_of("a")), ("gdn", "attention")).due
     assert {event: sorted({row.stage for row in rows}) for event, rows in due.items()} == {
         1: ["extend", "trunk"], 2: ["chain.1", "chain.2", "chain.3"], 3: ["trunk"], 4: ["extend", "trunk"],
@@ -125,7 +125,7 @@ def test_draft_has_a_cell_for_each_step_of_its_drafter(trace: str, stages: str) 
     assert sorted({row.stage for rows in due.values() for row in rows}) == stages.split()
 
 
-def test_large_tensor_is_reduced_to_largest_differences():
+def test_large_tensor_is_reduced_to_largest_differences() -> None:
     right = torch.arange(100 * 200.0).view(100, 200)
     found = right.clone()
     found[99, 199] += 5
@@ -135,7 +135,7 @@ def test_large_tensor_is_reduced_to_largest_differences():
     assert (small - expected)[-1, -1] == 5 and small[16, 2].isnan() and expected[16, 2] == right[50, 7]
 
 
-def test_timeline_has_the_effect_of_every_event():
+def test_timeline_has_the_effect_of_every_event() -> None:
     lanes = lanes_of(read(TRACES / "branching.jsonl"), KINDS)
     assert list(lanes.requests) == ["a", "b", "c"] and lanes.steps == [[0, 3]]
     at = {(event, request): (what, number, of, tree) for event, request, what, number, of, tree in lanes.marks}
@@ -148,7 +148,7 @@ def test_timeline_has_the_effect_of_every_event():
     assert -1 in {slot for _, slot, _, _ in kept.stays}
 
 
-def test_charts_library_has_its_licences_and_build_steps():
+def test_charts_library_has_its_licences_and_build_steps() -> None:
     code = gzip.decompress((ASSETS / "echarts.js.gz").read_bytes()).decode()
     licences, made = ((ASSETS / f"echarts.{name}").read_text() for name in ("licenses.txt", "txt"))
     assert code.startswith("/*!\n" + licences) and "The Apache Software Foundation" in licences

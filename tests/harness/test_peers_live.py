@@ -67,7 +67,7 @@ WHEELS = {
 
 
 @pytest.fixture(scope="module")
-def packed(tmp_path_factory) -> Path:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of made-up wheels, unpacked."""
     tmp_path = tmp_path_factory.mktemp("wheels")
     for name, files in WHEELS.items():
@@ -84,7 +84,7 @@ def packed(tmp_path_factory) -> Path:
     return run.unpacked(made)
 
 
-def test_a_bundle_has_what_the_model_needs(packed):
+def test_a_bundle_has_what_the_model_needs(packed: Path) -> None:
     files = {str(file.relative_to(packed)) for file in packed.rglob("*") if file.is_file()}
     assert {"engine/0.5.12/sglang/srt/models/qwen3_5.py", "engine/0.5.12/sglang/srt/layers/b.py",
             "engine/0.5.16/sglang/kernels/c.cpp", "engine/0.5.16/sglang/srt/models/deepseek_common/d.py",
@@ -96,13 +96,13 @@ def test_a_bundle_has_what_the_model_needs(packed):
     assert '"tokenizers>=0.22.0",' in (packed / "site" / "transformers" / "dependency_versions_table.py").read_text()
 
 
-def test_the_wrapped_model_is_the_same_model(packed):
+def test_the_wrapped_model_is_the_same_model(packed: Path) -> None:
     wrapped = json.loads((packed / "model" / "config.json").read_text())
     assert wrapped["architectures"] == ["Qwen3_5ForConditionalGeneration"]
     assert digest(packed / "model") == digest(TINY) and Checkpoint.open(TINY).config == ModelConfig.from_dict(wrapped)
 
 
-def test_stand_ins_exist_for_the_engine_alone(packed):
+def test_stand_ins_exist_for_the_engine_alone(packed: Path) -> None:
     (packed / "engine" / "0.5.16" / "sglang" / "asks.py").write_text(
         "from flashinfer.jit import Module\nclass Own(Module): pass\n"
         "try:\n    Own()\nexcept RuntimeError as error:\n    print(error)\n")
@@ -113,7 +113,7 @@ def test_stand_ins_exist_for_the_engine_alone(packed):
     assert done.stdout == "None\nOwn of a package that was not packed was called\n", done.stderr
 
 
-def test_every_case_has_a_name_and_a_plain_reference():
+def test_every_case_has_a_name_and_a_plain_reference() -> None:
     names = [case.name for case in cases.CASES]
     assert len(names) == len(set(names)) and len(names) >= 20 and len(cases.prompts()) == 70
     plain = {(one.prompt, one.again): one.tokens for wave in cases.EVERYTHING for one in wave}
@@ -126,7 +126,7 @@ def test_every_case_has_a_name_and_a_plain_reference():
         cases.by_name("fixed-12,fixed-11")
 
 
-def test_arguments_have_the_names_of_the_release(tmp_path):
+def test_arguments_have_the_names_of_the_release(tmp_path: Path) -> None:
     def given(name: str) -> dict:
         return cases.arguments(cases.by_name(name)[0], Path("files"), tmp_path, 7)
 
@@ -144,7 +144,9 @@ def test_arguments_have_the_names_of_the_release(tmp_path):
     assert "speculative_adaptive_config" not in given("default-13")  # the release's own table
 
 
-def test_cases_run_side_by_side_and_none_outlives_its_limit(packed, tmp_path, monkeypatch, capsys):
+def test_cases_run_side_by_side_and_none_outlives_its_limit(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(run, "SECONDS", 3)
     monkeypatch.setattr(run, "AT_LEAST", 1)
     begun, chosen = time.monotonic(), "fixed-16,tree-16,ngram-16,grow-16,radix-16"
@@ -169,7 +171,7 @@ def test_cases_run_side_by_side_and_none_outlives_its_limit(packed, tmp_path, mo
         assert {"grow-16/answers.jsonl", "tree-16/log.txt", "ngram-16/outcome.json"} <= set(archive.getnames())
 
 
-def test_a_case_is_not_started_without_time(packed, tmp_path):
+def test_a_case_is_not_started_without_time(packed: Path, tmp_path: Path) -> None:
     (case,) = cases.by_name("fixed-16")
     found = run.run(case, packed, tmp_path, 1, 10.0, set())
     assert found["outcome"].startswith("not started") and found["seconds"] < 2
@@ -180,11 +182,11 @@ def test_a_case_is_not_started_without_time(packed, tmp_path):
 @pytest.mark.parametrize(("sizes", "total", "found"), [
     ([1, 2, 3], 10, 3), ([4, 4, 4], 6, 2), ([1, 9, 9], 11, 5), ([], 5, 0),
 ])  # fmt: skip
-def test_the_largest_recordings_are_cut_to_one_size(sizes, total, found):
+def test_the_largest_recordings_are_cut_to_one_size(sizes: list[int], total: int, found: int) -> None:
     assert run.level(sizes, total) == found and sum(min(size, found) for size in sizes) <= total
 
 
-def test_files_that_come_back_are_few_and_small(tmp_path, monkeypatch):
+def test_files_that_come_back_are_few_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "OF_FILE", 400 << 10)
     monkeypatch.setattr(run, "OF_CASE", 300 << 10)
     for number in range(3):

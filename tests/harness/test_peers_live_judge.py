@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def result(*, told: str = "", replayed: str = "", stopped: str = "", elements: i
     }  # fmt: skip
 
 
-def case_folder(root: Path, name: str, **outcome) -> Path:
+def case_folder(root: Path, name: str, **outcome: Any) -> Path:
     own = root / name
     (own / RECORDING).mkdir(parents=True)
     (own / RECORDING / "recording.json").write_text("{}")
@@ -41,14 +42,14 @@ def case_folder(root: Path, name: str, **outcome) -> Path:
     return own
 
 
-def row(monkeypatch, own: Path, found: dict | None = None, plain: dict | None = None) -> dict:
+def row(monkeypatch: pytest.MonkeyPatch, own: Path, found: dict | None = None, plain: dict | None = None) -> dict:
     (case,) = cases.by_name(own.name)
     fields = judge.of_audit(found or result()) | {"audit_seconds": 1.0, "command": ""}
     monkeypatch.setattr(judge, "audited", lambda what, whole, minutes: fields | {"judged": (what.name, whole)})
     return judge.judged(case, own, plain, 1.0)
 
 
-def test_the_first_finding_in_the_order_of_events_is_named():
+def test_the_first_finding_in_the_order_of_events_is_named() -> None:
     found = judge.of_audit(result(told="bonus is 1", replayed="holds the state of request c"))
     assert found["verdict"] == "diverged" and "holds the state of request c" in found["finding"]
     assert found["finding"].startswith("event 26 commit") and found["remarks"] == ["after steps 3 -> 1"]
@@ -57,7 +58,7 @@ def test_the_first_finding_in_the_order_of_events_is_named():
     assert right["not_covered"] == ["step counts: not judged, because", "a note", "KV entries"]
 
 
-def test_an_audit_that_ended_early_does_not_agree():
+def test_an_audit_that_ended_early_does_not_agree() -> None:
     found = judge.of_audit(result(stopped="the limit of 4 minutes is over"))
     assert found["verdict"] == "nothing compared" and found["finding"] == "the limit of 4 minutes is over"
     assert judge.of_audit(result(elements=0) | {"runs": []})["verdict"] == "nothing compared"
@@ -73,12 +74,15 @@ def test_an_audit_that_ended_early_does_not_agree():
     ("start-16", {}, {"code": 1, "outcome": "died: exit code 1", "error": "RuntimeError"}, "died", False),
     ("fixed-16", {}, {"code": None, "outcome": "stopped: time limit"}, "stopped", False),
 ])  # fmt: skip
-def test_a_verdict_is_compared_with_the_expected_one(tmp_path, monkeypatch, name, audit, outcome, verdict, met):
+def test_a_verdict_is_compared_with_the_expected_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, audit: dict[str, str], outcome: dict[str, Any],
+    verdict: str, met: bool,
+) -> None:
     found = row(monkeypatch, case_folder(tmp_path, name, **outcome), result(**audit))
     assert (found["verdict"], found["met"]) == (verdict, met)
 
 
-def test_answers_are_judged_where_the_recorder_stopped(tmp_path, monkeypatch):
+def test_answers_are_judged_where_the_recorder_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = case_folder(tmp_path, "tree-14", stopped="trees of drafts are not recorded")
     found = row(monkeypatch, own, plain={(1, 2): [3, 4, 9, 9]})
     assert found["judged"] == (ANSWERS, False) and found["met"]
@@ -87,7 +91,9 @@ def test_answers_are_judged_where_the_recorder_stopped(tmp_path, monkeypatch):
     assert row(monkeypatch, own, plain={(1, 2): [3, 4, 5, 6]})["answers"] == {"equal": 1, "of": 1, "first": None}
 
 
-def test_a_case_whose_files_did_not_change_keeps_its_row(tmp_path, monkeypatch, capsys):
+def test_a_case_whose_files_did_not_change_keeps_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     own, audits = case_folder(tmp_path / "cases", "switch-13"), list[str]()
 
     def audited(what: Path, whole: bool, minutes: float) -> dict:
@@ -106,14 +112,14 @@ def test_a_case_whose_files_did_not_change_keeps_its_row(tmp_path, monkeypatch, 
     assert "0.5.13 to 0.5.13, in 1 configurations on a GPU: 1 agree" in peers_table.live_in_short(written)
 
 
-def test_an_audit_that_hangs_is_an_error_of_its_case(tmp_path, monkeypatch):
+def test_an_audit_that_hangs_is_an_error_of_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = case_folder(tmp_path, "switch-13")
     monkeypatch.setattr(judge, "GRACE", 0)
     monkeypatch.setattr(sys, "executable", "/bin/sh")  # it fails at once
     found = judge.audited(own / RECORDING, True, 1.0)
     assert found["verdict"] == "the harness failed" and found["finding"]
 
-    def hangs(*given, **named):
+    def hangs(*given: Any, **named: Any) -> None:
         raise subprocess.TimeoutExpired("instep", named["timeout"])
 
     monkeypatch.setattr(subprocess, "run", hangs)
@@ -121,7 +127,7 @@ def test_an_audit_that_hangs_is_an_error_of_its_case(tmp_path, monkeypatch):
 
 
 @pytest.mark.whole
-def test_the_recordings_of_the_fixtures_are_judged(tmp_path):
+def test_the_recordings_of_the_fixtures_are_judged(tmp_path: Path) -> None:
     for name, release in (("switch-12", "0.5.12"), ("switch-13", "0.5.13")):
         own = case_folder(tmp_path / "cases", name)
         (own / RECORDING / "recording.json").unlink()

@@ -6,6 +6,7 @@ Leaves out: relations of our own engine (`test_relations.py`).
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from instep.campaign.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit
-from support.command import complaint
+from support.command import Runner, complaint
 from support.covering import few
 from support.few_channels import few_channels
 
@@ -29,7 +30,7 @@ def case(name: str, layers: int = 2, until: int | None = RESUMED) -> Case:
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["by_verbs:right", "by_verbs:keeping", "by_verbs:watching"])
-def test_correct_engine_agrees_in_every_relation_that_applies(name):
+def test_correct_engine_agrees_in_every_relation_that_applies(name: str) -> None:
     found = {one.relation.name: one for one in held(case(name), relations())}
     meant = {relation: one.verdict for relation, one in found.items() if one.lacks is None}
     assert set(meant) == {
@@ -50,7 +51,7 @@ def test_correct_engine_agrees_in_every_relation_that_applies(name):
     ("rejected_is_plain", "by_verbs:no_rollback", "conv"), ("split", "by_two_runs:chunks_alone", "conv"),
     ("read_late", "by_two_runs:kept_when_read", "state"),
 ])  # fmt: skip
-def test_relation_detects_its_wrong_engine(relation, name, component):
+def test_relation_detects_its_wrong_engine(relation: str, name: str, component: str) -> None:
     layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong only after a wrong layer
     until = None if relation == "read_late" else RESUMED  # it needs a round after the one that was not read
     found, = held(case(name, layers, until), relations([relation]))
@@ -59,13 +60,13 @@ def test_relation_detects_its_wrong_engine(relation, name, component):
 
 
 @pytest.mark.slow
-def test_engine_that_shows_nothing_is_inconclusive(instep):
+def test_engine_that_shows_nothing_is_inconclusive(instep: Runner) -> None:
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "unseen", "--engine", "support.by_verbs:mute")
     assert ran.code == 3 and "shows none of its components" in ran.out
 
 
 @pytest.mark.slow
-def test_table_lists_compared_components_and_replaced_events(instep, tmp_path):
+def test_table_lists_compared_components_and_replaced_events(instep: Runner, tmp_path: Path) -> None:
     file, trace = tmp_path / "r.json", few_channels("kept", 2).path
     ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.by_verbs:no_rollback", "--json", file)
     out = " ".join(ran.out.split())
@@ -86,7 +87,7 @@ def test_table_lists_compared_components_and_replaced_events(instep, tmp_path):
     ("raises_step", 1, "the trace: step raised LookupError (nobody is at home); the event is legal"),
     ("raises_state", 1, "`state` of the engine raised LookupError"),
 ])  # fmt: skip
-def test_exception_in_a_callback_is_the_engines_finding(name, code, says, instep):
+def test_exception_in_a_callback_is_the_engines_finding(name: str, code: int, says: str, instep: Runner) -> None:
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "--engine", f"support.by_verbs:{name}")
     assert ran.code == code and says in " ".join(ran.out.split()), ran
 
@@ -97,5 +98,5 @@ def test_exception_in_a_callback_is_the_engines_finding(name, code, says, instep
     (("--engine", "support.by_verbs:right", "--graphs"), "--graphs: found"),
     (("--engine", "support.by_verbs:right", "--strategy", "mine:it"), "--strategy: found"),
 ])
-def test_bad_engine_is_refused_in_one_line(words, says, instep):
+def test_bad_engine_is_refused_in_one_line(words: tuple[str, ...], says: str, instep: Runner) -> None:
     assert says in complaint(instep("relations", few_channels("kept", 2).path, "alone", *words))

@@ -5,6 +5,7 @@ Leaves out: the correct rules (`tests/reference`), and an engine's controller (`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -71,7 +72,7 @@ CASES = [(dialect, rule) for dialect in DIALECTS for rule in RULES if expected(d
 
 
 @pytest.mark.parametrize(("dialect", "rule"), CASES, ids=[f"{dialect}-{rule.name}" for dialect, rule in CASES])
-def test_wrong_rule_explains_the_first_wrong_wish(dialect, rule):
+def test_wrong_rule_explains_the_first_wrong_wish(dialect: str, rule: Rule) -> None:
     steps = DIALECTS[dialect]
     for seed in range(40):
         past = history(steps, seed)
@@ -88,7 +89,7 @@ def test_wrong_rule_explains_the_first_wrong_wish(dialect, rule):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_mistake_of_another_dialect_is_never_named(dialect):
+def test_mistake_of_another_dialect_is_never_named(dialect: str) -> None:
     past = history(DIALECTS[dialect], 0)
     others = [rule for rule in RULES if not expected(dialect, rule)]
     assert others and not any(
@@ -98,14 +99,14 @@ def test_mistake_of_another_dialect_is_never_named(dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_rule_that_contradicts_an_earlier_wish_explains_nothing(dialect):
+def test_rule_that_contradicts_an_earlier_wish_explains_nothing(dialect: str) -> None:
     past = history(DIALECTS[dialect], 0)
     wrong = next(iter({1, 3} - {past[0].wish}))
     assert wrong_rule(DIALECTS[dialect], [past[0]._replace(wish=wrong), *past[1:]], 0) is None
 
 
 @pytest.mark.slow
-def test_planted_mistake_of_a_controller_with_slots_is_named(plant):
+def test_planted_mistake_of_a_controller_with_slots_is_named(plant: Callable[..., None]) -> None:
     routing = "padded = next((size for size in self._captured if size >= batch), batch)"
     plant(Edit("instep_optimized/controllers/sglang_slots.py", routing, "padded = batch"))
     found = diagnose(Replay(read(Path("fixtures/traces/slots.jsonl")), Setting("ledger"))).verdict.findings[0]

@@ -9,8 +9,9 @@ import ast
 import io
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -84,14 +85,14 @@ def needs() -> Table:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("make", [crowded, rates, limits, needs])
-def test_every_number_is_whole_on_one_line(make, width):
+def test_every_number_is_whole_on_one_line(make: Callable[..., Any], width: int) -> None:
     made = make()
     wanted, found = numbers(made), set(NUMBER.findall(printed(made, width)))
     assert wanted and wanted <= found, wanted - found
     assert "…" not in printed(make(), width)
 
 
-def test_a_table_that_fits_is_no_wider_than_the_console():
+def test_a_table_that_fits_is_no_wider_than_the_console() -> None:
     for width in (160, 100):
         assert max(map(len, printed(crowded(), width).splitlines())) <= width
     assert max(map(len, printed(needs(), 80).splitlines())) <= 80
@@ -115,7 +116,7 @@ def test_doctor_takes_two_lines_a_part_at_most_at_80_columns() -> None:
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("tables"), policy(deeds=(), rounds=2)).path
 
 
@@ -136,7 +137,7 @@ def test_narrow_console_keeps_every_number(
 
 
 @pytest.mark.slow
-def test_tables_are_made_in_one_place():
+def test_tables_are_made_in_one_place() -> None:
     root = Path(instep.__file__).parent
     makers = {
         str(path.relative_to(root)) for path in root.rglob("*.py") if "Table" in (text := path.read_text())
