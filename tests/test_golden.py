@@ -31,9 +31,7 @@ def test_names_are_found_anywhere_in_a_file_and_must_be_literals(tmp_path: Path)
 
 
 @pytest.mark.parametrize("held", [None, "one\nthree\n", ""], ids=["no file", "other text", "empty"])
-def test_a_difference_fails_with_a_diff_and_the_command_that_accepts_it(
-    tmp_path: Path, held: str | None
-) -> None:
+def test_a_difference_fails_with_a_diff_and_the_command_that_accepts_it(tmp_path: Path, held: str | None) -> None:
     node = SimpleNamespace(nodeid=NODE, user_properties=[])
     if held is not None:
         (tmp_path / "it.txt").write_text(held)

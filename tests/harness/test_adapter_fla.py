@@ -133,9 +133,7 @@ def test_dense_obeys_the_contract(case: Case, mine: Callable[..., Path]) -> None
 
 
 @pytest.mark.slow
-def test_dense_without_keeps_inputs_is_refused(
-    mine: Callable[..., Path], trace: Trace
-) -> None:
+def test_dense_without_keeps_inputs_is_refused(mine: Callable[..., Path], trace: Trace) -> None:
     mine(', keeps="inputs"', "")
     said = Replay(trace, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
     assert said.exit is Exit.AGREED, said.findings[:1]

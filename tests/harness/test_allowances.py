@@ -70,14 +70,11 @@ def test_another_order_of_summation_passes_with_room(form: str, strategy: str, t
         assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
 
 
-@pytest.mark.parametrize(
-    ("error", "component"),
-    [
-        ("EPS_ON_THE_MEAN", "q"), ("SCALE_OFF", "attended"), ("THETA_OFF", "query"),
-        ("NARROW_BETA_IN_SNAPSHOTS", "state"), ("LOUD_TILE_OF_QKV", "qkv"), ("LOUD_TILE_OF_Z", "z"),
-        ("LOUD_TILE_OF_MIXER", "mixer"), ("LOUD_TILE_OF_FUSED", "fused"), ("CAST_BEFORE_THE_WEIGHT", "gated"),
-    ],
-)
+@pytest.mark.parametrize(("error", "component"), [
+    ("EPS_ON_THE_MEAN", "q"), ("SCALE_OFF", "attended"), ("THETA_OFF", "query"),
+    ("NARROW_BETA_IN_SNAPSHOTS", "state"), ("LOUD_TILE_OF_QKV", "qkv"), ("LOUD_TILE_OF_Z", "z"),
+    ("LOUD_TILE_OF_MIXER", "mixer"), ("LOUD_TILE_OF_FUSED", "fused"), ("CAST_BEFORE_THE_WEIGHT", "gated"),
+])  # fmt: skip
 def test_a_small_error_is_found_where_it_is_made(error: str, component: str) -> None:
     given = None if error == "LOUD_TILE_OF_FUSED" else "external"  # that is an op of the draft head
     setting = Setting(f"support.injected_errors:{error}", strategy="snapshot", drafter=given)

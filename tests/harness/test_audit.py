@@ -128,9 +128,7 @@ def test_a_correct_engine_is_not_accused_in_any_width(tmp_path: Path, dtype: str
 
 
 @pytest.mark.slow
-def test_every_wrong_token_is_named(
-    spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner
-) -> None:
+def test_every_wrong_token_is_named(spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner) -> None:
     tokens = list(spoken[1]["tokens"])
     tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
     file = said(tmp_path / "said.jsonl", [spoken[0], spoken[1] | {"tokens": tokens}])

@@ -37,9 +37,7 @@ AT_14 = ("steps stay 3; the controller sglang-0.5.14 requests 1 (slot 1: count 3
          "2.474; slot 64: count 3, average 2)")  # fmt: skip
 
 
-def wrong(
-    controlled: Controlled, num_steps: int, events: list[e.Event], lag: int = 0
-) -> list[tuple[int, str]]:
+def wrong(controlled: Controlled, num_steps: int, events: list[e.Event], lag: int = 0) -> list[tuple[int, str]]:
     found = step_counts.judged(controlled, num_steps, lag, events, "controller")
     assert found and all(one.tier is Tier.IDENTITY for one in found)
     return [(one.event, one.diagnosis) for one in found if not one.agrees]

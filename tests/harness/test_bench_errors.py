@@ -160,9 +160,7 @@ def falls(**given: Any) -> Any:
 
 @few(1)
 @pytest.mark.parametrize("state", ["float32", "bfloat16"])
-def test_fp64_activations_are_judged_in_fp64(
-    state: str, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp64_activations_are_judged_in_fp64(state: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lazy_rerun` rounds a state where its ring is full: with states narrower than the arithmetic it is refused."""
     monkeypatch.setitem(grid.STATES, "tiny", (state,))
     found = ran({"it": PLAIN}, "strategies", dtype=torch.float64, batch="2")
@@ -213,9 +211,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("at", [1, 2, 30], ids=["in its check", "when it is first called", "in a lap"])
-def test_arm_that_kills_the_device_is_the_only_one_blamed(
-    at: int, quick: None, killed: Callable[..., Any]
-) -> None:
+def test_arm_that_kills_the_device_is_the_only_one_blamed(at: int, quick: None, killed: Callable[..., Any]) -> None:
     sets = {"it": replace(PLAIN, pick=killed(picks, 10**6)), "kills": replace(PLAIN, pick=killed(picks, at))}
     found = ran(sets, "pick", "conv")
     (row,), said = found.rows, text(found)
@@ -250,9 +246,7 @@ def test_exception_of_a_self_timing_arm_is_a_finding() -> None:
     assert [one.times is None for one in found.values()] == [True, True, False]
 
 
-def test_exception_while_building_drops_only_its_op_set(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exception_while_building_drops_only_its_op_set(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     found = ran({"falls": replace(PLAIN, gdn_inputs=falls), "it": PLAIN}, "decode")
     for row in found.rows:
         assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"} and "us" in row["arms"]["it"]

@@ -72,9 +72,7 @@ def full(file: Path, **more: Any) -> Bench:
     return found
 
 
-def test_full_grid_continues_from_its_file(
-    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_grid_continues_from_its_file(made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "full.json"
     with monkeypatch.context() as interrupted:
         interrupted.setitem(sys.modules, "interrupted", ModuleType("interrupted"))
@@ -119,9 +117,7 @@ def test_interrupted_call_keeps_its_cells_and_counts_the_rest(
 @pytest.mark.parametrize(("more", "says"), [
     ({"sets": {"other": PLAIN}}, "op sets"), ({"commit": "b2"}, "commit b2"), ({}, "machine device_name"),
 ])  # fmt: skip
-def test_different_setting_is_not_resumed(
-    more: dict[str, Any], says: str, made: list[Any], tmp_path: Path
-) -> None:
+def test_different_setting_is_not_resumed(more: dict[str, Any], says: str, made: list[Any], tmp_path: Path) -> None:
     file = tmp_path / "full.json"
     full(file)
     data = json.loads(file.read_text())

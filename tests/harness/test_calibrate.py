@@ -127,15 +127,11 @@ def test_a_scene_owns_what_can_go_wrong() -> None:
 
 
 @few(1)
-@pytest.mark.parametrize(
-    "variant",
-    [
-        Variant(2, "running", ("float32", "bfloat16"), "columns", "widened", "KV", 1),
-        pytest.param(Variant(3, "chunked", ("bfloat16", "float32"), "lazy_rerun", "windows", "VK", 1), marks=WHOLE),
-        Variant(4, "blocked", ("bfloat16", "float32"), "snapshot", "windows", "VK", 2),
-    ],
-    ids=lambda variant: variant.form,
-)
+@pytest.mark.parametrize("variant", [
+    Variant(2, "running", ("float32", "bfloat16"), "columns", "widened", "KV", 1),
+    pytest.param(Variant(3, "chunked", ("bfloat16", "float32"), "lazy_rerun", "windows", "VK", 1), marks=WHOLE),
+    Variant(4, "blocked", ("bfloat16", "float32"), "snapshot", "windows", "VK", 2),
+], ids=lambda variant: variant.form)  # fmt: skip
 def test_a_correct_engine_is_left_alone(stage: Stage, variant: Variant) -> None:
     verdict = stage.run(variant)
     assert not verdict.findings and verdict.events == len(stage.on(variant.scene).trace.events)

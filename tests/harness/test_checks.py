@@ -94,15 +94,12 @@ def found(opened: Checkpoint, events: list[Any]) -> Callable[..., Any]:
 
 
 @few(1)
-@pytest.mark.parametrize(
-    ("activation", "state", "until"),
-    [
-        pytest.param(torch.float32, torch.float32, SECOND_PLAIN, id="fp32"),
-        pytest.param(torch.float32, torch.float32, m.ALONE, id="fp32-all", marks=WHOLE),
-        pytest.param(torch.bfloat16, torch.float32, SECOND_PLAIN, id="bf16", marks=WHOLE),
-        pytest.param(torch.bfloat16, torch.bfloat16, SECOND_PLAIN, id="bf16-state"),
-    ],
-)
+@pytest.mark.parametrize(("activation", "state", "until"), [
+    pytest.param(torch.float32, torch.float32, SECOND_PLAIN, id="fp32"),
+    pytest.param(torch.float32, torch.float32, m.ALONE, id="fp32-all", marks=WHOLE),
+    pytest.param(torch.bfloat16, torch.float32, SECOND_PLAIN, id="bf16", marks=WHOLE),
+    pytest.param(torch.bfloat16, torch.bfloat16, SECOND_PLAIN, id="bf16-state"),
+])  # fmt: skip
 def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(
     request: pytest.FixtureRequest, opened: Checkpoint, events: list[Any], activation: torch.dtype, state: torch.dtype,
     until: int,

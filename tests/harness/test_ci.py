@@ -255,9 +255,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("text", "says"), MALFORMED.items(), ids=[text[:40] for text in MALFORMED])
-def test_file_that_is_no_result_is_refused_with_its_field(
-    text: str, says: str, instep: Runner, tmp_path: Path
-) -> None:
+def test_file_that_is_no_result_is_refused_with_its_field(text: str, says: str, instep: Runner, tmp_path: Path) -> None:
     (tmp_path / "good.json").write_text(json.dumps(result()))
     (tmp_path / "bad.json").write_text(text)
     for files in (("bad.json", "good.json"), ("good.json", "bad.json")):

@@ -241,18 +241,15 @@ def test_a_conv_that_multiplies_16_bit_tensors_is_declared_by_its_results(tmp_pa
         "multiplies conv as bf16, results too")
 
 
-@pytest.mark.parametrize(
-    ("products", "says"),
-    [
-        ({"gdn": TF32}, "found 'gdn', expected forms of ops: linear"),
-        ({"gdn.chunk": TF32}, "expected the block of the kernel"),
-        ({"linear": Product("tf32", block=16)}, "expected no block"),
-        ({"linear": Product("tf32", residual=True)}, "only gdn.chunk has residuals"),
-        ({"linear": Product("bf16", results=True)}, "only conv in fp16 or bf16 rounds its results"),
-        ({"conv": Product("tf32", results=True)}, "only conv in fp16 or bf16 rounds its results"),
-        ({"linear": "tf32"}, "expected a Product"),
-    ],
-)
+@pytest.mark.parametrize(("products", "says"), [
+    ({"gdn": TF32}, "found 'gdn', expected forms of ops: linear"),
+    ({"gdn.chunk": TF32}, "expected the block of the kernel"),
+    ({"linear": Product("tf32", block=16)}, "expected no block"),
+    ({"linear": Product("tf32", residual=True)}, "only gdn.chunk has residuals"),
+    ({"linear": Product("bf16", results=True)}, "only conv in fp16 or bf16 rounds its results"),
+    ({"conv": Product("tf32", results=True)}, "only conv in fp16 or bf16 rounds its results"),
+    ({"linear": "tf32"}, "expected a Product"),
+])  # fmt: skip
 def test_unknown_declaration_is_refused(products: dict[str, Any], says: str) -> None:
     with pytest.raises(BadInput) as refused:
         checked(products)
@@ -274,9 +271,7 @@ def _falls_over(activation: torch.dtype, state: torch.dtype) -> dict[str, torch.
     raise ZeroDivisionError("nobody knows")
 
 
-@pytest.mark.parametrize(
-    "said", [{"rounds": 3}, {"products": 3}, {"rounds": lambda *_: {"v": "fp16"}}]
-)
+@pytest.mark.parametrize("said", [{"rounds": 3}, {"products": 3}, {"rounds": lambda *_: {"v": "fp16"}}])
 def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         declared(SimpleNamespace(**said), torch.float32, torch.float32)
@@ -286,9 +281,7 @@ def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str
     ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk", "lm_head"})],
     ids=["float32", "bfloat16"],
 )
-def test_narrow_declaration_grants_nothing_to_wide_activations(
-    activation: torch.dtype, left: set[str]
-) -> None:
+def test_narrow_declaration_grants_nothing_to_wide_activations(activation: torch.dtype, left: set[str]) -> None:
     """The op set `triton`, and `precise`, whose prefill is fp32."""
     assert {*declared(load("triton"), activation, torch.float32).products} == left
     assert {*declared(load("precise"), activation, torch.float32).products} == left - {"gdn.chunk"}
@@ -423,13 +416,10 @@ def test_the_kit_judges_a_head_as_it_is_declared(how: str, right: bool) -> None:
     assert cases and bool(judged(replace(CUT, lm_head=lm_head), cases).findings) is not right
 
 
-@pytest.mark.parametrize(
-    ("products", "says"),
-    [
-        ({"gdn.chunk": Product("bf16", block=64, sums="hopper")}, "expected fp32: others are of linear, mlp, lm_head"),
-        ({"attend": SAID}, "expected fp32"),
-    ],
-)
+@pytest.mark.parametrize(("products", "says"), [
+    ({"gdn.chunk": Product("bf16", block=64, sums="hopper")}, "expected fp32: others are of linear, mlp, lm_head"),
+    ({"attend": SAID}, "expected fp32"),
+])  # fmt: skip
 def test_sums_are_declared_only_where_they_are_evaluated(products: dict[str, Product], says: str) -> None:
     with pytest.raises(BadInput) as refused:
         checked(products)

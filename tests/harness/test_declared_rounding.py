@@ -173,12 +173,9 @@ def test_large_model_states_are_granted_the_declaration(name: str, exit_: Exit) 
     assert {one.kind for one in judged} >= {"forward"} and bool(found.declared.products) is (exit_ is Exit.AGREED)
 
 
-@pytest.mark.parametrize(
-    ("ops", "says"),
-    [
-        (f"{NARROW}:NO_FORM", "products: found 'gdn', expected forms of ops: linear, conv, gdn.window, gdn.chunk"),
-        ("support.subjects:misdeclared", "rounds: found 'everything', expected components: embedding"),
-    ],
-)
+@pytest.mark.parametrize(("ops", "says"), [
+    (f"{NARROW}:NO_FORM", "products: found 'gdn', expected forms of ops: linear, conv, gdn.window, gdn.chunk"),
+    ("support.subjects:misdeclared", "rounds: found 'everything', expected components: embedding"),
+])  # fmt: skip
 def test_unknown_declaration_is_refused(ops: str, says: str, instep: Runner) -> None:
     assert says in complaint(instep("replay", SHORT, "--ops", ops))

@@ -384,9 +384,7 @@ def test_a_commit_that_did_nothing_is_named(run: tuple[Checkpoint, list[EventCon
 
 
 @pytest.mark.slow
-def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(
-    run: tuple[Checkpoint, list[EventContext]]
-) -> None:
+def test_a_stale_tile_after_a_commit_is_named_with_head_and_columns(run: tuple[Checkpoint, list[EventContext]]) -> None:
     def tile(commit: Any, name: str, right: torch.Tensor) -> torch.Tensor:
         right = right.clone()
         right[3, :, 8:16] = commit.subject.before[name].state[1][3, :, 8:16]

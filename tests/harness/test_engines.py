@@ -34,9 +34,7 @@ SMALL = ("kept", "accepted", "short", "arriving", "drawn", "refused")
 RESUMED = 16  # an event of `kept` after a save, a load and a preemption; later events add nothing new
 
 
-def replayed(
-    name: str, trace: str = "kept", layers: int = 2, *, until: int | None = None, **setting: str
-) -> Outcome:
+def replayed(name: str, trace: str = "kept", layers: int = 2, *, until: int | None = None, **setting: str) -> Outcome:
     told = few_channels(trace, layers) if trace in SMALL else read(TRACES / f"{trace}.jsonl")
     return diagnose(Replay(told, Setting(engine=f"support.by_verbs:{name}", **setting)), until=until)
 

@@ -126,8 +126,7 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
     plant(*fault.edits)
     how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
-    ran = diagnose(
-        Replay(small, how), until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
+    ran = diagnose(Replay(small, how), until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
     findings = ran.verdict.findings
     first = findings[0]
     assert (first.event, first.place) == (fault.event, fault.place)

@@ -157,18 +157,14 @@ def test_found_named_and_located() -> None:
     assert one.found and one.named and one.located and result(one).exit is Exit.AGREED
 
 
-@pytest.mark.parametrize(
-    ("arm", "says"),
-    [
-        (replace(diverged(), code=Exit.AGREED), "not found: made-up"),
-        (diverged(finding("derived", "T2")), "not found: made-up"),
-        (diverged(finding("bytes", "T4")), "by tokens or acceptance alone: made-up"),
-        (diverged(finding(layer=1)), "0 of 1 are located exactly"),
-        (diverged(finding(event=0)), "0 of 1 are located exactly"),
-        (Arm(None, 9.0, error="it did not end within 300 s"), "not found: made-up"),
-    ],
-    ids=["nothing said", "by another check", "by tokens", "another layer", "another event", "no end"],
-)
+@pytest.mark.parametrize(("arm", "says"), [
+    (replace(diverged(), code=Exit.AGREED), "not found: made-up"),
+    (diverged(finding("derived", "T2")), "not found: made-up"),
+    (diverged(finding("bytes", "T4")), "by tokens or acceptance alone: made-up"),
+    (diverged(finding(layer=1)), "0 of 1 are located exactly"),
+    (diverged(finding(event=0)), "0 of 1 are located exactly"),
+    (Arm(None, 9.0, error="it did not end within 300 s"), "not found: made-up"),
+], ids=["nothing said", "by another check", "by tokens", "another layer", "another event", "no end"])  # fmt: skip
 def test_a_fault_that_is_missed_or_lies_elsewhere_is_a_failure(arm: Arm, says: str) -> None:
     ended = result(judged(arm))
     assert ended.exit is Exit.DIVERGED and any(says in failure for failure in ended.failures), ended.failures
@@ -196,18 +192,14 @@ def test_fault_without_a_sentence_is_not_named() -> None:
 SAID = {"by": "bank", "says": "holds the state after 2 tokens"}
 
 
-@pytest.mark.parametrize(
-    ("arm", "by"),
-    [
-        (diverged(finding()), "check"),
-        (diverged(finding(explained=SAID)), "bank"),
-        (diverged(finding(explained=SAID | {"by": "hypothesis"})), "hypothesis"),
-        (diverged(finding(explained=SAID | {"says": "is twice the right value"})), "check"),
-        (diverged(finding(diagnosis="differs"), finding()), ""),
-        (replace(diverged(finding(diagnosis="differs")), message="holds the state after 2"), ""),
-    ],
-    ids=["the check", "the bank", "a hypothesis", "beside the bank", "not the first", "the command"],
-)
+@pytest.mark.parametrize(("arm", "by"), [
+    (diverged(finding()), "check"),
+    (diverged(finding(explained=SAID)), "bank"),
+    (diverged(finding(explained=SAID | {"by": "hypothesis"})), "hypothesis"),
+    (diverged(finding(explained=SAID | {"says": "is twice the right value"})), "check"),
+    (diverged(finding(diagnosis="differs"), finding()), ""),
+    (replace(diverged(finding(diagnosis="differs")), message="holds the state after 2"), ""),
+], ids=["the check", "the bank", "a hypothesis", "beside the bank", "not the first", "the command"])  # fmt: skip
 def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str) -> None:
     one = judged(arm)
     assert one.named_by == by and one.named == bool(by)

@@ -155,9 +155,7 @@ def test_address_that_finds_nothing_gives_the_error_of_the_import(
 
 
 @WHOLE
-def test_current_directory_is_searched_unless_python_runs_with_the_option_p(
-    wrong: Path, shell: dict[str, str]
-) -> None:
+def test_current_directory_is_searched_unless_python_runs_with_the_option_p(wrong: Path, shell: dict[str, str]) -> None:
     """`python -P`, as copies with a planted fault run, finds only what its path has."""
     for option, code in (("-P", "missing"), ("-u", "found")):
         program = ("from instep_optimized.ops.import_by_name import attribute_at\n"

@@ -104,9 +104,7 @@ def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(
     assert not (folder / "fuzz").exists() and not (folder / ".hypothesis").exists()
 
 
-def test_ctrl_c_keeps_what_ran(
-    instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_keeps_what_ran(instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, begin = [], fuzzing._Host.begin
 
     def pressed_at_the_third(host: fuzzing._Host, choose: object) -> Example:
@@ -216,9 +214,7 @@ def test_a_finding_is_written_as_it_comes_and_survives_what_follows(
     assert sizes == sorted(sizes, reverse=True) and len(read(place(settings)).events) <= sizes[-1] <= sizes[0]
 
 
-def test_unwritable_folder_is_refused_before_the_run(
-    instep: Runner, model: Path, tmp_path: Path
-) -> None:
+def test_unwritable_folder_is_refused_before_the_run(instep: Runner, model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / f"fuzz-ledger-{SEED}.jsonl").write_text("a log\n")
     for out, said in (("file", "no folder"), (Path("file") / "below", "no folder"), ("", "not of a trace")):

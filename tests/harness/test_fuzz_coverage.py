@@ -64,9 +64,7 @@ ENTERED = (
     e.Admit("a", (1, 2, 3)), e.Admit("b", (4,)),
     e.Forward((e.Row("a", "prefill", 3, 5), e.Row("b", "prefill", 1, 6))),
 )
-VERIFIED = (
-    *ENTERED, e.Draft(("a", "b"), ((7, 7), (8, 8))), e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))),
-)
+VERIFIED = (*ENTERED, e.Draft(("a", "b"), ((7, 7), (8, 8))), e.Forward((e.Row("b", "verify"), e.Row("a", "verify"))))
 
 
 def test_a_forward_is_seen_with_its_chunks_and_order() -> None:

@@ -86,29 +86,26 @@ def quiet(low: float = 0.99, high: float = 1.01, pairs: int = FEWEST_PAIRS) -> R
     return Ratio((low + high) / 2, low, high, pairs)
 
 
-@pytest.mark.parametrize(
-    ("change", "same", "expected"),
-    [
-        (quiet(), quiet(), Say.HELD),
-        (quiet(1.02, 1.09), quiet(), Say.NOISY),  # what is allowed lies inside: neither is shown
-        (quiet(1.029, 1.4), quiet(), Say.NOISY),
-        (quiet(0.9, 1.031), quiet(), Say.NOISY),
-        (quiet(0.9, 1.029), quiet(), Say.HELD),
-        (quiet(1.05, 1.09), quiet(), Say.SLOWER),
-        (quiet(0.8, 0.9), quiet(), Say.HELD),  # faster
-        (quiet(), quiet(0.95, 1.05), Say.NOISY),  # A/A is too wide
-        (quiet(), quiet(1.04, 1.05), Say.NOISY),  # A/A is off to one side
-        (quiet(1.05, 1.09), quiet(0.92, 1.06), Say.NOISY),  # as far out as A/A itself
-        (quiet(1.07, 1.09), quiet(0.92, 1.02), Say.NOISY),  # as far out as A/A in the other direction
-        (quiet(1.035, 1.09), quiet(0.971, 1.02), Say.SLOWER),  # A/A is resolved: what is allowed decides
-        (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # exceeds the noise
-        (quiet(pairs=FEWEST_PAIRS - 1), quiet(pairs=FEWEST_PAIRS - 1), Say.NOISY),
-        (quiet(1.5, 1.6, FEWEST_PAIRS - 1), quiet(), Say.NOISY),
-        (quiet(float("nan"), float("nan")), quiet(), Say.NOISY),
-        (quiet(), quiet(float("nan"), float("nan")), Say.NOISY),
-        (quiet(1.5, 1.6), quiet(float("nan"), float("nan")), Say.NOISY),
-    ],
-)
+@pytest.mark.parametrize(("change", "same", "expected"), [
+    (quiet(), quiet(), Say.HELD),
+    (quiet(1.02, 1.09), quiet(), Say.NOISY),  # what is allowed lies inside: neither is shown
+    (quiet(1.029, 1.4), quiet(), Say.NOISY),
+    (quiet(0.9, 1.031), quiet(), Say.NOISY),
+    (quiet(0.9, 1.029), quiet(), Say.HELD),
+    (quiet(1.05, 1.09), quiet(), Say.SLOWER),
+    (quiet(0.8, 0.9), quiet(), Say.HELD),  # faster
+    (quiet(), quiet(0.95, 1.05), Say.NOISY),  # A/A is too wide
+    (quiet(), quiet(1.04, 1.05), Say.NOISY),  # A/A is off to one side
+    (quiet(1.05, 1.09), quiet(0.92, 1.06), Say.NOISY),  # as far out as A/A itself
+    (quiet(1.07, 1.09), quiet(0.92, 1.02), Say.NOISY),  # as far out as A/A in the other direction
+    (quiet(1.035, 1.09), quiet(0.971, 1.02), Say.SLOWER),  # A/A is resolved: what is allowed decides
+    (quiet(1.15, 1.25), quiet(0.92, 1.06), Say.SLOWER),  # exceeds the noise
+    (quiet(pairs=FEWEST_PAIRS - 1), quiet(pairs=FEWEST_PAIRS - 1), Say.NOISY),
+    (quiet(1.5, 1.6, FEWEST_PAIRS - 1), quiet(), Say.NOISY),
+    (quiet(float("nan"), float("nan")), quiet(), Say.NOISY),
+    (quiet(), quiet(float("nan"), float("nan")), Say.NOISY),
+    (quiet(1.5, 1.6), quiet(float("nan"), float("nan")), Say.NOISY),
+])  # fmt: skip
 def test_verdict_of_two_ratios(change: Ratio, same: Ratio, expected: Say) -> None:
     assert say(change, same, ALLOWED) is expected
 

@@ -104,9 +104,7 @@ def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_device_failure_falls_back_to_the_first_copy(
-    works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_device_failure_falls_back_to_the_first_copy(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else that fails there is no verdict."""
     reads: Any = Reads()
     calls = Calls(True, MappingProxyType({}), reads)

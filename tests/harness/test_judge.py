@@ -44,9 +44,7 @@ def counted(draws: list[Draw], made: list[int]) -> Iterator[Draw]:
     (4e-3 * LUCK, [0], False),  # no luck explains it: called wrong at once
     (float("nan"), [0], False),
 ])  # fmt: skip
-def test_another_draw_is_made_only_before_an_error_is_called_wrong(
-    error: float, made: list[int], agrees: bool
-) -> None:
+def test_another_draw_is_made_only_before_an_error_is_called_wrong(error: float, made: list[int], agrees: bool) -> None:
     asked: list[int] = []
     result = judge(SPOT, TRUTH, counted([(off(1e-3), 0.0), (off(2e-3), 0.0), (off(1e-3), 0.0)], asked), off(error))
     assert (asked, result.agrees) == (made, agrees)

@@ -117,9 +117,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("op", "then", "says"), KINDS.values(), ids=KINDS)
-def test_result_of_a_wrong_type_is_found_by_cases_and_by_a_run(
-    op: str, then: Any, says: str
-) -> None:
+def test_result_of_a_wrong_type_is_found_by_cases_and_by_a_run(op: str, then: Any, says: str) -> None:
     ops = changed(op, then=then)
     one = kit.served(kit.op_cases(op)[0], ops)
     run = kit.replayed(small(), ops, until=3)

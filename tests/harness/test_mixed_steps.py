@@ -86,13 +86,10 @@ def test_labels_agree_in_any_order(model: Path, num_steps: int, order: Sequence[
 
 
 @WHOLE
-@pytest.mark.parametrize(
-    ("num_steps", "order", "dtype", "layout"),
-    [
-        (3, (3, 0, 5, 1, 4, 2), "bfloat16", "KV"),
-        pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "VK", marks=WHOLE),
-    ],
-)
+@pytest.mark.parametrize(("num_steps", "order", "dtype", "layout"), [
+    (3, (3, 0, 5, 1, 4, 2), "bfloat16", "KV"),
+    pytest.param(7, (4, 1, 3, 5, 0, 2), "float32", "VK", marks=WHOLE),
+])  # fmt: skip
 def test_numbers_agree_in_any_order(
     model: Path, num_steps: int, order: Sequence[int], dtype: str, layout: StateLayout
 ) -> None:
@@ -115,9 +112,7 @@ def test_native_kernels_agree_on_the_crowd(model: Path, num_steps: int, dtype: s
 
 
 @pytest.mark.parametrize(("num_steps", "where"), list(zip(CANDIDATES, WHERE, strict=True)))
-def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(
-    model: Path, num_steps: int, where: str
-) -> None:
+def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(model: Path, num_steps: int, where: str) -> None:
     told = trace(model, beside_windows(num_steps, where, small=False))
     given = Setting("plain", drafter="external")  # the draft head's rows of mixed steps are compared above and below
     outcome = Replay(told, given, checkpoint=model).run()

@@ -181,8 +181,7 @@ def judged(run: tuple[Checkpoint, list[EventContext]], change: Callable[..., Any
     opened, contexts = run
     at = next(context.index for context in contexts if isinstance(context.event, Commit))
     name = contexts[at].event.requests[0]
-    context = m.with_state(
-        contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
+    context = m.with_state(contexts[at], name, lambda s: replace(s, state={**s.state, LAYER: change(s.state[LAYER])}))
     (found,) = m.judge([*contexts[:at], context], [Derived(oracle_of(opened))]).findings
     assert found.place == Place("trunk", LAYER, "state")
     return found.diagnosis

@@ -77,9 +77,7 @@ def test_policy_offloads_the_least_recently_used_prefix(trace: Trace) -> None:
 
 
 @pytest.mark.slow
-def test_stale_copy_under_a_reused_name_is_found_by_bytes(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_copy_under_a_reused_name_is_found_by_bytes(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that does not show its copies."""
     again = by_id()["evicted-and-served-again"]
     monkeypatch.delattr(OptimizedEngine, "copies")

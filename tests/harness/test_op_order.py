@@ -22,30 +22,26 @@ def wrong(kind: str, stage: str, layer: int, component: str, event: int = 4) -> 
     return Comparison("derived", Tier.DERIVED, event, kind, place, elements=1, worst=1.0, allowed=0.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause", "effect"),
-    [
-        ("forward", ("trunk", 3, "keys"), ("trunk", 3, "attended")),
-        ("forward", ("trunk", 3, "key"), ("trunk", 3, "keys")),
-        ("forward", ("trunk", 0, "qkv"), ("trunk", 0, "conv")),
-        ("forward", ("trunk", 0, "core"), ("trunk", 0, "state")),
-        ("forward", ("trunk", 0, "state"), ("trunk", 1, "normed")),
-        ("forward", ("trunk", AFTER_LAYERS, "length"), ("trunk", 3, "keys")),
-        ("forward", ("trunk", AFTER_LAYERS, "pick"), ("trunk", AFTER_LAYERS, "root")),
-        ("forward", ("trunk", AFTER_LAYERS, "root"), ("extend", STAGE_LEVEL, "embedding")),
-        ("forward", ("extend", AFTER_LAYERS, "pick"), ("extend.1", STAGE_LEVEL, "embedding")),
-        ("forward", ("extend.1", 1, "key"), ("extend.1", 1, "keys")),
-        ("commit", ("trunk", AFTER_LAYERS, "pick"), ("trunk", AFTER_LAYERS, "length")),
-        ("commit", ("trunk", AFTER_LAYERS, "length"), ("trunk", 0, "conv")),
-        ("commit", ("trunk", 0, "conv"), ("trunk", 0, "state")),
-        ("commit", ("trunk", 2, "state"), ("extend", STAGE_LEVEL, "post_normed")),
-        ("draft", ("extend", AFTER_LAYERS, "pick"), ("chain.1", STAGE_LEVEL, "embedding")),
-        ("draft", ("chain.1", 0, "query"), ("extend", 0, "keys")),
-        ("draft", ("chain.1", AFTER_LAYERS, "pick"), ("chain.2", STAGE_LEVEL, "embedding")),
-        ("draft", ("chain.2", STAGE_LEVEL, "post_normed"), ("chain.2", STAGE_LEVEL, "joined")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else f"{value[0]}.{value[2]}",
-)
+@pytest.mark.parametrize(("kind", "cause", "effect"), [
+    ("forward", ("trunk", 3, "keys"), ("trunk", 3, "attended")),
+    ("forward", ("trunk", 3, "key"), ("trunk", 3, "keys")),
+    ("forward", ("trunk", 0, "qkv"), ("trunk", 0, "conv")),
+    ("forward", ("trunk", 0, "core"), ("trunk", 0, "state")),
+    ("forward", ("trunk", 0, "state"), ("trunk", 1, "normed")),
+    ("forward", ("trunk", AFTER_LAYERS, "length"), ("trunk", 3, "keys")),
+    ("forward", ("trunk", AFTER_LAYERS, "pick"), ("trunk", AFTER_LAYERS, "root")),
+    ("forward", ("trunk", AFTER_LAYERS, "root"), ("extend", STAGE_LEVEL, "embedding")),
+    ("forward", ("extend", AFTER_LAYERS, "pick"), ("extend.1", STAGE_LEVEL, "embedding")),
+    ("forward", ("extend.1", 1, "key"), ("extend.1", 1, "keys")),
+    ("commit", ("trunk", AFTER_LAYERS, "pick"), ("trunk", AFTER_LAYERS, "length")),
+    ("commit", ("trunk", AFTER_LAYERS, "length"), ("trunk", 0, "conv")),
+    ("commit", ("trunk", 0, "conv"), ("trunk", 0, "state")),
+    ("commit", ("trunk", 2, "state"), ("extend", STAGE_LEVEL, "post_normed")),
+    ("draft", ("extend", AFTER_LAYERS, "pick"), ("chain.1", STAGE_LEVEL, "embedding")),
+    ("draft", ("chain.1", 0, "query"), ("extend", 0, "keys")),
+    ("draft", ("chain.1", AFTER_LAYERS, "pick"), ("chain.2", STAGE_LEVEL, "embedding")),
+    ("draft", ("chain.2", STAGE_LEVEL, "post_normed"), ("chain.2", STAGE_LEVEL, "joined")),
+], ids=lambda value: value if isinstance(value, str) else f"{value[0]}.{value[2]}")  # fmt: skip
 def test_a_cause_is_named_before_what_follows_from_it(
     kind: str, cause: tuple[str, int, str], effect: tuple[str, int, str]
 ) -> None:

@@ -76,8 +76,7 @@ def test_states_are_restarted_except_for_a_verify(pieces: list[tuple[EventContex
 
 
 def test_prefill_has_a_chunked_and_recurrent_yardsticks(pieces: list[tuple[EventContext, list[Recomputation]]]) -> None:
-    chunk = next(
-        piece for _, found in pieces for piece in found if piece.span.kind == "prefill" and piece.folding)
+    chunk = next(piece for _, found in pieces for piece in found if piece.span.kind == "prefill" and piece.folding)
     drawn = {place.component: len(tensor) for place, tensor in chunk.yardsticks.places.items()}
     assert drawn.pop("core") == len(chunk.yardsticks.state) == drawn["gated"] + 2
     assert len(set(drawn.values())) == 1

@@ -84,9 +84,7 @@ def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(
     assert not moved(rerun(replace(piece, own=cut), weights), piece.truth)
 
 
-def test_rerun_accepts_another_position_configuration_or_memory(
-    run: tuple[Weights, list[tuple[Any, ...]]]
-) -> None:
+def test_rerun_accepts_another_position_configuration_or_memory(run: tuple[Weights, list[tuple[Any, ...]]]) -> None:
     weights, contexts = run
     kinds = weights.config.layer_kinds
     attention, recurrent = (

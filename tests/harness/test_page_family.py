@@ -263,9 +263,7 @@ def test_unwritable_page_is_refused_before_any_work(
     assert "no such folder" in complaint(instep(*words, "--html", tmp_path / "none" / "page.html"))
 
 
-def test_faults_write_the_page_of_their_result(
-    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_write_the_page_of_their_result(instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [judged("stale-tile")]
     monkeypatch.setattr("instep_proof.faults.campaign.campaign", lambda *given, **named: found)
     monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing runs, so nothing is prepared

@@ -104,9 +104,7 @@ def test_an_agreement_about_no_event_is_none() -> None:
 @pytest.mark.parametrize(("said", "decided", "verdict"), [
     ("judged 3 of 4 tokens", 3, "agree"), ("judged 0 of 4 tokens", 0, "nothing compared"), ("", 0, "nothing compared"),
 ])  # fmt: skip
-def test_recording_without_tokens_never_agrees(
-    said: str, decided: int, verdict: str, tmp_path: Path
-) -> None:
+def test_recording_without_tokens_never_agrees(said: str, decided: int, verdict: str, tmp_path: Path) -> None:
     came = row(entry(f"python -c \"print('{said}'); print('last')\"", door="recording"), tmp_path)
     assert (came["verdict"], came["decided"], came["tiers"]) == (verdict, decided, ["T4"] if decided else [])
     assert came["met"] is (verdict == "agree")

@@ -61,9 +61,7 @@ def source(folder: Path, facts: Mapping[str, object], **files: str) -> Source:
     (GDN, {"fold_flagged", "scatter"}), (KDA, {"fold_every", "fold_every(track)", "fold_layers", "scatter"}),
     (OFF, {"scatter"}),
 ], ids=["gdn", "kda", "off"])  # fmt: skip
-def test_calls_follow_the_conditions_around_them(
-    facts: dict[str, object], called: set[str], tmp_path: Path
-) -> None:
+def test_calls_follow_the_conditions_around_them(facts: dict[str, object], called: set[str], tmp_path: Path) -> None:
     read = source(tmp_path, facts)
     asked = ("fold_every", "fold_every(track)", "fold_layers", "fold_flagged", "scatter", "fold_every(gone)", "nothing")
     assert {name for name in asked if read.calls(name)} == called

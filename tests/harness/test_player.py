@@ -61,9 +61,7 @@ def log_of(engine: Asked) -> list[Any]:
 
 
 @pytest.mark.parametrize(("event", "method", "given"), EVENTS, ids=[method for _, method, _ in EVENTS])
-def test_player_without_observers_only_serves_the_event(
-    event: e.Event, method: str, given: tuple[Any, ...]
-) -> None:
+def test_player_without_observers_only_serves_the_event(event: e.Event, method: str, given: tuple[Any, ...]) -> None:
     answer = object()
     engine = Asked(answer)
     side = Player("bare", engine).serve(event)

@@ -245,18 +245,14 @@ def test_unsupported_run_is_skipped_with_a_reason(home: Path) -> None:
     (("--instep-checkpoint=nowhere",), "--instep-checkpoint: "),
     (("--instep-layout=KVV", "--instep-ops=plan"), "--instep-layout: found KVV, expected VK or KV"),
 ])  # fmt: skip
-def test_unknown_setting_is_one_usage_error_for_all_traces(
-    home: Path, words: tuple[str, ...], says: str
-) -> None:
+def test_unknown_setting_is_one_usage_error_for_all_traces(home: Path, words: tuple[str, ...], says: str) -> None:
     every = ("--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "test_own.py")
     done = session(home, *every, *words)
     assert done.code == 4 and done.err.count("ERROR: ") == 1 and says in done.err, done.out + done.err
     assert "passed" not in done.out and "failed" not in done.out
 
 
-def test_options_have_the_names_of_the_commands_options(
-    home: Path
-) -> None:
+def test_options_have_the_names_of_the_commands_options(home: Path) -> None:
     said = session(home, "--help").out
     assert set(re.findall(r"^ *--(?:no-)?instep-([\w-]+)", said, re.M)) >= {name.replace("_", "-") for name in OPTIONS}
     assert set(re.findall(r"^ *instep_(\w+) \(", said, re.M)) >= {*OPTIONS}

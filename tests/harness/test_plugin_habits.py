@@ -78,9 +78,7 @@ def test_failed_items_run_first_alone_or_by_their_id(mine: Callable[..., Ran]) -
     assert failed(mine(WRONG, "-q", "-p", "no:cacheprovider")) == [WRONG]
 
 
-def test_summary_and_junit_have_the_message_and_the_example(
-    mine: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_summary_and_junit_have_the_message_and_the_example(mine: Callable[..., Ran], tmp_path: Path) -> None:
     ran = mine("test_own.py", "-q", f"--junitxml={tmp_path / 'j.xml'}")
     assert f"FAILED {WRONG} - DIVER" in ran.out and "::test_drawn - DIVERGED  drawn" in ran.out, ran.out
     assert "- Notes -" in ran.out and "work=<Workload drawn: small(), of events" in ran.out, ran.out

@@ -101,9 +101,7 @@ KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[
     (Wrap(PREFIXES, "Prefixes.of_chunks", result="result = dict.fromkeys(result, 8)"), Setting("ledger"), "forward",
      "answers a prefix of 8 tokens; expected 4"),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
-def test_fault_in_a_prefix_is_named(
-    trace: Trace, edit: Edit | Wrap, how: Setting, kind: str, says: str
-) -> None:
+def test_fault_in_a_prefix_is_named(trace: Trace, edit: Edit | Wrap, how: Setting, kind: str, says: str) -> None:
     with planted_here(edit):
         found = diagnose(Replay(trace, how)).verdict.findings
     assert found and found[0].kind == kind
@@ -128,9 +126,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @pytest.mark.parametrize("edits", [(), (Edit(MIXED, BEGIN, f"{BEGIN} - 1"),)])
-def test_shared_prefix_has_the_bits_of_a_prefill_alone(
-    shared: Trace, edits: tuple[Edit, ...]
-) -> None:
+def test_shared_prefix_has_the_bits_of_a_prefill_alone(shared: Trace, edits: tuple[Edit, ...]) -> None:
     """Every row is computed alone here, so bits do not depend on the number of rows."""
     with planted_here(*edits):
         (one,) = held(Case.of(shared, Replay(shared, Setting("plain")).plan), relations(("alone",)))

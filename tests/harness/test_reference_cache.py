@@ -181,9 +181,7 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
 @few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_layer_on_the_same_bits_is_computed_once(
-    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layer_on_the_same_bits_is_computed_once(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later draws are unchanged: every number of the verdict is the same."""
     trace = recorded(tmp_path, dtype=getattr(torch, dtype))
     runs, computed = [], []

@@ -248,9 +248,7 @@ def test_overlapped_detects_a_wrong_answer(
     assert says in found.verdict.findings[0].diagnosis
 
 
-def test_overlapped_detects_a_wrong_pool_byte(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlapped_detects_a_wrong_pool_byte(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a red zone, which no logical state shows."""
     idle = OptimizedEngine.commit
 
@@ -265,9 +263,7 @@ def test_overlapped_detects_a_wrong_pool_byte(
     assert "red zone 0 differs" in found.verdict.findings[0].diagnosis
 
 
-def test_overlapped_detects_pages_for_a_stale_length(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlapped_detects_pages_for_a_stale_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are reserved for the last known length, not for the maximum, so later keys are lost."""
     small = msgspec.structs.replace(policy().capacity, pages=tuple(range(1, 60)), page_size=2)
     trace = recorded(tmp_path, policy(capacity=small))

@@ -64,9 +64,7 @@ def test_states_are_read_once_after_a_run_of_admissions(
 @few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("admissions", [True, False])
-def test_fault_after_admissions_is_found(
-    admissions: bool, served: Callable[..., Outcome]
-) -> None:
+def test_fault_after_admissions_is_found(admissions: bool, served: Callable[..., Outcome]) -> None:
     def gdn(*, inputs: Any, **given: Any) -> torch.Tensor:
         return PLAIN.gdn(inputs=inputs._replace(beta=inputs.beta * 0.5), **given)
 

@@ -12,16 +12,7 @@ import pytest
 
 from instep.campaign.relations import Held, held, relations, step_changes
 from instep.campaign.relations.case import Case
-from instep.campaign.relations.step_changes import (
-    ABSENT,
-    BOTH,
-    CHANGES,
-    LOADED,
-    OURS,
-    PREEMPTED,
-    PROMPT,
-    changed,
-)
+from instep.campaign.relations.step_changes import ABSENT, BOTH, CHANGES, LOADED, OURS, PREEMPTED, PROMPT, changed
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules

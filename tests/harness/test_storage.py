@@ -59,9 +59,7 @@ def numbers(*shape: int, size: float) -> torch.Tensor:
 @pytest.mark.parametrize(("how", "shape"), [
     (SCALED_STATE, (3, 8, 16)), (SCALED_STATE, (3, 8, 40)), (SCALED_STATE, (2, 5, 7)), (SCALED_KV, (9, 2, 32)),
 ], ids=str)  # fmt: skip
-def test_both_sides_round_alike_and_storing_is_idempotent(
-    how: Blocked, shape: tuple[int, ...], size: float
-) -> None:
+def test_both_sides_round_alike_and_storing_is_idempotent(how: Blocked, shape: tuple[int, ...], size: float) -> None:
     x = numbers(*shape, size=size)
     values, scales = scaled_tiles.packed(x, how.dtype, how.grid(*shape))
     shown = scaled_tiles.opened(values, scales)

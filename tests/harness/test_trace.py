@@ -136,17 +136,14 @@ def test_the_tensors_of_another_trace_are_refused(tmp_path: Path) -> None:
         read(one)
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        (b'{"event":"draft","requests":["a"],"picks":[[1,"x"]]}', r"line 2: picks\[0\]\[1\]: found `str`"),
-        (b'{"event":"teleport","request":"a"}', r"line 2: event: found invalid value 'teleport'"),
-        (b'{"event":"idle","surprise":1}', r"line 2: found object contains unknown field `surprise`"),
-        (b'{"event":"admit","request":"a"}', r"line 2: found object missing required field `prompt`"),
-        (b'{"event":"forward","rows":[{"request":"a","kind":"vrify"}]}', r"line 2: rows\[0\].kind: found invalid enum"),
-        (b"not json", "line 2: found"),
-    ],
-)
+@pytest.mark.parametrize(("line", "complaint"), [
+    (b'{"event":"draft","requests":["a"],"picks":[[1,"x"]]}', r"line 2: picks\[0\]\[1\]: found `str`"),
+    (b'{"event":"teleport","request":"a"}', r"line 2: event: found invalid value 'teleport'"),
+    (b'{"event":"idle","surprise":1}', r"line 2: found object contains unknown field `surprise`"),
+    (b'{"event":"admit","request":"a"}', r"line 2: found object missing required field `prompt`"),
+    (b'{"event":"forward","rows":[{"request":"a","kind":"vrify"}]}', r"line 2: rows\[0\].kind: found invalid enum"),
+    (b"not json", "line 2: found"),
+])  # fmt: skip
 def test_a_line_outside_the_schema_names_its_field(tmp_path: Path, line: bytes, complaint: str) -> None:
     path = seal(tmp_path / "t.jsonl", [msgspec.json.encode(header()), line])
     with pytest.raises(BadInput, match=complaint):
@@ -166,19 +163,16 @@ def test_another_schema_version_is_refused_first(tmp_path: Path) -> None:
         read(seal(tmp_path / "t.jsonl", [first]))
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"num_steps": 5}, "num_steps: found 5"),
-        ({"candidates": (3, 40), "adaptive": None}, "capacity.max_tokens: found 32, expected at least 41"),
-        ({"capacity": msgspec.structs.replace(ROOM, max_positions=3)},
-         "capacity.max_positions: found 3, expected 4, the widest window, to 64, what all pages hold"),
-        ({"capacity": msgspec.structs.replace(ROOM, max_positions=65)}, "capacity.max_positions: found 65, expected 4"),
-        ({"stop": 64}, "stop: found 64"),
-        ({"lag": -1}, "lag: found -1"),
-        ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"num_steps": 5}, "num_steps: found 5"),
+    ({"candidates": (3, 40), "adaptive": None}, "capacity.max_tokens: found 32, expected at least 41"),
+    ({"capacity": msgspec.structs.replace(ROOM, max_positions=3)},
+     "capacity.max_positions: found 3, expected 4, the widest window, to 64, what all pages hold"),
+    ({"capacity": msgspec.structs.replace(ROOM, max_positions=65)}, "capacity.max_positions: found 65, expected 4"),
+    ({"stop": 64}, "stop: found 64"),
+    ({"lag": -1}, "lag: found -1"),
+    ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),
+])  # fmt: skip
 def test_a_header_that_contradicts_itself_names_the_field(
     tmp_path: Path, changes: dict[str, Any], complaint: str
 ) -> None:

@@ -77,18 +77,14 @@ def test_rows_of_a_chain_continue_the_row_before_and_of_a_tree_their_parents(
     assert linked(parents) == told
 
 
-@pytest.mark.parametrize(
-    ("before", "sets", "told"),
-    [
-        (8, [], (8, ())),
-        (8, [0b1, 0b11, 0b111], (8, ())),  # a chain
-        (8, [0b1, 0b101], (8, ((8,), (8, 10)))),
-        (8, [0b1, 0b11, 0b101], (8, ((8,), (8, 9), (8, 10)))),
-        (8, [0b11], (9, ())),  # a step of the head: the entries that it sees without a gap are before it
-        (8, [0b1001], (9, ((11,),))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("before", "sets", "told"), [
+    (8, [], (8, ())),
+    (8, [0b1, 0b11, 0b111], (8, ())),  # a chain
+    (8, [0b1, 0b101], (8, ((8,), (8, 10)))),
+    (8, [0b1, 0b11, 0b101], (8, ((8,), (8, 9), (8, 10)))),
+    (8, [0b11], (9, ())),  # a step of the head: the entries that it sees without a gap are before it
+    (8, [0b1001], (9, ((11,),))),
+], ids=str)  # fmt: skip
 def test_attention_of_rows_is_described_by_position(before: int, sets: list[int], told: tuple[Any, ...]) -> None:
     assert seen(before, sets) == told
 
@@ -137,9 +133,7 @@ def test_tree_fault_is_found_by_its_check(
 @few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "parting"), [(None, set()), ("tree-as-chain-rotary", {"draft_layout", "schedule"})])
-def test_tree_paths_equal_chains_and_decoding(
-    three_rounds: Trace, fault: str | None, parting: set[str]
-) -> None:
+def test_tree_paths_equal_chains_and_decoding(three_rounds: Trace, fault: str | None, parting: set[str]) -> None:
     with planted_here(*(by_id()[fault].edits if fault else ())):
         case = Case.of(three_rounds, Replay(three_rounds, Setting("plain")).plan)
         found = held(case, relations(("alone", "draft_layout", "schedule")))

@@ -22,18 +22,15 @@ def compared(
     return Comparison("c", Tier.DERIVED, event, "forward", place, elements, worst, allowed)
 
 
-@pytest.mark.parametrize(
-    ("comparison", "agrees"),
-    [
-        (compared(), True),
-        (compared(worst=1.0), True),
-        (compared(worst=1.1), False),
-        (compared(worst=float("nan")), False),
-        (compared(allowed=float("nan")), False),
-        (compared(worst=float("inf")), False),
-        (compared(elements=0, worst=0.0), False),
-    ],
-)
+@pytest.mark.parametrize(("comparison", "agrees"), [
+    (compared(), True),
+    (compared(worst=1.0), True),
+    (compared(worst=1.1), False),
+    (compared(worst=float("nan")), False),
+    (compared(allowed=float("nan")), False),
+    (compared(worst=float("inf")), False),
+    (compared(elements=0, worst=0.0), False),
+])  # fmt: skip
 def test_comparison_agrees_within_its_allowance(comparison: Comparison, agrees: bool) -> None:
     assert comparison.agrees is agrees
     verdict = Verdict()

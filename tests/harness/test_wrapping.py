@@ -64,15 +64,12 @@ def test_a_function_on_one_line_and_one_that_asks_its_parent_can_be_wrapped() ->
     assert said == "<", "super() knows its class"
 
 
-@pytest.mark.parametrize(
-    ("wrap", "says"),
-    [
-        (Wrap("pool.py", "kept"), "found 0 functions kept, expected exactly one"),
-        (Wrap("pool.py", "Pool.size"), "found 0 functions Pool.size"),
-        (Wrap("pool.py", "Pool.of"), "Pool.of has a parameter right"),
-        (Wrap("pool.py", "take", "if x:"), "'if x:' is not whole, expected whole statements"),
-    ],
-)
+@pytest.mark.parametrize(("wrap", "says"), [
+    (Wrap("pool.py", "kept"), "found 0 functions kept, expected exactly one"),
+    (Wrap("pool.py", "Pool.size"), "found 0 functions Pool.size"),
+    (Wrap("pool.py", "Pool.of"), "Pool.of has a parameter right"),
+    (Wrap("pool.py", "take", "if x:"), "'if x:' is not whole, expected whole statements"),
+])  # fmt: skip
 def test_unwrappable_function_is_refused(wrap: Wrap, says: str) -> None:
     with pytest.raises(BadInput, match=rf"planting in pool\.py: .*{says}"):
         wrapped(TEXT, wrap)
@@ -95,16 +92,11 @@ def stored(location: int = 1) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize(
-    "edit",
-    [
-        Wrap(MOVE, "store_rows", arguments="locations = locations + 2"),
-        Edit(MOVE, "spots = locations[wanted]", "spots = locations[wanted] + 2"),
-    ],
-)
-def test_planted_function_replaces_every_reference_in_the_block(
-    edit: Edit | Wrap, tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("edit", [
+    Wrap(MOVE, "store_rows", arguments="locations = locations + 2"),
+    Edit(MOVE, "spots = locations[wanted]", "spots = locations[wanted] + 2"),
+])  # fmt: skip
+def test_planted_function_replaces_every_reference_in_the_block(edit: Edit | Wrap, tmp_path: Path) -> None:
     """And a copy of the source does the same."""
     assert stored() == [0, 1, 0, 0]
     with pytest.raises(KeyError, match="whatever"), planted_here(edit):
@@ -128,15 +120,12 @@ def test_methods_are_planted_too_and_several_edits_add_up() -> None:
     assert Memory.grow.__code__ is before and target.pool.item() == 1 and stored(0) == [1, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("edit", "says"),
-    [
-        (Edit(MOVE, "import torch", "import math\nimport torch"), "changes more than the code of functions"),
-        (Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0"), "changes more than the code"),
-        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit", "read"),
-         "no plain function"),
-    ],
-)
+@pytest.mark.parametrize(("edit", "says"), [
+    (Edit(MOVE, "import torch", "import math\nimport torch"), "changes more than the code of functions"),
+    (Edit("instep_optimized/draft_answers.py", "NO_OPINION = -1", "NO_OPINION = 0"), "changes more than the code"),
+    (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit", "read"),
+     "no plain function"),
+])  # fmt: skip
 def test_edit_that_needs_a_copy_is_refused(edit: Edit, says: str) -> None:
     with pytest.raises(BadInput, match=rf"{says}.*`plant\.planted`"), planted_here(edit):
         raise AssertionError("it was planted")

@@ -136,9 +136,7 @@ def test_initial_count_in_no_slot_is_refused_and_elsewhere_replaced() -> None:
     ((1, 2, 4, 8, 16), {0: 1, 2: 1, 3: 2, 8: 2, 9: 3, 10: 3, 17: 3}),  # 3 is padded to 4, 9 to 16; 17 stays
     ((1, 3), {2: 1, 3: 1, 4: 2, 9: 2, 10: 3}),  # 4 is above the largest graph
 ])  # fmt: skip
-def test_batch_is_padded_to_its_graph_and_routed_to_a_slot(
-    captured: tuple[int, ...], wishes: dict[int, int]
-) -> None:
+def test_batch_is_padded_to_its_graph_and_routed_to_a_slot(captured: tuple[int, ...], wishes: dict[int, int]) -> None:
     file = {"10": {"candidate_steps": [3]}, "2": {"candidate_steps": [1]}, "4": {"candidate_steps": [2]}}
     made = slots(file, captured=captured)
     assert {batch: made.next_num_steps(batch, 99) for batch in wishes} == wishes

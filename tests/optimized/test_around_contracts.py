@@ -50,19 +50,14 @@ def broken(op: str, **given: Any) -> list[str]:
 
 @few(2)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ops", "activation", "state"),
-    [
-        ("plain", torch.float32, torch.float32),
-        ("plain", torch.bfloat16, torch.float32),
-        ("plain", torch.bfloat16, torch.bfloat16),
-        ("plain", torch.float16, torch.float16),
-        ("ledger", torch.float32, torch.float32),
-    ],
-)
-def test_an_engine_keeps_every_contract(
-    ops: str, activation: torch.dtype, state: torch.dtype, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("ops", "activation", "state"), [
+    ("plain", torch.float32, torch.float32),
+    ("plain", torch.bfloat16, torch.float32),
+    ("plain", torch.bfloat16, torch.bfloat16),
+    ("plain", torch.float16, torch.float16),
+    ("ledger", torch.float32, torch.float32),
+])  # fmt: skip
+def test_an_engine_keeps_every_contract(ops: str, activation: torch.dtype, state: torch.dtype, tmp_path: Path) -> None:
     found: list[str] = []
     checked = around(load(ops), unseen, contracts(found.append))
     file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3, 7)))
@@ -77,25 +72,22 @@ def test_an_engine_keeps_every_contract(
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("part", "sentence"),
-    [
-        (replace(PART, read=Address(POOL, torch.tensor([1, 4]))), "read units run from 1 to 4, there are 4"),
-        (replace(PART, store=Address(POOL, torch.tensor([0, 3]))), "store is unit 0, which is reserved"),
-        (replace(PART, store=Address(POOL, torch.tensor([3, 3]))), "two requests would write the same place"),
-        (replace(PART, store=Address(POOL, torch.tensor([1, -2]))), "store units run from -2"),
-        (replace(PART, read=Address(POOL, torch.tensor([1, 3], dtype=torch.int32))), "read units are torch.int32"),
-        (replace(PART, begin=torch.tensor([0, 1])), "two requests share a row"),
-        (replace(PART, begin=torch.tensor([0, 3])), "rows 0 to 3 of 3 are named"),
-        (replace(PART, most=1), "most is 1, the largest count is 2"),
-        (replace(PART, read=Address(POOL, torch.tensor([1, 3]), torch.tensor([-1, 0]))), "columns run from -1 to 0"),
-        (replace(PART, per_row=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
-        (replace(TREE, parents=torch.tensor([-1, 1, -1])), "parents: row 1 of a window continues row 1"),
-        (replace(TREE, parents=torch.tensor([-2, 0, -1])), "parents: row 0 of a window continues row -2"),
-        (replace(TREE, parents=torch.tensor([-1, 0, -1]).int()), "parents are torch.int32, not int64"),
-        (replace(TREE, parents=torch.tensor([-1, 0])), "parents is (2,), (3,) fits"),
-    ],
-)
+@pytest.mark.parametrize(("part", "sentence"), [
+    (replace(PART, read=Address(POOL, torch.tensor([1, 4]))), "read units run from 1 to 4, there are 4"),
+    (replace(PART, store=Address(POOL, torch.tensor([0, 3]))), "store is unit 0, which is reserved"),
+    (replace(PART, store=Address(POOL, torch.tensor([3, 3]))), "two requests would write the same place"),
+    (replace(PART, store=Address(POOL, torch.tensor([1, -2]))), "store units run from -2"),
+    (replace(PART, read=Address(POOL, torch.tensor([1, 3], dtype=torch.int32))), "read units are torch.int32"),
+    (replace(PART, begin=torch.tensor([0, 1])), "two requests share a row"),
+    (replace(PART, begin=torch.tensor([0, 3])), "rows 0 to 3 of 3 are named"),
+    (replace(PART, most=1), "most is 1, the largest count is 2"),
+    (replace(PART, read=Address(POOL, torch.tensor([1, 3]), torch.tensor([-1, 0]))), "columns run from -1 to 0"),
+    (replace(PART, per_row=Address(torch.zeros(2, 1, 6, 3), torch.tensor([0, 1]))), "2 positions do not fit in 1"),
+    (replace(TREE, parents=torch.tensor([-1, 1, -1])), "parents: row 1 of a window continues row 1"),
+    (replace(TREE, parents=torch.tensor([-2, 0, -1])), "parents: row 0 of a window continues row -2"),
+    (replace(TREE, parents=torch.tensor([-1, 0, -1]).int()), "parents are torch.int32, not int64"),
+    (replace(TREE, parents=torch.tensor([-1, 0])), "parents is (2,), (3,) fits"),
+])  # fmt: skip
 def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None:
     given = {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 4), "to": HERE}
     assert broken("conv", parts=(PART,), **given) == broken("conv", parts=(TREE,), **given) == []
@@ -103,39 +95,33 @@ def test_a_part_that_breaks_a_clause_is_named(part: Part, sentence: str) -> None
     assert any(sentence in line and line.startswith("conv (trunk layer 0 mixed)") for line in found), found
 
 
-@pytest.mark.parametrize(
-    ("pages", "sentence"),
-    [
-        (replace(PAGES, table=torch.tensor([[77, 0], [2, 0], [3, -1]])), "names page 0"),
-        (replace(PAGES, table=torch.tensor([[77, 0], [2, 4], [3, -1]])), "table run from -1 to 4"),
-        (replace(PAGES, table=torch.tensor([[77, 0], [2, -1], [3, -1]])), "more positions than its pages hold"),
-        (replace(PAGES, slots=torch.tensor([1, 0])), "slots name slot 0, which is reserved"),
-        (replace(PAGES, slots=torch.tensor([1, 1])), "slots: two requests would write the same place"),
-        (replace(PAGES, slots=torch.tensor([1, 3])), "slots run from 1 to 3, there are 3"),
-        (replace(PAGES, slots=torch.tensor([1, 2], dtype=torch.int32)), "slots are torch.int32, not int64"),
-        (replace(PAGES, full=True, count=torch.tensor([1, 1])), "full: counts of 2 rows in all, of 3"),
-        (replace(NODES, ancestors=torch.tensor([1, 2, 0])), "a node does not see the root"),
-        (replace(NODES, ancestors=torch.tensor([1, 0, 0])), "a node does not see the root"),
-        (replace(NODES, ancestors=torch.tensor([1, 5, 0])), "a row sees node 2 of 2 nodes"),
-        (replace(NODES, ancestors=torch.tensor([1, 5, 0]), nodes=3), "sees a position that no page holds"),
-        (replace(NODES, nodes=64), "windows of 64 nodes; from 1 to 63 have a bit"),
-        (replace(NODES, ancestors=torch.tensor([1, 3])), "ancestors is (2,), (3,) fits"),
-        (replace(NODES, ancestors=torch.tensor([1, 3, 0]).int()), "ancestors are torch.int32, not int64"),
-    ],
-)
+@pytest.mark.parametrize(("pages", "sentence"), [
+    (replace(PAGES, table=torch.tensor([[77, 0], [2, 0], [3, -1]])), "names page 0"),
+    (replace(PAGES, table=torch.tensor([[77, 0], [2, 4], [3, -1]])), "table run from -1 to 4"),
+    (replace(PAGES, table=torch.tensor([[77, 0], [2, -1], [3, -1]])), "more positions than its pages hold"),
+    (replace(PAGES, slots=torch.tensor([1, 0])), "slots name slot 0, which is reserved"),
+    (replace(PAGES, slots=torch.tensor([1, 1])), "slots: two requests would write the same place"),
+    (replace(PAGES, slots=torch.tensor([1, 3])), "slots run from 1 to 3, there are 3"),
+    (replace(PAGES, slots=torch.tensor([1, 2], dtype=torch.int32)), "slots are torch.int32, not int64"),
+    (replace(PAGES, full=True, count=torch.tensor([1, 1])), "full: counts of 2 rows in all, of 3"),
+    (replace(NODES, ancestors=torch.tensor([1, 2, 0])), "a node does not see the root"),
+    (replace(NODES, ancestors=torch.tensor([1, 0, 0])), "a node does not see the root"),
+    (replace(NODES, ancestors=torch.tensor([1, 5, 0])), "a row sees node 2 of 2 nodes"),
+    (replace(NODES, ancestors=torch.tensor([1, 5, 0]), nodes=3), "sees a position that no page holds"),
+    (replace(NODES, nodes=64), "windows of 64 nodes; from 1 to 63 have a bit"),
+    (replace(NODES, ancestors=torch.tensor([1, 3])), "ancestors is (2,), (3,) fits"),
+    (replace(NODES, ancestors=torch.tensor([1, 3, 0]).int()), "ancestors are torch.int32, not int64"),
+])  # fmt: skip
 def test_a_page_table_that_breaks_a_clause_is_named(pages: Pages, sentence: str) -> None:
     for sound in (PAGES, NODES):
         assert broken("attend", query=torch.zeros(3, 2, 4), pages=sound, to=HERE) == []
     assert any(sentence in line for line in broken("attend", query=torch.zeros(3, 2, 4), pages=pages, to=HERE))
 
 
-@pytest.mark.parametrize(
-    ("locations", "sentence"),
-    [
-        ([4, 1, 6], "page 0"), ([4, 4, 6], "the same place"), ([4, 5], "2 locations for 3 rows"),
-        ([4, 5, 8], "there are 8"),
-    ],
-)
+@pytest.mark.parametrize(("locations", "sentence"), [
+    ([4, 1, 6], "page 0"), ([4, 4, 6], "the same place"), ([4, 5], "2 locations for 3 rows"),
+    ([4, 5, 8], "there are 8"),
+])  # fmt: skip
 def test_a_location_that_breaks_a_clause_is_named(locations: list[int], sentence: str) -> None:
     def store(numbers: list[int]) -> list[str]:
         return broken("store_rows", rows=torch.zeros(3, 1, 4), pool=PAGES.keys, locations=torch.tensor(numbers))
@@ -182,28 +168,22 @@ def test_results_of_the_wrong_length_and_views_on_inputs_are_named() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("op", "given", "sentence"),
-    [
-        ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(6, 5), "shape": (6,)}, "weight is (6, 5), (6, 4)"),
-        ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(7, 4), "shape": (7,)}, "(3, 6) came back, (3, 7)"),
-        ("conv", {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 5), "parts": (PART,)}, "a window of read is (6, 3)"),
-        ("add", {"x": torch.zeros(3, 6), "y": torch.zeros(3, 5)}, "y is (3, 5), (3, 6) fits"),
-        ("norm", {"x": torch.zeros(3, 6), "weight": torch.zeros(5), "eps": 0.0}, "weight is (5,), (6,) fits"),
-    ],
-)
+@pytest.mark.parametrize(("op", "given", "sentence"), [
+    ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(6, 5), "shape": (6,)}, "weight is (6, 5), (6, 4)"),
+    ("linear", {"x": torch.zeros(3, 4), "weight": torch.zeros(7, 4), "shape": (7,)}, "(3, 6) came back, (3, 7)"),
+    ("conv", {"x": torch.zeros(3, 6), "weight": torch.zeros(6, 5), "parts": (PART,)}, "a window of read is (6, 3)"),
+    ("add", {"x": torch.zeros(3, 6), "y": torch.zeros(3, 5)}, "y is (3, 5), (3, 6) fits"),
+    ("norm", {"x": torch.zeros(3, 6), "weight": torch.zeros(5), "eps": 0.0}, "weight is (5,), (6,) fits"),
+])  # fmt: skip
 def test_shapes_that_do_not_fit_are_named(op: str, given: dict[str, Any], sentence: str) -> None:
     found = broken(op, to=HERE, **given)
     assert any(sentence in line and line.startswith(f"{op} (trunk layer 0 mixed)") for line in found), found
 
 
-@pytest.mark.parametrize(
-    ("before", "sentence"),
-    [
-        ([9, 4], "6 tokens are pending; with 5 rows a ring of 10 entries has room for 5"),
-        ([8, 3], "1 tokens more are in the state than the request has"),
-    ],
-)
+@pytest.mark.parametrize(("before", "sentence"), [
+    ([9, 4], "6 tokens are pending; with 5 rows a ring of 10 entries has room for 5"),
+    ([8, 3], "1 tokens more are in the state than the request has"),
+])  # fmt: skip
 def test_pending_tokens_that_a_ring_cannot_hold_are_named(before: list[int], sentence: str) -> None:
     def plan(before: list[int]) -> list[str]:
         found = broken(

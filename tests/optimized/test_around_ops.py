@@ -94,13 +94,10 @@ def test_sets_are_loaded_by_name_or_by_module_and_attribute() -> None:
     assert load("ledger").name == "ledger"
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("nothing", "'nothing'"), ("no.such:THING", "No module"), ("torch:nothing", "no attribute"),
-        ("torch:nan", "float"),
-    ],
-)
+@pytest.mark.parametrize(("name", "found"), [
+    ("nothing", "'nothing'"), ("no.such:THING", "No module"), ("torch:nothing", "no attribute"),
+    ("torch:nan", "float"),
+])  # fmt: skip
 def test_invalid_op_set_is_refused_with_the_valid_names(name: str, found: str) -> None:
     with pytest.raises(BadInput, match=found):
         load(name)

@@ -155,9 +155,7 @@ def test_requests_that_share_pages_beyond_the_room_are_not_read_silently() -> No
     ("requests", "mapped", "pooled", "sides"),
     [(1, 4160, 4224, 1), (2, 16448, 32960, 1), (4, 16448, 65856, 2), (8, 32768, 4224, 1), (128, 576, 73792, 2)],
 )
-def test_tiles_share_copies_when_not_all_run_at_a_time(
-    requests: int, mapped: int, pooled: int, sides: int
-) -> None:
+def test_tiles_share_copies_when_not_all_run_at_a_time(requests: int, mapped: int, pooled: int, sides: int) -> None:
     """Windows of 4 on 2 KV heads: a longer line of the table than the pool has pages for does not count."""
     assert attend_file.sides_of(requests, mapped, pooled, 4, 1024, 132) == sides
 

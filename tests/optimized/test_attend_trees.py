@@ -130,9 +130,7 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
 @few(2)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_in_rows_read_alone_is_detected(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fault_in_rows_read_alone_is_detected(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other: Any = planted_kernels("attention.tree_node_parts", (FAULTS[fault],), tmp_path, monkeypatch)
     assert not same_bits(*both(given(FP32), 0, other.read_alone, monkeypatch))
 
@@ -199,9 +197,7 @@ def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("waits", [True, False], ids=["as it is", "nobody waits"])
-def test_rows_read_alone_wait_for_the_rows_before(
-    waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_read_alone_wait_for_the_rows_before(waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a graph, where launches overlap: queries come from a norm, and attention goes into the next one."""
     query, pages = mixed()
     starts = [query, Draw(9, HERE).normal(*query.shape, dtype=BF16)]

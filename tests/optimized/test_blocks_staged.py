@@ -41,9 +41,7 @@ def unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", filled)
 
 
-def drawn(
-    group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS, values: int = V
-) -> GdnInputs:
+def drawn(group: int, dtype: torch.dtype, narrow: bool, counts: tuple[int, ...] = COUNTS, values: int = V) -> GdnInputs:
     """Rows without a request are NaN. narrow: q and k in bf16, v in 16 bits, as `dtype`;  values: columns of a head"""
     rows, draw = sum(counts) + BEHIND, Draw(group, "cuda")
     common = draw.normal(1, H, K) * 0.5  # keys alike: what is solved is far from the identity

@@ -116,9 +116,7 @@ def test_graphs_overlap_and_strategies_change_no_bit(checkpoint: Checkpoint) -> 
 
 
 @pytest.mark.parametrize(("topk", "nodes", "drafts"), [(1, 4, 3), (1, 8, 3), (2, 12, 10), (4, 5, 4), (3, 63, 21)])
-def test_windows_have_as_many_nodes_as_candidates(
-    checkpoint: Checkpoint, topk: int, nodes: int, drafts: int
-) -> None:
+def test_windows_have_as_many_nodes_as_candidates(checkpoint: Checkpoint, topk: int, nodes: int, drafts: int) -> None:
     """And with one child per node they are the head's own chains."""
     subject = engine(checkpoint, room=replace(ROOM, topk=topk, num_draft_tokens=nodes))
     begin(subject, (3, 4), root=5)
@@ -131,15 +129,12 @@ def test_windows_have_as_many_nodes_as_candidates(
     assert len(subject.forward((e.Row("a", "verify"),)).own["a"]) == drafts + 1
 
 
-@pytest.mark.parametrize(
-    ("room", "sentence"),
-    [
-        ({"num_draft_tokens": None}, "need num_draft_tokens and eagle drafting"),
-        ({"topk": 0}, "from 1 to 62"),
-        ({"topk": 63}, "from 1 to 62"),
-        ({"topk": 32}, "at most 62 rows of 2 steps"),
-    ],
-)
+@pytest.mark.parametrize(("room", "sentence"), [
+    ({"num_draft_tokens": None}, "need num_draft_tokens and eagle drafting"),
+    ({"topk": 0}, "from 1 to 62"),
+    ({"topk": 63}, "from 1 to 62"),
+    ({"topk": 32}, "at most 62 rows of 2 steps"),
+])  # fmt: skip
 def test_drafter_that_cannot_grow_trees_is_refused(checkpoint: Checkpoint, room: dict[str, Any], sentence: str) -> None:
     with pytest.raises((Unsupported, BadInput), match=sentence):
         engine(checkpoint, room=replace(ROOM, **room))

@@ -81,9 +81,7 @@ def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "guarded"), each_value(("VK", "KV"), (True, False)))
-def test_labels_do_not_depend_on_layout_guards_or_poison(
-    layout: StateLayout, guarded: bool, tmp_path: Path
-) -> None:
+def test_labels_do_not_depend_on_layout_guards_or_poison(layout: StateLayout, guarded: bool, tmp_path: Path) -> None:
     both = labels(tmp_path, "two layers", layout=layout, guarded=guarded, poison=7.5)
     assert both.serve(scenario(64, (*STEPS, 3), forced=True)).compared > 10_000
 

@@ -42,27 +42,24 @@ def as_they_were(subject: OptimizedEngine) -> Iterator[None]:
         assert copies.look(subject.copies()) == before
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"strategy": "replay"}, "commit strategy"),
-        ({"conv": "narrow"}, "form of conv window"),
-        ({"strategy": "lazy_rerun", "state": torch.bfloat16}, "depend on the schedule"),
-        ({"layout": "KKV"}, "VK or KV"),
-        ({"activation": torch.int32}, "activations are"),
-        ({"state": torch.int64}, "a state is stored in"),
-        ({"activation": torch.float64}, "narrower state"),
-        ({"drafter": "medusa"}, "drafter is not here"),
-        ({"graphs": True, "batches": ()}, r"batches of 1 request or more \(batches \(\)\)$"),
-        ({"graphs": True, "batches": (4, 0)}, "batches of 1 request or more"),
-        ({"graphs": True, "batches": (1,)}, r"graphs for batches of up to 1 requests: there are \d slots"),
-        ({"drafter": "vanilla"}, r"\(drafter vanilla, model type qwen3_5, 1 MTP layer, up to 3 drafts\)$"),
-        pytest.param(
-            {"device": "cuda"}, "no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    ({"strategy": "replay"}, "commit strategy"),
+    ({"conv": "narrow"}, "form of conv window"),
+    ({"strategy": "lazy_rerun", "state": torch.bfloat16}, "depend on the schedule"),
+    ({"layout": "KKV"}, "VK or KV"),
+    ({"activation": torch.int32}, "activations are"),
+    ({"state": torch.int64}, "a state is stored in"),
+    ({"activation": torch.float64}, "narrower state"),
+    ({"drafter": "medusa"}, "drafter is not here"),
+    ({"graphs": True, "batches": ()}, r"batches of 1 request or more \(batches \(\)\)$"),
+    ({"graphs": True, "batches": (4, 0)}, "batches of 1 request or more"),
+    ({"graphs": True, "batches": (1,)}, r"graphs for batches of up to 1 requests: there are \d slots"),
+    ({"drafter": "vanilla"}, r"\(drafter vanilla, model type qwen3_5, 1 MTP layer, up to 3 drafts\)$"),
+    pytest.param(
+        {"device": "cuda"}, "no CUDA device",
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here"),
+    ),
+])  # fmt: skip
 def test_unsupported_event_is_refused(checkpoint: Checkpoint, options: dict[str, Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why) as refused:
         engine(checkpoint, **options)
@@ -87,9 +84,7 @@ def test_window_wider_than_the_capacity_is_refused(checkpoint: Checkpoint) -> No
     [({"slots": ()}, "slots"), ({"slots": (0, 1)}, "slots"), ({"slots": (2, 2)}, "slots"), ({"pages": ()}, "pages"),
      ({"pages": (-1, 3)}, "pages"), ({"page_size": 0}, "page_size"), ({"max_tokens": 0}, "capacity")],
 )
-def test_capacity_too_small_for_any_window_is_refused(
-    checkpoint: Checkpoint, room: dict[str, Any], field: str
-) -> None:
+def test_capacity_too_small_for_any_window_is_refused(checkpoint: Checkpoint, room: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput, match=field):
         engine(checkpoint, replace(CAPACITY, **room))
 
@@ -112,15 +107,12 @@ def test_prompts_that_cannot_run_are_refused(checkpoint: Checkpoint) -> None:
     assert subject.slots() == {}
 
 
-@pytest.mark.parametrize(
-    ("event", "error"),
-    [
-        (e.Admit("e", (1,)), OutOfCapacity),
-        (e.Forward((e.Row("a", "prefill", 65),)), OutOfCapacity),
-        (e.Forward((e.Row("b", "prefill", 9), e.Row("a", "prefill", 20))), OutOfCapacity),
-        (e.Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
-    ],
-)
+@pytest.mark.parametrize(("event", "error"), [
+    (e.Admit("e", (1,)), OutOfCapacity),
+    (e.Forward((e.Row("a", "prefill", 65),)), OutOfCapacity),
+    (e.Forward((e.Row("b", "prefill", 9), e.Row("a", "prefill", 20))), OutOfCapacity),
+    (e.Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
+])  # fmt: skip
 def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: e.Event, error: type[InstepError]) -> None:
     subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3, 4)))
     e.Admit("d", (1, 2)).on(subject)

@@ -95,14 +95,10 @@ def rare() -> Iterator[e.Event]:
 
 @few(2)
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "rerun"}, {"strategy": "lazy_rerun", "conv": "widened"}, {"strategy": "columns"},
-        {"strategy": "snapshot", "overlap": True}, {"strategy": "rerun", "graphs": True, "overlap": True},
-    ],
-    ids=lambda options: ", ".join(map(str, options.values())),
-)
+@pytest.mark.parametrize("options", [
+    {"strategy": "rerun"}, {"strategy": "lazy_rerun", "conv": "widened"}, {"strategy": "columns"},
+    {"strategy": "snapshot", "overlap": True}, {"strategy": "rerun", "graphs": True, "overlap": True},
+], ids=lambda options: ", ".join(map(str, options.values())))  # fmt: skip
 def test_rare_orders_agree_with_the_reference(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
     wide = torch.float64
     subject = engine(checkpoint, ops="plain", activation=wide, state=wide, **options)

@@ -54,9 +54,7 @@ COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", T
 @pytest.mark.parametrize(("strategy", "graphs"), [
     pytest.param(*pair, marks=() if pair in FEW else WHOLE) for pair in COVERED
 ])  # fmt: skip
-def test_every_label_of_a_tree_matches_the_ledger(
-    checkpoint: Checkpoint, strategy: str, graphs: bool
-) -> None:
+def test_every_label_of_a_tree_matches_the_ledger(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
     truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
     both = TwoSides(engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs), truth)
     assert both.serve(Story(1)).compared > 10_000
@@ -130,9 +128,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
-def test_round_over_a_tree_equals_decoding_its_accepted_tokens(
-    checkpoint: Checkpoint, ops: str, strategy: str
-) -> None:
+def test_round_over_a_tree_equals_decoding_its_accepted_tokens(checkpoint: Checkpoint, ops: str, strategy: str) -> None:
     """Exact for labels. Numbers are summed in another order: a window has more rows than a step of decoding."""
     wide: dict[str, Any] = {} if ops == "ledger" else {"activation": FP64, "state": FP64}
     draw = Random(6)

@@ -53,20 +53,17 @@ def test_a_right_part_and_a_fold_to_scratch_break_no_clause() -> None:
     assert found(replace(fold, store=Address(made.scratch.view, unit))) == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"units": [9, 3, -1]}, "ring units run from -1 to 9, there are 6"),
-        ({"units": [3, 3, -1]}, "two requests would write the same place"),
-        ({"units": [0, 3, -1]}, "ring is unit 0, which is reserved"),
-        ({"begin": [4, 0, 0]}, "ring begin run from 4 to 4, there are 4"),
-        ({"pending": [5, 0, 0]}, "ring pending run from 5 to 5, there are 5"),
-        ({"pending": [-1, 0, 0]}, "ring pending run from -1"),
-        ({"keep": [4, 0, -1]}, "ring keep run from 0 to 4, there are 4"),
-        ({"keep": [0, 0, -1]}, "a row would be kept where a token waits to be run again"),
-        ({"pending": [3, 0, 0]}, "a row would be kept where a token waits to be run again"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "sentence"), [
+    ({"units": [9, 3, -1]}, "ring units run from -1 to 9, there are 6"),
+    ({"units": [3, 3, -1]}, "two requests would write the same place"),
+    ({"units": [0, 3, -1]}, "ring is unit 0, which is reserved"),
+    ({"begin": [4, 0, 0]}, "ring begin run from 4 to 4, there are 4"),
+    ({"pending": [5, 0, 0]}, "ring pending run from 5 to 5, there are 5"),
+    ({"pending": [-1, 0, 0]}, "ring pending run from -1"),
+    ({"keep": [4, 0, -1]}, "ring keep run from 0 to 4, there are 4"),
+    ({"keep": [0, 0, -1]}, "a row would be kept where a token waits to be run again"),
+    ({"pending": [3, 0, 0]}, "a row would be kept where a token waits to be run again"),
+])  # fmt: skip
 def test_a_ring_that_breaks_a_clause_is_named(fields: dict[str, list[int]], sentence: str) -> None:
     part = world().part(TURNS)
     assert part.ring is not None

@@ -197,9 +197,7 @@ GATES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_rows_joined_in_several_launches_are_gated_once(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_joined_in_several_launches_are_gated_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for one tile of rows, and a request has more."""
     reading = Reading(((2, 5, 1), (3, 4, -1)), before=(2, 3), count=(8, 5), heads=16, kv_heads=1)
     case, launched = gated_attend(Case("attend", "turns", attend_case(704, reading, BF16))), list[str]()
@@ -224,9 +222,7 @@ def test_gate_that_does_not_fit_is_named() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fault", GATES)
-def test_wrong_gate_is_detected(
-    fault: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_gate_is_detected(fault: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = replace(READINGS["verify"], heads=4, kv_heads=2)
     case = gated_attend(Case("attend", "verify", attend_case(703, reading, BF16)))
     parts = serve(composed(in_parts(TRITON), case.op), case, device)

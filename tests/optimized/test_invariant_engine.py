@@ -43,9 +43,7 @@ FP32, BF16 = torch.float32, torch.bfloat16
 class Told:
     """An engine and its results: per request the tokens, the state at every length, every position's hidden row."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, ops: Ops = INVARIANT, nodes: int | None = None, **options: Any
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, ops: Ops = INVARIANT, nodes: int | None = None, **options: Any) -> None:
         chosen, room = Options(device=HERE, **options), replace(CAPACITY, num_draft_tokens=nodes)
         steps, adaptive = (0, FILE) if nodes is None else (3, None)  # windows are trees: step counts stay
         self.engine = OptimizedEngine(checkpoint, ops, chosen, room, num_steps=steps, adaptive=adaptive)
@@ -194,9 +192,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
 
 @few(2)
 @pytest.mark.parametrize(("strategy", "form"), PAIRS)
-def test_speculation_is_plain_decoding_bit_for_bit_under_every_strategy(
-    strategy: str, form: str, given: Given
-) -> None:
+def test_speculation_is_plain_decoding_bit_for_bit_under_every_strategy(strategy: str, form: str, given: Given) -> None:
     checkpoint, plain = given("dense", FP32)
     told = Told(checkpoint, strategy=strategy, conv=form)
     begin(told, "x")

@@ -147,9 +147,7 @@ def test_many_tokens_match_the_recurrence(regime: str, form: str) -> None:
     truth_inputs = GdnInputs(*(x.double() for x in inputs))
     pool, plain, truth = states(14), states(14), states(14).double()
     core = run(inputs, part(form, [8, 2, 5], count, pool))
-    narrow = PLAIN.gdn(
-        inputs=inputs, parts=(part(form, [8, 2, 5], count, plain),), dtype=torch.float32, to=at("core")
-    )
+    narrow = PLAIN.gdn(inputs=inputs, parts=(part(form, [8, 2, 5], count, plain),), dtype=torch.float32, to=at("core"))
     wanted = PLAIN.gdn(
         inputs=truth_inputs, parts=(part(form, [8, 2, 5], count, truth),), dtype=torch.float64, to=at("core")
     )
@@ -180,9 +178,7 @@ def test_gates_keep_their_digits_with_long_memory() -> None:
     a = torch.linspace(-25, 25, 512, device=HERE).view(-1, 1)
     A_log, bias = torch.full((1,), -1.5, device=HERE), torch.full((1,), 0.25, device=HERE)
     mixed = torch.zeros(512, 48, device=HERE)
-    served = TRITON.gdn_inputs(
-        mixed=mixed, a=a, b=a, A_log=A_log, dt_bias=bias, key_heads=1, key_dim=16, to=(at("q"),)
-    )
+    served = TRITON.gdn_inputs(mixed=mixed, a=a, b=a, A_log=A_log, dt_bias=bias, key_heads=1, key_dim=16, to=(at("q"),))
     x = a.double() + 0.25
     wanted = -A_log.double().exp() * (x.clamp(min=0) + torch.log1p((-x.abs()).exp()))
     assert float(((served.log_decay - wanted) / wanted).abs().max()) <= 4 * ONCE

@@ -139,9 +139,7 @@ def test_labels_are_right_in_every_order_of_three_kinds(model: Model) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @FEW
 @given(order=ORDERS)
-def test_a_request_s_own_rows_do_not_depend_on_the_order(
-    model: Model, strategy: str, order: Sequence[int]
-) -> None:
+def test_a_request_s_own_rows_do_not_depend_on_the_order(model: Model, strategy: str, order: Sequence[int]) -> None:
     """Labels of every place, request by request, and the states afterwards, as bits."""
     assert own_rows(model, strategy, tuple(order)) == own_rows(model, strategy, tuple(range(len(CROWD))))
 
@@ -170,13 +168,10 @@ def own_rows(model: Model, strategy: str, order: tuple[int, ...]) -> dict[str, o
 
 
 @few(4)
-@pytest.mark.parametrize(
-    ("where", "ops", "activation"),
-    [
-        *(pytest.param(where, *QUICK[name], id=f"{where} {name}") for where in WHERE for name in QUICK),
-        pytest.param("tail", *TRITON["triton fp32"], id="tail triton fp32", marks=GPU),
-    ],
-)
+@pytest.mark.parametrize(("where", "ops", "activation"), [
+    *(pytest.param(where, *QUICK[name], id=f"{where} {name}") for where in WHERE for name in QUICK),
+    pytest.param("tail", *TRITON["triton fp32"], id="tail triton fp32", marks=GPU),
+])  # fmt: skip
 def test_a_chunk_as_wide_as_a_window_is_a_prefill_at_any_step_count(
     model: Model, where: str, ops: str, activation: torch.dtype
 ) -> None:

@@ -154,16 +154,13 @@ def test_a_commit_is_ops_and_views(strategy: str, conv: str) -> None:
     assert loose.served == 1 + (0 if strategy.endswith("rerun") else 1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        (lambda hidden: hidden + 0, "aten.add.Tensor"),
-        (lambda hidden: hidden.clone(), "aten.clone.default"),
-        (lambda hidden: (hidden,)[int(hidden[0, 0].item() * 0)], "aten._local_scalar_dense.default"),
-        (lambda hidden: hidden.mul_(1), "aten.mul_.Tensor"),
-        (lambda hidden: hidden.t().contiguous().t(), "aten.clone.default"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "named"), [
+    (lambda hidden: hidden + 0, "aten.add.Tensor"),
+    (lambda hidden: hidden.clone(), "aten.clone.default"),
+    (lambda hidden: (hidden,)[int(hidden[0, 0].item() * 0)], "aten._local_scalar_dense.default"),
+    (lambda hidden: hidden.mul_(1), "aten.mul_.Tensor"),
+    (lambda hidden: hidden.t().contiguous().t(), "aten.clone.default"),
+])  # fmt: skip
 def test_a_loose_call_is_caught_and_named(wrong: Callable[[torch.Tensor], torch.Tensor], named: str) -> None:
     subject, loose = launch("dense", load("plain")), Loose(load("plain"))
     first, *others = subject.trunk.layers

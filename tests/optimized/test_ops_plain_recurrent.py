@@ -174,9 +174,7 @@ def a_gdn_call(draw: Draw, heads: Heads, count: int) -> GdnInputs:
     return GdnInputs(q * K**-0.5, k, draw.normal(count, HV, V), *gates)
 
 
-def run_gdn(
-    inputs: GdnInputs, cuts: list[tuple[int, int]], form: Any, company: bool = False
-) -> tuple[Tensor, Tensor]:
+def run_gdn(inputs: GdnInputs, cuts: list[tuple[int, int]], form: Any, company: bool = False) -> tuple[Tensor, Tensor]:
     """Serve the cuts one call after the other on unit 2 of a pool; `company`: another request, shorter, in front."""
     HV, V, K = inputs.v.shape[1], inputs.v.shape[2], inputs.q.shape[2]
     pool = guarded((4,), (HV, K, V), FP32, swap=True)

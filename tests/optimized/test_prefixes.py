@@ -133,9 +133,7 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     (e.Evict("k"), "nothing of that name"),
     (e.Forward((e.Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
 ])  # fmt: skip
-def test_illegal_prefix_events_are_refused(
-    checkpoint: Checkpoint, event: e.Event, says: str
-) -> None:
+def test_illegal_prefix_events_are_refused(checkpoint: Checkpoint, event: e.Event, says: str) -> None:
     subject = engine(checkpoint, "ledger")
     others = e.Admit("c", (*PROMPT[:3], 1, 2)), e.Admit("d", PROMPT[:4])
     track = e.Forward((e.Row("a", "prefill", 4, track="four"),))

@@ -111,9 +111,7 @@ def stored(ops: Ops, form: str, dtype: torch.dtype, layout: str, activation: tor
     ("window", "VK", torch.float32), ("snapshots", "KV", torch.float32), ("tree", "VK", torch.float32),
     ("again", "KV", torch.float32), ("chunk", "VK", torch.float32), ("chunk", "KV", torch.bfloat16),
 ], ids=str)  # fmt: skip
-def test_kernels_store_the_bits_of_plain(
-    form: str, layout: str, activation: torch.dtype, dtype: torch.dtype
-) -> None:
+def test_kernels_store_the_bits_of_plain(form: str, layout: str, activation: torch.dtype, dtype: torch.dtype) -> None:
     right, found = (stored(ops, form, dtype, layout, activation) for ops in (PLAIN, TRITON))
     assert all(map(torch.equal, found, right))
 

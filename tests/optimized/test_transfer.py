@@ -251,9 +251,7 @@ def counted(checkpoint: Checkpoint, *, graphs: bool) -> int:
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_caller_may_change_its_answer_before_a_late_copy(
-    checkpoint: Checkpoint, late: Streams, graphs: bool
-) -> None:
+def test_caller_may_change_its_answer_before_a_late_copy(checkpoint: Checkpoint, late: Streams, graphs: bool) -> None:
     assert counted(checkpoint, graphs=graphs) == 5
     # The root of the prefill; without graphs the copy of the counts is among the launches.
     assert len(late.copies) == 1 + graphs

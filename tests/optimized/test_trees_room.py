@@ -56,8 +56,7 @@ def test_chains_cost_the_same_when_trees_are_possible(checkpoint: Checkpoint) ->
 
             return call
 
-        subject = OptimizedEngine(
-            checkpoint, around(load("plain"), unseen, counting), Options(), room, num_steps=STEPS)
+        subject = OptimizedEngine(checkpoint, around(load("plain"), unseen, counting), Options(), room, num_steps=STEPS)
         begin(subject, (3,), root=4)
         calls.clear()
         subject.draft(("a",))
@@ -89,20 +88,17 @@ def test_pages_and_tokens_count_nodes(checkpoint: Checkpoint) -> None:
         subject.draft(("b",), ((1, 2, 3),), ((0, 0, 0),))
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({"conv": "widened"}, "in a widened line of inputs the conv windows of siblings would overlap"),
-        ({"drafter": "vanilla"}, "vanilla drafting has no separate layer per branch"),
-        ({"ops": replace(load("plain"), trees=False)}, "serves chains alone, or does not say that it serves trees"),
-        ({"ops": replace(load("plain"), keepers={"mine": SNAPSHOT}), "strategy": "mine"},
-         "a strategy from an op set supports only chains"),
-        ({"room": replace(CAPACITY, num_draft_tokens=64)}, "from 2, the root and 1 drafts, to 63"),
-        ({"room": replace(CAPACITY, num_draft_tokens=1)}, "from 2, the root and 1 drafts, to 63"),
-        ({"room": replace(ROOM, max_tokens=5)}, "room for a window of 6 tokens"),
-        ({"adaptive": AdaptiveFile(flat=Bracket(candidate_steps=(1, 3)))}, "trees with adaptive step counts"),
-    ],
-)
+@pytest.mark.parametrize(("given", "sentence"), [
+    ({"conv": "widened"}, "in a widened line of inputs the conv windows of siblings would overlap"),
+    ({"drafter": "vanilla"}, "vanilla drafting has no separate layer per branch"),
+    ({"ops": replace(load("plain"), trees=False)}, "serves chains alone, or does not say that it serves trees"),
+    ({"ops": replace(load("plain"), keepers={"mine": SNAPSHOT}), "strategy": "mine"},
+     "a strategy from an op set supports only chains"),
+    ({"room": replace(CAPACITY, num_draft_tokens=64)}, "from 2, the root and 1 drafts, to 63"),
+    ({"room": replace(CAPACITY, num_draft_tokens=1)}, "from 2, the root and 1 drafts, to 63"),
+    ({"room": replace(ROOM, max_tokens=5)}, "room for a window of 6 tokens"),
+    ({"adaptive": AdaptiveFile(flat=Bracket(candidate_steps=(1, 3)))}, "trees with adaptive step counts"),
+])  # fmt: skip
 def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
     checkpoint: Checkpoint, given: dict[str, Any], sentence: str
 ) -> None:
@@ -114,18 +110,13 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
         OptimizedEngine(checkpoint, ops, Options(**options), CAPACITY, num_steps=1, adaptive=adaptive)
 
 
-@pytest.mark.parametrize(
-    ("room", "draft", "sentence"),
-    [
-        (CAPACITY, Draft(("a",), ((1, 2, 3),), ((0, 0, 1),)), "drafts that form a tree"),
-        (CAPACITY, Draft(("a",), ((1, 2),), ((0, 1),)), "drafts that form a tree"),
-        (ROOM, Draft(("a",), None, ((0, 0, 1),)), "a tree without its drafts"),
-        (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
-    ],
-)
-def test_unsupported_draft_changes_nothing(
-    checkpoint: Checkpoint, room: Capacity, draft: Draft, sentence: str
-) -> None:
+@pytest.mark.parametrize(("room", "draft", "sentence"), [
+    (CAPACITY, Draft(("a",), ((1, 2, 3),), ((0, 0, 1),)), "drafts that form a tree"),
+    (CAPACITY, Draft(("a",), ((1, 2),), ((0, 1),)), "drafts that form a tree"),
+    (ROOM, Draft(("a",), None, ((0, 0, 1),)), "a tree without its drafts"),
+    (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
+])  # fmt: skip
+def test_unsupported_draft_changes_nothing(checkpoint: Checkpoint, room: Capacity, draft: Draft, sentence: str) -> None:
     subject = engine(checkpoint, room)
     begin(subject, (3, 4), root=5)
     before, pages = snapshot(subject), subject.pages()

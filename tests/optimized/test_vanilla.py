@@ -64,9 +64,7 @@ def engine(checkpoint: Checkpoint, ops: str, recorder: Recorder | None = None, *
     """In fp64 by default; with a recorder, in graphs."""
     layers = checkpoint.config.mtp_layers
     chosen = Options(**{"activation": WIDTH, "state": WIDTH, **options}, drafter="vanilla")
-    subject = OptimizedEngine(
-        checkpoint, load(ops), chosen, CAPACITY, num_steps=layers, adaptive=adaptive(layers)
-    )
+    subject = OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=layers, adaptive=adaptive(layers))
     held(subject, recorder)
     return subject
 
@@ -255,14 +253,11 @@ def planted(checkpoint: Checkpoint, fault: type[Vanilla], in_graphs: bool) -> Tw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "in_graphs", "found"),
-    [
-        (AlwaysChained, False, r"^extend\.1 post_normed"), (AlwaysChained, True, "^a draft_keys of layer 1"),
-        (NeverChained, False, r"^extend\.1 post_normed"), (NeverChained, True, "^a draft_keys of layer 1"),
-        (Stale, True, "^a draft_keys of layer 1"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "in_graphs", "found"), [
+    (AlwaysChained, False, r"^extend\.1 post_normed"), (AlwaysChained, True, "^a draft_keys of layer 1"),
+    (NeverChained, False, r"^extend\.1 post_normed"), (NeverChained, True, "^a draft_keys of layer 1"),
+    (Stale, True, "^a draft_keys of layer 1"),
+])  # fmt: skip
 def test_a_fault_of_the_chained_rows_is_found(
     checkpoints: Checkpoints, fault: type[Vanilla], in_graphs: bool, found: str
 ) -> None:
@@ -273,9 +268,7 @@ def test_a_fault_of_the_chained_rows_is_found(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sound", "in_graphs"), [(Vanilla, False), (Vanilla, True), (Stale, False)])
-def test_course_without_the_fault_agrees(
-    checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool
-) -> None:
+def test_course_without_the_fault_agrees(checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool) -> None:
     """A buffer that goes stale in graphs is no fault outside of them: eager runs alone would not find it."""
     both = planted(checkpoints[2], sound, in_graphs)
     both.serve(course())

@@ -176,9 +176,7 @@ def test_inputs_of_the_rule_have_the_bits_of_conv(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
-def test_number_of_columns_decides_the_walk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_number_of_columns_decides_the_walk(monkeypatch: pytest.MonkeyPatch,) -> None:
     monkeypatch.setattr(prompt_file, "NARROW", 1)
     part, wide = Batch(ONE).part(Batch(ONE).memory), Shape(4).channels
     for rule, known in prompt_file.SHAPES.items():

@@ -32,32 +32,29 @@ def test_a_file_is_kept_as_written(tmp_path: Path) -> None:
     assert AdaptiveFile.read("{}").flat == Bracket()
 
 
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ('{"candidate_steps": [1, "x"]}', "adaptive.candidate_steps[1]"),
-        ('{"candidate_steps": []}', "adaptive.candidate_steps"),
-        ('{"candidate_steps": [-1]}', "adaptive.candidate_steps"),
-        ('{"candidate_steps": [true]}', "adaptive.candidate_steps[0]"),
-        ('{"ema_alpha": 0}', "adaptive.ema_alpha"),
-        ('{"ema_alpha": NaN}', "adaptive.ema_alpha"),
-        ('{"warmup_batches": -1}', "adaptive.warmup_batches"),
-        ('{"update_interval": 0}', "adaptive.update_interval"),
-        ('{"up_hysteresis": 1e999}', "adaptive.up_hysteresis"),
-        ('{"steps": [1]}', "adaptive"),
-        ('{"8": {"update_interval": 0}}', "adaptive.8.update_interval"),
-        ('{"0": {}}', "adaptive.0"),
-        ('{"08": {}}', "adaptive.08"),
-        ('{"one": {}}', "adaptive.one"),
-        ('{"1": {}, "1": {}}', "adaptive.1"),
-        ('{"1": {}, "ema_alpha": 1}', "adaptive"),
-        ("[1, 3]", "adaptive"),
-        ('{"candidate_steps": [1', "adaptive"),
-        ('{"candidate_steps": [1.0]}', "adaptive.candidate_steps[0]"),
-        pytest.param('{"a":' * 100_000, "adaptive", id="too deep"),
-        pytest.param(f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}", id="too long a key"),
-    ],
-)
+@pytest.mark.parametrize(("text", "field"), [
+    ('{"candidate_steps": [1, "x"]}', "adaptive.candidate_steps[1]"),
+    ('{"candidate_steps": []}', "adaptive.candidate_steps"),
+    ('{"candidate_steps": [-1]}', "adaptive.candidate_steps"),
+    ('{"candidate_steps": [true]}', "adaptive.candidate_steps[0]"),
+    ('{"ema_alpha": 0}', "adaptive.ema_alpha"),
+    ('{"ema_alpha": NaN}', "adaptive.ema_alpha"),
+    ('{"warmup_batches": -1}', "adaptive.warmup_batches"),
+    ('{"update_interval": 0}', "adaptive.update_interval"),
+    ('{"up_hysteresis": 1e999}', "adaptive.up_hysteresis"),
+    ('{"steps": [1]}', "adaptive"),
+    ('{"8": {"update_interval": 0}}', "adaptive.8.update_interval"),
+    ('{"0": {}}', "adaptive.0"),
+    ('{"08": {}}', "adaptive.08"),
+    ('{"one": {}}', "adaptive.one"),
+    ('{"1": {}, "1": {}}', "adaptive.1"),
+    ('{"1": {}, "ema_alpha": 1}', "adaptive"),
+    ("[1, 3]", "adaptive"),
+    ('{"candidate_steps": [1', "adaptive"),
+    ('{"candidate_steps": [1.0]}', "adaptive.candidate_steps[0]"),
+    pytest.param('{"a":' * 100_000, "adaptive", id="too deep"),
+    pytest.param(f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}", id="too long a key"),
+])  # fmt: skip
 def test_a_bad_file_is_refused_by_the_name_of_its_field(text: str, field: str) -> None:
     with pytest.raises(BadInput) as refused:
         AdaptiveFile.read(text)
@@ -105,23 +102,20 @@ def test_bracket_of_a_batch_has_the_largest_key_not_above_it(batch: int, key: in
 STEPS = (0, 1, 3, 7)
 
 
-@pytest.mark.parametrize(
-    ("steps", "ema", "wish"),
-    [
-        (3, 0.26, 3),  # above 1 - 0.5 - 0.25
-        (3, 0.25, 0),  # a tie goes down, and through 1, whose own threshold is 0.5 - 0.25 too
-        (7, 2.25, 3),  # a tie with 3 - 0.5 - 0.25
-        (7, 2.26, 7),
-        (3, 2.5, 3),  # a tie does not go up
-        (3, 2.51, 7),
-        (1, 0.5, 1),
-        (1, 0.51, 3),
-        (1, 2.6, 7),  # stepping up repeats while it may
-        (7, 9.0, 7),
-        (2, 0.3, 2),  # a count from elsewhere is judged by its neighbours
-        (2, 1.6, 3),
-    ],
-)
+@pytest.mark.parametrize(("steps", "ema", "wish"), [
+    (3, 0.26, 3),  # above 1 - 0.5 - 0.25
+    (3, 0.25, 0),  # a tie goes down, and through 1, whose own threshold is 0.5 - 0.25 too
+    (7, 2.25, 3),  # a tie with 3 - 0.5 - 0.25
+    (7, 2.26, 7),
+    (3, 2.5, 3),  # a tie does not go up
+    (3, 2.51, 7),
+    (1, 0.5, 1),
+    (1, 0.51, 3),
+    (1, 2.6, 7),  # stepping up repeats while it may
+    (7, 9.0, 7),
+    (2, 0.3, 2),  # a count from elsewhere is judged by its neighbours
+    (2, 1.6, 3),
+])  # fmt: skip
 def test_decision_follows_the_thresholds(steps: int, ema: float, wish: int) -> None:
     assert decide(steps, ema, STEPS, Bracket()) == wish
 

@@ -106,42 +106,39 @@ def test_drafter_configuration_is_a_separate_object() -> None:
         config.layer_kinds = ()  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("model_type", "llama"),
-        ("model_type", None),
-        ("hidden_size", None),
-        ("hidden_size", 0),
-        ("vocab_size", "many"),
-        ("vocab_size", True),
-        ("num_hidden_layers", 0),
-        ("rms_norm_eps", -1e-6),
-        ("linear_key_head_dim", 0),
-        ("linear_value_head_dim", 0),
-        ("linear_conv_kernel_dim", 0),
-        ("linear_num_value_heads", 3),
-        ("num_attention_heads", 3),
-        ("layer_types", ["linear_attention"]),
-        ("layer_types", ["linear_attention"] * 3 + ["sliding_attention"]),
-        ("layer_types", "full_attention"),
-        ("head_dim", 2),
-        ("hidden_act", "gelu"),
-        ("attention_bias", True),
-        ("attn_output_gate", False),
-        ("output_gate_type", "tanh"),
-        ("output_gate_type", ["silu"]),
-        ("num_hidden_layers", 1 << 16),
-        ("num_hidden_layers", 10**12),
-        ("mtp_num_hidden_layers", 10**12),
-        ("rope_parameters", 7),
-        ("rope_scaling", {"type": "yarn", "factor": 4.0}),
-        ("tie_word_embeddings", 1),
-        ("mtp_num_hidden_layers", -1),
-        ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e7}),
-        ("text_config", 7),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("model_type", "llama"),
+    ("model_type", None),
+    ("hidden_size", None),
+    ("hidden_size", 0),
+    ("vocab_size", "many"),
+    ("vocab_size", True),
+    ("num_hidden_layers", 0),
+    ("rms_norm_eps", -1e-6),
+    ("linear_key_head_dim", 0),
+    ("linear_value_head_dim", 0),
+    ("linear_conv_kernel_dim", 0),
+    ("linear_num_value_heads", 3),
+    ("num_attention_heads", 3),
+    ("layer_types", ["linear_attention"]),
+    ("layer_types", ["linear_attention"] * 3 + ["sliding_attention"]),
+    ("layer_types", "full_attention"),
+    ("head_dim", 2),
+    ("hidden_act", "gelu"),
+    ("attention_bias", True),
+    ("attn_output_gate", False),
+    ("output_gate_type", "tanh"),
+    ("output_gate_type", ["silu"]),
+    ("num_hidden_layers", 1 << 16),
+    ("num_hidden_layers", 10**12),
+    ("mtp_num_hidden_layers", 10**12),
+    ("rope_parameters", 7),
+    ("rope_scaling", {"type": "yarn", "factor": 4.0}),
+    ("tie_word_embeddings", 1),
+    ("mtp_num_hidden_layers", -1),
+    ("rope_parameters", {"rope_type": "yarn", "rope_theta": 1e7}),
+    ("text_config", 7),
+])  # fmt: skip
 def test_an_impossible_value_is_refused_by_name(field: str, value: Any) -> None:
     named = {"head_dim": "partial_rotary_factor", "rope_scaling": "type"}.get(field, field)
     if field == "rope_parameters" and isinstance(value, dict):
@@ -150,13 +147,10 @@ def test_an_impossible_value_is_refused_by_name(field: str, value: Any) -> None:
         ModelConfig.from_dict(config_of("dense", **{field: value}))
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("num_experts", None), ("num_experts_per_tok", 5), ("num_experts_per_tok", 0), ("moe_intermediate_size", None),
-        ("mlp_only_layers", [9]), ("mlp_only_layers", [True]), ("decoder_sparse_step", 0),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    ("num_experts", None), ("num_experts_per_tok", 5), ("num_experts_per_tok", 0), ("moe_intermediate_size", None),
+    ("mlp_only_layers", [9]), ("mlp_only_layers", [True]), ("decoder_sparse_step", 0),
+])  # fmt: skip
 def test_an_impossible_mixture_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(BadInput, match=field):
         ModelConfig.from_dict(config_of("next", **{field: value}))

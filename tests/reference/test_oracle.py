@@ -56,9 +56,7 @@ def test_conv_of_width_1_agrees_with_transformers(width: str) -> None:
     assert row.compared > 0 and row.worst <= row.allowed
 
 
-def test_committed_table_covers_these_configurations(
-    stored: dict[tuple[str, str], parity_table.Parity]
-) -> None:
+def test_committed_table_covers_these_configurations(stored: dict[tuple[str, str], parity_table.Parity]) -> None:
     assert [*stored] == [(name, width) for name in NAMES for width in DTYPES]
     assert all(row.worst <= row.allowed for row in stored.values())
 

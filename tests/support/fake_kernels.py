@@ -145,9 +145,7 @@ def gated_columns(
     return columns(q=normed(q), k=normed(k), v=v, g=g[None], beta=beta[None], scale=k.shape[-1] ** -0.5, **given)
 
 
-VLLM = SimpleNamespace(
-    fused_recurrent_gated_delta_rule=columns, fused_sigmoid_gating_delta_rule_update=gated_columns
-)
+VLLM = SimpleNamespace(fused_recurrent_gated_delta_rule=columns, fused_sigmoid_gating_delta_rule_update=gated_columns)
 
 
 class FlashInfer:

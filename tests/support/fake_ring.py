@@ -66,9 +66,7 @@ def verify(by_request: bool, **given: Any) -> torch.Tensor:
     return given["out"]  # type: ignore[no-any-return]
 
 
-def _kept(
-    given: Any, row: int, head: int, key_head: int, entry: int, S: torch.Tensor, *, raw: bool
-) -> torch.Tensor:
+def _kept(given: Any, row: int, head: int, key_head: int, entry: int, S: torch.Tensor, *, raw: bool) -> torch.Tensor:
     """Run one kept token again: from its raw inputs, or from its update."""
     g = given["g_cache"][row, head, entry]
     if not raw:

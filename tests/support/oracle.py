@@ -76,9 +76,7 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
 
 
 @torch.no_grad()
-def run_head(
-    model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The draft head on rows (final p, token p + 1), then `chain` times more on its own y and the greedy draft.
 
     -> y and logits, one row per row run. HF rotates row p at position p + 1.

@@ -65,9 +65,7 @@ def _own_stride(**given: Any) -> torch.Tensor:
 
 def _few_slots(**given: Any) -> torch.Tensor:
     """Slots above 3 are served by slot 3."""
-    parts = tuple(
-        _with(part, read=replace(part.read, units=part.read.units.clamp_max(3))) for part in given["parts"]
-    )
+    parts = tuple(_with(part, read=replace(part.read, units=part.read.units.clamp_max(3))) for part in given["parts"])
     return PLAIN.conv(**{**given, "parts": parts})
 
 

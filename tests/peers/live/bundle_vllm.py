@@ -72,8 +72,7 @@ QUIET = {
 
 def of_vllm(name: str) -> bool:
     """The Python of vLLM and one extension, without what a small hybrid model never calls."""
-    return name == STABLE or (
-        name.endswith((".py", "METADATA", "entry_points.txt")) and not name.startswith(UNUSED))
+    return name == STABLE or (name.endswith((".py", "METADATA", "entry_points.txt")) and not name.startswith(UNUSED))
 
 
 def pack(release: str, out: Path, wheels: Path) -> Path:
