@@ -22,7 +22,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
-from support import fallen, subjects
+from support import raising_engines, subjects
 from support.command import Runner
 from support.traces import recorded
 
@@ -32,11 +32,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("asked"))
 
 
-def replayed(trace: Trace, name: str, module: str = "fallen") -> Outcome:
+def replayed(trace: Trace, name: str, module: str = "raising_engines") -> Outcome:
     return Replay(trace, Setting(f"support.{module}:{name}")).run()
 
 
-@pytest.mark.parametrize("method", fallen.METHODS)
+@pytest.mark.parametrize("method", raising_engines.METHODS)
 def test_exception_of_the_engine_is_its_finding_in_every_call(trace: Trace, method: str) -> None:
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
@@ -45,7 +45,7 @@ def test_exception_of_the_engine_is_its_finding_in_every_call(trace: Trace, meth
         first.diagnosis
     )
     assert first.raised is not None and first.raised.function == "_raises"
-    assert first.raised.file.endswith("support/fallen.py")
+    assert first.raised.file.endswith("support/raising_engines.py")
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_answer_of_a_wrong_type_is_a_finding(trace: Trace, method: str, says: st
     ("SCRATCH_BEYOND", "regions: 'state': scratch returned a frozenset (frozenset({1000000})); the contract expects"),
 ])  # fmt: skip
 def test_invalid_region_is_a_finding(trace: Trace, name: str, says: str) -> None:
-    first = Replay(trace, Setting(f"support.wide:{name}")).run().verdict.findings[0]
+    first = Replay(trace, Setting(f"support.wrong_regions:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
@@ -144,7 +144,7 @@ def test_undeclared_narrow_place_is_granted_no_rounding(trace: Trace) -> None:
 
 def test_region_that_disappears_is_a_finding(trace: Trace) -> None:
     """An engine that hides a pool for one event could write into it unseen."""
-    found = replayed(trace, "HIDING", "wide").verdict
+    found = replayed(trace, "HIDING", "wrong_regions").verdict
     first = found.findings[0]
     assert found.exit is Exit.DIVERGED and (first.check, first.kind) == ("interface", "commit")
     assert first.diagnosis == "`regions` omits regions that it showed before: state (layer 0)"
@@ -178,7 +178,7 @@ def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace: Trace
 
 def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace: Trace, tmp_path: Path) -> None:
     directory = trace.path.parent / trace.header.checkpoint.near
-    told = Settings(Setting("support.fallen:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
+    told = Settings(Setting("support.raising_engines:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
     found = campaign(told)
     assert found.exit is Exit.DIVERGED and found.found is not None
     assert "no such card" in found.found.verdict.findings[0].diagnosis
@@ -195,7 +195,7 @@ def test_traceback_is_in_every_output(trace: Trace, tmp_path: Path, monkeypatch:
     outcome = replayed(trace, "IN_AN_OP")
     told = divergence(outcome)
     line = 'given["query"][:, 99]'
-    assert "support/fallen.py line" in told and "in _in_the_target" in told and line in told
+    assert "support/raising_engines.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     assert "run/build_compared_engines.py" in divergence(outcome) and line in divergence(outcome)
@@ -227,10 +227,11 @@ def test_lone_surrogate_in_an_exception_is_written_to_every_file(
 def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["instep", "relations", str(trace.path), "--ops", "support.fallen:MAKER_raises"])
+    words = ["instep", "relations", str(trace.path), "--ops", "support.raising_engines:MAKER_raises"]
+    monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 1
     told = capsys.readouterr().out
     assert "DIVERGED  the engine, while it was built, raised AssertionError (no such card)" in told
-    assert "support/fallen.py line" in told
+    assert "support/raising_engines.py line" in told

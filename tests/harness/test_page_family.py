@@ -50,8 +50,7 @@ from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.browser import Browser
 from support.command import Runner, complaint
 from support.covering import WHOLE
-from support.made_up import held, judged
-from support.outcomes import comparison, outcome
+from support.outcomes import comparison, held, judged, outcome
 from support.pages import HOSTILE, PLAN, Read, round_of, trace_of
 from support.recorded import TINY, edited, lines, recorded
 

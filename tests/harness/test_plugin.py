@@ -127,10 +127,10 @@ def test_summary_names_the_compared_tiers(home: Path) -> None:
 
 @pytest.mark.slow
 def test_error_of_the_subject_is_printed_with_line_and_traceback(home: Path) -> None:
-    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.fallen:IN_AN_OP")
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.raising_engines:IN_AN_OP")
     assert done.code == 1, done.out + done.err
     assert "op attend (trunk." in done.out and "raised IndexError" in done.out
-    assert "support/fallen.py" in done.out and 'given["query"][:, 99]' in done.out
+    assert "support/raising_engines.py" in done.out and 'given["query"][:, 99]' in done.out
     assert "guarded_calls.py" not in done.out
 
 

@@ -29,8 +29,7 @@ from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread
 from support.command import Runner
 from support.golden import Golden, sections
-from support.made_up import CONTROL, PLANTED, held, judged
-from support.outcomes import comparison, outcome, shown
+from support.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
 from support.pages import PLAN
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")

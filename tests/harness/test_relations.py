@@ -161,7 +161,7 @@ def test_relation_detects_its_planted_fault(
     trace = request.getfixturevalue("trace" if few_rounds else "whole")
     until = 10 if fault == "FORGETFUL" else FIRST_COMMIT  # from 10 on the ring holds more than is rerun
     given = GIVEN if name not in ("draft_layout", "speculation_off") else {}
-    found = hold(name, trace, f"support.parting:{fault}", until=until, **given, **plan)
+    found = hold(name, trace, f"support.differing_runs:{fault}", until=until, **given, **plan)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == component, first
@@ -183,14 +183,15 @@ def test_bits_reveal_a_fault_below_every_tolerance(
     request: pytest.FixtureRequest, name: str, fault: str, strategy: str, dtype: str, until: int
 ) -> None:
     trace = request.getfixturevalue("trace" if dtype == "float32" else "narrow")
-    found = hold(name, trace, f"support.parting:{fault}", until=until, strategy=strategy, dtype=dtype, **GIVEN).verdict
+    ops = f"support.differing_runs:{fault}"
+    found = hold(name, trace, ops, until=until, strategy=strategy, dtype=dtype, **GIVEN).verdict
     by_bits = [each for each in found.findings if each.tier is Tier.BITWISE]
     assert by_bits and by_bits[0].place.component in ("core", "update", "state"), found.findings[:1]
     assert len(by_bits) == len(found.findings) or (fault, dtype) == ("NARROW_MOVE", "float32")
 
 
 def test_maker_may_declare_invariant_rows(trace: Trace) -> None:
-    told = case(trace, "support.parting:shy")
+    told = case(trace, "support.differing_runs:shy")
     assert not told.rows_are_invariant and told.row_by_row is None
     maker = partial(told.found)
     maker.row_invariant = True  # type: ignore[attr-defined]
@@ -283,7 +284,7 @@ def test_overlapped_detects_pages_for_a_stale_length(tmp_path: Path, monkeypatch
 
 
 def test_drift_detects_decays_from_sums_since_the_start(trace: Trace) -> None:
-    found = hold("drift", trace, "support.parting:SINCE_THE_BEGINNING", tokens=256)
+    found = hold("drift", trace, "support.differing_runs:SINCE_THE_BEGINNING", tokens=256)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == "state" and first.head is not None
@@ -304,7 +305,7 @@ def test_drift_allows_the_growth_of_the_rounded_reference(reference: float, grow
 
 
 def test_drift_reports_a_run_that_stops_early(trace: Trace) -> None:
-    found = hold("drift", trace, "support.parting:STUCK", tokens=128)
+    found = hold("drift", trace, "support.differing_runs:STUCK", tokens=128)
     said = [each.diagnosis for each in found.verdict.findings]
     assert "windows of the op: raised RuntimeError (too far) after 0 tokens" in said
     assert any(each.startswith("a long request: raised RuntimeError (too far)") for each in said) and len(said) == 3

@@ -50,7 +50,7 @@ def test_table_shows_verdicts_and_relations_that_do_not_apply(
 
 def test_divergence_prints_the_command_that_reproduces_it(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     ran = instep(
-        "relations", trace.path, "poison", "--ops", "support.parting:NEVER_FRESH", "--json", tmp_path / "r.json",
+        "relations", trace.path, "poison", "--ops", "support.differing_runs:NEVER_FRESH", "--json", tmp_path / "r.json",
         "--html", tmp_path / "page.html",
     )  # fmt: skip
     assert ran.code == 1

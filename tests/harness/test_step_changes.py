@@ -148,5 +148,5 @@ def test_mark_that_a_change_replaces_is_found(
 
 
 def test_engine_without_a_strategy_is_left_out(trace: Trace) -> None:
-    found = held(Case.of(trace, Replay(trace, Setting("support.parting:shy")).plan), relations(["step-changes"]))
+    found = held(Case.of(trace, Replay(trace, Setting("support.differing_runs:shy")).plan), relations(["step-changes"]))
     assert found[0].lacks == "an external engine has only its own commit strategy"

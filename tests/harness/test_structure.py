@@ -104,7 +104,8 @@ def test_external_engine_skips_are_reported(whole: Callable[..., Any]) -> None:
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", [
-    "support.subjects:right", "support.wide:EMPTY", "support.wide:NO_UNITS", "support.wide:UNDECLARED",
+    "support.subjects:right", "support.wrong_regions:EMPTY", "support.wrong_regions:NO_UNITS",
+    "support.wrong_regions:UNDECLARED",
 ])  # fmt: skip
 def test_checks_of_an_engine_without_ops_compare_or_skip(whole: Callable[..., Any], ops: str) -> None:
     verdict = whole(ops)
@@ -119,7 +120,7 @@ def test_checks_of_an_engine_without_ops_compare_or_skip(whole: Callable[..., An
 
 
 def test_units_of_a_region_that_is_not_shown_are_named(trace: Trace) -> None:
-    verdict = replayed(trace, "support.wide:UNKNOWN")
+    verdict = replayed(trace, "support.wrong_regions:UNKNOWN")
     (said,) = [finding.diagnosis for finding in verdict.findings if finding.check == "interface"]
     assert said.startswith("may_change names units of states; `regions` shows no such region, only conv, ")
 

@@ -1,4 +1,4 @@
-"""Comparisons and outcomes without a run, for tests of their output.
+"""Comparisons, outcomes, judged faults and relations without a run, for tests of their output.
 
 Leaves out: verdicts of real runs.
 """
@@ -6,6 +6,7 @@ Leaves out: verdicts of real runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
+import instep.campaign.relations as table
+from instep.campaign.relations import Held
 from instep.finding_problem import Problem
 from instep.report.document_choice import document_of
 from instep.report.result import Result
@@ -21,10 +24,20 @@ from instep.run.replay import Outcome
 from instep.run.trace_history import History, Text
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
-from instep.verdict import Comparison, Tier, Verdict
+from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict
+from instep_proof.faults.catalogue.fault import Expected, Fault
+from instep_proof.faults.compare_with_control import Judged, Session
+from instep_proof.faults.fault_runs import Arm
 from instep_reference.contract.place_names import Place
 
 STATE = Place("trunk", 3, "state")
+RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
+CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)
+FAULT = Fault(
+    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), ("bytes",), ("tokens",),
+    other=Expected(1, "trunk", 0, "conv", "holds the state after 2"),
+)
+PLANTING = Session("", None, {}, seconds=12.0, jobs=2, processor_seconds=20.0)
 
 
 def comparison(diagnosis: str = "", **changes: Any) -> Comparison:
@@ -59,3 +72,16 @@ def printed(show: Callable[..., None], *shown: Any, width: int = 100) -> str:
 def shown(result: Result, width: int = 100) -> str:
     """The document of a result on the terminal."""
     return printed(write, document_of(result.data()), width=width)
+
+
+def judged(name: str, diagnosis: str = "holds the state after 2 tokens", void: str = "", **finding: Any) -> Judged:
+    said = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
+            "where": "event 1 commit, conv window", "diagnosis": diagnosis, "explained": None, **finding}  # fmt: skip
+    arm = Arm(Exit.DIVERGED, 1.0, (said,), {"bytes": "T1"}, PLANTED, events=2, of=2)
+    return Judged(replace(FAULT, id=name), CONTROL, arm, void, session=PLANTING)
+
+
+def held(name: str, *compared: Any, lacks: str | None = None) -> Held:
+    [relation], verdict = table.relations([name]), Verdict()
+    verdict.add(compared if lacks is None else [Skipped(name, 0, lacks)])
+    return Held(relation, verdict, 0.25, lacks)

@@ -1,6 +1,6 @@
 """Right engines that declare too much of their memory as theirs, or too little, and write there.
 
-Leaves out: the computation, which is right. Found by the harness as `support.wide:NAME`.
+Leaves out: the computation, which is right. Found by the harness as `support.wrong_regions:NAME`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Engines and op sets that raise, or give a wrong answer, in one method each.
 
-Leaves out: what is wrong with numbers (`injected_errors.py`). Found by the harness as `support.fallen:NAME`.
+Leaves out: what is wrong with numbers (`injected_errors.py`). Found by the harness as `support.raising_engines:NAME`.
 """
 
 from __future__ import annotations

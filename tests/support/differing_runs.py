@@ -1,4 +1,4 @@
-"""Op sets and engines whose two runs differ where they must not, found by the harness as `support.parting:NAME`.
+"""Op sets and engines whose two runs differ where they must not, found by the harness as `support.differing_runs:NAME`.
 
 Leaves out: faults that every run shows (`wrong_ops.py`), which a replay finds without a relation.
 """
