@@ -21,7 +21,7 @@ from support.browser import BROWSER, Browser, browser
 from support.checkpoints import TWO_LAYERS, write
 from support.command import Ran, Runner
 from support.planting import planted_here
-from support.traces import brief, recorded
+from support.traces import brief, first, recorded
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,17 @@ def modes() -> Iterator[None]:
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """A trace of a small model: a save, a preemption, a resume, an abort, a load, and rounds of every kind."""
     return recorded(tmp_path_factory.mktemp("brief"), brief())
+
+
+@pytest.fixture(scope="module")
+def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Its first rounds: windows of 2, 4 and 1 tokens in pools for 4, of which one rejects all; slot 2 is never used."""
+    return recorded(tmp_path_factory.mktemp("rounds"), first(4))
+
+
+@pytest.fixture(scope="module")
+def four_rounds_bf16(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("rounds"), first(4), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,6 @@ from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE, few
 from support.few_channels import few_channels
-from support.traces import first, recorded
 
 TOP = Path(__file__).resolve().parents[2]
 DENSE, POOLED = (
@@ -46,14 +45,8 @@ GATED = (
 PREFILL_OF_PLAIN = ("chunk=kernel, ", "")
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Windows of 2, 4 and 1 tokens in pools for 4, a preemption, a reload; slot 2 is never used."""
-    return recorded(tmp_path_factory.mktemp("small"), first(4))
-
-
 @pytest.fixture
-def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any:
+def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, four_rounds: Trace) -> Any:
     """`judged(*edits, strategy=..)`: replay a whole trace with these edits of the page's file.
 
     The drafts of the trace are handed in: the draft head has no GDN layer, and calls no kernel of the file.
@@ -61,7 +54,7 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
     monkeypatch.syspath_prepend(tmp_path)
 
     def run(
-        *edits: tuple[str, str], text: str = POOLED, trace: Trace | str = small, until: int | None = None,
+        *edits: tuple[str, str], text: str = POOLED, trace: Trace | str = four_rounds, until: int | None = None,
         variant: Variant = AS_IS, **setting: Any,
     ) -> Outcome:
         for old, new in edits:
@@ -83,12 +76,13 @@ def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Trace) -> Any
     ((PREFILL_OF_PLAIN,), {}), ((OWN, KEPT), {}), ((PACKED,), {"strategy": "columns"}),
     (('packed', 'KV'), {"layout": "KV"}),
 ], ids=["raw", "columns", "gated", "prefill of plain", "strided", "packed", "order"])  # fmt: skip
-def test_right_pooled_kernel_agrees(edits: Any, setting: dict[str, Any], judged: Any, small: Trace) -> None:
+def test_right_pooled_kernel_agrees(edits: Any, setting: dict[str, Any], judged: Any, four_rounds: Trace) -> None:
     if edits == ("packed", "KV"):  # the same states in the other order, in the engine's own memory
         edits = (("raw=True)", 'raw=True, packed=True, order="KV")'), ("[unit].clone()", "[unit].mT.clone()"),
                  ("call.pool[unit] = S", "call.pool[unit] = S.mT"), (KEPT[0], KEPT[0] + ".mT"))
     outcome = judged(*edits, **setting)
-    assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(small.events), outcome.verdict.findings
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings
+    assert outcome.verdict.events == len(four_rounds.events)
     kernel = outcome.exercised["gdn.window"]
     assert kernel.widest == kernel.asked == 4 and kernel.rows > kernel.calls > 0
     assert ("gdn.chunk" in outcome.exercised) is (PREFILL_OF_PLAIN not in edits)
@@ -177,8 +171,8 @@ def test_dense_kernel_that_changes_its_rows_is_found(judged: Any) -> None:
     assert "the kernel changed beta, which it may only read" in found.diagnosis
 
 
-def test_calls_of_own_ops_are_not_counted(small: Trace) -> None:
-    assert Replay(small, Setting("plain")).run(until=3).exercised == {}
+def test_calls_of_own_ops_are_not_counted(four_rounds: Trace) -> None:
+    assert Replay(four_rounds, Setting("plain")).run(until=3).exercised == {}
 
 
 @pytest.mark.parametrize(("edits", "setting", "why"), [

@@ -26,7 +26,6 @@ from instep_reference.contract.errors import Unsupported
 from support.covering import WHOLE, few
 from support.fake_kernels import FlashInfer, FlashQla, Kernels
 from support.few_channels import FIXTURES, few_channels
-from support.traces import first, recorded
 
 OPS = "sglang.kernels.ops"
 PLACES = [f"{OPS}.{name}" for name in (
@@ -37,18 +36,6 @@ pytestmark = pytest.mark.slow
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
 Put = Callable[[Any], None]
 THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and committed
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Three requests, rounds of every kind, a preemption and a reload, through a model of a few channels."""
-    return recorded(tmp_path_factory.mktemp("small"), first(4))
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """The same events, through a model in bf16."""
-    return recorded(tmp_path_factory.mktemp("narrow"), first(4), dtype=torch.bfloat16)
 
 
 @pytest.fixture
@@ -90,10 +77,10 @@ def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None, dty
     ("sglang:SIGMOID", "snapshot"), ("sglang:DECODE", "snapshot"), ("sglang_commit:CONV", "rerun"),
     ("sglang_commit:SCATTER", "snapshot"),
 ])  # fmt: skip
-def test_right_kernels_of_sglang_agree(ops: str, strategy: str, put: Put, small: Trace) -> None:
+def test_right_kernels_of_sglang_agree(ops: str, strategy: str, put: Put, four_rounds: Trace) -> None:
     put(Kernels())
-    came = verdict(small, f"instep.adapters.{ops}", strategy)
-    assert came.exit is Exit.AGREED and came.events == len(small.events), came.findings[:1]
+    came = verdict(four_rounds, f"instep.adapters.{ops}", strategy)
+    assert came.exit is Exit.AGREED and came.events == len(four_rounds.events), came.findings[:1]
 
 
 def test_a_wrong_kernel_of_sglang_is_found(put: Put, wider: Trace) -> None:
@@ -118,9 +105,9 @@ class Stray(Kernels):
 @pytest.mark.parametrize(("ops", "strategy", "kind"), [
     ("sglang_commit:CONV", "rerun", "forward"), ("sglang_commit:SCATTER", "snapshot", "commit"),
 ])  # fmt: skip
-def test_write_to_a_copy_is_found(ops: str, strategy: str, kind: str, put: Put, small: Trace) -> None:
+def test_write_to_a_copy_is_found(ops: str, strategy: str, kind: str, put: Put, four_rounds: Trace) -> None:
     put(Stray())
-    found = verdict(small, f"instep.adapters.{ops}", strategy).findings[0]
+    found = verdict(four_rounds, f"instep.adapters.{ops}", strategy).findings[0]
     assert found.kind == kind and found.tier is Tier.BITWISE, found
 
 
@@ -133,7 +120,7 @@ def test_a_kernel_that_no_release_has_is_named(put: Put) -> None:
 
 @pytest.mark.parametrize("ops", ["RECURRENT", "SIGMOID"])
 def test_vllms_columns_agree_and_other_strategies_are_refused(
-    ops: str, small: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ops: str, four_rounds: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     place = tmp_path / "vllm" / "third_party" / "flash_linear_attention" / "ops"
     place.mkdir(parents=True)
@@ -143,9 +130,9 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for module in [name for name in sys.modules if name.partition(".")[0] == "vllm" or name in OURS]:
         monkeypatch.delitem(sys.modules, module)
-    assert verdict(small, f"peers.kernels.vllm:{ops}", "columns").exit is Exit.AGREED
+    assert verdict(four_rounds, f"peers.kernels.vllm:{ops}", "columns").exit is Exit.AGREED
     with pytest.raises(Unsupported, match="--strategy columns"):
-        verdict(small, f"peers.kernels.vllm:{ops}", "snapshot")
+        verdict(four_rounds, f"peers.kernels.vllm:{ops}", "snapshot")
 
 
 @WHOLE
@@ -191,9 +178,10 @@ def verdict_of(
 
 @few(2)
 @pytest.mark.parametrize(("kernels", "ops", "name"), [
-    (FlashInfer(), "flashinfer:VERIFY", "narrow"), (FlashInfer(slip=True), "flashinfer:EXACT", "wider"),
-    (FlashInfer(), "flashinfer:STRIDED", "narrow"), (FlashInfer(), "flashinfer:VERIFY --strategy columns", "narrow"),
-    (FlashInfer(), "flashinfer:PREFILL", "narrow"), (FlashQla(), "flashqla:OPS", "narrow"),
+    (FlashInfer(), "flashinfer:VERIFY", "four_rounds_bf16"), (FlashInfer(slip=True), "flashinfer:EXACT", "wider"),
+    (FlashInfer(), "flashinfer:STRIDED", "four_rounds_bf16"),
+    (FlashInfer(), "flashinfer:VERIFY --strategy columns", "four_rounds_bf16"),
+    (FlashInfer(), "flashinfer:PREFILL", "four_rounds_bf16"), (FlashQla(), "flashqla:OPS", "four_rounds_bf16"),
 ])  # fmt: skip
 def test_right_kernels_agree(kernels: Any, ops: str, name: str, request: pytest.FixtureRequest) -> None:
     ops, _, strategy = ops.partition(" --strategy ")
@@ -213,8 +201,8 @@ def test_a_wrong_kernel_is_found(kernels: Any, ops: str, kind: str, tier: Tier, 
     assert (found.kind, found.tier) == (kind, tier), found
 
 
-def test_a_decode_that_stores_nothing_is_found(narrow: Trace) -> None:
-    found = verdict_of(narrow, FlashInfer(forgets=True), "flashinfer:VERIFY", "snapshot").findings[0]
+def test_a_decode_that_stores_nothing_is_found(four_rounds_bf16: Trace) -> None:
+    found = verdict_of(four_rounds_bf16, FlashInfer(forgets=True), "flashinfer:VERIFY", "snapshot").findings[0]
     assert found.tier is Tier.DIRECTED and "before the step" in found.diagnosis, found
 
 

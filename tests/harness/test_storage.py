@@ -37,7 +37,7 @@ from support.command import Runner, complaint
 from support.covering import WHOLE, few
 from support.few_channels import few_channels
 from support.planting import begun, planted_here
-from support.traces import brief, first, recorded
+from support.traces import brief, recorded
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn
@@ -109,12 +109,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("small"), brief(), dtype=torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Its first rounds, up to windows of two requests of which one rejects all: a preemption, a save and a load."""
-    return recorded(tmp_path_factory.mktemp("rounds"), first(4), dtype=torch.bfloat16)
-
-
 # Events: one round and a load after it; two rounds of windows next to prompts.
 ENOUGH = {"one": 12, "mixed": 10}
 
@@ -136,8 +130,8 @@ ENOUGH = {"one": 12, "mixed": 10}
                          **GIVEN},
                  marks=pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.interpreted),
 ], ids=str)  # fmt: skip
-def test_a_right_engine_agrees(small: Trace, four_rounds: Trace, trace: str, options: dict[str, Any]) -> None:
-    told = {"small": small, "first": four_rounds, "one": four_rounds}.get(trace) or few_channels(trace, 2)
+def test_a_right_engine_agrees(small: Trace, four_rounds_bf16: Trace, trace: str, options: dict[str, Any]) -> None:
+    told = {"small": small, "first": four_rounds_bf16, "one": four_rounds_bf16}.get(trace) or few_channels(trace, 2)
     outcome = Replay(told, Setting(**options)).run(until=ENOUGH.get(trace))
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":

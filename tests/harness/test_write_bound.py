@@ -21,16 +21,10 @@ from instep.verdict import Exit
 from instep.watch.memory_changes import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
-from support.traces import first, recorded
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
     return Replay(trace, Setting(f"support.wrong_regions:{name}")).run()
-
-
-@pytest.fixture(scope="module")
-def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("rounds"), first(4))
 
 
 def first_of(trace: Trace, kind: type[e.Event]) -> int:

@@ -34,6 +34,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
 
 
+@pytest.fixture
+def garbage_in_fresh_memory() -> Iterator[None]:
+    """NaN in all unwritten memory, so that a row that is never written cannot happen to be zero."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with its default of filling what `empty` gives
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture(autouse=True)
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A test without the marker launches no interpreted kernel, so the marker cannot be forgotten."""

@@ -5,7 +5,7 @@ Leaves out: `prefill_gdn` (`test_fused_gdn.py`), whole runs (the relations `unse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -38,6 +38,7 @@ from support.covering import few
 from support.ops_agree import agree
 from support.planted_kernels import planted_kernels
 
+pytestmark = pytest.mark.usefixtures("garbage_in_fresh_memory")
 DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu) if torch.cuda.is_available() else "cpu"]
 
 
@@ -148,13 +149,6 @@ EXACT = [
     gated_attend(Case("attend", "long", attend_case(702, LONG, FP32))),
 ]
 NEAR = [row_case("linears", "blocks", linears, dtype, 701) for dtype in (FP32, BF16)]
-
-
-@pytest.fixture(autouse=True)
-def garbage_in_fresh_memory() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def composed(ops: Ops, op: str) -> Any:

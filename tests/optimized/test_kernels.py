@@ -5,8 +5,6 @@ Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -23,15 +21,10 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*determinis")  # on a GPU some ops of the plain twin have no such form
-
-
-@pytest.fixture(autouse=True)
-def garbage_in_fresh_memory() -> Iterator[None]:
-    """NaN in all unwritten memory, so that a row that is never written cannot happen to be zero."""
-    torch.use_deterministic_algorithms(True, warn_only=True)  # with its default of filling what `empty` gives
-    yield
-    torch.use_deterministic_algorithms(False)
+pytestmark = [
+    pytest.mark.usefixtures("garbage_in_fresh_memory"),
+    pytest.mark.filterwarnings("ignore:.*determinis"),  # on a GPU some ops of the plain twin have no such form
+]
 
 
 @few(76)
