@@ -26,6 +26,7 @@ from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
 from instep.checks import known_wrong_states
+from instep.lru_cache import forget
 from instep.report.html.write_page import page_of
 from instep.run import compared_engine
 from instep.run.compared_engine import AcceptedPath, RepeatedRuns, of_one
@@ -159,6 +160,7 @@ def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy: Path) -
 def test_a_range_reads_and_runs_nothing_before_its_rounds(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rounds earlier name findings, and the reference runs each text before them once, as a prompt."""
     monkeypatch.setattr(recorded_engine, "IN_A_RING", 8)
+    forget()  # other tests may have served these texts
     ran, real = [], trunk.advance
     monkeypatch.setattr(trunk, "advance", lambda weights, tokens, *rest: (
         ran.append(len(tokens)), real(weights, tokens, *rest))[1])  # fmt: skip

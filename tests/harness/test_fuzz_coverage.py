@@ -45,7 +45,7 @@ def met(*events: e.AnyEvent, header: Header = HEADER) -> set[str]:
 def test_every_condition_is_met_by_a_committed_trace() -> None:
     """Those of `fixtures/long` are too long to be replayed by a test: `fixtures/results/long-cpu.json` is their run."""
     coverage = Coverage()
-    for file in sorted(FIXTURES.rglob("*.jsonl")):
+    for file in sorted(file for file in FIXTURES.rglob("*.jsonl") if "live" not in file.parts):
         trace = read(file)
         rules = EventRules(trace.header)
         coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads)

@@ -75,7 +75,7 @@ def test_show_names_a_missing_digest_and_stamps_the_trace(tmp_path: Path, instep
 
 
 def test_every_committed_trace_has_a_digest_of_its_tensors() -> None:
-    traces = [path for path in FIXTURES.rglob("*.jsonl") if path.parent.name != "example"]
+    traces = [path for path in FIXTURES.rglob("*.jsonl") if path.parent.name != "example" and "live" not in path.parts]
     assert len(traces) > 30 and not [path for path in traces if read(path).warnings]
 
 
