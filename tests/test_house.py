@@ -407,6 +407,28 @@ def test_importing_the_harness_and_its_plugin_loads_neither_torch_nor_triton() -
     assert done.stdout.strip() == "[]"
 
 
+def repeated(sources: Iterable[tuple[str, str]]) -> list[list[str]]:
+    """The functions with the same body of three lines or more in several files."""
+    bodies: dict[str, list[str]] = {}
+    for name, text in sources:
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.FunctionDef):
+                body = ast.unparse(ast.Module(node.body[ast.get_docstring(node) is not None :], []))
+                bodies.setdefault(body, []).append(f"{name}: {node.name}")
+    return [found for body, found in bodies.items() if len(found) > 1 and body.count("\n") >= 2]
+
+
+def test_no_helper_of_tests_is_written_twice() -> None:
+    sources = [(str(path.relative_to(TOP)), path.read_text()) for path in (TOP / "tests").rglob("*.py")]
+    assert len(sources) > 300 and repeated(sources) == [], "use a fixture in conftest.py or a module of tests/support"
+
+
+def test_a_repeated_helper_is_seen() -> None:
+    body = "    y = x\n    z = y\n    return z\n"
+    one, same = ("a", f"def f(x):\n{body}"), ("b", f'def g(x):\n    """Say it."""\n{body}')
+    assert repeated([one, same]) == [["a: f", "b: g"]] and repeated([one, ("b", "def f(x):\n    return x\n")]) == []
+
+
 def test_the_gpu_script_runs_every_file_with_gpu_tests() -> None:
     script = (TOP / "tests" / "on_gpu.sh").read_text()
     asked = [name for line in re.findall(r"^ *tests (.*)", script, re.M) for name in line.split()[1:]]
