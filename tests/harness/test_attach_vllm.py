@@ -87,7 +87,8 @@ def events(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("runner", "how"), [
-    ("v1", {}), pytest.param("v1", {"dims_first": True}, marks=WHOLE), ("v2", {"dims_first": True, "overlap": True}),
+    ("v1", {}), pytest.param("v1", {"dims_first": True}, marks=WHOLE),
+    pytest.param("v2", {"dims_first": True, "overlap": True}, marks=WHOLE),
 ])  # fmt: skip
 def test_a_right_vllm_agrees(engine: Callable[..., Any], tmp_path: Path, runner: str, how: dict[str, bool]) -> None:
     serve(engine(runner, **how))

@@ -39,6 +39,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
 from support.command import Runner, complaint
+from support.covering import WHOLE
 from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 
 # Events of the recording: commits of a and b are 10, 13 and 16; a ends at 17; the next commit, of b alone, is 20.
@@ -265,7 +266,7 @@ def test_further_draws_run_only_the_window_of_their_request(copy: Path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hidden", ["events", "a layer"])
+@pytest.mark.parametrize("hidden", ["events", pytest.param("a layer", marks=WHOLE)])
 def test_draws_share_no_rounding_if_states_were_not_recorded(
     copy: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
 ) -> None:
