@@ -32,6 +32,8 @@ from support.fake_sglang import Model, Served
 from support.recorded import TINY, lines, stated
 from support.recorded import shown as tensors_of
 
+pytestmark = pytest.mark.slow
+
 A, B = b"Return the", b"def main(self):"
 EVERY: dict[str, Any] = {"layers": [], "every": 1}
 ROOTS = [str(Path(root).absolute()) for root in ("reference", "optimized", "harness", "tests")]

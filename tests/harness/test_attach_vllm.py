@@ -25,6 +25,8 @@ from support.fake_sglang import Model
 from support.fake_vllm import Served
 from support.recorded import TINY, lines
 
+pytestmark = pytest.mark.slow
+
 A, B = b"Return the", b"def main(self):"
 EVERY: dict[str, Any] = {"layers": [], "every": 1}
 

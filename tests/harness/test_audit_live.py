@@ -16,6 +16,8 @@ from peers.live import TOP
 from peers.live.cut import cut
 from support.recorded import TINY
 
+pytestmark = pytest.mark.slow
+
 LIVE = TOP / "fixtures" / "live"
 
 

@@ -26,6 +26,8 @@ from support.command import Runner
 from support.covering import WHOLE
 from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
+pytestmark = pytest.mark.slow
+
 LAUNCHES = ("snapshots-r2-VK-float32", "prefill-r2-VK-float32")  # 4 value heads for 2 key heads
 REPLAYED = ("gate before, or its own", "decay last", "state in bf16", "q not normalised", "two at once")
 

@@ -19,6 +19,8 @@ from instep_reference.contract.config import ModelConfig
 from peers.live import ARCHIVE, bundle, cases, run
 from support.recorded import TINY
 
+pytestmark = pytest.mark.slow
+
 # It answers with the number of the token; it dies with trees, and hangs with n-grams, as does a process that it starts.
 ENGINE = '''
 import asyncio, subprocess, sys, time

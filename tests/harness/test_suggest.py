@@ -21,6 +21,8 @@ from support import narrow_products as narrow
 from support.command import Runner
 from support.wrong_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
 
+pytestmark = pytest.mark.slow
+
 CASES = ("snapshots-r2-VK-float32", "prefill-r2-VK-float32", "chunk-r2-VK-float32")  # the last one: bf16 activations
 
 
