@@ -31,7 +31,8 @@ from .recorder import MOST_FLYING, ROUNDS, Live, Recorder, Round, numbers, say
 from .releases import resolved
 from .vllm_names import STARTED, WORKER, Names, Runner, names_of
 
-# Fitted to right runs of 0.32.0: undeclared, one was accused. Its kernels take q, k, beta and products in bf16.
+# Beta's tensors are bf16. For q, k and products it is a guess, since the kernels are compiled: with it, right runs of
+# 0.32.0 use least of their allowance, and without it one was accused.
 ROUNDS_ON_CPU = {**ROUNDS, "q": "bfloat16", "k": "bfloat16"}
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _loaded = False
