@@ -439,6 +439,11 @@ def test_a_bad_recording_is_refused_in_one_line(copy: Path, instep: Runner, spoi
     assert not (copy / "r.json").exists()
 
 
+def test_a_recording_one_folder_below_is_named(copy: Path, instep: Runner) -> None:
+    said = complaint(instep("audit", copy.parent, "--model", TINY))
+    assert "found no recording.json" in said and f"it has {copy}" in said
+
+
 @pytest.mark.parametrize(("content", "says"), [
     ("", "said.jsonl: found no request"),
     ('{"prompt": [1], "tokens": ["x"]}\n', "said.jsonl line 1: tokens[0]: found"),

@@ -86,8 +86,9 @@ def opened(path: Path) -> Recorded:
         return recording.read(path)
     if sglang_dumps.is_dump(path):
         return sglang_dumps.read(path)
-    raise BadInput(str(path), found=f"no {META}, and no file of SGLang's dumper", expected="a recording",
-                   hint="a file of JSON lines is given by its own name")
+    below = [file.parent for file in sorted(path.glob(f"*/{META}"))]
+    hint = f"it has {' and '.join(map(str, below))}" if below else "a file of JSON lines is given by its own name"
+    raise BadInput(str(path), found=f"no {META}, and no file of SGLang's dumper", expected="a recording", hint=hint)
 
 
 def text_of(path: Path) -> Path:
