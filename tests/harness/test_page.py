@@ -230,7 +230,7 @@ def test_page_of_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Cal
     events = round_of("a")
     trace = trace_of(*(event for _ in range(400) for event in events))
     config = SimpleNamespace(layer_kinds=KINDS * 16)
-    plan = SimpleNamespace(setting=PLAN.setting, checkpoint=SimpleNamespace(config=config))
+    plan = SimpleNamespace(**vars(PLAN) | {"checkpoint": SimpleNamespace(**vars(PLAN.checkpoint) | {"config": config})})
     places = [Place("trunk", layer, "state") for layer in range(64)]
     compared = [
         Comparison("directed", Tier.DIRECTED, event, "commit", place, 64, (1 + event * 64 + place.layer) / 1e6, 0.5)
