@@ -6,7 +6,7 @@ Run: a request of 239 tokens ends while its ring holds 8 tokens, and the default
 `no_buffer`). Expected: a prefix of 231 tokens, those that the state in the pool has. Got: 239. The cache reads only the
 cursor of the ring for decode (`replayssm_write_pos`), which is None with `--enable-linear-replayssm-spec`. So each
 request that continues this prefix starts from a state that is 8 tokens old. On an H200 with a 4-layer model, states
-behind such hits are off by 0.18 to 0.22 of their norm, and the text stays plausible. 0.5.20 and 0.5.23; in 0.5.16 the
+after such hits are off by 0.18 to 0.22 of their norm, and the text stays plausible. 0.5.20 to 0.5.23; in 0.5.16 the
 length is right, and the conv window of the prefix is that of the end; 0.5.17 to 0.5.19 keep nothing in the ring.
 """
 

@@ -79,8 +79,10 @@ def live_in_short(result: dict[str, Any]) -> str:
         by.setdefault(row["verdict"], []).append(row["version"])
     said = (f"{len(found)} {verdict}" + f" ({', '.join(dict.fromkeys(found))})" * (verdict != "agree")
             for verdict, found in sorted(by.items()))  # fmt: skip
+    alone = sum(not row["recorded"] for row in rows if row["verdict"] == "agree")
     return (f"Whole SGLang engines, {releases[0]} to {releases[-1]}, in {len(rows)} configurations on a GPU: "
-            f"{', '.join(said)} ([live results](docs/live-results.md)).")  # fmt: skip
+            f"{', '.join(said)}; {alone} of those that agree by tokens alone "
+            f"([live results](docs/live-results.md)).")  # fmt: skip
 
 
 def _cell(text: str) -> str:

@@ -314,7 +314,7 @@ class Recorder:
         self, model: str, dtype: torch.dtype, state: torch.dtype, layout: str, overlap: bool,
         rounds: dict[str, str] = ROUNDS,
     ) -> None:
-        """Begin the recording. rounds: what the engine's kernels round besides the usual, if dtype is bf16."""
+        """Begin the recording. rounds: values that the engine's kernels round, for dtype bf16."""
         narrow = dtype == torch.bfloat16
         self.recording = Recording(
             self._folder(), engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),

@@ -107,7 +107,7 @@ class Launched(Round):
 
 @dataclass(frozen=True)
 class Places:
-    """Where the batch rows of a layer have their states: blocks of state and conv window, and its first column."""
+    """The places of a layer's states by batch row: blocks of state and conv window, and its first column."""
 
     state: torch.Tensor
     conv: torch.Tensor
@@ -331,7 +331,7 @@ class VllmRecorder(Recorder):
 
 
 def places(metadata: Any, lengths: torch.Tensor, size: int) -> Places:
-    """Where a layer has the states of the batch rows after a round. lengths: the accepted tokens of each row.
+    """The places of a layer's states by batch row after a round. lengths: the accepted tokens of each row.
 
     Rows with a window are in `spec_state_indices_tensor`, in batch order, and the others in the tensor of one block
     each.

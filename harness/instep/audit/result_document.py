@@ -52,12 +52,12 @@ def document(found: Data) -> Document:
 
 
 def first_event(run: Data) -> float:
-    """The event of a run's first finding. What is found first explains what follows."""
+    """The event of a run's first finding. An earlier finding can explain later ones."""
     return min((one["event"] for one in run["findings"]), default=math.inf)
 
 
 def _round(found: Data | None) -> Listing:
-    """The batch of the first finding: a line for each row. Columns without a number are left out."""
+    """The batch of the first finding: a line for each row. Columns without a number are not shown."""
     if found is None:
         return Listing((), ())
     heads = {"row": "batch row", "request": "request", "wrong": "memory and rows", "slot": "slot",

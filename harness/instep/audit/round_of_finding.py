@@ -70,7 +70,7 @@ def round_of(recorded: Recorded, findings: Sequence[Comparison]) -> dict[str, An
 
 
 def _windows(events: Sequence[e.AnyEvent], name: str) -> list[int]:
-    """Of each draft or other forward of a request: the nodes of its window, or its tokens."""
+    """The nodes of a request's window in each draft, and its tokens in each other forward."""
     found = list[int]()
     for event in events:
         if isinstance(event, e.Draft) and name in event.requests and event.picks:

@@ -26,7 +26,7 @@ def _another_count(scene: Scene) -> Iterator[Wrong]:
 
 
 def _last_token_twice(scene: Scene) -> Iterator[torch.Tensor]:
-    """Where all tokens were taken; otherwise one more is a draft too many."""
+    """The last token is counted twice. If not all tokens were taken, one more is a draft too many: another mistake."""
     if scene.count == scene.k.shape[0]:
         t = scene.count - 1
         yield step(scene.right, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])

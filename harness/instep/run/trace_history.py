@@ -39,7 +39,7 @@ class Text:
 
 @dataclass(frozen=True)
 class History:
-    """What a run did.
+    """The accepted counts, step counts and texts of a run.
 
     accepted  (event, request -> accept_lens) of every commit
     steps     (event, num_steps) of every change; the first count is at event -1

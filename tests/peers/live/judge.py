@@ -146,12 +146,11 @@ def compared(
 
 
 def digest(own: Path) -> str:
-    """Of the files that a row depends on."""
+    """The digest of the files that a row depends on."""
     total = hashlib.sha256()
     for file in sorted(one for one in own.rglob("*") if one.is_file()):
         total.update(f"{file.relative_to(own)} {file.stat().st_size}\n".encode())
-        if file.suffix in (".json", ".jsonl"):
-            total.update(file.read_bytes())
+        total.update(file.read_bytes())
     return total.hexdigest()[:16]
 
 

@@ -1,6 +1,6 @@
 """The catalogue of known mistakes, each with its own sentence, and the families of explanations.
 
-Leaves out: the mistakes (each family and check has a table of its own), and faults (`instep_proof/faults/catalogue`).
+Leaves out: the mistakes (each family and check has its table), and faults (`instep_proof/faults/catalogue`).
 """
 
 from __future__ import annotations

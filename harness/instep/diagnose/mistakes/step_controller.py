@@ -79,7 +79,7 @@ def told(context: EventContext) -> Told:
 
 
 class Steps(NamedTuple):
-    """What a run says about its controller, in the names of `Plan.steps`."""
+    """The controller that a run declares, in the names of `Plan.steps`."""
 
     num_steps: int
     adaptive: AdaptiveFile | None = None
@@ -134,7 +134,7 @@ def count(wrong: Controller, event: Told, counts: Counts) -> None:
 
 
 def with_rules(change: Callable[[Any], Any]) -> Callable[[Controller], Controller | None]:
-    """Change the numbers of every bracket or slot. A dialect without them is left out."""
+    """Change the numbers of every bracket or slot. None for a dialect without them."""
 
     def changed(right: Controller) -> Controller | None:
         if isinstance(right, Brackets):
