@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -162,6 +163,13 @@ def _outer(left, right, into, N: tl.constexpr, M: tl.constexpr):
 
 
 @triton.jit
+def _of_rows(rows, N: tl.constexpr):
+    n = tl.arange(0, N)
+    added = 0 if rows.added is None else rows.added
+    tl.store(rows.at + n * rows.step, tl.load(rows.at + n * rows.step) * rows.factor + added)
+
+
+@triton.jit
 def _unlike(left, N: tl.constexpr, M: tl.constexpr):
     tl.store(left + tl.arange(0, N), tl.arange(0, N) + tl.arange(0, M))
 
@@ -181,6 +189,24 @@ def test_a_quick_interpreter_broadcasts_and_refuses_as_the_slow_one(monkeypatch:
     monkeypatch.setattr(builder, "options", replace(builder.options, debug=True))
     with pytest.raises(Exception, match="int32 overflow detected for operation add"):  # as in a debugging session
         runtime.launch(_outer, (1,), left, right, into, N=4, M=2)
+
+
+class Rows(NamedTuple):
+    """Arguments of a kernel in one tuple."""
+
+    at: torch.Tensor
+    step: int
+    factor: Any
+    added: int | None = None
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
+@pytest.mark.interpreted
+@pytest.mark.parametrize("added", [None, 1, 5])
+def test_launch_takes_arguments_in_a_tuple(added: int | None) -> None:
+    x = torch.arange(8, dtype=torch.float32)
+    runtime.launch(_of_rows, (1,), Rows(x, 2, tl.constexpr(3), added), N=4)
+    assert x.tolist() == [n * 3 + (added or 0) if n % 2 == 0 else n for n in range(8)]
 
 
 def operand(kind: str, shape: tuple[int, ...], seed: int) -> object:

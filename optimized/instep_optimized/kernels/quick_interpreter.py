@@ -137,9 +137,13 @@ def _arguments(interpreter: Any, language: Any) -> None:
     handle, tensor, types = interpreter.TensorHandle, language.core.tensor, dict[torch.dtype, Any]()
     plain = {int, float, bool, str, type(None), language.core.dtype, language.core.constexpr}
 
+    def here(x: Any) -> bool:
+        if isinstance(x, tuple):
+            return all(map(here, x))
+        return x.is_cpu if type(x) is torch.Tensor else type(x) in plain
+
     def brought(self: Any, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        here = all(x.is_cpu if type(x) is torch.Tensor else type(x) in plain for x in (*given, *named.values()))
-        return (given, named) if here else there(self, given, named)
+        return (given, named) if all(map(here, (*given, *named.values()))) else there(self, given, named)
 
     def taken_back(self: Any, given: Any, on_host: Any, named: Any, named_on_host: Any) -> None:
         if on_host is not given:

@@ -162,7 +162,8 @@ def launch(
     """
     if 0 in grid:
         return
-    first = next(x for x in arguments if isinstance(x, torch.Tensor))
+    flattened = (x for one in arguments for x in (one if isinstance(one, tuple) else (one,)))
+    first = next(x for x in flattened if isinstance(x, torch.Tensor))
     if not INTERPRETED and not first.is_cuda:
         raise Unsupported(
             f"native kernels need CUDA tensors, found one on {first.device}; run on the GPU (--device cuda), or start "
