@@ -134,6 +134,41 @@ def test_a_right_engine_agrees(engine: Callable[..., Any], tmp_path: Path, relea
     assert found.told.windows == sum(map(len, said.values()))
 
 
+@pytest.mark.parametrize(("release", "overlap", "wrong", "says"), [
+    ("0.5.14", False, 4, "steps stay 3; the controller sglang-0.5.14 requests 1"),
+    ("0.5.13", False, 4, "steps stay 3; the controller sglang-0.5.13 requests 1"),
+    ("0.5.23", True, 2, "steps 3 -> 1; the controller sglang-0.5.14 requests 3"),
+])  # fmt: skip
+@pytest.mark.parametrize("right", [True, False])
+def test_step_counts_are_judged_by_the_engines_own_controller(
+    engine: Callable[..., Any], tmp_path: Path, right: bool, release: str, overlap: bool, wrong: int, says: str
+) -> None:
+    file = tmp_path / "adaptive.json"
+    file.write_text(json.dumps({"1": {"candidate_steps": [1, 3], "ema_alpha": 1.0, "update_interval": 1,
+                                      "warmup_batches": 0, "down_hysteresis": 0.0}}))  # fmt: skip
+    served = engine(release, overlap=overlap, adaptive=file)
+    served.request("a", A, 20)
+    served.request("b", B, 5)  # over after its first round: with overlap its row is in the second one, too
+    served.prefill("a", "b")
+    # Without overlap: 3, 3 after an average of 3, 1 after one of 0, 3. With overlap one round later, and the ended row
+    # of b keeps the average of the second round at 1.5.
+    rounds = [(4, 3, 3), (4, 0, 3), (4, 0, None), (4, 0, None), (2, 1, None)] if overlap else [
+        (4, 3, 3), (4, 0, None), (2, 1, None), (4, 3, None)]  # fmt: skip
+    for number, (width, a, b) in enumerate(rounds):
+        if not right and number == 2:
+            width = wrong
+        served.verify(width, a=min(a, width - 1), **({} if b is None else {"b": b}))
+    served.settle()
+    found = judged(tmp_path)
+    steps = [one for one in found.verdict.compared if one.check == "step counts"]
+    assert len(steps) == len(rounds) == found.rounds
+    if right:
+        assert found.exit is Exit.AGREED, (found.verdict.findings, found.replay and found.replay.verdict.findings)
+    else:
+        first = next(one for one in steps if not one.agrees)
+        assert found.exit is Exit.DIVERGED and first.diagnosis.startswith(says)
+
+
 def test_logits_and_final_rows_are_judged(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14", {"logits": True, "final": True})
     served.request("a", A, 6)

@@ -223,11 +223,12 @@ class Served:
     wrong     number of the commit that keeps one token too few of every request; None: all are right
     speaks_v1 worker of 0.5.12 without overlap: accepted tokens without padding
     ring      the length of the ring of this release; 0: it is off
+    adaptive  a file of step counts whose initial count is 3, with graphs up to 8; the test chooses the counts
     """
 
     def __init__(
         self, model: Model, release: str, checkpoint: Path, *, overlap: bool = False, wrong: int | None = None,
-        speaks_v1: bool = False, ring: int = 0, room: int = 8,
+        speaks_v1: bool = False, ring: int = 0, room: int = 8, adaptive: Path | None = None,
     ) -> None:
         self.model, self.release, self.wrong, self.speaks_v1 = model, release, wrong, speaks_v1
         self.at = {name: importlib.import_module(f"sglang.srt.{name.replace('/', '.')}".removesuffix(".__init__"))
@@ -249,6 +250,10 @@ class Served:
         runner = self.at["model_executor/model_runner"].ModelRunner
         self.runner = runner(rows, _Fields(model_path=str(checkpoint)), self._computed)
         self.scheduler = self.at["managers/scheduler"].Scheduler(self, overlap)
+        controller = _Fields(params=_Fields(_cuda_graph_bs=[1, 2, 4, 8]))
+        self.scheduler.server_args = _Fields(speculative_adaptive_config=str(adaptive))
+        self.scheduler.draft_worker = _Fields() if adaptive is None else _Fields(
+            speculative_num_steps=3, adaptive_controller=controller)
         self.overlap = overlap
         self.free = list(range(room))
         self.requests: dict[str, Any] = {}

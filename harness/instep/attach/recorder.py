@@ -107,6 +107,7 @@ class Recorder:
         self.launching: Any = None  # the round that is launched now
         self.flying: dict[int, Any] = {}  # rounds without results
         self.held: deque[Round] = deque()  # rounds whose states are on the device and not written
+        self.rounds = list[dict[str, Any]]()  # what the controller saw since the last batch that was recorded
         self.writer = Writer()
         self.width: int | None = None
         self.following = 0  # events with states that are still to be written after a cause
@@ -221,7 +222,8 @@ class Recorder:
         for event in sorted(set(done.events.values())):
             rows = {row: live.name for row, live in done.requests.items() if done.events[row] == event}
             recording.batch(event, done.size, {name: row for row, name in rows.items()},
-                            {name: places[row] for row, name in rows.items() if row in places})  # fmt: skip
+                            {name: places[row] for row, name in rows.items() if row in places}, self.rounds)
+            self.rounds = []
 
     def _rows(
         self, done: Round, tensor: torch.Tensor, windows: Collection[int], padding: Mapping[int, int]
@@ -312,14 +314,17 @@ class Recorder:
 
     def open(
         self, model: str, dtype: torch.dtype, state: torch.dtype, layout: str, overlap: bool,
-        rounds: dict[str, str] = ROUNDS,
+        rounds: dict[str, str] = ROUNDS, controller: dict[str, Any] | None = None, num_steps: int | None = None,
     ) -> None:
-        """Begin the recording. rounds: values that the engine's kernels round, for dtype bf16."""
+        """Begin the recording.
+
+        rounds: values that the engine's kernels round, for dtype bf16.  controller, num_steps: as in `Recording`
+        """
         narrow = dtype == torch.bfloat16
         self.recording = Recording(
             self._folder(), engine=f"{self.engine} {self.release}", model=self._model(model), dtype=word(dtype),
             state=word(state), rounds=rounds if narrow else {}, products=PRODUCTS if narrow else {}, layout=layout,
-            overlap=overlap, selected=True,
+            overlap=overlap, selected=True, controller=controller, num_steps=num_steps,
         )  # fmt: skip
         self.note()
         say(f"recording to {self.recording.directory}")

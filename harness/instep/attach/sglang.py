@@ -8,10 +8,12 @@ without speculation, which are not recorded.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,9 +22,10 @@ from . import PREFIX, Options, options_in
 from .device_states import to_device, to_host
 from .recorder import MOST_FLYING, Live, Recorder, Round, numbers, say
 from .releases import resolved
-from .sglang_names import REGISTRY, SCHEDULER, Names, names_of
+from .sglang_names import REGISTRY, RELEASES, SCHEDULER, Names, names_of
 from .sglang_states import copied, ring_in
 
+NEWEST_RULES = "0.5.14"  # the release whose rules of step counts all later ones have
 TREES = "trees of drafts are not recorded"
 
 _loaded = False
@@ -66,8 +69,14 @@ def _release() -> tuple[str, Names, str]:
 
 @dataclass
 class Launched(Round):
-    """A round of SGLang. pool_rows: rows of the request pool.  result: that of the launch, until it is processed."""
+    """A round of SGLang.
 
+    number     of the launch, from 1.  decodes: whether its rows generate, with windows or without
+    pool_rows  rows of the request pool.  result: that of the launch, until it is processed
+    """
+
+    number: int = 0
+    decodes: bool = False
     pool_rows: torch.Tensor | None = None
     result: Any = None
 
@@ -83,6 +92,8 @@ class SglangRecorder(Recorder):
         self.runner: Any = None
         self.pool_layers: dict[int, int] = {}  # layer -> its index in the pool
         self.overlap = False
+        self.launches = 0
+        self.controller: tuple[dict[str, Any] | None, int | None] = None, None  # and the initial step count
 
     # -- hooks: each calls the engine's function exactly once -------------------------------------
 
@@ -131,6 +142,9 @@ class SglangRecorder(Recorder):
         mode = batch.forward_mode
         if not (mode.is_extend() or mode.is_decode()):
             return
+        self.launches += 1
+        if self.recording is None:
+            self.controller = controller_of(scheduler, self.release, self.names)
         requests, counts, causes = dict[int, Live](), list[int](), list[str]()
         for number, request in enumerate(batch.reqs):
             count = int(batch.extend_lens[number]) if mode.is_extend() else 1
@@ -140,7 +154,8 @@ class SglangRecorder(Recorder):
             if live is not None:
                 requests[number] = live
             counts.append(count)
-        self.launching = Launched(requests, len(counts), counts, causes)
+        self.launching = Launched(
+            requests, len(counts), counts, causes, number=self.launches, decodes=mode.is_decode())
 
     def _admitted(self, request: Any, cached: int, causes: list[str]) -> Live | None:
         """Record a request at its first chunk, unless the options exclude it or it samples.
@@ -184,9 +199,9 @@ class SglangRecorder(Recorder):
         now.mark(now.pool_rows is not None and now.pool_rows.is_cuda)
 
     def _launched(self, launched: Launched, result: Any) -> None:
-        if launched.tokens is None or not launched.requests:
+        if launched.tokens is None:
             return
-        if launched.verify and launched.states is None and not self.no_states:
+        if launched.requests and launched.verify and launched.states is None and not self.no_states:
             self.missing.setdefault("commit", "a verify ran without it")
         launched.result = result
         self.flying[id(result)] = launched
@@ -218,7 +233,9 @@ class SglangRecorder(Recorder):
         done = self.flying.pop(id(result), None)
         if done is not None:
             done.result = None
-            self.complete(done, lambda: self._answers(done, result))
+            self._count(done, result)
+            if done.requests:
+                self.complete(done, lambda: self._answers(done, result))
         for request in requests:
             if request.finished():
                 live = self.live.pop(str(request.rid), None)
@@ -227,6 +244,19 @@ class SglangRecorder(Recorder):
                     self.finish(live)
         if not self.live and not self.flying:
             self.close()
+
+    def _count(self, done: Launched, result: Any) -> None:
+        """Note what the controller of the step count saw of a round: the accepted drafts of all its rows."""
+        if not done.decodes:
+            return
+        if not done.verify:
+            accepted = [0] * done.size
+        elif result.accept_lens is None:
+            accepted = numbers(result.num_correct_drafts_per_req_cpu)
+        else:
+            accepted = [length - 1 for length in numbers(result.accept_lens)]
+        self.rounds.append({"launch": done.number, "processed": self.launches + 1,
+                            "steps": done.counts[0] - 1 if done.verify else 0, "accepted": accepted})  # fmt: skip
 
     def _answers(self, done: Launched, result: Any) -> dict[int, list[int]]:
         """The new tokens of each recorded row: accepted drafts and the bonus, or one token."""
@@ -260,10 +290,34 @@ class SglangRecorder(Recorder):
         if cursor and ring_in(memory, self.names) is None and getattr(memory, cursor, None) is not None:
             self.no_states = "the ring for decode without speculation is on"
         state = torch.float32 if memory is None else memory.mamba_cache.temporal.dtype
-        self.open(str(runner.model_config.model_path), runner.dtype, state, "VK", self.overlap)
+        self.open(str(runner.model_config.model_path), runner.dtype, state, "VK", self.overlap,
+                  controller=self.controller[0], num_steps=self.controller[1])  # fmt: skip
 
     def folded(self) -> str:
         return "" if self.names.ring is None else "a ring, if it is on, is folded by the recorder"
+
+
+def controller_of(scheduler: Any, release: str, names: Names) -> tuple[dict[str, Any] | None, int | None]:
+    """The controller of the step count as a recording names it, and the initial count; (None, None): not known.
+
+    It is read before the first launch, when the worker still has the initial count.
+    """
+    worker = getattr(scheduler, "draft_worker", None)
+    if worker is None:
+        return {"dialect": "constant"}, 0
+    steps, adaptive = getattr(worker, "speculative_num_steps", None), getattr(worker, "adaptive_controller", None)
+    if adaptive is None:
+        return ({"dialect": "constant"}, steps) if steps else (None, None)
+    if release not in RELEASES:
+        return None, None
+    found: dict[str, Any] = {"dialect": f"sglang-{min(release, NEWEST_RULES)}"}
+    written = scheduler.server_args.speculative_adaptive_config
+    if written is not None:
+        found["file"] = json.loads(Path(written).read_text())
+    elif release >= NEWEST_RULES:
+        found["defaults"] = release
+    captured = names.captured and getattr(adaptive.params, names.captured)
+    return found | ({"captured": sorted(captured)} if captured else {}), steps
 
 
 def plain(request: Any) -> bool:

@@ -21,7 +21,9 @@ RESULT = "sglang.srt.managers.utils:GenerationBatchResult"
 MAMBA_POOL, CACHE = f"{POOL}:MambaPool", f"{POOL}:MambaPool.State"
 
 READS: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    f"{SCHEDULER}:Scheduler": ("enable_overlap",),
+    f"{SCHEDULER}:Scheduler": ("enable_overlap", "server_args", "draft_worker"),
+    "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2": ("adaptive_controller", "speculative_num_steps"),
+    "sglang.srt.speculative.adaptive_runtime_state:AdaptiveController": ("params",),
     "sglang.srt.managers.schedule_batch:ScheduleBatch": ("reqs", "prefix_lens", "extend_lens", "forward_mode"),
     "sglang.srt.managers.schedule_batch:Req": (
         "rid", "origin_input_ids", "output_ids", "finished", "sampling_params", "grammar", "lora_id", "input_embeds",
@@ -83,6 +85,8 @@ class Names:
     ring            None: recurrent states are in `temporal` after every commit
     decode_ring     cursor of a ring for decode without speculation; None: there is none. Its states are not recorded
     physical        the method that translates virtual slots, if the pool has one
+    arguments       the class that has the path of the file of step counts
+    captured        batch sizes of captured graphs, to which a batch is padded for its step count; None: it is not
     """
 
     commit: str = "sglang.srt.speculative.spec_utils:commit_mamba_states_after_verify"
@@ -94,6 +98,8 @@ class Names:
     decode_ring: str | None = None
     physical: str | None = None
     stride: str = "speculative_num_draft_tokens"
+    arguments: str = "sglang.srt.server_args:ServerArgs"
+    captured: str | None = "_cuda_graph_bs"
     also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -105,6 +111,9 @@ class Names:
         """Class -> attributes that the recorder reads."""
         found = dict(READS)
         found[RESULT] = *READS[RESULT], self.stride
+        found[self.arguments] = ("speculative_adaptive_config",)
+        if self.captured is not None:
+            found["sglang.srt.speculative.adaptive_spec_params:AdaptiveSpeculativeParams"] = (self.captured,)
         for where, names in self.also.items():
             found[where] = *found[where], *names
         pool = [] if self.decode_ring is None else [self.decode_ring]
@@ -118,17 +127,18 @@ class Names:
         return found
 
 
-_0_5_12 = Names(commit="sglang.srt.layers.attention.hybrid_linear_attn_backend:"
+_0_5_13 = Names(commit="sglang.srt.layers.attention.hybrid_linear_attn_backend:"
                        "HybridLinearAttnBackend.update_mamba_state_after_mtp_verify")  # fmt: skip
+_0_5_12 = replace(_0_5_13, captured=None)
 _0_5_14 = Names()
 _0_5_15 = replace(_0_5_14, decode_ring="replayssm_write_pos", physical="translate_mamba_indices")
 _0_5_16 = replace(_0_5_15, ring=Ring("replayssm_write_pos", raw=True, by_row=False))
 _0_5_20 = replace(_0_5_15, ring=Ring("replayssm_spec_write_pos", raw=False, by_row=True),
-                  stride="speculative_output_stride")  # fmt: skip
+                  stride="speculative_output_stride", arguments="sglang.srt.arg_groups.fields.spec:Spec")  # fmt: skip
 
 # 0.5.17 to 0.5.19 fold the ring at every commit, so `temporal` is the state, as without a ring.
 RELEASES: Mapping[str, Names] = MappingProxyType({
-    "0.5.12": _0_5_12, "0.5.13": _0_5_12, "0.5.14": _0_5_14, "0.5.15": _0_5_15, "0.5.16": _0_5_16, "0.5.17": _0_5_15,
+    "0.5.12": _0_5_12, "0.5.13": _0_5_13, "0.5.14": _0_5_14, "0.5.15": _0_5_15, "0.5.16": _0_5_16, "0.5.17": _0_5_15,
     "0.5.18": _0_5_15, "0.5.19": _0_5_15, "0.5.20": _0_5_20, "0.5.21": _0_5_20, "0.5.22": _0_5_20, "0.5.23": _0_5_20,
 })  # fmt: skip
 

@@ -26,7 +26,7 @@ from ..subject.memory_per_request import spelled, weights_bytes
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.header import Model, config_digest
-from ..verdict import INTERRUPTED, Exit, Verdict
+from ..verdict import INTERRUPTED, Comparison, Exit, Verdict
 from . import recording, sglang_dumps, step_counts
 from .layerwise_reference import NORM, Advance, Precision, silent
 from .recorded_engine import TimeIsUp, complete, first_served, replayed, without_copies
@@ -137,8 +137,7 @@ def audit(
         what, shows, stopped = Judged(), [], f"{str(end) or INTERRUPTED}, before the tokens were judged"
     verdict = Verdict(events=len(span))
     # Tokens first: a wrong count of accepted drafts follows from a wrong token of the same commit, not the reverse.
-    steps = None if found.controller is None else [one for one in step_counts.judged(
-        found.controller, found.num_steps, found.lag, found.events, f"{META}: controller") if one.event in span]
+    steps = _step_counts(found, span)
     verdict.add([*what.verdict.compared, *words.counts, *(steps or ())])
     one_step = "states" in shows and not from_start
     if shows:
@@ -150,6 +149,17 @@ def audit(
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
                  texts, trace, disk.config.layer_kinds, None if steps is None else len(steps), span, one_step,
                  stopped)  # fmt: skip
+
+
+def _step_counts(found: Recorded, span: range) -> list[Comparison] | None:
+    """Judge the step counts; None: the recording names no controller."""
+    if found.controller is None:
+        return None
+    field, how = f"{META}: controller", (found.controller, found.num_steps)
+    stated = any(batch.rounds for batch in found.batches)
+    every = step_counts.judged_rounds(*how, found.batches, field) if stated else \
+        step_counts.judged(*how, found.lag, found.events, field)  # fmt: skip
+    return [one for one in every if one.event in span]
 
 
 def judged_events(given: str | None, count: int, name: str) -> range:

@@ -99,7 +99,8 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds    component -> its storage dtype, if that differs from `dtype`; products: as op sets declare them
     layout    order of the axes of recorded states, after the head: KV or VK
     shows     the kinds of tensors that were recorded
-    controller  the controller of the step count, if every request of the engine is recorded; None: it is not judged
+    controller  the controller of the step count, if every request of the engine is recorded, or the rounds of all;
+                None: it is not judged
     num_steps   the initial step count; overlap: whether rounds overlapped, so that their results came a round late
     attached  the choices of an attached recorder, and what it left out; None: every event shows what `shows` has
     events    the number of events; sha256: digest of their lines; None: the recording was not closed
@@ -124,13 +125,32 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str | None = None
 
 
+class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A round of the engine, of all its requests, as the controller of the step count sees it.
+
+    launch     the number of its launch, prefills counted too
+    processed  its results were processed before the launch of this number: the next one, or with overlap the one after
+    steps      the step count of its windows; 0: it has none
+    accepted   the accepted drafts of each row, also of requests that ended meanwhile
+    """
+
+    launch: int
+    processed: int
+    steps: int
+    accepted: tuple[int, ...]
+
+
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The engine's batch of a forward. batch: its number of rows; rows, slots: of each request."""
+    """The engine's batch of a forward. batch: its number of rows; rows, slots: of each request.
+
+    rounds: those that the engine processed since the batch before, if the recorder states them
+    """
 
     event: int
     batch: int
     rows: dict[str, int] = {}
     slots: dict[str, int] = {}
+    rounds: tuple[Round, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -218,9 +238,13 @@ def with_short_names(recorded: Recorded, words: Told) -> tuple[Recorded, Told]:
     return replace(
         recorded, events=tuple(_of_short_names(event, short) for event in recorded.events), tensors=renamed,
         names={name: long for long, name in short.items()}, batches=tuple(
-            Batch(one.event, one.batch, *({short.get(name, name): number for name, number in those.items()}
-                                          for those in (one.rows, one.slots))) for one in recorded.batches),
+            msgspec.structs.replace(one, rows=_short(one.rows, short), slots=_short(one.slots, short))
+            for one in recorded.batches),
     ), replace(words, texts=texts, counts=counts)
+
+
+def _short(numbers: Mapping[str, int], short: Mapping[str, str]) -> dict[str, int]:
+    return {short.get(name, name): number for name, number in numbers.items()}
 
 
 def _with_short_name(tensor: str, short: Mapping[str, str]) -> str:
@@ -269,7 +293,7 @@ def read(directory: Path) -> Recorded:
 def _batches(file: Path) -> tuple[Batch, ...]:
     """The recorded batches; a last line that was cut off is skipped."""
     lines = _bytes(file).splitlines(keepends=True) if file.is_file() else []
-    return tuple(decode(line, Batch, f"{file.name} line {number}", "a batch: event, batch, rows, slots")
+    return tuple(decode(line, Batch, f"{file.name} line {number}", "a batch: event, batch, rows, slots, rounds")
                  for number, line in enumerate(lines, 1) if line.endswith(b"\n"))  # fmt: skip
 
 

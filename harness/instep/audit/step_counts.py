@@ -2,8 +2,9 @@
 
 A round is a forward with decode or verify rows. It has the count in force if it has windows, and 0 if it has none. The
 reference's controller gets the forwards and the accepted counts of the recording, in its order; before every round it
-gets the question that an engine asks. So the recording must have every request of the engine. A wrong count does not
-change the controller's averages, and later rounds are judged by what was recorded.
+gets the question that an engine asks. So the recording must have every request of the engine, or state the rounds of
+all of them (`judged_rounds`). A wrong count does not change the controller's averages, and later rounds are judged by
+what was recorded.
 Leaves out: the rules of the dialects (`instep_reference.contract.controllers`).
 """
 
@@ -21,6 +22,7 @@ from instep_reference.controllers import Controller, controller
 from ..finding_problem import Problem
 from ..trace.event_scheduler import ASKS_WITH
 from ..verdict import Comparison, Tier
+from .recording import Batch
 
 STEPS = Place("trunk", AFTER_LAYERS, "length")
 
@@ -59,6 +61,32 @@ def judged(
                     ruled.set_num_steps(count)
                 before, switched = count, None
             ruled.forwarded(decodes)
+    return found
+
+
+def judged_rounds(
+    controlled: Controlled, num_steps: int | None, batches: Sequence[Batch], field: str
+) -> list[Comparison]:
+    """Judge the rounds that the engine's recorder states, with results as late as the engine processed them.
+
+    The event of a round is that of the batch that states it.
+    """
+    controlled.check(num_steps, field)
+    ruled = controller(controlled, num_steps)
+    delay, asks_with = controlled.wish_delay(0), ASKS_WITH.get(controlled.dialect)
+    rounds = sorted(((one, batch.event) for batch in batches for one in batch.rounds), key=lambda pair: pair[0].launch)
+    late = deque(sorted((one for one, _ in rounds), key=lambda one: (one.processed, one.launch)))
+    before, wishes, found = ruled.initial, deque([ruled.initial] * delay), list[Comparison]()
+    for one, event in rounds:
+        while late and late[0].processed <= one.launch:
+            ruled.committed(late.popleft().accepted)
+        size = len(one.accepted)
+        if asks_with is None or size:
+            wishes.append(ruled.next_num_steps(size, size))
+        found.append(_compared(event, "commit", controlled.dialect, before, one.steps, wishes.popleft(), ruled))
+        if one.steps != ruled.in_force:
+            ruled.set_num_steps(one.steps)
+        before = one.steps
     return found
 
 

@@ -231,10 +231,17 @@ class Recording:
         """
         self._event(None, tensors, event)
 
-    def batch(self, event: int, size: int, rows: dict[str, int], slots: dict[str, int]) -> None:
-        """Record where the engine had the requests of a forward: its batch size, their batch rows and their slots."""
-        line = json.dumps({"event": event, "batch": size, "rows": rows, "slots": slots}, separators=(",", ":"))
-        self._append("batches.jsonl", line.encode() + b"\n")
+    def batch(
+        self, event: int, size: int, rows: dict[str, int], slots: dict[str, int],
+        rounds: list[dict[str, Any]] | None = None,
+    ) -> None:
+        """Record where the engine had the requests of a forward: its batch size, their batch rows and their slots.
+
+        rounds: what the controller of the step count saw since the last batch: {"launch": 7, "processed": 8, "steps":
+        3, "accepted": [0, 3]} for each round of the engine, of all its requests (`Rounds` of `recording.py`)
+        """
+        known = {"event": event, "batch": size, "rows": rows, "slots": slots} | ({"rounds": rounds} if rounds else {})
+        self._append("batches.jsonl", json.dumps(known, separators=(",", ":")).encode() + b"\n")
 
     def note(self, **facts: Any) -> None:
         """State what an attached recorder recorded of each event, and what it left out."""

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,8 @@ def cut(recording: Path, out: Path, requests: Sequence[str] = (), count: int = 3
     lines = "".join(json.dumps(event, separators=(",", ":")) + "\n" for event in kept.values())
     (out / EVENTS).write_text(lines)
     if (recording / BATCHES).exists():
-        batches = map(json.loads, (recording / BATCHES).read_text().splitlines())
-        (out / BATCHES).write_text("".join(batch_line(one, places, chosen) for one in batches))
+        batches = [json.loads(line) for line in (recording / BATCHES).read_text().splitlines()]
+        (out / BATCHES).write_text("".join(batch_lines(batches, places, chosen)))
     stated = json.loads((recording / META).read_text())
     commits = sum(event["event"] == "commit" for event in kept.values())
     attached = (stated.get("attached") or {}) | {"layers": sorted(layers), "written": written,
@@ -94,11 +94,19 @@ def tensors(file: Path, chosen: set[str], states: bool) -> dict[str, Any]:
     return kept
 
 
-def batch_line(batch: Mapping[str, Any], places: Mapping[int, int], chosen: set[str]) -> str:
-    if batch["event"] not in places:
-        return ""
-    names = {key: {name: at for name, at in batch[key].items() if name in chosen} for key in ("rows", "slots")}
-    return json.dumps({**batch, "event": places[batch["event"]], **names}, separators=(",", ":")) + "\n"
+def batch_lines(
+    batches: Iterable[Mapping[str, Any]], places: Mapping[int, int], chosen: set[str]
+) -> Iterator[str]:
+    """The batches of the events that are kept. The rounds of all others are needed for the averages of step counts."""
+    rounds = list[Any]()
+    for batch in batches:
+        rounds += batch.get("rounds", ())
+        if batch["event"] not in places:
+            continue
+        names = {key: {name: at for name, at in batch[key].items() if name in chosen} for key in ("rows", "slots")}
+        found = {**batch, "event": places[batch["event"]], **names} | ({"rounds": rounds} if rounds else {})
+        yield json.dumps(found, separators=(",", ":")) + "\n"
+        rounds = []
 
 
 def main(given: Sequence[str] | None = None) -> int:
