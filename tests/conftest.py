@@ -17,13 +17,13 @@ import pytest
 import torch
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
-from support.covering import left_to_the_whole, mark_the_others
-from support.golden import CHANGED, Golden
-from support.warm import warm_copies
+from support.running.covering import left_to_the_whole, mark_the_others
+from support.running.forked_python import warm_copies
+from support.running.golden import CHANGED, Golden
 
 LIBRARY = ctypes.CDLL(None)  # the C library, if it has `malloc_trim` and `mallopt`
 TESTS = str(Path(__file__).parent)
-# Last, as an installed package is: a printed command then names `support.kit_ops:OPS` and not its file.
+# Last, as an installed package is: a printed command then names `support.wrong.kit_ops:OPS` and not its file.
 sys.path[:] = [*(folder for folder in sys.path if folder != TESTS), TESTS]
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as its malloc.h numbers them
 LEFT = pytest.StashKey[int]()  # how many tests this process left to `make whole`

@@ -68,10 +68,10 @@ sanitized() {  # name, tool, tests
 if [ "$part" = all ] || [ "$part" = race ]; then
   # What it keeps of every access of the real sizes does not fit the card's memory.
   sanitized racecheck racecheck tests/optimized/test_exact_order.py -k few-programs
-  task racecheck-handshake 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/support/handshake.py of_two_groups &
+  task racecheck-handshake 240 compute-sanitizer --tool racecheck --error-exitcode 1 python3 tests/support/kernels/warp_groups.py of_two_groups &
   # What is named here is the compiler's: hazards fail nothing. It shows what of `racecheck-attend` is the compiler's, too.
-  task racecheck-dispatch 240 compute-sanitizer --tool racecheck python3 tests/support/handshake.py of_three_groups &
-  task racecheck-numbers 240 compute-sanitizer --tool racecheck python3 tests/support/handshake.py of_numbers &
+  task racecheck-dispatch 240 compute-sanitizer --tool racecheck python3 tests/support/kernels/warp_groups.py of_three_groups &
+  task racecheck-numbers 240 compute-sanitizer --tool racecheck python3 tests/support/kernels/warp_groups.py of_numbers &
   for tool in racecheck memcheck; do
     sanitized $tool-prefill $tool tests/optimized/test_kernels_blocks.py tests/optimized/test_blocks_staged.py -k "not fault"
     sanitized $tool-attend $tool tests/optimized/test_attend_parts.py

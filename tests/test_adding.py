@@ -19,9 +19,9 @@ from instep.trace.file import Trace
 from instep_proof.faults.plant import PACKAGES, planted, run, run_python, source
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
-from support import put_by
-from support.covering import WHOLE
-from support.traces import brief, recorded
+from support.build import new_strategy
+from support.build.traces import brief, recorded
+from support.running.covering import WHOLE
 
 EVENT_FILES = 6  # that a new event type may cost; none of them a check
 COMMIT, CHECKS = "instep_optimized/commit", "instep/checks"
@@ -90,7 +90,7 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 import msgspec
-from support.traces import brief, recorded
+from support.build.traces import brief, recorded
 from instep.trace.policy import Policy, ScheduledAction
 asked = msgspec.json.encode(msgspec.structs.replace(brief(), deeds=(ScheduledAction(2, "pause"),)))
 recorded(Path.cwd(), msgspec.json.decode(asked, type=Policy))
@@ -151,7 +151,7 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_a_commit_strategy_is_a_file_and_a_line_of_the_table(tmp_path: Path, trace: Trace) -> None:
     file = f"{COMMIT}/put_by.py"
-    copy = added(tmp_path / "copy", STRATEGY, **{file: Path(put_by.__file__).read_text()})
+    copy = added(tmp_path / "copy", STRATEGY, **{file: Path(new_strategy.__file__).read_text()})
     assert touched(copy) == {file: 0, f"{COMMIT}/__init__.py": 2}, "its import, and its line"
     code, (one,) = replayed(copy, trace, "--ops", "plain", "--strategy", "put_by")
     assert (code, one["strategy"], one["findings"], one["events"]) == (0, "put_by", [], len(trace.events))

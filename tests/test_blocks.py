@@ -12,7 +12,7 @@ import pytest
 
 from documentation.blocks import blocks_of, missing, paste, unclear
 from documentation.site import TOP, sources
-from support.covering import WHOLE
+from support.running.covering import WHOLE
 
 WRITTEN = [
     TOP / source for source in sources()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from support.golden import CHANGED, FOLDER, MEASURED, VERSION, Golden, names, normal
+from support.running.golden import CHANGED, FOLDER, MEASURED, VERSION, Golden, names, normal
 
 NODE = "tests/test_it.py::test_it[a b]"
 

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 import pytest
 
+from documentation.drawn_modules import COUNT, drawn
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.kinds import KINDS
-from support.drawn import COUNT, drawn
-from support.harmless import HARMLESS
+from support.wrong.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
 ROOTS = {
@@ -119,7 +119,7 @@ def test_a_package_imports_only_what_its_layer_may() -> None:
 
 @pytest.mark.parametrize(("name", "other", "may"), [
     ("instep_reference.gdn", "instep_optimized.memory_addresses", False),
-    ("instep_reference.gdn", "support.traces", False),
+    ("instep_reference.gdn", "support.build.traces", False),
     ("instep_optimized.engine", "instep_reference.gdn", False), ("instep_optimized.engine", "torch", True),
     ("instep_optimized.engine", "instep_reference.contract.place_names", True), ("instep.player", "perf", False),
     ("instep_optimized.engine", "instep_reference", True), ("instep.player", "instep_reference.gdn", True),

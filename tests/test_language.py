@@ -1,6 +1,6 @@
 """The prose of the project is plain English: almost no sentence needs a second reading.
 
-The rules are in CONTRIBUTING.md, and `support.prose` counts the sentences that break them.
+The rules are in CONTRIBUTING.md, and `documentation.prose` counts the sentences that break them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.prose import Sentence, count, read_files, sentences
+from documentation.prose import Sentence, count, read_files, sentences
 
 LIMIT = 0.02  # of sentences with a finding, in each folder
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from support.covering import WHOLE
+from support.running.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")

@@ -1,6 +1,7 @@
 """Both engines against a third computation, where `transformers` has none: several MTP layers, and a sigmoid gate.
 
-The witness (`support/witness.py`) shares no code with either. Leaves out: everything that `transformers` covers.
+The witness (`support/independent/dense_model.py`) shares no code with either. Leaves out: everything that
+`transformers` covers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forwar
 from instep_reference.contract.engine import Path as Way
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
-from support.checkpoints import write
-from support.two_sides import CAPACITY
-from support.witness import Array, Witness
+from support.build.checkpoints import write
+from support.independent.dense_model import Array, Witness
+from support.worlds.engine_and_reference import CAPACITY
 
 CLOSE = 1e-9  # absolute; values are of order 1, and sums of this size err by 1e-14
 SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 24}

@@ -17,11 +17,11 @@ import torch
 from instep.cli import main
 from instep.trace.file import Trace
 from instep_proof.faults.catalogue.fault import Edit, Wrap
-from support.browser import BROWSER, Browser, browser
-from support.checkpoints import TWO_LAYERS, write
-from support.command import Ran, Runner
-from support.planting import planted_here
-from support.traces import brief, first, recorded
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.traces import brief, first, recorded
+from support.running.browser import BROWSER, Browser, browser
+from support.running.command import Ran, Runner
+from support.running.planting import planted_here
 
 
 @pytest.fixture(autouse=True)

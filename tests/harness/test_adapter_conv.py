@@ -22,9 +22,9 @@ from instep.verdict import Exit, Tier
 from instep_optimized import load
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.errors import Unsupported
-from support.covering import few
-from support.fake_kernels import Kernels
-from support.ops_agree import agree
+from support.independent.op_agreement import agree
+from support.running.covering import few
+from support.worlds.fake_kernels import Kernels
 
 pytestmark = pytest.mark.slow  # replays through an external conv
 
@@ -72,9 +72,9 @@ def dense(window: Any = carried) -> Ops:
 @pytest.fixture
 def judged(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     def run(ops: Ops, tiers: Collection[Tier] = frozenset(Tier), **setting: Any) -> Outcome:
-        monkeypatch.setattr("support.fake_kernels.OPS", ops, raising=False)
+        monkeypatch.setattr("support.worlds.fake_kernels.OPS", ops, raising=False)
         given = {"drafter": "external", **setting}  # the draft head has no conv
-        return diagnose(Replay(trace, Setting("support.fake_kernels:OPS", **given)), tiers=tiers)
+        return diagnose(Replay(trace, Setting("support.worlds.fake_kernels:OPS", **given)), tiers=tiers)
 
     return run
 

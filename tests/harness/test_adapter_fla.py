@@ -32,10 +32,10 @@ from instep_optimized.commit import STRATEGIES
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.errors import Unsupported
-from support.command import Runner, complaint
-from support.covering import WHOLE, few
-from support.few_channels import few_channels
-from support.ops_agree import agree
+from support.build.few_channels import few_channels
+from support.independent.op_agreement import agree
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, few
 
 TOP = Path(__file__).resolve().parents[2]
 ADAPTIVE = TOP / "fixtures" / "traces" / "adaptive.jsonl"

@@ -35,10 +35,10 @@ from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
-from support.checkpoints import write as write_checkpoint
-from support.covering import WHOLE, few
-from support.few_channels import few_channels
-from support.traces import recorded
+from support.build.checkpoints import write as write_checkpoint
+from support.build.few_channels import few_channels
+from support.build.traces import recorded
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole traces, in several orders of summation
 
@@ -77,7 +77,7 @@ def test_another_order_of_summation_passes_with_room(form: str, strategy: str, t
 ])  # fmt: skip
 def test_a_small_error_is_found_where_it_is_made(error: str, component: str) -> None:
     given = None if error == "LOUD_TILE_OF_FUSED" else "external"  # that is an op of the draft head
-    setting = Setting(f"support.injected_errors:{error}", strategy="snapshot", drafter=given)
+    setting = Setting(f"support.wrong.small_errors:{error}", strategy="snapshot", drafter=given)
     findings = Replay(few_channels("accepted", 2), setting).run(until=6).verdict.findings
     derived = [finding for finding in findings if finding.tier is Tier.DERIVED]
     assert derived and findings[0].place.component == derived[0].place.component == component

@@ -19,11 +19,11 @@ from instep.attach.vllm import places, window
 from instep.audit.audit import Audit, audit
 from instep.verdict import Exit
 from peers.live import bundle_vllm
-from support import fake_vllm
-from support.covering import WHOLE
-from support.fake_sglang import Model
-from support.fake_vllm import Served
-from support.recorded import TINY, lines
+from support.build.recordings import TINY, lines
+from support.running.covering import WHOLE
+from support.worlds import fake_vllm
+from support.worlds.fake_sglang import Model
+from support.worlds.fake_vllm import Served
 
 pytestmark = pytest.mark.slow
 

@@ -33,10 +33,10 @@ from instep_reference.contract.checkpoint import Checkpoint, OnDisk
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
-from support.checkpoints import write as write_checkpoint
-from support.command import Runner, complaint
-from support.covering import WHOLE, few
-from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.build.checkpoints import write as write_checkpoint
+from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, few
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +340,7 @@ def led(recording: Path, engine: str) -> Verdict:
     disk, found = OnDisk.open(TINY), opened(recording)
     model = Model("", disk.digest(), config_digest(TINY), disk.config.vocab, disk.config.mtp_layers)
     trace = Trace(recording / "events.jsonl", found.header(model), found.events, {}, "")
-    return Replay(trace, Setting(engine=f"support.by_verbs:{engine}"), checkpoint=TINY).run().verdict
+    return Replay(trace, Setting(engine=f"support.wrong.engines:{engine}"), checkpoint=TINY).run().verdict
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ from instep_reference.draft import drafter
 from instep_reference.draft.drafter_protocol import Asked
 from instep_reference.engine import TensorModel
 from instep_reference.weights import Weights
-from support.checkpoints import write as write_checkpoint
-from support.command import Runner
-from support.recorded import PROMPTS, TINY, edited, lines, recorded
+from support.build.checkpoints import write as write_checkpoint
+from support.build.recordings import PROMPTS, TINY, edited, lines, recorded
+from support.running.command import Runner
 
 pytestmark = pytest.mark.slow
 

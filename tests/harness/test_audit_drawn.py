@@ -22,9 +22,9 @@ from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
-from support.command import complaint
-from support.recorded import TINY, edited, lines, recorded, said
-from support.traces import header
+from support.build.recordings import TINY, edited, lines, recorded, said
+from support.build.traces import header
+from support.running.command import complaint
 
 pytestmark = pytest.mark.slow  # recordings of drawn tokens
 

@@ -31,10 +31,10 @@ from instep_reference.contract.checkpoint import Checkpoint, OnDisk
 from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
-from support.checkpoints import write as write_checkpoint
-from support.command import Runner, complaint
-from support.fake_sglang import Model
-from support.recorded import TINY, lines, stated
+from support.build.checkpoints import write as write_checkpoint
+from support.build.recordings import TINY, lines, stated
+from support.running.command import Runner, complaint
+from support.worlds.fake_sglang import Model
 
 pytestmark = pytest.mark.slow  # recordings in many formats
 

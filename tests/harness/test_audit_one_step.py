@@ -38,9 +38,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.recorded import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
 
 # Events of the recording: commits of a and b are 10, 13 and 16; a ends at 17; the next commit, of b alone, is 20.
 BOTH, LAST = (10, 13, 16), 20

@@ -20,8 +20,8 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
-from support.command import Runner
-from support.recorded import PROMPTS, TINY, edited, lines, recorded, stated
+from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, stated
+from support.running.command import Runner
 
 TRACES = Path("fixtures/traces")
 FILE = {"candidate_steps": [1, 3], "warmup_batches": 1, "update_interval": 1}

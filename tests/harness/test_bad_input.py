@@ -21,10 +21,10 @@ from instep.trace.file import Trace, beside, read
 from instep.trace.header import SCHEMA, Part, Recording
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.checkpoints import write as write_checkpoint
-from support.command import Runner, complaint
-from support.golden import Golden, sections
-from support.traces import VOCAB, lines_of, policy, recorded, seal
+from support.build.checkpoints import write as write_checkpoint
+from support.build.traces import VOCAB, lines_of, policy, recorded, seal
+from support.running.command import Runner, complaint
+from support.running.golden import Golden, sections
 
 Spoil = Callable[[Trace], object]
 

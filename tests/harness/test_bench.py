@@ -30,9 +30,9 @@ from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick, rounds, strategies
 from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
 from instep_speed.bench.run import Asked, Bench, bench
-from support.command import Runner, complaint
-from support.covering import few
-from support.outcomes import shown
+from support.build.outcomes import shown
+from support.running.command import Runner, complaint
+from support.running.covering import few
 
 SLOW = pytest.mark.slow
 # Kinds that have a plot on a CPU: two cells in one line.
@@ -231,7 +231,7 @@ def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_wrong_engine_has_no_rounds() -> None:
-    swapped = bench(Asked({"support.wrong_ops:SWAPPED": PLAIN}, "cpu", FP32, ("rounds",), "tiny", peers=False))
+    swapped = bench(Asked({"support.wrong.ops:SWAPPED": PLAIN}, "cpu", FP32, ("rounds",), "tiny", peers=False))
     assert swapped.exit is Exit.DIVERGED and all("us" not in arm for arm in swapped.rows[0]["arms"].values())
 
 

@@ -30,7 +30,7 @@ from instep_speed.bench.kinds import attend
 from instep_speed.bench.peers import flashinfer
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
-from support.outcomes import shown
+from support.build.outcomes import shown
 
 NARROW, TREE = {"batch": 2, "rows": 3, "behind": 70, "kv": FP8}, {"batch": 2, "rows": 5, "behind": 70, "tree": "binary"}
 FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)

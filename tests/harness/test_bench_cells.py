@@ -26,8 +26,8 @@ from instep_speed.bench.drawn_rows import redrawn
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import mixer
 from instep_speed.bench.peers import torch_functions
-from support.covering import WHOLE
-from support.process import ENVIRONMENT, ROOTS, start
+from support.running.covering import WHOLE
+from support.running.process import ENVIRONMENT, ROOTS, start
 
 
 def ground(dtype: torch.dtype = torch.float32) -> Ground:

@@ -18,7 +18,7 @@ from instep_reference.contract.engine import SetNumSteps
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench.replayed_acceptance import Extent, play, trace_of
 from instep_speed.bench.step_count_arms import arms, hardest_first, mixed, parted
-from support.narrow import narrow
+from support.build.narrow_models import narrow
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ def test_played_arms_are_checked_and_their_laps_hold_the_checked_bits(
 
 
 def test_a_wrong_engine_is_not_right(decoded: dict[str, Decoded], large: Checkpoint) -> None:
-    played = play({"0": decoded["0"]}, large, Setting("support.wrong_ops:SWAPPED"), laps=1)
+    played = play({"0": decoded["0"]}, large, Setting("support.wrong.ops:SWAPPED"), laps=1)
     assert not played["0"].right
 
 

@@ -30,9 +30,9 @@ from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.measure_arms import measured
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Asked, Bench, bench
-from support.command import Runner
-from support.covering import few
-from support.outcomes import shown
+from support.build.outcomes import shown
+from support.running.command import Runner
+from support.running.covering import few
 
 FP32, TO = torch.float32, kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]

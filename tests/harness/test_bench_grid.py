@@ -20,7 +20,7 @@ from instep_speed.bench import kind, run
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import decoding, prefill, strategies
 from instep_speed.bench.run import Asked, Bench, bench
-from support.command import Runner, complaint
+from support.running.command import Runner, complaint
 
 GROUND = run.Ground(torch.device("cpu"), torch.float32, {}, Rates(1e10, 2e10, 1e11), 0)
 

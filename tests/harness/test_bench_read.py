@@ -16,9 +16,9 @@ import pytest
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench import plots
 from instep_speed.bench.resume import joined
-from support.command import Runner, complaint
-from support.covering import few
-from support.outcomes import shown
+from support.build.outcomes import shown
+from support.running.command import Runner, complaint
+from support.running.covering import few
 
 RESULTS = sorted(Path("fixtures/results").glob("bench-*.json"))
 GONE = object()

@@ -23,8 +23,8 @@ from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick
 from instep_speed.bench.resume import going_on, joined
 from instep_speed.bench.run import Asked, Bench, bench
-from support.command import Runner, complaint
-from support.outcomes import shown
+from support.build.outcomes import shown
+from support.running.command import Runner, complaint
 
 FP32 = torch.float32
 PICK = Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=False)

@@ -15,7 +15,7 @@ import torch
 
 from instep import bundled
 from instep.threads import SMALL, threads_for
-from support.command import Runner, complaint
+from support.running.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
 

@@ -38,8 +38,8 @@ from instep_proof.calibrate.tables import Calibration, Rate, by_tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
-from support.command import Runner, complaint
-from support.covering import WHOLE, few
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow
 
@@ -155,12 +155,12 @@ def test_truth_runs_once_for_all_variants_of_a_scene(stage: Stage) -> None:
 
 
 def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage: Stage) -> None:
-    variant = Variant(0, "support.wrong_ops:UNMOVED", ("float32", "float32"), "snapshot", "windows", "VK", 1)
+    variant = Variant(0, "support.wrong.ops:UNMOVED", ("float32", "float32"), "snapshot", "windows", "VK", 1)
     result = Calibration("cpu")
     result.add(variant, stage.run(variant))
     assert result.alarms and "from before the step" in result.alarms[0][1].diagnosis
     told = result.as_data()
-    assert told["alarms"][0]["form"] == "support.wrong_ops:UNMOVED"
+    assert told["alarms"][0]["form"] == "support.wrong.ops:UNMOVED"
     assert sum(rate["alarms"] for rate in told["false_alarms"]) == len(result.alarms)
 
 

@@ -21,10 +21,10 @@ from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
-from support.covering import few
-from support.few_channels import few_channels
-from support.planting import planted_here
-from support.traces import ROOM, recorded
+from support.build.few_channels import few_channels
+from support.build.traces import ROOM, recorded
+from support.running.covering import few
+from support.running.planting import planted_here
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 
@@ -116,7 +116,7 @@ def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str,
 def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made(tmp_path: Path) -> None:
     policy = msgspec.structs.replace(TWO, name="windows", claim="Two requests verify.", num_steps=1)
     sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 32, "dtype": torch.bfloat16}
-    found = judged("support.wrong_ops:NARROW_BETA_OF_WINDOWS", recorded(tmp_path, policy, **sizes))
+    found = judged("support.wrong.ops:NARROW_BETA_OF_WINDOWS", recorded(tmp_path, policy, **sizes))
     must_be(found, "forward", {"core", "update"})
 
 

@@ -22,14 +22,14 @@ from instep.report.result import Result
 from instep.report.result_difference import difference
 from instep.report.sarif import Notice, defined, notices, sarif, workflow_commands
 from instep.verdict import Exit
-from support import kit_ops
-from support.command import Ran, Runner, complaint
-from support.covering import WHOLE
-from support.installed import install
+from support.running.command import Ran, Runner, complaint
+from support.running.covering import WHOLE
+from support.running.installation import install
+from support.wrong import kit_ops
 
 TOP = Path(__file__).resolve().parents[2]
 WORKFLOW = TOP / "docs" / "ci" / "instep.yml"
-SUBJECT = "support.kit_ops:FORGETFUL"
+SUBJECT = "support.wrong.kit_ops:FORGETFUL"
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +75,10 @@ def test_finding_is_written_to_sarif_annotations_and_tensors(
     assert first["message"]["text"].startswith("DIVERGED  small") and others and first["ruleId"] == "poison"
     at = first["locations"][0]["physicalLocation"]
     line = defined(Path(kit_ops.__file__), "FORGETFUL")
-    assert at == {"artifactLocation": {"uri": "tests/support/kit_ops.py"}, "region": {"startLine": line}}
+    assert at == {"artifactLocation": {"uri": "tests/support/wrong/kit_ops.py"}, "region": {"startLine": line}}
     assert Path(kit_ops.__file__).read_text().splitlines()[line - 1].startswith("FORGETFUL = ")
     (told,) = [line for line in ran.out.splitlines() if line.startswith("::")]
-    assert told.startswith(f"::error file=tests/support/kit_ops.py,line={line},title=event 6 commit%2C request ")
+    assert told.startswith(f"::error file=tests/support/wrong/kit_ops.py,line={line},title=event 6 commit%2C request ")
     assert "::DIVERGED  small, optimized[" in told and "%0A  event 6 commit, request" in told
     files = sorted(folder.iterdir())
     assert [re.sub(r"-\d-", "-#-", file.name) for file in files] == [
@@ -134,7 +134,7 @@ def test_finding_without_a_file_is_shown_at_the_definition() -> None:
 
 
 def test_error_of_an_op_is_shown_at_its_line(instep: Runner, tmp_path: Path) -> None:
-    ran = instep("op", "support.kit_ops:RAISING", "gdn", "--drawn", 0, "--sarif", tmp_path / "log")
+    ran = instep("op", "support.wrong.kit_ops:RAISING", "gdn", "--drawn", 0, "--sarif", tmp_path / "log")
     first = required(json.loads((tmp_path / "log").read_text()))[0]
     line = first["locations"][0]["physicalLocation"]["region"]["startLine"]
     assert ran.code == 1 and "1 / 0" in Path(kit_ops.__file__).read_text().splitlines()[line - 1]
@@ -306,7 +306,7 @@ def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, t
     """Run every `run:` of the workflow, in order, without the steps that have `uses:`. pip only notes its arguments."""
     home, shell = tmp_path / "home", install(tmp_path / "installed")
     home.mkdir()
-    kernel = (TOP / "tests" / "support" / "triton_kernel.py").read_text()
+    kernel = (TOP / "tests" / "support" / "kernels" / "delta_rule_triton.py").read_text()
     (home / "mine.py").write_text(kernel.replace("S *= tl.exp(", "S *= tl.exp2(") if wrong else kernel)
     test = (TOP / "fixtures" / "example" / "test_mine.py").read_text()
     (home / "test_mine.py").write_text(test.replace("max_examples=10", "max_examples=1"))

@@ -21,12 +21,12 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
 from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
-from support.checkpoints import write
-from support.command import Runner, complaint
-from support.covering import few
-from support.golden import COUNTED, Golden
-from support.process import TOP
-from support.traces import brief, policy, recorded
+from support.build.checkpoints import write
+from support.build.traces import brief, policy, recorded
+from support.running.command import Runner, complaint
+from support.running.covering import few
+from support.running.golden import COUNTED, Golden
+from support.running.process import TOP
 
 pytestmark = pytest.mark.slow  # whole commands
 
@@ -56,10 +56,10 @@ def test_replay_runs_the_named_op_sets_or_the_plan_of_the_header(instep: Runner,
 
 
 def test_divergence_exits_1_with_message_and_command(instep: Runner, trace: Trace) -> None:
-    ran = instep("replay", trace.path, "--ops", "support.subjects:LOUDER")
+    ran = instep("replay", trace.path, "--ops", "support.wrong.subjects:LOUDER")
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()
-    assert message[0] == "DIVERGED  small, optimized[support.subjects:LOUDER] against reference"
+    assert message[0] == "DIVERGED  small, optimized[support.wrong.subjects:LOUDER] against reference"
     assert message[1].startswith("  event 2 forward, request") and "layer 0 gated" in message[1]
     assert "limit" in message[2]
     command = message[-1].strip()

@@ -25,8 +25,8 @@ from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
-from support.checkpoints import config_of
-from support.combinations import (
+from support.build.checkpoints import config_of
+from support.build.option_combinations import (
     CONSTRAINED,
     FACTORS,
     NODES,
@@ -43,7 +43,7 @@ from support.combinations import (
     whole,
     words,
 )
-from support.covering import few
+from support.running.covering import few
 
 
 @pytest.fixture(scope="module")

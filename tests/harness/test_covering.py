@@ -13,8 +13,8 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
-from support.covering import BEGUN, BY_REPLAY, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
-from support.few_channels import few_channels, same_events
+from support.build.few_channels import few_channels, same_events
+from support.running.covering import BEGUN, BY_REPLAY, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
 
 
 def begun(name: str) -> Trace:

@@ -34,9 +34,9 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import GdnWeights, MoeWeights, Weights
 from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
-from support import contexts as m
-from support.checkpoints import write
-from support.narrow_products import BF16, BLOCK, cut
+from support.build import check_contexts as m
+from support.build.checkpoints import write
+from support.wrong.narrow_products import BF16, BLOCK, cut
 
 TF32, TOKENS = Product("tf32"), 3
 
@@ -297,7 +297,7 @@ def test_a_swapped_op_brings_its_products() -> None:
     ops = replace(load("plain"), products=mine)
     assert swapped(ops, {"gdn": "plain"}).products == {"linear": TF32}
     assert swapped(ops, {"conv": "plain"}).products == mine
-    assert swapped(load("plain"), {"gdn": "support.narrow_products:CUT"}).products == {
+    assert swapped(load("plain"), {"gdn": "support.wrong.narrow_products:CUT"}).products == {
         "gdn.chunk": Product("tf32", block=64)}  # fmt: skip
 
 

@@ -23,15 +23,15 @@ from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract.engine import Forward
-from support.checkpoints import write
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.few_channels import few_channels
-from support.narrow import narrow
-from support.traces import ROOM, policy
+from support.build.checkpoints import write
+from support.build.few_channels import few_channels
+from support.build.narrow_models import narrow
+from support.build.traces import ROOM, policy
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
 
 SHORT = TRACES / "short.jsonl"
-NARROW = "support.narrow_products"
+NARROW = "support.wrong.narrow_products"
 GIVEN = ("--drafter", "external")  # with the drafts of the trace
 
 
@@ -130,12 +130,12 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
 def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels("short", 2).path, tmp_path / "a.json"
     words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
-    ran = instep(*words, "--ops", "support.subjects:declared")
+    ran = instep(*words, "--ops", "support.wrong.subjects:declared")
     assert ran.code == 0, ran.out
     assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
     (run,) = json.loads(file.read_text())["runs"]
     assert run["declared"]["stored"]["hidden"] == "bfloat16" and "state" not in run["declared"]["stored"]
-    ran = instep(*words, "--ops", "support.subjects:right")
+    ran = instep(*words, "--ops", "support.wrong.subjects:right")
     assert ran.code == 1 and "hint: this op set declares no rounding" in ran.out and "declares: no rounding" in ran.out
 
 
@@ -175,7 +175,7 @@ def test_large_model_states_are_granted_the_declaration(name: str, exit_: Exit) 
 
 @pytest.mark.parametrize(("ops", "says"), [
     (f"{NARROW}:NO_FORM", "products: found 'gdn', expected forms of ops: linear, conv, gdn.window, gdn.chunk"),
-    ("support.subjects:misdeclared", "rounds: found 'everything', expected components: embedding"),
+    ("support.wrong.subjects:misdeclared", "rounds: found 'everything', expected components: embedding"),
 ])  # fmt: skip
 def test_unknown_declaration_is_refused(ops: str, says: str, instep: Runner) -> None:
     assert says in complaint(instep("replay", SHORT, "--ops", ops))

@@ -14,8 +14,8 @@ import pytest
 from instep_proof.commands import demo
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.plant import PACKAGES, digests, source
-from support.command import Runner, complaint
-from support.covering import WHOLE
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
 
 
 @pytest.mark.slow

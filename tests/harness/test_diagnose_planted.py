@@ -17,9 +17,9 @@ from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.place_names import Place
-from support.covering import few
-from support.few_channels import few_channels
-from support.planting import begun, planted_here
+from support.build.few_channels import few_channels
+from support.running.covering import few
+from support.running.planting import begun, planted_here
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 

@@ -23,8 +23,8 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn, probabilities
-from support.covering import each_value, few
-from support.traces import header, policy, recorded
+from support.build.traces import header, policy, recorded
+from support.running.covering import each_value, few
 
 VOCAB, TREE = 50, (-1, 0, 0, 2, 2)
 SAMPLINGS = (Sampling(1.0), Sampling(0.5, top_k=8), Sampling(1.7, top_p=0.7), Sampling(1.2, 20, 0.9))

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
-from support.command import Runner
-from support.covering import WHOLE, few
-from support.process import start
-from support.traces import policy, recorded
+from support.build.traces import policy, recorded
+from support.running.command import Runner
+from support.running.covering import WHOLE, few
+from support.running.process import start
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -42,7 +42,7 @@ def ended(*words: object, stream: str = "stdout", cold: bool = False) -> tuple[i
 
 @few(2)
 @pytest.mark.parametrize("words", [
-    ("replay", "TRACE", "--ops", "support.subjects:LOUDER", "--until", "3"),
+    ("replay", "TRACE", "--ops", "support.wrong.subjects:LOUDER", "--until", "3"),
     pytest.param(("relations", "TRACE", "unseen", "--until", "3"), marks=WHOLE),
     ("memory", "qwen3.5-9b", "--json", "-"),
     ("doctor", "--json", "-"),

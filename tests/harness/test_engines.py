@@ -23,9 +23,9 @@ from instep_reference.contract import answers
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
 from instep_reference.contract.engine import Path as Path_
-from support import by_verbs
-from support.command import Runner, complaint
-from support.few_channels import FIXTURES, few_channels
+from support.build.few_channels import FIXTURES, few_channels
+from support.running.command import Runner, complaint
+from support.wrong import engines
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 SMALL = ("kept", "accepted", "short", "arriving", "drawn", "refused")
@@ -36,7 +36,7 @@ RESUMED = 16  # an event of `kept` after a save, a load and a preemption; later 
 
 def replayed(name: str, trace: str = "kept", layers: int = 2, *, until: int | None = None, **setting: str) -> Outcome:
     told = few_channels(trace, layers) if trace in SMALL else read(TRACES / f"{trace}.jsonl")
-    return diagnose(Replay(told, Setting(engine=f"support.by_verbs:{name}", **setting)), until=until)
+    return diagnose(Replay(told, Setting(engine=f"support.wrong.engines:{name}", **setting)), until=until)
 
 
 @pytest.mark.slow
@@ -90,7 +90,7 @@ TOO = "its memory too: what this event computed from it is wrong"
     ("slightly_keeping", 5, TOO),
 ])  # fmt: skip
 def test_memory_that_was_not_compared_is_not_called_right(name: str, event: int, says: str) -> None:
-    replay = Replay(few_channels("kept", 2), Setting(engine=f"support.by_verbs:{name}"))
+    replay = Replay(few_channels("kept", 2), Setting(engine=f"support.wrong.engines:{name}"))
     outcome = replay.run(until=event)
     located = locate(replay, outcome)
     assert (located.finding.event, str(located.finding.place)) == (event, "trunk final")
@@ -98,7 +98,7 @@ def test_memory_that_was_not_compared_is_not_called_right(name: str, event: int,
 
 
 def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = Replay(few_channels("kept", 2), Setting(engine="support.by_verbs:slightly_keeping"))
+    replay = Replay(few_channels("kept", 2), Setting(engine="support.wrong.engines:slightly_keeping"))
     outcome = replay.run(until=5)
     monkeypatch.setattr(answers, "MEMORY", (*answers.MEMORY, "ring"))
     monkeypatch.setattr(answers.RequestState, "ring", {0: torch.ones(1)}, raising=False)
@@ -127,7 +127,7 @@ def test_watched_engine_reports_replaced_events() -> None:
 
 @pytest.mark.parametrize(("name", "says"), [
     ("nothing", "makes NoneType, which has no step, keep, drop"), ("no_keep", "which has no keep"),
-    ("no_verb", "kv of 'support.by_verbs:no_verb', which cannot be called"),
+    ("no_verb", "kv of 'support.wrong.engines:no_verb', which cannot be called"),
     ("other_arguments", "a callable that takes other arguments"), ("absent", "has no attribute 'absent'"),
     ("misdeclares", "declares: found 'round'"), ("misrounds", "rounds: found 'everything'"),
     ("misspells", "products: found 'bfloat'"), ("products_5", "declares: products: found 5"),
@@ -135,7 +135,7 @@ def test_watched_engine_reports_replaced_events() -> None:
     ("shows_lists", "declares: shows: found [['logits']]"), ("order_no", "declares: order: found 'no'"),
 ])  # fmt: skip
 def test_invalid_engine_is_refused_in_one_line(name: str, says: str, instep: Runner) -> None:
-    assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.by_verbs:{name}"))
+    assert says in complaint(instep("replay", TRACES / "short.jsonl", "--engine", f"support.wrong.engines:{name}"))
 
 
 def test_a_name_of_an_op_set_is_no_engine(instep: Runner) -> None:
@@ -144,7 +144,7 @@ def test_a_name_of_an_op_set_is_no_engine(instep: Runner) -> None:
 
 
 def test_op_set_together_with_an_engine_is_refused(instep: Runner) -> None:
-    ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.by_verbs:right")
+    ran = instep("replay", TRACES / "short.jsonl", "--ops", "plain", "--engine", "support.wrong.engines:right")
     assert "--engine: found --ops as well" in complaint(ran)
 
 
@@ -187,11 +187,11 @@ def test_correct_engine_that_rounds_differently_is_not_accused(name: str, dtype:
 def test_components_that_are_not_shown_are_listed(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     trace = few_channels("kept", 2).path
-    ran = instep("replay", trace, "--engine", "support.by_verbs:right", "--json", file)
+    ran = instep("replay", trace, "--engine", "support.wrong.engines:right", "--json", file)
     assert ran.code == 0 and "served 29 of 29 events" in ran.out and "[shows no kv]" in ran.out
     assert "1 times without save and load: drop, then a step over the tokens again" in ran.out
     run = json.loads(file.read_text())["runs"][0]
-    assert run["engine"] == "support.by_verbs:right" and run["shown"] == ["final", "logits", "state"]
+    assert run["engine"] == "support.wrong.engines:right" and run["shown"] == ["final", "logits", "state"]
     assert run["ops"] is run["graphs"] is run["strategy"] is None and run["device"] == "cpu"
     assert {each["shows_no"] for each in run["not_judged"]} >= {"kv", "draft", "watch", "regions"}
     assert [each["event"] for each in run["played"]] == [12, 16]
@@ -206,11 +206,11 @@ def test_save_that_does_not_copy_is_found() -> None:
 @pytest.mark.slow
 def test_fuzz_finds_what_is_wrong_and_writes_it(instep: Runner, tmp_path: Path) -> None:
     few_channels("short")
-    words = ("fuzz", "--engine", "support.by_verbs:no_rollback", "--examples", 20, "--seed", 1, "--shrink", 0.5,
+    words = ("fuzz", "--engine", "support.wrong.engines:no_rollback", "--examples", 20, "--seed", 1, "--shrink", 0.5,
              "--checkpoint", FIXTURES / "tiny", "--out", tmp_path)  # fmt: skip
     ran = instep(*words)
     assert ran.code == 1 and "tokens; " in ran.out, ran
-    assert "--engine support.by_verbs:no_rollback" in " ".join(ran.out.split())
+    assert "--engine support.wrong.engines:no_rollback" in " ".join(ran.out.split())
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_an_own_draft_that_is_another_is_found() -> None:
 def test_request_with_tree_drafts_leaves_the_run_alone() -> None:
     opened = Checkpoint.open(TRACES.parents[1] / "tiny")
     room = Capacity((1, 2), tuple(range(1, 9)), 8, 32)
-    asked = Asked(by_verbs.Right(TRACES.parents[1] / "tiny"), by_verbs.right, opened.config)
+    asked = Asked(engines.Right(TRACES.parents[1] / "tiny"), engines.right, opened.config)
     engine = DerivedEngine(asked, opened, room, num_steps=2, adaptive=None)
     rows = tuple(Row(name, "prefill", 2, root=7) for name in "ab")
     for event in (Admit("a", (1, 2)), Admit("b", (3, 4)), Forward(rows)):

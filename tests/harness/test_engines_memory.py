@@ -10,11 +10,11 @@ import pytest
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.verdict import Exit
-from support.few_channels import few_channels
+from support.build.few_channels import few_channels
 
 
 def replayed(name: str, trace: str = "kept") -> Outcome:
-    return Replay(few_channels(trace, 2), Setting(engine=f"support.by_memory:{name}")).run()
+    return Replay(few_channels(trace, 2), Setting(engine=f"support.wrong.pooled_engines:{name}")).run()
 
 
 @pytest.mark.slow

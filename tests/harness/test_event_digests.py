@@ -17,7 +17,7 @@ from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
 from instep.watch.event_digests import EventDigests
 from instep.watch.memory_changes import bits
-from support.command import Runner
+from support.running.command import Runner
 
 pytestmark = pytest.mark.slow  # whole replays
 

@@ -35,9 +35,9 @@ from instep_proof.faults.catalogue.fault import Edit, Expected, Fault
 from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
-from support.checkpoints import config_of, write
-from support.covering import few
-from support.planting import begun
+from support.build.checkpoints import config_of, write
+from support.running.covering import few
+from support.running.planting import begun
 
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"

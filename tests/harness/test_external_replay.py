@@ -31,9 +31,9 @@ from instep_proof.faults.catalogue.fault import Edit, Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.errors import BadInput
-from support.command import Runner, complaint
-from support.covering import BEGUN, WHOLE, few
-from support.planting import begun
+from support.running.command import Runner, complaint
+from support.running.covering import BEGUN, WHOLE, few
+from support.running.planting import begun
 
 HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
 TRACES = HOME.parent / "faults"
@@ -104,7 +104,7 @@ def test_one_trace_serves_both_ways(instep: Runner) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", [{"ops": "support.subjects:right"}, {"engine": "support.by_verbs:slipping"}])
+@pytest.mark.parametrize("who", [{"ops": "support.wrong.subjects:right"}, {"engine": "support.wrong.engines:slipping"}])
 def test_external_engine_receives_the_drafts(who: dict[str, str], handed: Trace) -> None:
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
     verdict = Replay(handed, Setting(**who)).run(until=9).verdict  # a prompt, a decode, a window and its commit

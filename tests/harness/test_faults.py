@@ -24,12 +24,12 @@ from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
 from instep_proof.faults.result_document import surprises
 from instep_reference.contract.errors import BadInput
-from support.command import Runner
-from support.covering import WHOLE
-from support.few_channels import few_channels
-from support.harmless import HARMLESS, Harmless
-from support.outcomes import shown
-from support.planting import planted_here
+from support.build.few_channels import few_channels
+from support.build.outcomes import shown
+from support.running.command import Runner
+from support.running.covering import WHOLE
+from support.running.planting import planted_here
+from support.wrong.harmless import HARMLESS, Harmless
 
 # One of a family each. The first share the control arm of one short trace, and run as a campaign runs them, each in a
 # copy of the source and in processes. The other one is planted here. All of them: `fixtures/results/faults.json`.

@@ -17,7 +17,7 @@ from instep_proof.faults.compare_with_control import HYPOTHESIS, Judged
 from instep_proof.faults.fault_runs import Arm
 from instep_proof.faults.result_data import data_of
 from instep_proof.faults.result_document import surprises
-from support.command import Runner
+from support.running.command import Runner
 
 TOP = Path(__file__).resolve().parents[2]
 

@@ -21,7 +21,7 @@ from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.compare_with_control import Heard, Judged, Result, Session, judge
 from instep_proof.faults.fault_runs import Arm
-from support.command import Runner, complaint
+from support.running.command import Runner, complaint
 
 TOP = Path(__file__).resolve().parents[2]
 COMMITTED = TOP / "fixtures" / "results" / "faults.json"

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from instep_optimized.ops.import_by_name import attribute_at, module_at
-from support.command import Runner, complaint
-from support.covering import WHOLE, few
-from support.installed import TOP, install
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, few
+from support.running.installation import TOP, install
 
 pytest.importorskip("triton")
 PAIR = TOP / "fixtures" / "traces" / "faults" / "pair.jsonl"
@@ -32,7 +32,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A repository of a user with a Triton kernel in `mine.py`."""
-    shutil.copy(TOP / "tests" / "support" / "triton_kernel.py", tmp_path / "mine.py")
+    shutil.copy(TOP / "tests" / "support" / "kernels" / "delta_rule_triton.py", tmp_path / "mine.py")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -p no:benchmark\n")
     return tmp_path
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from instep_proof.faults import plant, run_in_forks
-from support.covering import WHOLE
+from support.running.covering import WHOLE
 
 SAYS = """
 import os, sys, instep, torch

@@ -19,7 +19,7 @@ from instep.verdict import Exit, Tier, Verdict
 from instep.watch.frozen_memory import RECENT, Answers, KeptCopies
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
-from support.covering import each_value, few
+from support.running.covering import each_value, few
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 

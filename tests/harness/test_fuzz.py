@@ -21,11 +21,11 @@ from instep.trace.file import read
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
-from support import subjects
-from support.command import Runner, complaint
-from support.covering import WHOLE, few
-from support.event_clock import count_events
-from support.planting import planted_here
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, few
+from support.running.event_clock import count_events
+from support.running.planting import planted_here
+from support.wrong import subjects
 
 SEED = "1"
 
@@ -160,7 +160,7 @@ def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
     instep: Runner, model: Path, tmp_path: Path, subject: str, shrink: float
 ) -> None:
     """When the time ends within an example, Hypothesis must not take that for a test that cannot be relied on."""
-    ops = f"support.subjects:{subject}"
+    ops = f"support.wrong.subjects:{subject}"
     ran = instep("fuzz", "--checkpoint", model, "--ops", ops, "--examples", 20, "--seed", SEED, "--shrink", shrink,
                  "--out", tmp_path / "found")
     trace = tmp_path / "found" / f"fuzz-{ops.replace(':', '-')}-{SEED}.jsonl"
@@ -176,8 +176,9 @@ def test_difference_is_reported_as_found_once(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.ONCE.gated_norm, "calls", 0)
-    ran = instep("fuzz", "--checkpoint", model, "--ops", "support.subjects:ONCE", "--examples", 20, "--seed", SEED,
-                 "--out", tmp_path / "found", "--html", tmp_path / "page.html", "--json", tmp_path / "found.json")
+    ran = instep("fuzz", "--checkpoint", model, "--ops", "support.wrong.subjects:ONCE", "--examples", 20,
+                 "--seed", SEED, "--out", tmp_path / "found",
+                 "--html", tmp_path / "page.html", "--json", tmp_path / "found.json")
     assert ran.code == Exit.DIVERGED, ran
     (told,) = json.loads((tmp_path / "found.json").read_text())["campaigns"]
     assert ran.out.startswith(f"seed {SEED}\n"), "said before anything else"
@@ -196,7 +197,7 @@ def test_a_finding_is_written_as_it_comes_and_survives_what_follows(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The harness raises while it shrinks a finding: the finding is kept, on the disk and in the report."""
-    settings = Settings(Setting("support.subjects:LOUDER"), model, 20, int(SEED), tmp_path / "found")
+    settings = Settings(Setting("support.wrong.subjects:LOUDER"), model, 20, int(SEED), tmp_path / "found")
     served = Example.serve
     sizes: list[int] = []
 

@@ -25,9 +25,9 @@ from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.outcomes import shown
+from support.build.outcomes import shown
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[2]
 ALLOWED = 0.1

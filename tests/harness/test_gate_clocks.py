@@ -31,9 +31,9 @@ from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power, tried
 from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
-from support.outcomes import shown
-from support.planting import planted_here
-from support.simulated import Machine
+from support.build.outcomes import shown
+from support.running.planting import planted_here
+from support.worlds.simulated_gpu import Machine
 
 PIECES, HOST, DEVICE = 4, 1e-4, 5e-5  # of one piece of work, in seconds
 QUESTION = Question("plain", "plain", model(), ("commit",))

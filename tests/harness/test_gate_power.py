@@ -33,10 +33,10 @@ from instep_speed.gate.gate import MOST_TIMES
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried
 from instep_speed.gate.reference_check import Yardstick
-from support.command import Runner, complaint
-from support.covering import few
-from support.outcomes import shown
-from support.planting import planted_here
+from support.build.outcomes import shown
+from support.running.command import Runner, complaint
+from support.running.covering import few
+from support.running.planting import planted_here
 
 QUESTION = Question("plain", "plain", bundled.model(), ("commit",))
 TRIALS = 30

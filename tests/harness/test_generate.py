@@ -19,11 +19,11 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
-from support.checkpoints import write as write_checkpoint
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.golden import MEASURED, Golden
-from support.planting import planted_here
+from support.build.checkpoints import write as write_checkpoint
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
+from support.running.golden import MEASURED, Golden
+from support.running.planting import planted_here
 
 TINY = Path("fixtures/tiny")
 SHORT = ("--prompt", "Return the", "--prompt", "class Queue\n", "--prompt", "x", "--tokens", "12", "--batch", "2")
@@ -125,8 +125,8 @@ def test_impossible_sampling_is_refused_in_one_line(instep: Runner, words: tuple
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("unmoved", "snapshot"), ("swapped", "rerun"), ("louder", "columns")])
 def test_wrong_text_has_no_speed(instep: Runner, tmp_path: Path, ops: str, strategy: str) -> None:
-    module = "subjects" if ops == "louder" else "wrong_ops"
-    ran = instep("generate", TINY, *SHORT[:2], "--tokens", "6", "--ops", f"support.{module}:{ops.upper()}",
+    module = "subjects" if ops == "louder" else "ops"
+    ran = instep("generate", TINY, *SHORT[:2], "--tokens", "6", "--ops", f"support.wrong.{module}:{ops.upper()}",
                  "--strategy", strategy, "--json", tmp_path / "r.json")  # fmt: skip
     assert ran.code == 1 and "DIVERGED" in ran.out and "tokens/s" not in ran.out
     result = json.loads((tmp_path / "r.json").read_text())

@@ -22,9 +22,9 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
-from support import raising_engines, subjects
-from support.command import Runner
-from support.traces import recorded
+from support.build.traces import recorded
+from support.running.command import Runner
+from support.wrong import raising, subjects
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("asked"))
 
 
-def replayed(trace: Trace, name: str, module: str = "raising_engines") -> Outcome:
-    return Replay(trace, Setting(f"support.{module}:{name}")).run()
+def replayed(trace: Trace, name: str, module: str = "raising") -> Outcome:
+    return Replay(trace, Setting(f"support.wrong.{module}:{name}")).run()
 
 
-@pytest.mark.parametrize("method", raising_engines.METHODS)
+@pytest.mark.parametrize("method", raising.METHODS)
 def test_exception_of_the_engine_is_its_finding_in_every_call(trace: Trace, method: str) -> None:
     outcome = replayed(trace, f"RAISING_{method}")
     assert outcome.verdict.exit is Exit.DIVERGED
@@ -45,7 +45,7 @@ def test_exception_of_the_engine_is_its_finding_in_every_call(trace: Trace, meth
         first.diagnosis
     )
     assert first.raised is not None and first.raised.function == "_raises"
-    assert first.raised.file.endswith("support/raising_engines.py")
+    assert first.raised.file.endswith("support/wrong/raising.py")
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_answer_of_a_wrong_type_is_a_finding(trace: Trace, method: str, says: st
     ("SCRATCH_BEYOND", "regions: 'state': scratch returned a frozenset (frozenset({1000000})); the contract expects"),
 ])  # fmt: skip
 def test_invalid_region_is_a_finding(trace: Trace, name: str, says: str) -> None:
-    first = Replay(trace, Setting(f"support.wrong_regions:{name}")).run().verdict.findings[0]
+    first = Replay(trace, Setting(f"support.wrong.declared_regions:{name}")).run().verdict.findings[0]
     assert first.check == "interface" and first.diagnosis.startswith(says), first.diagnosis
 
 
@@ -144,7 +144,7 @@ def test_undeclared_narrow_place_is_granted_no_rounding(trace: Trace) -> None:
 
 def test_region_that_disappears_is_a_finding(trace: Trace) -> None:
     """An engine that hides a pool for one event could write into it unseen."""
-    found = replayed(trace, "HIDING", "wrong_regions").verdict
+    found = replayed(trace, "HIDING", "declared_regions").verdict
     first = found.findings[0]
     assert found.exit is Exit.DIVERGED and (first.check, first.kind) == ("interface", "commit")
     assert first.diagnosis == "`regions` omits regions that it showed before: state (layer 0)"
@@ -178,7 +178,7 @@ def test_a_maker_that_makes_nothing_is_a_finding_of_the_first_event(trace: Trace
 
 def test_a_maker_that_raises_is_a_finding_of_fuzz_too(trace: Trace, tmp_path: Path) -> None:
     directory = trace.path.parent / trace.header.checkpoint.near
-    told = Settings(Setting("support.raising_engines:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
+    told = Settings(Setting("support.wrong.raising:MAKER_raises"), directory, 2, 0, tmp_path, shrink_s=2.0)
     found = campaign(told)
     assert found.exit is Exit.DIVERGED and found.found is not None
     assert "no such card" in found.found.verdict.findings[0].diagnosis
@@ -195,7 +195,7 @@ def test_traceback_is_in_every_output(trace: Trace, tmp_path: Path, monkeypatch:
     outcome = replayed(trace, "IN_AN_OP")
     told = divergence(outcome)
     line = 'given["query"][:, 99]'
-    assert "support/raising_engines.py line" in told and "in _in_the_target" in told and line in told
+    assert "support/wrong/raising.py line" in told and "in _in_the_target" in told and line in told
     assert "lockstep.py" not in told
     monkeypatch.setenv("INSTEP_TRACEBACK", "1")
     assert "run/build_compared_engines.py" in divergence(outcome) and line in divergence(outcome)
@@ -205,10 +205,10 @@ def test_traceback_is_in_every_output(trace: Trace, tmp_path: Path, monkeypatch:
 
 
 def test_exception_outside_ops_is_placed_after_the_last_place(trace: Trace) -> None:
-    outcome = Replay(trace, Setting("support.subjects:refusing")).run()
+    outcome = Replay(trace, Setting("support.wrong.subjects:refusing")).run()
     first = outcome.verdict.findings[0]
     assert first.diagnosis == "raised IndexError (row 3 of 2); the event is legal and the reference served it"
-    assert first.raised is not None and first.raised.file.endswith("support/subjects.py")
+    assert first.raised is not None and first.raised.file.endswith("support/wrong/subjects.py")
 
 
 def test_lone_surrogate_in_an_exception_is_written_to_every_file(
@@ -217,7 +217,7 @@ def test_lone_surrogate_in_an_exception_is_written_to_every_file(
     """A lone surrogate, as in a file's name that is no UTF-8: no output can hold it as it is."""
     monkeypatch.setattr(subjects, "SAID", "row \ud800 of 2")
     files = {name: tmp_path / f"found.{name}" for name in ("json", "sarif", "html")}
-    ran = instep("replay", trace.path, "--ops", "support.subjects:refusing", "--annotate",
+    ran = instep("replay", trace.path, "--ops", "support.wrong.subjects:refusing", "--annotate",
                  *(word for name, file in files.items() for word in (f"--{name}", file)))  # fmt: skip
     assert ran.code == 1, ran
     for name, file in files.items():
@@ -227,11 +227,11 @@ def test_lone_surrogate_in_an_exception_is_written_to_every_file(
 def test_a_maker_that_raises_is_no_failure_of_the_harness_in_relations(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["instep", "relations", str(trace.path), "--ops", "support.raising_engines:MAKER_raises"]
+    words = ["instep", "relations", str(trace.path), "--ops", "support.wrong.raising:MAKER_raises"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 1
     told = capsys.readouterr().out
     assert "DIVERGED  the engine, while it was built, raised AssertionError (no such card)" in told
-    assert "support/raising_engines.py line" in told
+    assert "support/wrong/raising.py line" in told

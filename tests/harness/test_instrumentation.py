@@ -19,7 +19,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.watch import gather_event_log
 from instep.watch.digests import bits
-from support.covering import WHOLE, few
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole replays
 

@@ -14,9 +14,9 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from support.command import Runner
-from support.few_channels import few_channels
-from support.traces import brief, recorded
+from support.build.few_channels import few_channels
+from support.build.traces import brief, recorded
+from support.running.command import Runner
 
 GIVEN = {"drafter": "external"}  # with the drafts of the trace: the draft head calls kernels that the trunk calls
 SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "short.jsonl"

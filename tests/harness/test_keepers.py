@@ -22,9 +22,9 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
-from support.command import Runner, complaint
-from support.covering import WHOLE, each_value, few
-from support.few_channels import few_channels
+from support.build.few_channels import few_channels
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE, each_value, few
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]

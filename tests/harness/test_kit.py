@@ -29,11 +29,11 @@ from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.memory_addresses import Part
 from instep_reference.contract.errors import BadInput, InstepError
-from support import warm
-from support.by_verbs import right as make
-from support.command import Runner, advances, complaint
-from support.covering import WHOLE, few
-from support.kit_ops import FORGETFUL, PLAIN
+from support.running import forked_python
+from support.running.command import Runner, advances, complaint
+from support.running.covering import WHOLE, few
+from support.wrong.engines import right as make
+from support.wrong.kit_ops import FORGETFUL, PLAIN
 
 TOP = Path(__file__).resolve().parents[2]
 PAGE, EXAMPLE = (TOP / "docs" / "kit.md").read_text(), TOP / "fixtures" / "example"
@@ -201,7 +201,7 @@ def test_unserved_cases_are_inconclusive_and_an_error_is_a_finding() -> None:
     with pytest.raises(kit.Divergence, match="INCONCLUSIVE"):
         none.must_agree()
     assert "raised ZeroDivisionError" in kit.served(kit.op_cases("gdn")[0], dense).message
-    for wrong in ("ledger", "support.by_verbs:right"):
+    for wrong in ("ledger", "support.wrong.engines:right"):
         with pytest.raises(BadInput, match="ops"):
             kit.served(kit.op_cases("pick"), wrong)
 
@@ -235,7 +235,7 @@ REPLAYED: list[tuple[dict[str, Any], str]] = [
     ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of conv, device, drafter, dtype"),
     ({"ops": "plain"}, "ops: found no parameter of replayed, expected subject"),
     ({"handed": PLAIN}, "handed: found no parameter of replayed, expected subject"),
-    ({"engine": "support.by_verbs:right", "subject": "ledger"}, "engine: found it together with ledger"),
+    ({"engine": "support.wrong.engines:right", "subject": "ledger"}, "engine: found it together with ledger"),
     ({"strategy": 5}, "strategy: found 5 (int), expected a text"),
     ({"graphs": "yes"}, "graphs: found 'yes' (str), expected True or False"),
     ({"graphs": 1}, "graphs: found 1 (int), expected True or False"),
@@ -293,8 +293,8 @@ def test_workload_is_replayed_from_memory_and_from_files(tmp_path: Path) -> None
     one, two = (files(wrong.outcomes * runs, tmp_path) for runs in (1, 2))  # as of two strategies
     assert len(two) == 2 * len(one) > 0, "runs of one name do not write over each other"
     line = kit.replayed(file, FORGETFUL, until=8).message.splitlines()[-1]
-    assert line.strip().startswith(f"instep replay {file} --ops support.kit_ops:FORGETFUL --until"), line
-    assert kit.replayed(work, make, until=8).must_agree().outcomes[0].plan.setting.name == "support.by_verbs:right"
+    assert line.strip().startswith(f"instep replay {file} --ops support.wrong.kit_ops:FORGETFUL --until"), line
+    assert kit.replayed(work, make, until=8).must_agree().outcomes[0].plan.setting.name == "support.wrong.engines:right"
     with pytest.raises(BadInput, match="subject"):
         kit.replayed(work, lambda: None)
     with pytest.raises(kit.Divergence, match="INCONCLUSIVE"):
@@ -316,8 +316,8 @@ def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, promp
 @WHOLE
 def test_drawn_traces_reach_events_that_often_fail() -> None:
     """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
-    command = [sys.executable, "-m", "support.drawn_traces"]
-    done = warm.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
+    command = [sys.executable, "-m", "support.build.drawn_traces"]
+    done = forked_python.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0, done.stderr
     least = {"commits": 28, "of two": 9, "ragged": 6, "rejects": 25}
     for prefixes, seen in zip((False, True), json.loads(done.stdout), strict=True):
@@ -354,7 +354,7 @@ def test_example_suite_runs_with_the_installed_package(tmp_path: Path) -> None:
     test.write_text(test.read_text().replace("max_examples=10", "max_examples=2"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    done = warm.run(
+    done = forked_python.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "instep.plugin",
          "-k", "not rerun and not scrambled"],
         cwd=home, timeout=240, env={**env, "PYTHONPATH": str(site),
@@ -371,8 +371,8 @@ def test_instep_op_prints_each_op_and_refuses_unknown_names(instep: Runner, tmp_
     ran = instep("op", "plain", "gdn", "norm", "--drawn", "2", "--json", tmp_path / "r.json")
     assert ran.code == 0 and " agrees: " in ran.out and "allowance used" in ran.out, ran
     assert '"used": ' in (tmp_path / "r.json").read_text()
-    wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--drawn", "0")
-    line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32"
+    wrong = instep("op", "support.wrong.kit_ops:FORGETFUL", "gdn", "--drawn", "0")
+    line = "instep op support.wrong.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32"
     assert wrong.code == 1 and "holds what was there before the launch" in wrong.out and line in wrong.out, wrong
     again = instep(*line.split()[1:])
     assert again.code == 1 and "decode-r1-KV-float32, request 0" in again.out

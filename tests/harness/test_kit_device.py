@@ -19,8 +19,8 @@ from instep.kit.cases.case import Call, mapped, moved, packed
 from instep.watch import batched_host_copies
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import memory_of
-from support.command import Runner, complaint
-from support.kit_ops import FORGETFUL
+from support.running.command import Runner, complaint
+from support.wrong.kit_ops import FORGETFUL
 
 
 class OnCard(torch.Tensor):
@@ -128,6 +128,6 @@ def test_op_sets_agree_on_a_gpu(name: str) -> None:
 @pytest.mark.gpu
 def test_command_for_a_gpu_case_names_the_device(instep: Runner) -> None:
     assert instep("op", "plain", "gdn", "--device", "cuda", "--drawn", 2).code == 0
-    wrong = instep("op", "support.kit_ops:FORGETFUL", "gdn", "--device", "cuda", "--drawn", 0)
-    line = "instep op support.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32 --device cuda"
+    wrong = instep("op", "support.wrong.kit_ops:FORGETFUL", "gdn", "--device", "cuda", "--drawn", 0)
+    line = "instep op support.wrong.kit_ops:FORGETFUL gdn --case decode-r1-KV-float32 --device cuda"
     assert wrong.code == 1 and line in wrong.out, wrong

@@ -28,8 +28,8 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
-from support.command import Runner
-from support.traces import policy, recorded
+from support.build.traces import policy, recorded
+from support.running.command import Runner
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -60,11 +60,11 @@ def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
 
 
 @pytest.mark.parametrize(("ops", "strategy", "op", "component"), [
-    ("support.subjects:LOUDER", "rerun", "gated_norm", "gated"),
-    ("support.injected_errors:EPS_ON_THE_MEAN", "rerun", "gdn_inputs", "q"),
-    ("support.injected_errors:LOUD_TILE_OF_FUSED", "rerun", "linear", "fused"),
-    ("support.wrong_ops:SWAPPED", "rerun", "store_rows", "keys"),
-    ("support.wrong_ops:UNMOVED", "snapshot", "move", "conv"),
+    ("support.wrong.subjects:LOUDER", "rerun", "gated_norm", "gated"),
+    ("support.wrong.small_errors:EPS_ON_THE_MEAN", "rerun", "gdn_inputs", "q"),
+    ("support.wrong.small_errors:LOUD_TILE_OF_FUSED", "rerun", "linear", "fused"),
+    ("support.wrong.ops:SWAPPED", "rerun", "store_rows", "keys"),
+    ("support.wrong.ops:UNMOVED", "snapshot", "move", "conv"),
 ])
 def test_a_wrong_op_is_named(trace: Trace, ops: str, strategy: str, op: str, component: str) -> None:
     outcome, found = located(trace, ops=ops, strategy=strategy)
@@ -75,14 +75,14 @@ def test_a_wrong_op_is_named(trace: Trace, ops: str, strategy: str, op: str, com
 
 def test_an_op_far_from_the_place_is_found_by_halving(trace: Trace) -> None:
     """`shift` and `place_rows` return no place, so the error shows in later ops."""
-    _, found = located(trace, ops="support.wrong_ops:ONE_ON")
+    _, found = located(trace, ops="support.wrong.ops:ONE_ON")
     assert (found.cause, found.op) == ("op", "place_rows")
     assert found.finding.place.component in ("query", "keys")
 
 
 def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace: Trace) -> None:
     """Triton's interpreter would follow it."""
-    outcome = Replay(trace, Setting(ops="support.wrong_ops:FAR_OFF")).run()
+    outcome = Replay(trace, Setting(ops="support.wrong.ops:FAR_OFF")).run()
     first, last, *_ = outcome.verdict.findings
     assert outcome.verdict.exit is Exit.DIVERGED and first.check == "contracts" and last.check == "serves"
     assert "locations run from" in first.diagnosis and first.place.component == "keys"
@@ -90,12 +90,12 @@ def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace
 
 
 def test_two_wrong_ops_are_named_together(trace: Trace) -> None:
-    _, found = located(trace, ops="support.wrong_ops:LOUDER_TWICE")
+    _, found = located(trace, ops="support.wrong.ops:LOUDER_TWICE")
     assert (found.cause, found.op) == ("op", "gated_norm, output_gate")
 
 
 def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace: Trace) -> None:
-    _, found = located(trace, ops="support.wrong_ops:LABELS_SWAPPED")
+    _, found = located(trace, ops="support.wrong.ops:LABELS_SWAPPED")
     assert (found.cause, found.op) == ("op", "store_rows")
     assert found.options == ("--swap store_rows=ledger",)
 
@@ -225,12 +225,12 @@ def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds: Trace, monkeyp
 
 
 def test_faults_outside_of_graphs_are_located_eagerly(rounds: Trace) -> None:
-    _, found = located(rounds, ops="support.wrong_ops:LABELS_SWAPPED", graphs=True)
+    _, found = located(rounds, ops="support.wrong.ops:LABELS_SWAPPED", graphs=True)
     assert (found.cause, found.op) == ("op", "store_rows")
 
 
 def test_an_engine_that_raises_is_not_confirmed(trace: Trace) -> None:
-    _, found = located(trace, ops="support.subjects:refusing")
+    _, found = located(trace, ops="support.wrong.subjects:refusing")
     assert found.cause == "unconfirmed" and found.replays == 0
 
 
@@ -239,7 +239,7 @@ def test_an_engine_that_raises_is_not_confirmed(trace: Trace) -> None:
 
 def test_replay_prints_the_cause(trace: Trace, instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--json", file)
+    told = instep("replay", trace.path, "--ops", "support.wrong.subjects:LOUDER", "--json", file)
     assert told.code == Exit.DIVERGED
     assert "cause: op `gated_norm` (with the op of `plain`, events 0 to 2 agree)  [--swap gated" in told.out
     kept = json.loads(file.read_text())["runs"][0]["located"]
@@ -248,7 +248,7 @@ def test_replay_prints_the_cause(trace: Trace, instep: Runner, tmp_path: Path) -
 
 def test_without_the_ladder_nothing_is_run_again(trace: Trace, instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
-    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--no-ladder", "--json", file)
+    told = instep("replay", trace.path, "--ops", "support.wrong.subjects:LOUDER", "--no-ladder", "--json", file)
     assert told.code == Exit.DIVERGED and "cause: " not in told.out
     assert json.loads(file.read_text())["runs"][0]["located"] is None
 
@@ -258,7 +258,7 @@ def test_without_the_ladder_nothing_is_run_again(trace: Trace, instep: Runner, t
     (("--graft", "trunk.0.mixer@2"), Exit.DIVERGED), ((), Exit.DIVERGED),
 ])
 def test_by_hand_one_thing_is_otherwise(trace: Trace, instep: Runner, words: tuple[str, ...], code: Exit) -> None:
-    told = instep("replay", trace.path, "--ops", "support.subjects:LOUDER", "--until", 4, "--no-ladder", *words)
+    told = instep("replay", trace.path, "--ops", "support.wrong.subjects:LOUDER", "--until", 4, "--no-ladder", *words)
     assert told.code == code, told.out
 
 

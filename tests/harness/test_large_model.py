@@ -31,8 +31,8 @@ from instep.verdict import Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from support.covering import WHOLE
-from support.narrow import narrow
+from support.build.narrow_models import narrow
+from support.running.covering import WHOLE
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_fault_outside_states_is_found_at_real_sizes(
     made: tuple[Checkpoint, Trace], ops: str, check: str, how: dict[str, str]
 ) -> None:
     checkpoint, trace = made
-    found = outcome(trace, checkpoint, Setting(f"support.wrong_ops:{ops}", **how), layers=(0,)).verdict.findings
+    found = outcome(trace, checkpoint, Setting(f"support.wrong.ops:{ops}", **how), layers=(0,)).verdict.findings
     assert check in {finding.check for finding in found}, found[:2]
 
 
@@ -102,7 +102,7 @@ def test_the_command_that_is_printed_is_one_and_does_the_same(
 ) -> None:
     """And where no command does the same, none is printed."""
     monkeypatch.setattr(shapes_run, "shape", lambda name, layers, vocab: narrow(name, layers=layers))
-    found = shapes_run.shaped("qwen3.5-9b", Setting("support.wrong_ops:DOUBLED", strategy="snapshot"), until=12)
+    found = shapes_run.shaped("qwen3.5-9b", Setting("support.wrong.ops:DOUBLED", strategy="snapshot"), until=12)
     command = divergence(found).splitlines()[-1].split()
     assert command[:5] == ["instep", "shapes", "--layers", "4", "qwen3.5-9b"]
     monkeypatch.setattr("sys.argv", [*command, "--json", str(tmp_path / "again.json")])
@@ -118,7 +118,7 @@ def test_the_command_that_is_printed_is_one_and_does_the_same(
 
 def test_a_commit_that_moves_nothing_is_named(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
-    found = outcome(trace, checkpoint, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    found = outcome(trace, checkpoint, Setting("support.wrong.ops:UNMOVED", strategy="snapshot"))
     assert found.verdict.exit is Exit.DIVERGED
     first = next(one for one in found.verdict.findings if one.check == "directed")
     assert first.kind == "commit" and "holds the state from before the step" in first.diagnosis
@@ -128,7 +128,7 @@ def test_different_rounding_is_no_wrong_state() -> None:
     """As with a library that adds the parts of a split sum in 16 bits: errors of twice the size, which lean nowhere."""
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
     trace = course(checkpoint, "wider", requests=2, rounds=2)
-    for ops in ("plain", "support.wrong_ops:IN_FOUR_PARTS"):
+    for ops in ("plain", "support.wrong.ops:IN_FOUR_PARTS"):
         found = outcome(trace, checkpoint, Setting(ops, dtype="bfloat16"), until=6).verdict
         assert found.exit is Exit.AGREED
         judged = [one for one in found.compared if one.check == "directed"]

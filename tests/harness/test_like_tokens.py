@@ -18,14 +18,14 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from support.checkpoints import write
-from support.covering import WHOLE, few
-from support.few_channels import few_channels
-from support.traces import ROOM, VOCAB, policy
+from support.build.checkpoints import write
+from support.build.few_channels import few_channels
+from support.build.traces import ROOM, VOCAB, policy
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow
 
-NARROW = "support.narrow_products"
+NARROW = "support.wrong.narrow_products"
 TOKENS = (23, 5, 41, 12, 60)
 GIVEN = {"drafter": "external"}  # nobody drafts: the draft head, which has no chunk kernel, does not read the prompt
 COUNT = 130  # three blocks, the last one a part

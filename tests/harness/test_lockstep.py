@@ -26,7 +26,7 @@ from instep.watch.event_context import EventContext
 from instep.watch.memory_changes import Watch
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.covering import few
+from support.running.covering import few
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_every_tier_of_numbers_is_used(right: Callable[..., Any]) -> None:
 
 
 def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace: Trace) -> None:
-    verdict = Replay(trace, Setting("support.subjects:LOUDER")).run().verdict
+    verdict = Replay(trace, Setting("support.wrong.subjects:LOUDER")).run().verdict
     first = verdict.findings[0]
     event = next(i for i, event in enumerate(trace.events) if isinstance(event, e.Forward))
     assert verdict.exit is Exit.DIVERGED
@@ -62,7 +62,7 @@ def test_a_wrong_op_is_found_at_its_first_event_layer_and_place(trace: Trace) ->
 
 
 def test_a_subject_that_raises_is_a_divergence_with_the_last_place_it_reached(trace: Trace) -> None:
-    verdict = Replay(trace, Setting("support.subjects:refusing")).run().verdict
+    verdict = Replay(trace, Setting("support.wrong.subjects:refusing")).run().verdict
     first = verdict.findings[0]
     assert verdict.exit is Exit.DIVERGED
     assert first.kind == "commit" and "raised IndexError (row 3 of 2)" in first.diagnosis
@@ -147,9 +147,11 @@ def test_history_is_read_off_the_trace(longer: Trace) -> None:
 
 @pytest.mark.parametrize(
     ("ops", "complaint"),
-    [("nobody", "no such name"), ("no.such:THING", "No module named"), ("support.subjects:NOT_AN_ENGINE", "a str"),
-     ("support.subjects:MISSING", "AttributeError: .*MISSING"),
-     ("support.subjects:load", "a callable that is no Maker"), ("json:JSONDecodeError", "a callable that is no Maker"),
+    [("nobody", "no such name"), ("no.such:THING", "No module named"),
+     ("support.wrong.subjects:NOT_AN_ENGINE", "a str"),
+     ("support.wrong.subjects:MISSING", "AttributeError: .*MISSING"),
+     ("support.wrong.subjects:load", "a callable that is no Maker"),
+     ("json:JSONDecodeError", "a callable that is no Maker"),
      ("broken_at_import:THING", "ZeroDivisionError: division by zero"), ("leaves_at_import:THING", "SystemExit: 3")],
 )
 def test_unknown_subject_lists_the_known_ones_unless_an_import_failed(

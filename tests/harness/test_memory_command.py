@@ -24,10 +24,10 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import SCALED_STATE, Blocked
 from instep_reference.contract.engine import Capacity, Row
 from instep_reference.contract.place_names import Place
-from support.checkpoints import config_of
-from support.command import Runner, complaint
-from support.golden import Golden
-from support.narrow import narrow
+from support.build.checkpoints import config_of
+from support.build.narrow_models import narrow
+from support.running.command import Runner, complaint
+from support.running.golden import Golden
 
 MADE = torch.Tensor.new_empty
 TOKENS = 600  # of a request: 38 pages, more than the alignment of a pitch hides

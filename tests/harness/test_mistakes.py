@@ -22,9 +22,9 @@ from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.finding_problem import Explained, Unexplained
-from support.command import Runner
-from support.covering import WHOLE
-from support.wrong_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
+from support.running.command import Runner
+from support.running.covering import WHOLE
+from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
 pytestmark = pytest.mark.slow
 
@@ -120,9 +120,9 @@ def test_a_mistake_must_account_for_launches_that_agree_too() -> None:
 
 
 def test_the_command_prints_the_sentence(instep: Runner) -> None:
-    done = instep("op", "support.wrong_rules:STALE_GATE", "gdn", "--case", "chunk-r2-KV-float32")
+    done = instep("op", "support.wrong.delta_rules:STALE_GATE", "gdn", "--case", "chunk-r2-KV-float32")
     assert done.code == 1 and "the gate of row t - 1 is used for row t; relative error" in " ".join(done.out.split())
-    assert instep("op", "support.wrong_rules:RIGHT", "gdn", "--case", "chunk-r2-KV-float32").code == 0
+    assert instep("op", "support.wrong.delta_rules:RIGHT", "gdn", "--case", "chunk-r2-KV-float32").code == 0
 
 
 # -- the catalogue -------------------------------------------------------------------------------------

@@ -22,9 +22,8 @@ from instep.verdict import Exit, Tier
 from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import WHOLE
-from support.mixed import (
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.mixed_steps import (
     CANDIDATES,
     CROWD,
     LONG_ROOM,
@@ -37,6 +36,7 @@ from support.mixed import (
     split_everywhere,
     trio,
 )
+from support.running.covering import WHOLE
 
 pytestmark = pytest.mark.slow
 

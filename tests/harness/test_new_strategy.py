@@ -1,7 +1,7 @@
 """A commit strategy that the harness has never heard of: its pools are looked at as closely as any other's.
 
-Leaves out: what strategies compute. The new one is `snapshot` with a pool of another name (`support/put_by.py`), which
-`tests/test_adding.py` adds to a copy of the product.
+Leaves out: what strategies compute. The new one is `snapshot` with a pool of another name 
+(`support/build/new_strategy.py`), which `tests/test_adding.py` adds to a copy of the product.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
-from support.put_by import PUT_BY, PutBy
-from support.traces import brief, recorded
+from support.build.new_strategy import PUT_BY, PutBy
+from support.build.traces import brief, recorded
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_it_agrees_and_its_positions_are_looked_at(trace: Trace) -> None:
 
 @pytest.mark.slow
 def test_column_after_a_window_is_named(trace: Trace) -> None:
-    said = [one.diagnosis for one in found(trace, "support.wrong_ops:ONE_COLUMN_MORE") if one.check == "tails"]
+    said = [one.diagnosis for one in found(trace, "support.wrong.ops:ONE_COLUMN_MORE") if one.check == "tails"]
     assert said[0] == ("put_by row 0 changed at position 2; this event writes only positions 0 to 1 "
                        "there")  # fmt: skip
 

@@ -30,8 +30,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported
 from instep_reference.label_ledger import LedgerEngine
-from support.covering import few
-from support.planting import planted_here
+from support.running.covering import few
+from support.running.planting import planted_here
 
 # One of each way to be wrong; `instep faults --family tiers` plants them all.
 HERE = ("offload-without-final-row", "offload-newer-than-its-key", "fetch-of-another", "offload-frees-nothing",

@@ -25,7 +25,7 @@ from instep.verdict import Tier
 from instep_optimized.commit import OURS
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops import BY_NAME
-from support.covering import few
+from support.running.covering import few
 
 
 def test_closed_lists_match_what_the_engines_accept() -> None:

@@ -18,9 +18,9 @@ import pytest
 from instep.atomic_write import writable, write_atomically
 from instep.trace.file import Trace, beside, read, replaceable
 from instep_reference.contract.errors import BadInput
-from support.command import Runner, complaint
-from support.process import start
-from support.traces import policy, recorded
+from support.build.traces import policy, recorded
+from support.running.command import Runner, complaint
+from support.running.process import start
 
 MEMORY = ("memory", "qwen3.5-9b")  # the command that ends soonest
 

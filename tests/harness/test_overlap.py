@@ -23,10 +23,10 @@ from instep.verdict import Exit
 from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
-from support.checkpoints import write
-from support.command import Runner
-from support.covering import few
-from support.traces import PROMPTS, VOCAB, policy, recorded
+from support.build.checkpoints import write
+from support.build.traces import PROMPTS, VOCAB, policy, recorded
+from support.running.command import Runner
+from support.running.covering import few
 
 ROUNDS = policy(
     arrivals=(Arrival("a", "few", max_new=11), Arrival("b", "one", max_new=7)), deeds=(), num_steps=3,
@@ -162,4 +162,4 @@ def test_request_ends_one_round_late_with_a_note(instep: Runner, tmp_path: Path)
 
 def test_external_engine_decides_whether_rounds_overlap(trace: Trace) -> None:
     with pytest.raises(BadInput, match=r"--overlap: found support\.subjects:right"):
-        participants_of(Replay(trace, Setting("support.subjects:right", overlap=True)).plan)
+        participants_of(Replay(trace, Setting("support.wrong.subjects:right", overlap=True)).plan)

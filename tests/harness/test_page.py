@@ -26,11 +26,11 @@ from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.browser import Browser
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.outcomes import comparison, outcome
-from support.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
+from support.build.outcomes import comparison, outcome
+from support.running.browser import Browser
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
+from support.running.pages import HOSTILE, KINDS, PLAN, Read, round_of, trace_of
 
 EXACT: Mapping[str, Any] = {"check": "bytes", "tier": Tier.BITWISE, "worst": 0.0, "allowed": 0.0}
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from instep.report.html.write_page import page_of_file
-from support.pages import Read
+from support.running.pages import Read
 
 TIMES = Path("fixtures/results/bench-native.json")
 

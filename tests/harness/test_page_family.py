@@ -47,12 +47,12 @@ from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.statistics import Ratio, Say, Spread
-from support.browser import Browser
-from support.command import Runner, complaint
-from support.covering import WHOLE
-from support.outcomes import comparison, held, judged, outcome
-from support.pages import HOSTILE, PLAN, Read, round_of, trace_of
-from support.recorded import TINY, edited, lines, recorded
+from support.build.outcomes import comparison, held, judged, outcome
+from support.build.recordings import TINY, edited, lines, recorded
+from support.running.browser import Browser
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
+from support.running.pages import HOSTILE, PLAN, Read, round_of, trace_of
 
 pytestmark = pytest.mark.slow  # results of every command as pages
 

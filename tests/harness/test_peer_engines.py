@@ -18,7 +18,7 @@ import torch
 
 from instep.subject.engines.verbs import Tokens
 from peers.engines import gguf_writer, llama_library, llamacpp_engine
-from support import fake_peers as fake
+from support.worlds import fake_libraries as fake
 
 ROOM = SimpleNamespace(slots=(5, 2, 7), pages=(1, 2, 3), page_size=16, max_tokens=48, max_positions=None)
 PROMPT, WINDOW = (1, 2, 3), (3, 1, 2, 1)

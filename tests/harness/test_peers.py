@@ -28,9 +28,9 @@ from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
-from support import warm
-from support.few_channels import few_channels
-from support.process import ENVIRONMENT
+from support.build.few_channels import few_channels
+from support.running import forked_python
+from support.running.process import ENVIRONMENT
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 SPEAKS = "import os; print('a'); print('x > y failed', flush=True); os.abort()"
@@ -116,7 +116,7 @@ def test_replay_row_has_events_tiers_and_the_finding(
     ops: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer whose scatter takes the count for the index. The processes have imported torch already."""
-    ready = SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen})
+    ready = SimpleNamespace(**{**vars(subprocess), "Popen": forked_python.Popen})
     monkeypatch.setattr("peers.run.subprocess", ready)
     (tmp_path / "peer.py").write_text(
         "from dataclasses import replace\n"

@@ -18,9 +18,9 @@ from instep.campaign.shapes import shape
 from instep_reference.contract.config import ModelConfig
 from peers.live import cost
 from peers.live.cost import NotRight, Repetition, checked
-from support import fake_sglang
-from support.fake_sglang import Model, Served
-from support.recorded import TINY
+from support.build.recordings import TINY
+from support.worlds import fake_sglang
+from support.worlds.fake_sglang import Model, Served
 
 RELEASE = "0.5.13"
 

@@ -23,9 +23,9 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
-from support.covering import WHOLE, few
-from support.fake_kernels import FlashInfer, FlashQla, Kernels
-from support.few_channels import FIXTURES, few_channels
+from support.build.few_channels import FIXTURES, few_channels
+from support.running.covering import WHOLE, few
+from support.worlds.fake_kernels import FlashInfer, FlashQla, Kernels
 
 OPS = "sglang.kernels.ops"
 PLACES = [f"{OPS}.{name}" for name in (
@@ -125,7 +125,9 @@ def test_vllms_columns_agree_and_other_strategies_are_refused(
     place = tmp_path / "vllm" / "third_party" / "flash_linear_attention" / "ops"
     place.mkdir(parents=True)
     for name in ("fused_recurrent", "fused_sigmoid_gating"):
-        (place / f"{name}.py").write_text("from support.fake_kernels import VLLM\nglobals().update(vars(VLLM))\n")
+        (place / f"{name}.py").write_text(
+            "from support.worlds.fake_kernels import VLLM\nglobals().update(vars(VLLM))\n"
+        )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     for module in [name for name in sys.modules if name.partition(".")[0] == "vllm" or name in OURS]:

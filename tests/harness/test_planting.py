@@ -19,8 +19,8 @@ from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_proof.faults.syntax_edit import replaced
 from instep_proof.faults.syntax_search import same
 from instep_reference.contract.errors import BadInput
-from support.covering import each_value
-from support.harmless import HARMLESS
+from support.running.covering import each_value
+from support.wrong.harmless import HARMLESS
 
 EVERY = {one.id: one.edits for one in (*by_id().values(), *HARMLESS)}
 

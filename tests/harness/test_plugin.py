@@ -24,10 +24,10 @@ from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
-from support import warm
-from support.checkpoints import write
-from support.command import Ran
-from support.golden import Golden
+from support.build.checkpoints import write
+from support.running import forked_python
+from support.running.command import Ran
+from support.running.golden import Golden
 
 TOP = Path(__file__).resolve().parents[2]
 ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
@@ -69,7 +69,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
         if roots:
             words = [sys.executable, "-P", "-m", "pytest", "-p", "instep.plugin", "-p", "no:cacheprovider", *args]
             patch.setenv("PYTHONPATH", roots)
-            done = warm.run(words, cwd=home, env=os.environ, timeout=120)
+            done = forked_python.run(words, cwd=home, env=os.environ, timeout=120)
             return Ran(done.returncode, done.stdout, done.stderr)
         patch.setattr(sys, "path", [*sys.path])
         code = pytest.main([*LEAN, *args], [plugin])
@@ -117,7 +117,7 @@ def test_failure_prints_the_message_without_a_stack(home: Path, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_summary_names_the_compared_tiers(home: Path) -> None:
-    words = ("--instep-traces=traces", "--instep-ops=support.subjects:LOUDER")
+    words = ("--instep-traces=traces", "--instep-ops=support.wrong.subjects:LOUDER")
     done = session(home, *words, "--instep-tiers=T0,T1")
     assert done.code == 0 and "1 passed" in done.out, done.out + done.err
     assert "instep: compared only T0,T1, because of --instep-tiers" in done.out
@@ -127,10 +127,10 @@ def test_summary_names_the_compared_tiers(home: Path) -> None:
 
 @pytest.mark.slow
 def test_error_of_the_subject_is_printed_with_line_and_traceback(home: Path) -> None:
-    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.raising_engines:IN_AN_OP")
+    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.wrong.raising:IN_AN_OP")
     assert done.code == 1, done.out + done.err
     assert "op attend (trunk." in done.out and "raised IndexError" in done.out
-    assert "support/raising_engines.py" in done.out and 'given["query"][:, 99]' in done.out
+    assert "support/wrong/raising.py" in done.out and 'given["query"][:, 99]' in done.out
     assert "guarded_calls.py" not in done.out
 
 
@@ -225,8 +225,8 @@ def test_configuration_of_another_root_folder_is_a_warning(home: Path, tmp_path:
 
 @pytest.mark.slow
 def test_unsupported_run_is_skipped_with_a_reason(home: Path) -> None:
-    done = session(home, "--instep-traces=traces", "--instep-ops=support.subjects:declining", "--instep-ops=ledger",
-                   "-rs")
+    done = session(home, "--instep-traces=traces", "--instep-ops=support.wrong.subjects:declining",
+                   "--instep-ops=ledger", "-rs")
     assert done.code == 0 and "1 passed, 1 skipped" in done.out, done.out + done.err
     assert "declining: state layout VK" in done.out
     none = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=cuda:64", "-rs")
@@ -265,9 +265,10 @@ def test_failure_writes_a_folder_junit_properties_and_a_summary(home: Path, tmp_
         "from instep import kit\n"
         "def test_mine(instep_replayed):\n"
         "    for last in (7, 8):\n"
-        "        done = instep_replayed(kit.small(), 'support.kit_ops:FORGETFUL', until=last)\n"
+        "        done = instep_replayed(kit.small(), 'support.wrong.kit_ops:FORGETFUL', until=last)\n"
         "    done.must_agree()\n")
-    words = ("--instep-traces=traces", "--instep-ops=support.kit_ops:FORGETFUL", "--instep-ops=ledger")
+    wrong = "support.wrong.kit_ops:FORGETFUL"
+    words = ("--instep-traces=traces", f"--instep-ops={wrong}", "--instep-ops=ledger")
     xml, out = tmp_path / "j.xml", tmp_path / "out"
     try:
         done = session(home, "test_fixture.py", *words, f"--junitxml={xml}", f"--instep-out={out}", "-q")
@@ -280,7 +281,7 @@ def test_failure_writes_a_folder_junit_properties_and_a_summary(home: Path, tmp_
     folders = sorted(out.iterdir())
     assert [re.sub(r"-[0-9a-f]{8}\b", "-#", folder.name) for folder in folders] == [
         "test_fixture.py-test_mine-#", "test_fixture.py-test_mine-#-2",
-        "traces-short.jsonl-support.kit_ops-FORGETFUL-#"]
+        "traces-short.jsonl-support.wrong.kit_ops-FORGETFUL-#"]
     for folder, name in zip(folders, ("small", "small", "short"), strict=True):
         assert f"instep: {folder}/page.html" in done.out
         assert {"page.html", "result.json", "message.txt", f"{name}.jsonl", f"{name}.safetensors", "tensors"} <= {
@@ -288,8 +289,8 @@ def test_failure_writes_a_folder_junit_properties_and_a_summary(home: Path, tmp_
         assert "DIVERGED" in (folder / "message.txt").read_text() and list((folder / "tensors").iterdir())
     properties = {(one.get("name"), one.get("value")) for one in ElementTree.parse(xml).iter("property")}
     assert {("instep_verdict[ledger]", "agrees"), ("instep_artifacts", str(folders[0]))} <= properties
-    assert any(name == "instep_T2d[support.kit_ops:FORGETFUL]" and "numbers, " in value for name, value in properties)
-    assert {"instep_used[support.kit_ops:FORGETFUL]", "instep_elements[ledger]"} <= {name for name, _ in properties}
+    assert any(name == f"instep_T2d[{wrong}]" and "numbers, " in value for name, value in properties)
+    assert {f"instep_used[{wrong}]", "instep_elements[ledger]"} <= {name for name, _ in properties}
     assert "test_mine" in marked.out and "jsonl" not in marked.out
 
 
@@ -334,19 +335,19 @@ def test_unknown_op_set_is_one_usage_error_before_any_run(home: Path, ops: str) 
 @pytest.mark.slow
 def test_engine_with_verbs_is_an_item(home: Path) -> None:
     """The summary reports events that it served and results that it does not show; an unknown name is one line."""
-    done = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "-v")
-    assert done.code == 0 and "short.jsonl::support.by_verbs:right PASSED" in done.out, done
-    assert "support.by_verbs:right: served " in done.out and "it shows no kv, draft" in done.out
-    wrong = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:no_rollback")
+    done = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:right", "-v")
+    assert done.code == 0 and "short.jsonl::support.wrong.engines:right PASSED" in done.out, done
+    assert "support.wrong.engines:right: served " in done.out and "it shows no kv, draft" in done.out
+    wrong = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:no_rollback")
     assert wrong.code == 1 and "holds the window after" in wrong.out and "Traceback" not in wrong.out
-    absent = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:absent")
+    absent = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:absent")
     assert absent.code == 4 and "--instep-engine" in absent.out + absent.err
 
 
 @pytest.mark.parametrize(("ini", "typed", "served", "said"), [
-    ("instep_ops = ledger", "--instep-engine=support.by_verbs:right", "support.by_verbs:right",
+    ("instep_ops = ledger", "--instep-engine=support.wrong.engines:right", "support.wrong.engines:right",
      "--instep-engine overrides instep_ops of the ini file"),
-    ("instep_engine = support.by_verbs:right", "--instep-ops=ledger", "ledger",
+    ("instep_engine = support.wrong.engines:right", "--instep-ops=ledger", "ledger",
      "--instep-ops overrides instep_engine of the ini file"),
 ])  # fmt: skip
 def test_command_line_overrides_the_ini_file_with_a_note(
@@ -357,11 +358,11 @@ def test_command_line_overrides_the_ini_file_with_a_note(
     done = session(home, *from_file, "--instep-traces=traces", typed, "-v")
     assert done.code == 0 and f"short.jsonl::{served} PASSED" in done.out and "1 passed" in done.out, done.out
     assert f"instep: {said}" in done.out
-    (home / "who.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.by_verbs:right\n")
+    (home / "who.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.wrong.engines:right\n")
     both = session(home, *from_file, "--instep-traces=traces")
     assert both.code == 4 and "instep_engine: found instep_ops as well" in both.out + both.err
 
 
 def test_op_set_together_with_an_engine_is_a_usage_error(home: Path) -> None:
-    both = session(home, "--instep-traces=traces", "--instep-engine=support.by_verbs:right", "--instep-ops=plain")
+    both = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:right", "--instep-ops=plain")
     assert both.code == 4 and "--instep-engine: found --instep-ops as well" in both.out + both.err

@@ -12,20 +12,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from support.command import Ran
-from support.covering import WHOLE
+from support.running.command import Ran
+from support.running.covering import WHOLE
 
 from .test_plugin import home as home
 from .test_plugin import session
 
 pytestmark = pytest.mark.slow
-BAD = "support.kit_ops:FORGETFUL"
+BAD = "support.wrong.kit_ops:FORGETFUL"
 TRACES = ("--instep-traces=traces", "--instep-ops=ledger", f"--instep-ops={BAD}")
 OWN = '''
 import pytest
 from hypothesis import Phase, given, settings
 from instep import kit
-from support.kit_ops import FORGETFUL, PLAIN
+from support.wrong.kit_ops import FORGETFUL, PLAIN
 
 @pytest.mark.parametrize("case", kit.op_cases("gdn", case="decode-r1-KV-float32"), ids=str)
 @pytest.mark.parametrize("ops", [PLAIN, FORGETFUL], ids=["right", "wrong"])

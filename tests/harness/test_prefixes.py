@@ -29,10 +29,10 @@ from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, L
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.label_ledger import LedgerEngine
-from support.covering import WHOLE, few
-from support.planting import planted_here
-from support.rounds import config
-from support.traces import PROMPTS, ROOM, header, policy, recorded
+from support.build.rounds import config
+from support.build.traces import PROMPTS, ROOM, header, policy, recorded
+from support.running.covering import WHOLE, few
+from support.running.planting import planted_here
 
 pytestmark = pytest.mark.slow  # runs with and without a shared prefix
 

@@ -27,10 +27,10 @@ from instep_speed.gate import result_data as gate
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread
-from support.command import Runner
-from support.golden import Golden, sections
-from support.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
-from support.pages import PLAN
+from support.build.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
+from support.running.command import Runner
+from support.running.golden import Golden, sections
+from support.running.pages import PLAN
 
 TRACE = Path("fixtures/traces/adaptive.jsonl")
 SETTING = Setting("triton", strategy="snapshot", graphs=True)

@@ -24,9 +24,9 @@ from instep_optimized.transfer.to_host import Roots
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.catalogue.late_reads import FAULTS
-from support.command import Runner
-from support.covering import WHOLE, each_value, every_trace, few
-from support.few_channels import few_channels, same_events
+from support.build.few_channels import few_channels, same_events
+from support.running.command import Runner
+from support.running.covering import WHOLE, each_value, every_trace, few
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -75,7 +75,7 @@ def test_numbers_agree(name: str, graphs: bool) -> None:
 
 
 def test_engine_of_a_user_is_read_late() -> None:
-    agrees(same_events("aborted", 2), "support.subjects:right")
+    agrees(same_events("aborted", 2), "support.wrong.subjects:right")
 
 
 @pytest.mark.gpu
@@ -164,8 +164,8 @@ def test_printed_command_shows_the_finding_again(instep: Runner, plant: Callable
 
 
 def test_engine_driven_through_callbacks_shows_memory_alone() -> None:
-    found = read_late(few_channels("kept", 2), Setting(engine="support.by_verbs:right"))
+    found = read_late(few_channels("kept", 2), Setting(engine="support.wrong.engines:right"))
     assert found.verdict.exit is Exit.AGREED and [one.reason for one in found.verdict.skipped] == [BY_CALLBACKS]
     assert {one.place.component for one in found.verdict.compared} == {"conv", "state"}
-    silent = read_late(few_channels("kept", 2), Setting(engine="support.by_verbs:mute"))
+    silent = read_late(few_channels("kept", 2), Setting(engine="support.wrong.engines:mute"))
     assert silent.lacks == f"{BY_CALLBACKS}, and this engine shows none"

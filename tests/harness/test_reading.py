@@ -34,7 +34,7 @@ READING, CHECKS = (TOP / "docs" / f"{name}.md" for name in ("reading-a-divergenc
 PAGE, DERIVED = READING.read_text(), CHECKS.read_text()
 SHOWN = [block.text.rstrip("\n") for block in blocks_of(READING) if block.language == "text"]
 MESSAGE, _, RESULT, _, STREAM = SHOWN  # in their order on the page
-OPS, STRATEGY = "support.stream_ops:BEFORE", "snapshot"
+OPS, STRATEGY = "support.wrong.stream_ops:BEFORE", "snapshot"
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,8 @@ from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from support.covering import WHOLE, few
-from support.traces import brief, policy, recorded
+from support.build.traces import brief, policy, recorded
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -161,7 +161,7 @@ def test_relation_detects_its_planted_fault(
     trace = request.getfixturevalue("trace" if few_rounds else "whole")
     until = 10 if fault == "FORGETFUL" else FIRST_COMMIT  # from 10 on the ring holds more than is rerun
     given = GIVEN if name not in ("draft_layout", "speculation_off") else {}
-    found = hold(name, trace, f"support.differing_runs:{fault}", until=until, **given, **plan)
+    found = hold(name, trace, f"support.wrong.differing_ops:{fault}", until=until, **given, **plan)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == component, first
@@ -183,7 +183,7 @@ def test_bits_reveal_a_fault_below_every_tolerance(
     request: pytest.FixtureRequest, name: str, fault: str, strategy: str, dtype: str, until: int
 ) -> None:
     trace = request.getfixturevalue("trace" if dtype == "float32" else "narrow")
-    ops = f"support.differing_runs:{fault}"
+    ops = f"support.wrong.differing_ops:{fault}"
     found = hold(name, trace, ops, until=until, strategy=strategy, dtype=dtype, **GIVEN).verdict
     by_bits = [each for each in found.findings if each.tier is Tier.BITWISE]
     assert by_bits and by_bits[0].place.component in ("core", "update", "state"), found.findings[:1]
@@ -191,7 +191,7 @@ def test_bits_reveal_a_fault_below_every_tolerance(
 
 
 def test_maker_may_declare_invariant_rows(trace: Trace) -> None:
-    told = case(trace, "support.differing_runs:shy")
+    told = case(trace, "support.wrong.differing_ops:shy")
     assert not told.rows_are_invariant and told.row_by_row is None
     maker = partial(told.found)
     maker.row_invariant = True  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ def test_overlapped_detects_pages_for_a_stale_length(tmp_path: Path, monkeypatch
 
 
 def test_drift_detects_decays_from_sums_since_the_start(trace: Trace) -> None:
-    found = hold("drift", trace, "support.differing_runs:SINCE_THE_BEGINNING", tokens=256)
+    found = hold("drift", trace, "support.wrong.differing_ops:SINCE_THE_BEGINNING", tokens=256)
     assert found.verdict.exit is Exit.DIVERGED
     first = found.verdict.findings[0]
     assert first.place.component == "state" and first.head is not None
@@ -305,7 +305,7 @@ def test_drift_allows_the_growth_of_the_rounded_reference(reference: float, grow
 
 
 def test_drift_reports_a_run_that_stops_early(trace: Trace) -> None:
-    found = hold("drift", trace, "support.differing_runs:STUCK", tokens=128)
+    found = hold("drift", trace, "support.wrong.differing_ops:STUCK", tokens=128)
     said = [each.diagnosis for each in found.verdict.findings]
     assert "windows of the op: raised RuntimeError (too far) after 0 tokens" in said
     assert any(each.startswith("a long request: raised RuntimeError (too far)") for each in said) and len(said) == 3
@@ -340,7 +340,7 @@ def test_relation_is_inconclusive_when_nothing_is_computed(trace: Trace) -> None
 
 
 def test_relation_reports_a_run_that_raises(trace: Trace) -> None:
-    found = hold("slots", trace, "support.subjects:refusing")
+    found = hold("slots", trace, "support.wrong.subjects:refusing")
     assert found.verdict.exit is Exit.DIVERGED
     assert "raised IndexError (row 3 of 2); the event is legal" in found.verdict.findings[0].diagnosis
 

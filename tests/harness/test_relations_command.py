@@ -23,9 +23,9 @@ from instep_optimized import load
 from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op, around
 from instep_reference.contract.place_names import Place, unseen
-from support.command import Runner
-from support.golden import Golden
-from support.traces import policy, recorded
+from support.build.traces import policy, recorded
+from support.running.command import Runner
+from support.running.golden import Golden
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -50,8 +50,8 @@ def test_table_shows_verdicts_and_relations_that_do_not_apply(
 
 def test_divergence_prints_the_command_that_reproduces_it(instep: Runner, trace: Trace, tmp_path: Path) -> None:
     ran = instep(
-        "relations", trace.path, "poison", "--ops", "support.differing_runs:NEVER_FRESH", "--json", tmp_path / "r.json",
-        "--html", tmp_path / "page.html",
+        "relations", trace.path, "poison", "--ops", "support.wrong.differing_ops:NEVER_FRESH",
+        "--json", tmp_path / "r.json", "--html", tmp_path / "page.html",
     )  # fmt: skip
     assert ran.code == 1
     message = ran.out[ran.out.index("DIVERGED  small") :].splitlines()

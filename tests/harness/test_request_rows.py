@@ -19,7 +19,7 @@ from instep_reference.contract import engine as e
 
 
 def replayed(trace: Trace, name: str = "RIGHT", ops: str = "ledger") -> Outcome:
-    return Replay(trace, Setting(ops, strategy=f"support.by_request:{name}")).run()
+    return Replay(trace, Setting(ops, strategy=f"support.wrong.request_snapshots:{name}")).run()
 
 
 def first(outcome: Outcome) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from instep.report.command_lines import command, typed
 from instep.report.result import SCHEMA, Result, read
 from instep.setting import Setting
 from instep_reference.contract.errors import BadInput
-from support.command import Runner
+from support.running.command import Runner
 
 HEAD = ["schema", "exit", "command", "date", "commit", "machine"]
 

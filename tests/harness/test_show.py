@@ -13,7 +13,7 @@ import pytest
 from instep.trace.event_text import told
 from instep.trace.file import read
 from instep_proof.faults.catalogue import TRACES
-from support.command import Runner, complaint
+from support.running.command import Runner, complaint
 
 EVERY = sorted(TRACES.parent.rglob("*.jsonl"))
 

@@ -22,7 +22,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit
 from instep_speed.bench.kinds import rounds
-from support.covering import few
+from support.running.covering import few
 
 REQUESTS = 4
 UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts follow the admissions

@@ -27,9 +27,9 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import controller as reference
-from support.command import Runner
-from support.subjects import WithoutNumbers
-from support.traces import header, one_round, policy, recorded
+from support.build.traces import header, one_round, policy, recorded
+from support.running.command import Runner
+from support.wrong.subjects import WithoutNumbers
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 BY_BATCH = ("slots", "slots-overlapped")
@@ -93,10 +93,10 @@ def test_controller_that_pads_no_batch_diverges(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_engine_without_numbers_of_requests_is_served_like_before() -> None:
-    replay = Replay(read(TRACES / "faults" / "short.jsonl"), Setting("support.subjects:without_numbers"))
+    replay = Replay(read(TRACES / "faults" / "short.jsonl"), Setting("support.wrong.subjects:without_numbers"))
     assert replay.run().verdict.exit is Exit.AGREED and WithoutNumbers.asked > 0
     with pytest.raises(BadInput, match="takes no `controlled`"):
-        Replay(read(TRACES / "slots.jsonl"), Setting("support.subjects:without_numbers")).run(until=1)
+        Replay(read(TRACES / "slots.jsonl"), Setting("support.wrong.subjects:without_numbers")).run(until=1)
 
 
 # -- headers, policies, the driver ---------------------------------------------------------------

@@ -21,10 +21,10 @@ from instep.trace.file import read
 from instep.verdict import Exit
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.event_facts import kind_of
-from support import subjects
-from support.command import Runner, complaint
+from support.running.command import Runner, complaint
+from support.wrong import subjects
 
-LATE = "support.subjects:LATE"
+LATE = "support.wrong.subjects:LATE"
 
 
 def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
@@ -94,7 +94,7 @@ def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
 @pytest.mark.parametrize("every", [1, 5])
 def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
-    soaking = soaked(model, tmp_path / "found", 60, "support.subjects:LOUDER", every, stretch=60)
+    soaking = soaked(model, tmp_path / "found", 60, "support.wrong.subjects:LOUDER", every, stretch=60)
     assert soaking.found is not None
     (found,) = soaking.soaked.found
     events = read(Path(found.trace)).events

@@ -21,8 +21,8 @@ from instep.verdict import Exit, Tier
 from instep_optimized.commit import OURS as STRATEGIES
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume
-from support.covering import WHOLE, few
-from support.few_channels import same_events
+from support.build.few_channels import same_events
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole replays
 NAMED = {"flush-margin-of-the-window-that-was": "lacks the oldest of the 13 tokens that a ring held",
@@ -148,5 +148,6 @@ def test_mark_that_a_change_replaces_is_found(
 
 
 def test_engine_without_a_strategy_is_left_out(trace: Trace) -> None:
-    found = held(Case.of(trace, Replay(trace, Setting("support.differing_runs:shy")).plan), relations(["step-changes"]))
+    plan = Replay(trace, Setting("support.wrong.differing_ops:shy")).plan
+    found = held(Case.of(trace, plan), relations(["step-changes"]))
     assert found[0].lacks == "an external engine has only its own commit strategy"

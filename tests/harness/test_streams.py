@@ -29,9 +29,9 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.command import Runner, advances
-from support.covering import WHOLE, each_value, few
-from support.planting import planted_here
+from support.running.command import Runner, advances
+from support.running.covering import WHOLE, each_value, few
+from support.running.planting import planted_here
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 
@@ -210,7 +210,7 @@ def test_misplaced_state_is_named_with_its_owner(
     wrong: tuple[str, str, str], level: str, request: pytest.FixtureRequest
 ) -> None:
     ops, name, says = wrong
-    setting = Setting(f"support.stream_ops:{ops}", strategy="snapshot")
+    setting = Setting(f"support.wrong.stream_ops:{ops}", strategy="snapshot")
     verdict = streamed(request.getfixturevalue(name), setting, level, until=14).verdict
     assert verdict.exit is Exit.DIVERGED
     said = [found.diagnosis for found in verdict.findings if found.check == "stream"]
@@ -218,7 +218,7 @@ def test_misplaced_state_is_named_with_its_owner(
 
 
 def test_state_is_exact_in_bits_per_op_and_in_labels_per_model(ragged: Trace) -> None:
-    setting = Setting("support.stream_ops:SIGNED", strategy="snapshot")
+    setting = Setting("support.wrong.stream_ops:SIGNED", strategy="snapshot")
     exact = streamed(ragged, setting, "op", until=2).verdict
     assert exact.exit is Exit.DIVERGED and {found.check for found in exact.findings} == {"stream"}
     assert streamed(ragged, setting, "model", until=2).verdict.exit is Exit.AGREED
@@ -231,7 +231,9 @@ def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["streams", trace, *told])
     assert done.exit_code == Exit.AGREED, done.output
     assert json.loads(file.read_text())["runs"][0]["elements"] > 0 and "stamps, op level" in done.output
-    wrong = CliRunner().invoke(app, ["streams", trace, "--ops", "support.stream_ops:BEFORE", "--strategy", "snapshot"])
+    wrong = CliRunner().invoke(app, [
+        "streams", trace, "--ops", "support.wrong.stream_ops:BEFORE", "--strategy", "snapshot",
+    ])  # fmt: skip
     assert wrong.exit_code == Exit.DIVERGED and "expected up to position" in " ".join(wrong.output.split())
     with pytest.raises(BadInput, match="op or model"):
         CliRunner().invoke(app, ["streams", trace, "--level", "bit"], catch_exceptions=False)

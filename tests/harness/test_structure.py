@@ -30,8 +30,8 @@ from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, capture_and_replay
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Wrap
-from support.covering import few
-from support.traces import ROOM, recorded
+from support.build.traces import ROOM, recorded
+from support.running.covering import few
 
 BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("packed_batch", "memory/budget", "engine"))
 MEMORY, RUNNER = "instep_optimized/memory/__init__.py", "instep_optimized/graphs/capture_and_replay.py"
@@ -86,7 +86,7 @@ def test_correct_engine_passes_every_structural_check(trace: Trace, how: dict[st
 def whole(trace: Trace) -> Callable[[str], Verdict]:
     """Somebody's right engine, run once: ours in the whole trace, those that say less of themselves as far as `FAR`."""
     def run(ops: str) -> Verdict:
-        until = None if ops == "support.subjects:right" else FAR
+        until = None if ops == "support.wrong.subjects:right" else FAR
         return Replay(trace, Setting(ops)).run(until=until).verdict
 
     return cache(run)
@@ -94,7 +94,7 @@ def whole(trace: Trace) -> Callable[[str], Verdict]:
 
 @pytest.mark.slow
 def test_external_engine_skips_are_reported(whole: Callable[..., Any]) -> None:
-    verdict = whole("support.subjects:right")
+    verdict = whole("support.wrong.subjects:right")
     assert verdict.exit is Exit.AGREED
     assert {one.check for one in verdict.compared} >= {"capacity", "aliasing", "graphs", "leaks"}
     reasons = {skipped.check: skipped.reason for skipped in verdict.skipped}
@@ -104,8 +104,8 @@ def test_external_engine_skips_are_reported(whole: Callable[..., Any]) -> None:
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", [
-    "support.subjects:right", "support.wrong_regions:EMPTY", "support.wrong_regions:NO_UNITS",
-    "support.wrong_regions:UNDECLARED",
+    "support.wrong.subjects:right", "support.wrong.declared_regions:EMPTY", "support.wrong.declared_regions:NO_UNITS",
+    "support.wrong.declared_regions:UNDECLARED",
 ])  # fmt: skip
 def test_checks_of_an_engine_without_ops_compare_or_skip(whole: Callable[..., Any], ops: str) -> None:
     verdict = whole(ops)
@@ -120,7 +120,7 @@ def test_checks_of_an_engine_without_ops_compare_or_skip(whole: Callable[..., An
 
 
 def test_units_of_a_region_that_is_not_shown_are_named(trace: Trace) -> None:
-    verdict = replayed(trace, "support.wrong_regions:UNKNOWN")
+    verdict = replayed(trace, "support.wrong.declared_regions:UNKNOWN")
     (said,) = [finding.diagnosis for finding in verdict.findings if finding.check == "interface"]
     assert said.startswith("may_change names units of states; `regions` shows no such region, only conv, ")
 
@@ -167,12 +167,12 @@ def test_a_view_with_other_strides_is_named(trace: Trace, plant: Callable[..., N
 
 
 def test_a_result_of_another_dtype_is_named(trace: Trace) -> None:
-    first = found(trace, "contracts", "support.wrong_ops:DOUBLED")[0]
+    first = found(trace, "contracts", "support.wrong.ops:DOUBLED")[0]
     assert "op gated_norm (trunk.0.gated): gated came back as torch.float64, torch.float32" in first.diagnosis
 
 
 def test_broken_contract_is_reported_with_a_later_exception(trace: Trace) -> None:
-    verdict = replayed(trace, "support.wrong_ops:SHORT")
+    verdict = replayed(trace, "support.wrong.ops:SHORT")
     assert {finding.check for finding in verdict.findings} == {"contracts", "serves"}
     assert verdict.findings[0].diagnosis == "op gated_norm (trunk.0.gated): 0 rows came back, 3 are due"
 
@@ -332,11 +332,11 @@ def test_a_read_between_ops_is_named(trace: Trace, plant: Callable[..., None]) -
 
 @pytest.mark.slow
 def test_host_read_inside_a_capturable_op_is_named(trace: Trace) -> None:
-    first = found(trace, "hostreads", "support.wrong_ops:WAITING")[0]
-    assert "(op gated_norm; support.wrong_ops._waiting line" in first.diagnosis
-    correct = Replay(trace, Setting("support.wrong_ops:CORRECT")).run(until=first.event).verdict
+    first = found(trace, "hostreads", "support.wrong.ops:WAITING")[0]
+    assert "(op gated_norm; support.wrong.ops._waiting line" in first.diagnosis
+    correct = Replay(trace, Setting("support.wrong.ops:CORRECT")).run(until=first.event).verdict
     assert correct.exit is Exit.AGREED
-    claims = found(trace, "hostreads", "support.wrong_ops:CLAIMS")[0]
+    claims = found(trace, "hostreads", "support.wrong.ops:CLAIMS")[0]
     assert "instep_optimized.ops.plain" in claims.diagnosis, "the module of an op exempts no op"
 
 
@@ -345,7 +345,7 @@ def test_host_read_inside_a_capturable_op_is_named(trace: Trace) -> None:
 
 @pytest.mark.slow
 def test_column_after_a_narrow_window_is_named(trace: Trace) -> None:
-    first = found(trace, "tails", "support.wrong_ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
+    first = found(trace, "tails", "support.wrong.ops:ONE_COLUMN_MORE", strategy="snapshot")[0]
     assert first.diagnosis == ("snapshot_state row 0 changed at position 2; this event writes only positions 0 "
                                "to 1 there")  # fmt: skip
 
@@ -360,7 +360,7 @@ def test_a_new_unit_that_is_not_poison_is_named(trace: Trace, plant: Callable[..
 
 
 def test_poison_that_is_read_is_named_with_its_row(trace: Trace) -> None:
-    first = found(trace, "poison", "support.wrong_ops:POISONED")[0]
+    first = found(trace, "poison", "support.wrong.ops:POISONED")[0]
     assert first.diagnosis.endswith("elements are poison (nan), the first in row 1")
     assert first.place.component == "gated" and first.request == "a"
 

@@ -17,9 +17,9 @@ from instep.kit.strictest_rounding_declaration import declarations, suggested
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import Product
-from support import narrow_products as narrow
-from support.command import Runner
-from support.wrong_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
+from support.running.command import Runner
+from support.wrong import narrow_products as narrow
+from support.wrong.delta_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
 
 pytestmark = pytest.mark.slow
 
@@ -107,14 +107,14 @@ def test_declarations_go_from_the_strictest_on() -> None:
 def test_the_command_prints_the_line_with_its_evidence(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     words = ("gdn", "--case", "prefill-r2-VK-float32", "--suggest-rounding", "--json", file)
-    done = instep("op", "support.narrow_products:UNDECLARED", *words)
+    done = instep("op", "support.wrong.narrow_products:UNDECLARED", *words)
     line = 'products={"gdn.chunk": Product("tf32", block=64)}'
     assert done.code == 0 and f"Add to the op set: {line}" in done.out
     assert "DIVERGES" in done.out and 'Product("3xtf32", block=64)' in done.out
     found = json.loads(file.read_text())
     assert found["line"] == line and found["suggested"][0]["chosen"]["product"]["format"] == "tf32"
-    assert "nothing has to be declared" in instep("op", "support.wrong_rules:RIGHT", *words[:4]).out
-    done = instep("op", "support.wrong_rules:STALE_GATE", *words[:4])
+    assert "nothing has to be declared" in instep("op", "support.wrong.delta_rules:RIGHT", *words[:4]).out
+    done = instep("op", "support.wrong.delta_rules:STALE_GATE", *words[:4])
     assert done.code == 1 and "gdn.chunk: nothing is suggested: this is a mistake" in done.out
 
 

@@ -26,10 +26,10 @@ from instep.verdict import Tier
 from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
 from instep_proof.commands import calibrate
-from support.command import Runner
-from support.covering import each_value
-from support.outcomes import comparison, outcome
-from support.traces import policy, recorded
+from support.build.outcomes import comparison, outcome
+from support.build.traces import policy, recorded
+from support.running.command import Runner
+from support.running.covering import each_value
 
 WIDTHS = (120, 80, 60, 20)
 NUMBER = re.compile(r"[-+±\d.,%e→]*\d[-+±\d.,%e→kMG]*")
@@ -122,7 +122,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "width"), each_value(
-    [("replay", "--ops", "support.subjects:right"), ("relations", "unseen")], (80, 60),
+    [("replay", "--ops", "support.wrong.subjects:right"), ("relations", "unseen")], (80, 60),
 ))  # fmt: skip
 def test_narrow_console_keeps_every_number(
     instep: Runner, trace: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], width: int

@@ -15,12 +15,12 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
-from support.command import Runner, complaint
-from support.few_channels import few_channels
+from support.build.few_channels import few_channels
+from support.running.command import Runner, complaint
 
 TRACE = "accepted"
-LOUDER = "support.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
-STALE = "support.wrong_ops:LATE_AND_LOUD"
+LOUDER = "support.wrong.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
+STALE = "support.wrong.ops:LATE_AND_LOUD"
 
 
 def test_names_are_read_with_commas_and_repeated() -> None:
@@ -54,7 +54,7 @@ def test_finding_after_a_numeric_finding_is_found() -> None:
 
 @pytest.mark.slow
 def test_exception_is_a_finding_for_any_choice_of_tiers() -> None:
-    replay = Replay(few_channels(TRACE, 2), Setting("support.subjects:refusing"))
+    replay = Replay(few_channels(TRACE, 2), Setting("support.wrong.subjects:refusing"))
     assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
 

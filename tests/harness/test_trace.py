@@ -15,8 +15,8 @@ import torch
 from instep.trace import file
 from instep.trace.file import beside, read, stamp, write
 from instep_reference.contract.errors import BadInput
-from support.command import Runner
-from support.traces import ROOM, header, lines_of, one_round, seal
+from support.build.traces import ROOM, header, lines_of, one_round, seal
+from support.running.command import Runner
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 RECORDED = {"prompt.0": torch.tensor([1, 2, 3, 4, 5]), "own.3": torch.tensor([10, 11, 12])}

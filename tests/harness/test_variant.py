@@ -22,7 +22,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
-LOUDER = "support.subjects:LOUDER"
+LOUDER = "support.wrong.subjects:LOUDER"
 
 
 def first(trace: Trace, kind: type[e.Event]) -> int:
@@ -43,7 +43,7 @@ def test_a_place_is_read_as_it_is_spelled() -> None:
         assert place_of(text) == place and spelled(place) == text
     assert patch_of("trunk.2.core@17") == Patch(PLACES["trunk.2.core"], 17)
     assert str(patch_of("chain.3.pick@4")) == "chain.3.pick@4"
-    assert swaps_of(["gdn=plain", "conv=support.subjects:LOUDER"]) == {"gdn": "plain", "conv": LOUDER}
+    assert swaps_of(["gdn=plain", "conv=support.wrong.subjects:LOUDER"]) == {"gdn": "plain", "conv": LOUDER}
 
 
 @pytest.mark.parametrize("text", [
@@ -63,7 +63,7 @@ def test_invalid_swap_is_bad_input(text: str) -> None:
 
 @pytest.mark.parametrize(("swap", "says"), [
     ({"gnd": "plain"}, "one of the ops"), ({"gdn": "nobody"}, "no such name"),
-    ({"gdn": "support.subjects:refusing"}, "has no single ops"),
+    ({"gdn": "support.wrong.subjects:refusing"}, "has no single ops"),
 ])
 def test_unknown_op_or_set_is_bad_input(trace: Trace, swap: dict[str, str], says: str) -> None:
     with pytest.raises(BadInput, match=says):
@@ -101,7 +101,7 @@ def test_correct_engine_agrees_with_any_place_patched(trace: Trace, ops: str) ->
 @pytest.mark.slow
 def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace: Trace) -> None:
     """A step before the state is: at the window that keeps it. The state that is made of it is right again, too."""
-    replay, update = Replay(trace, Setting("support.wrong_ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
+    replay, update = Replay(trace, Setting("support.wrong.ops:UPDATES_LOUDER")), Place("trunk", 0, "update")
     first = replay.run().verdict.findings[0]
     assert (first.place, first.tier) == (update, Tier.DERIVED)
     assert isinstance(trace.events[first.event + 1], e.Commit)
@@ -120,7 +120,7 @@ def test_a_patch_heals_its_event_and_no_other(trace: Trace) -> None:
 @pytest.mark.slow
 def test_patch_replaces_memory_after_the_event(trace: Trace) -> None:
     """The commit of a move that moves nothing: with the reference's memory the next events agree."""
-    replay = Replay(trace, Setting("support.wrong_ops:UNMOVED", strategy="snapshot"))
+    replay = Replay(trace, Setting("support.wrong.ops:UNMOVED", strategy="snapshot"))
     found = replay.run().verdict.findings
     patches = tuple(Patch(place, found[0].event) for place in dict.fromkeys(f.place for f in found))
     assert {patch.place.component for patch in patches} == {"conv", "state"} and found[0].kind == "commit"
@@ -197,7 +197,7 @@ def test_an_op_is_swapped_once() -> None:
 
 
 def test_external_engine_accepts_no_swap_and_no_patch(trace: Trace) -> None:
-    replay, forward = Replay(trace, Setting("support.subjects:refusing")), first(trace, e.Forward)
+    replay, forward = Replay(trace, Setting("support.wrong.subjects:refusing")), first(trace, e.Forward)
     for variant in (Variant(swap={"gdn": "plain"}), Variant(patch=(Patch(Place("trunk", 0, "state"), forward),))):
         with pytest.raises(BadInput, match="refusing"):
             replay.run(until=forward + 1, variant=variant)

@@ -28,9 +28,9 @@ from instep_optimized.graphs import Runner
 from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import WHOLE, few
-from support.mixed import CANDIDATES, ROOM, in_turns
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.mixed_steps import CANDIDATES, ROOM, in_turns
+from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def test_extra_replay_is_reported(model: Path, monkeypatch: pytest.MonkeyPatch) 
 @WHOLE
 def test_op_wrong_in_mixed_launches_is_not_blamed_on_the_graph(model: Path) -> None:
     """Without graphs the launch is the same."""
-    wrong = replay(model, ops="support.wrong_ops:LOUDER_BESIDE")
+    wrong = replay(model, ops="support.wrong.ops:LOUDER_BESIDE")
     found = locate(wrong, wrong.run())
     assert (found.cause, found.op) == ("op", "gdn"), found.says
 

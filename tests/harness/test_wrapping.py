@@ -18,7 +18,7 @@ from instep_proof.faults import plant
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_proof.faults.syntax_edit import wrapped
 from instep_reference.contract.errors import BadInput
-from support.planting import planted_here
+from support.running.planting import planted_here
 
 MOVE = "instep_optimized/ops/plain/copy_units.py"
 TEXT = '''

@@ -24,7 +24,7 @@ from instep_reference.contract import engine as e
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
-    return Replay(trace, Setting(f"support.wrong_regions:{name}")).run()
+    return Replay(trace, Setting(f"support.wrong.declared_regions:{name}")).run()
 
 
 def first_of(trace: Trace, kind: type[e.Event]) -> int:
@@ -43,7 +43,8 @@ def test_write_table_that_names_every_unit_is_a_finding(trace: Trace) -> None:
 
 def test_units_wrongly_named_in_a_write_table_stay_guarded(trace: Trace) -> None:
     """The reserved slot, and a free one: the table does not excuse the write."""
-    lockstep = Lockstep(trace, participants_of(Replay(trace, Setting("support.wrong_regions:EVERYTHING")).plan))
+    plan = Replay(trace, Setting("support.wrong.declared_regions:EVERYTHING")).plan
+    lockstep = Lockstep(trace, participants_of(plan))
     contexts = [lockstep.step() for _ in range(first_of(trace, e.Commit) + 1)]
     stray = {(one.region.name, one.unit) for one in contexts[-1].changes.trespasses}
     free = {2} - set(contexts[-1].expected.slots_after.values())

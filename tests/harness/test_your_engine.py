@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command import Runner
-from support.covering import few
+from support.running.command import Runner
+from support.running.covering import few
 
 pytestmark = [  # imports transformers
     pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),

@@ -21,9 +21,9 @@ from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place, unseen
-from support.checkpoints import write
-from support.covering import few
-from support.two_sides import CAPACITY, scenario
+from support.build.checkpoints import write
+from support.running.covering import few
+from support.worlds.engine_and_reference import CAPACITY, scenario
 
 HERE = Place("trunk", 0, "mixed")
 POOL = torch.zeros(4, 6, 3)

@@ -16,7 +16,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place, unseen
-from support import warm
+from support.running import forked_python
 
 HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")
 
@@ -107,6 +107,6 @@ def test_invalid_op_set_is_refused_with_the_valid_names(name: str, found: str) -
 def test_triton_is_imported_only_on_request() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}
-    done = warm.run([sys.executable, "-c", program], timeout=120, env=paths)
+    done = forked_python.run([sys.executable, "-c", program], timeout=120, env=paths)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

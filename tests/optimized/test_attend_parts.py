@@ -26,8 +26,8 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
-from support.ops_agree import agree
-from support.time_slices import beside_another_process
+from support.independent.op_agreement import agree
+from support.kernels.second_process import beside_another_process
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -239,7 +239,7 @@ def test_explicit_layouts_give_the_bits_of_the_others(
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bfloat16", "float8"])
 def test_bits_are_the_same_next_to_another_process(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device saves programs that run, and brings them back: `support/forgotten.py` shows what it may write then."""
+    """The device saves programs that run, and brings them back: `reused_barriers.py` shows what it may write then."""
     query, given = mixed(64, 0, dtype)
     wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
     monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then

@@ -22,9 +22,9 @@ from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.attention.dispatch import GROUP, PART
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.triton import TRITON
-from support.covering import few
-from support.overlapped import same_in_a_graph
-from support.planted_kernels import planted_kernels
+from support.kernels.overlapped_launches import same_in_a_graph
+from support.kernels.planted import planted_kernels
+from support.running.covering import few
 
 FP8 = torch.float8_e4m3fn
 HERE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -17,7 +17,7 @@ from instep_optimized.kernels.gdn_prefill.chunk64 import blocks
 from instep_optimized.kernels.runtime import INTERPRETED, explicit
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
-from support.planted_kernels import planted_kernels
+from support.kernels.planted import planted_kernels
 
 staged = explicit("gdn_prefill.chunk64_launches_gluon")
 native = [pytest.mark.gpu, pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")]

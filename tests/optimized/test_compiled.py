@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from instep_optimized.kernels.products import few_rows
-from support.beside import made_beside
-from support.covering import WHOLE
+from support.kernels.tensor_core_overlap import made_beside
+from support.running.covering import WHOLE
 
 pytestmark = pytest.mark.slow
 
 SHARED = 227 * 1024  # bytes of shared memory that one program may have on Hopper
 OF_ALL, RESERVED = 228 * 1024, 1024  # shared memory of a multiprocessor, and the part of it reserved per program
-RECORD = Path(__file__).parents[1] / "support" / "compiled.json"
+RECORD = Path(__file__).parents[1] / "support" / "kernels" / "compiled.json"
 PREPARE = 3  # programs of `prepare_staged` that are to share one (`blocks_staged.PROGRAMS`)
 
 
@@ -67,7 +67,7 @@ def compiled(*words: object) -> Printed:
     """The output of `compiled.py`, which runs in another process: kernels are not interpreted there."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = ":".join(sys.path)
-    command = [sys.executable, "-m", "support.compiled", *map(str, words)]
+    command = [sys.executable, "-m", "support.kernels.compiled", *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, list[dict[str, Any]]] = {}
@@ -103,7 +103,7 @@ def test_the_record_has_what_the_compiler_gives(tmp_path: Path) -> None:
     record = json.loads(RECORD.read_text())
     if not anew.keys() & record.keys():
         pytest.skip("the record is of another Triton or Python")
-    assert {key: read(line) for key, line in record.items()} == anew, "python -m support.compiled --keep"
+    assert {key: read(line) for key, line in record.items()} == anew, "python -m support.kernels.compiled --keep"
 
 
 def test_attention_keeps_tiles_in_registers(taken: Mapping[str, list[Taken]]) -> None:

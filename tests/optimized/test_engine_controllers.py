@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput, Unsupported
-from support.two_sides import CAPACITY
+from support.worlds.engine_and_reference import CAPACITY
 
 # Each batch decides, by its own mean alone.
 AT_ONCE = {"ema_alpha": 1, "warmup_batches": 0, "update_interval": 1}

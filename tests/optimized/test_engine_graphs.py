@@ -21,9 +21,9 @@ from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from support.covering import WHOLE, few
-from support.twins import Twins, eagerly, emulated
-from support.two_sides import scenario
+from support.running.covering import WHOLE, few
+from support.worlds.engine_and_reference import scenario
+from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
 CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
 FOUR = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)

@@ -22,11 +22,11 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupporte
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.covering import WHOLE, few
-from support.rounds import begin
-from support.tree_story import assert_same, played
-from support.trees import path
-from support.two_sides import CAPACITY, TwoSides
+from support.build.rounds import begin
+from support.build.tree_rounds import assert_same, played
+from support.build.tree_windows import path
+from support.running.covering import WHOLE, few
+from support.worlds.engine_and_reference import CAPACITY, TwoSides
 
 FP64, STEPS = torch.float64, 3
 ROOM = replace(CAPACITY, num_draft_tokens=8, topk=3)

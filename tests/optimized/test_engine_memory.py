@@ -21,7 +21,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from support.two_sides import CAPACITY, snapshot, untouched
+from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
 
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(1, 3, 7)))
 

@@ -22,10 +22,10 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import TWO_LAYERS, Kind, write
-from support.covering import WHOLE, each_value, few
-from support.sampled import sampled
-from support.two_sides import CAPACITY, TwoSides, scenario
+from support.build.checkpoints import TWO_LAYERS, Kind, write
+from support.build.sampling_events import sampled
+from support.running.covering import WHOLE, each_value, few
+from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
 
 WIDTH = torch.float64
 STEPS = (3, 1, 7, 0)  # and back to the first

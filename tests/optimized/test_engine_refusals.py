@@ -20,8 +20,8 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
-from support.checkpoints import TWO_LAYERS, write
-from support.two_sides import CAPACITY, snapshot, untouched
+from support.build.checkpoints import TWO_LAYERS, write
+from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
 
 
 def engine(

@@ -21,9 +21,9 @@ from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
-from support.covering import few
-from support.twins import Twins
-from support.two_sides import TwoSides, snapshot, untouched
+from support.running.covering import few
+from support.worlds.engine_and_reference import TwoSides, snapshot, untouched
+from support.worlds.engine_in_graphs import Twins
 
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
 ROOM = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)

@@ -22,12 +22,12 @@ from instep_reference.contract.engine import Committed, Draft, Path
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import WHOLE, few
-from support.rounds import CLOSE, begin, decode, disagreement, play
-from support.tree_story import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
-from support.trees import chain, drawn, path
-from support.two_sides import TwoSides
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.rounds import CLOSE, begin, decode, disagreement, play
+from support.build.tree_rounds import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
+from support.build.tree_windows import chain, drawn, path
+from support.running.covering import WHOLE, few
+from support.worlds.engine_and_reference import TwoSides
 
 FP64 = torch.float64
 STRATEGIES = ("snapshot", "columns", "rerun", "lazy_rerun")

@@ -23,9 +23,9 @@ from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
-from support.covering import each_value, few
-from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
-from support.ring_world import Turn, World, cut, garbage, stream
+from support.running.covering import each_value, few
+from support.worlds.ring_rounds import DEED, WIDEST, Deed, Life, Right, walk
+from support.worlds.rings import Turn, World, cut, garbage, stream
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

@@ -18,7 +18,7 @@ from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.place_names import unseen
-from support.ring_world import Turn, World, cut, joined, stream
+from support.worlds.rings import Turn, World, cut, joined, stream
 
 HEADS = Heads(1, 2, 4, 3)
 ROWS = stream(HEADS, 3, 1, "cpu")

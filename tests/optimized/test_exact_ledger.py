@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from instep.kit.cases.conv_and_gdn import Heads
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
-from support.covering import few
-from support.label_numbers import block, folded, labels_of, mixed, rows
-from support.ring_walk import DEED, WIDEST, Deed, Life, Right, walk
-from support.ring_world import Turn, World, cut
+from support.independent.integer_labels import block, folded, labels_of, mixed, rows
+from support.running.covering import few
+from support.worlds.ring_rounds import DEED, WIDEST, Deed, Life, Right, walk
+from support.worlds.rings import Turn, World, cut
 
 HEADS = Heads(1, 2, 3, 5)
 TOKENS = 30

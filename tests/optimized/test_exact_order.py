@@ -22,7 +22,7 @@ from instep_optimized.kernels.gdn_windows import token_by_token as window_file
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.triton import TRITON
-from support.ring_world import Turn, World, cut, stream
+from support.worlds.rings import Turn, World, cut, stream
 
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="kernels are native here, their order is the device's")
 HEADS = Heads(1, 2, 32, 44)  # three tiles of V

@@ -21,10 +21,10 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import few
-from support.sampled import sampled
-from support.two_sides import CAPACITY, TwoSides, scenario
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.sampling_events import sampled
+from support.running.covering import few
+from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
 
 WIDTH, STEPS = torch.float64, (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))

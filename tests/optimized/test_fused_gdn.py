@@ -32,9 +32,9 @@ from instep_optimized.ops.triton import TRITON
 from instep_optimized.ops.triton_with_fp32_prefill import PRECISE
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.place_names import unseen
-from support.covering import each_value, few
-from support.ops_agree import agree
-from support.ring_world import Turn, World, cut
+from support.independent.op_agreement import agree
+from support.running.covering import each_value, few
+from support.worlds.rings import Turn, World, cut
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [pytest.mark.interpreted] if INTERPRETED else [pytest.mark.gpu]

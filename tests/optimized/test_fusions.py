@@ -34,9 +34,9 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.place_names import unseen
-from support.covering import few
-from support.ops_agree import agree
-from support.planted_kernels import planted_kernels
+from support.independent.op_agreement import agree
+from support.kernels.planted import planted_kernels
+from support.running.covering import few
 
 pytestmark = pytest.mark.usefixtures("garbage_in_fresh_memory")
 DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu) if torch.cuda.is_available() else "cpu"]

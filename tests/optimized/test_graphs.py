@@ -21,7 +21,19 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity
 from instep_reference.contract.place_names import Place
-from support.toy_graphs import EMBEDDING, HIDDEN, IDLE, LOGITS, MIXED, PICK, Inputs, World, batch, differences, eagerly
+from support.worlds.toy_core import (
+    EMBEDDING,
+    HIDDEN,
+    IDLE,
+    LOGITS,
+    MIXED,
+    PICK,
+    Inputs,
+    World,
+    batch,
+    differences,
+    eagerly,
+)
 
 BUCKETS = (1, 2, 4)
 

@@ -24,8 +24,8 @@ from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_reference.contract.place_names import Place
-from support.covering import few
-from support.ops_agree import agree
+from support.independent.op_agreement import agree
+from support.running.covering import few
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"

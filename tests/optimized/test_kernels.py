@@ -13,8 +13,8 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from support.covering import few
-from support.ops_agree import agree
+from support.independent.op_agreement import agree
+from support.running.covering import few
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="kernels are native here")),

@@ -21,8 +21,8 @@ from instep_optimized.ops.op_protocols import GdnInputs
 from instep_reference.chunked_delta_rule import recur_by_products
 from instep_reference.contract.place_names import Place
 from instep_reference.gdn import recur
-from support.covering import few
-from support.planted_kernels import planted_kernels
+from support.kernels.planted import planted_kernels
+from support.running.covering import few
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else [pytest.mark.interpreted]

@@ -20,8 +20,8 @@ from instep_optimized.kernels.decisions.argmax_and_acceptance import pick
 from instep_optimized.kernels.products import few_rows, linear
 from instep_optimized.kernels.products.few_rows import fits, product
 from instep_optimized.ops.triton import TRITON
-from support.overlapped import same_in_a_graph
-from support.planted_kernels import planted_kernels
+from support.kernels.overlapped_launches import same_in_a_graph
+from support.kernels.planted import planted_kernels
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"

@@ -24,9 +24,9 @@ from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
-from support.covering import each_value
-from support.ring_world import Turn, World, cut, stream
-from support.trees import Parents, path
+from support.build.tree_windows import Parents, path
+from support.running.covering import each_value
+from support.worlds.rings import Turn, World, cut, stream
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"

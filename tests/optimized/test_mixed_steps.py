@@ -26,9 +26,8 @@ from instep_reference.contract.engine import Capacity, Commit, Draft, Event, For
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import WHOLE, each_value, few
-from support.mixed import (
+from support.build.checkpoints import TWO_LAYERS, write
+from support.build.mixed_steps import (
     CANDIDATES,
     CONV_WIDTH,
     CROWD,
@@ -46,7 +45,8 @@ from support.mixed import (
     told,
     trio,
 )
-from support.two_sides import TwoSides, snapshot
+from support.running.covering import WHOLE, each_value, few
+from support.worlds.engine_and_reference import TwoSides, snapshot
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=CANDIDATES, warmup_batches=1, update_interval=2))

@@ -1,7 +1,7 @@
 """Between two ops the model takes views only: no arithmetic, no copy, no allocation, no read of a value.
 
 A graph captures exactly this code, so another call would be recorded or missed. Leaves out: the preparation of a launch
-(`mixed.py`, `inputs_of`), which makes a graph's inputs.
+(`mixed_steps.py`, `inputs_of`), which makes a graph's inputs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from instep_optimized.weights import Stored
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place_names import unseen
-from support.checkpoints import Kind, config_of, draw
-from support.packing import Rows, packed
+from support.build.checkpoints import Kind, config_of, draw
+from support.build.packed_launches import Rows, packed
 
 CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
 WIDEST = 4

@@ -13,7 +13,7 @@ from instep_optimized.ops.label_algebra import code, expand, mix, read
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import AttentionInputs, ExpertWeights, GdnInputs
 from instep_reference.contract.place_names import COMPONENTS, Place
-from support.label_numbers import BIG, SPREAD, WORD, block, here, ints, mixed, rows, stamp
+from support.independent.integer_labels import BIG, SPREAD, WORD, block, here, ints, mixed, rows, stamp
 
 NONE = torch.empty(0)  # weights are ignored
 

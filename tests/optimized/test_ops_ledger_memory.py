@@ -19,7 +19,7 @@ from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import Place
-from support.label_numbers import BIG, WORD, block, folded, here, ints, labels_of, mixed, rows, stamp
+from support.independent.integer_labels import BIG, WORD, block, folded, here, ints, labels_of, mixed, rows, stamp
 
 Tensor = torch.Tensor
 C, W = 12, 4

@@ -19,7 +19,7 @@ from instep.kit.cases.case import Case, serve
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import COMPONENTS, Place
-from support.ops_agree import agree
+from support.independent.op_agreement import agree
 
 Tensor = torch.Tensor
 ROW_CASES = [case for case in (*ROWS, *EXACT_ROWS) if case.op not in ("pick", "accept")]

@@ -19,9 +19,9 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import WHOLE, few
-from support.two_sides import CAPACITY, TwoSides
+from support.build.checkpoints import TWO_LAYERS, write
+from support.running.covering import WHOLE, few
+from support.worlds.engine_and_reference import CAPACITY, TwoSides
 
 EVERY, STEPS = 4, 5
 TRACKED = replace(CAPACITY, track_interval=EVERY)

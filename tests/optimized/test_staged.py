@@ -21,7 +21,7 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place_names import Place
-from support.ring_world import Turn, World, cut, stream
+from support.worlds.rings import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
 # Rows of V per thread of `_window`. With states in 16 bits, one row gets another layout there.

@@ -26,9 +26,9 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.checkpoints import write
-from support.covering import WHOLE, few
-from support.two_sides import CAPACITY, TwoSides, scenario, snapshot, untouched
+from support.build.checkpoints import write
+from support.running.covering import WHOLE, few
+from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario, snapshot, untouched
 
 STEPS = (3, 1, 7, 0)  # after them every scenario continues with the first one
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))

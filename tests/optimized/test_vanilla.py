@@ -34,10 +34,10 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.checkpoints import TWO_LAYERS, write
-from support.covering import each_value
-from support.twins import Twins, eagerly, emulated
-from support.two_sides import CAPACITY, TwoSides, scenario
+from support.build.checkpoints import TWO_LAYERS, write
+from support.running.covering import each_value
+from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
+from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
 T = TypeVar("T")
 WIDTH = torch.float64

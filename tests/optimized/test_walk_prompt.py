@@ -27,8 +27,8 @@ from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import Place
-from support.covering import each_value, few
-from support.planted_kernels import planted_kernels
+from support.kernels.planted import planted_kernels
+from support.running.covering import each_value, few
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [

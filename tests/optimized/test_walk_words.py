@@ -23,7 +23,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place_names import Place
-from support.covering import each_value, few
+from support.running.covering import each_value, few
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
 CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 11, 4

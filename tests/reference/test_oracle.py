@@ -12,14 +12,13 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from documentation import parity_table
+from documentation import parity, parity_table
+from documentation.parity import CASES, DTYPES, HEADS, Case
 from instep_reference import attention, gdn, trunk
 from instep_reference.contract.place_names import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import GdnWeights, Weights
-from support import parity
-from support.covering import WHOLE, few
-from support.parity import CASES, DTYPES, HEADS, Case
+from support.running.covering import WHOLE, few
 
 pytestmark = [  # imports transformers
     pytest.mark.slow, pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed"),
@@ -46,7 +45,7 @@ def test_reference_agrees_with_transformers(
     name: str, width: str, stored: dict[tuple[str, str], parity_table.Parity]
 ) -> None:
     row = parity.parity(name, width)
-    assert row.compared == stored[name, width].compared > 0, "measure anew: see support/parity.py"
+    assert row.compared == stored[name, width].compared > 0, "measure anew: see documentation/parity.py"
     assert row.worst <= row.allowed, f"hidden {row.hidden:.1e}, logits {row.logits:.1e}, memory {row.memory}"
 
 

@@ -1,0 +1,232 @@
+"""The parity table: the reference against `transformers`, worst relative error per configuration.
+
+To measure all configurations again and write the file: `PYTHONPATH=reference:tests python -m documentation.parity`.
+Leaves out: the oracle itself (`support/independent/transformers_models.py`) and the file (`parity_table.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from documentation.parity_table import ALLOWED, Parity, store, table
+from instep_reference import trunk
+from instep_reference.attention import AttentionMemory
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.place_names import Place, unseen
+from instep_reference.engine import TensorModel
+from instep_reference.gdn import GdnMemory
+from instep_reference.weights import Weights
+from support.build.checkpoints import Kind, write
+from support.independent import transformers_models as oracle
+from support.independent.transformers_models import Seen
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+TOKENS = 70  # more than one chunk of transformers' delta rule, which takes 64 at a time
+# How the tokens come: sizes of the parts, one after another on the memory left by those before.
+WAYS = {
+    "prefill": (70,),
+    "decode": (64, *(1,) * 6),
+    "chunked prefill": (1, 2, 3, 64),
+    "several on a state": (50, 7, 4, 9),
+}
+CHAIN = 3  # drafts after the first
+
+FULL, LINEAR = "full_attention", "linear_attention"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, named after its particularity."""
+
+    name: str
+    kind: Kind
+    overrides: dict[str, Any]
+    directory: Path | None = None  # a checkpoint that is there already; None: drawn from a seed
+
+
+def _heads(key: int, value: int) -> dict[str, Any]:
+    return {"linear_num_key_heads": key, "linear_num_value_heads": value}
+
+
+def _layers(*types: str) -> dict[str, Any]:
+    return {"num_hidden_layers": len(types), "layer_types": list(types), "full_attention_interval": None}
+
+
+TINY = Path(__file__).resolve().parents[2] / "fixtures" / "tiny"
+DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
+    ("Qwen3.5, r = 2, K 8, V 16", "dense", {}),
+    ("Qwen3.5, r = 1", "dense", _heads(3, 3)),
+    ("Qwen3.5, r = 3, K 16, V 8", "dense", {
+        **_heads(2, 6), "linear_key_head_dim": 16, "linear_value_head_dim": 8}),
+    ("Qwen3.5, K = V, conv width 2", "dense", {"linear_value_head_dim": 8, "linear_conv_kernel_dim": 2}),
+    ("Qwen3.5, tied embeddings", "dense", {"tie_word_embeddings": True}),
+    ("Qwen3.5, irregular layers, attention first", "dense", _layers(FULL, LINEAR, LINEAR, FULL, LINEAR)),
+    ("Qwen3.5, only GDN", "dense", _layers(LINEAR, LINEAR)),
+    ("Qwen3.5, only attention", "dense", _layers(FULL, FULL)),
+    ("Qwen3-Next, r = 2", "next", {}),
+    ("Qwen3-Next, r = 1", "next", _heads(3, 3)),
+    ("Qwen3-Next, r = 3, top-k not renormalised", "next", {**_heads(2, 6), "norm_topk_prob": False}),
+    ("Qwen3-Next, a dense MLP among experts", "next", {"mlp_only_layers": [1]}),
+    ("Qwen3-Next, irregular layers, tied", "next", {
+        **_layers(FULL, LINEAR, FULL, LINEAR), "tie_word_embeddings": True}),
+    ("Qwen3.5-MoE, r = 2", "moe", {}),
+    ("Qwen3.5-MoE, r = 3, top 3 of 6, tied", "moe", {
+        **_heads(2, 6), "num_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": True}),
+    ("Qwen3.5-MoE, attention first", "moe", _layers(FULL, LINEAR, LINEAR)),
+)
+DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
+    ("MTP head, Qwen3.5", "dense", {}),
+    ("MTP head, Qwen3.5, tied", "dense", {"tie_word_embeddings": True}),
+    ("MTP head, Qwen3-Next", "next", {}),
+    ("MTP head, Qwen3.5-MoE", "moe", {}),
+)
+CASES = (*(Case(*drawn) for drawn in DRAWN), Case("fixtures/tiny, trained", "dense", {}, TINY))
+HEADS = (*(Case(*drawn) for drawn in DRAWN_HEADS), Case("MTP head, fixtures/tiny, trained", "dense", {}, TINY))
+
+
+@cache
+def parity(name: str, width: str) -> Parity:
+    """Measure a configuration by name; once per process."""
+    for measure, cases in ((_trunk, CASES), (_head, HEADS)):
+        for case in cases:
+            if case.name == name:
+                return measure(case, width)
+    raise KeyError(name)
+
+
+def everything() -> list[Parity]:
+    return [parity(case.name, width) for case in (*CASES, *HEADS) for width in DTYPES]
+
+
+def main() -> None:
+    rows = everything()
+    store(rows, {"torch": torch.__version__, "transformers": version("transformers")})
+    print(table(rows))
+
+
+def _trunk(case: Case, width: str) -> Parity:
+    """Drawn weights go through `save_pretrained`: what the reference reads is what transformers wrote."""
+    dtype = DTYPES[width]
+    with tempfile.TemporaryDirectory() as temporary:
+        drawn, saved = Path(temporary, "drawn"), case.directory or Path(temporary, "saved")
+        # save_pretrained drops `mtp.*`, so there is no draft head in these
+        source = case.directory or write(drawn, case.kind, mtp_num_hidden_layers=0, **case.overrides)
+        model = oracle.load(source, case.kind, dtype)
+        if case.directory is None:
+            model.save_pretrained(saved)
+        weights = Weights.of(Checkpoint.open(saved), dtype)
+    tokens = _tokens(weights.config.vocab)
+    cached = "attention" in weights.config.layer_kinds  # HF's cache raises on GDN layers alone
+    uncached = None if cached else oracle.run(model, tokens, (TOKENS,), cached=False)
+    errors = [
+        _errors(_run(weights, tokens, parts), uncached or oracle.run(model, tokens, parts)) for parts in WAYS.values()
+    ]
+    return _fold(case, width, errors)
+
+
+def _head(case: Case, width: str) -> Parity:
+    """Rows of y and logits over a prefill and a chain after it. Keys are not compared: HF rotates them one further."""
+    dtype = DTYPES[width]
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = case.directory or write(Path(temporary), case.kind, **case.overrides)
+        weights = Weights.of(Checkpoint.open(directory), dtype)
+        model = oracle.load(directory, case.kind, dtype)
+        tokens = _tokens(weights.config.vocab)
+        final, _ = trunk.advance(weights, tokens[:-1], trunk.empty_memories(weights), 0)
+        theirs = oracle.run_head(model, final, tokens[1:], CHAIN)
+    ours = _run_head(weights, final, tokens[1:], CHAIN)
+    y, logits = (_relative(mine, true) for mine, true in zip(ours, theirs, strict=True))
+    return _fold(case, width, [{"hidden": y, "logits": logits}])
+
+
+Error = tuple[float, int]  # the worst, over how many numbers
+
+
+def _errors(ours: Seen, theirs: Seen) -> dict[str, Error]:
+    pairs = {
+        "hidden": [*zip(ours.hidden, theirs.hidden, strict=True), (ours.final, theirs.final)],
+        "logits": [(ours.logits, theirs.logits)],
+        "memory": [(ours.memory[name], tensor) for name, tensor in theirs.memory.items() if tensor.numel()],
+    }
+    return {what: _worst([_relative(*pair) for pair in both]) for what, both in pairs.items() if both}
+
+
+def _relative(ours: torch.Tensor, theirs: torch.Tensor) -> Error:
+    """The largest error of a tensor by its largest element: layers differ in scale, elements pass through zero."""
+    assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+    return float((ours - theirs).abs().max() / theirs.abs().max()), theirs.numel()
+
+
+def _worst(errors: Sequence[Error]) -> Error:
+    values = [value for value, _ in errors]
+    # max() passes over a NaN that does not come first
+    return math.nan if any(map(math.isnan, values)) else max(values), sum(count for _, count in errors)
+
+
+def _fold(case: Case, width: str, errors: Sequence[dict[str, Error]]) -> Parity:
+    by_part = {part: _worst([error[part] for error in errors]) for part in errors[0]}
+    memory = by_part["memory"][0] if "memory" in by_part else None
+    compared = sum(count for _, count in by_part.values())
+    return Parity(case.name, width, by_part["hidden"][0], by_part["logits"][0], memory, ALLOWED[width], compared)
+
+
+def _tokens(vocab: int) -> list[int]:
+    return torch.randint(vocab, (TOKENS,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def _run(weights: Weights, tokens: Sequence[int], parts: Sequence[int]) -> Seen:
+    """The reference over the same parts, seen at the same places."""
+    kept: dict[int, list[torch.Tensor]] = {}
+
+    def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        if place.component == "hidden":
+            kept.setdefault(place.layer, []).append(tensor)
+        return tensor
+
+    memories, finals, begin = trunk.empty_memories(weights), [], 0
+    for size in parts:
+        final, memories = trunk.advance(weights, tokens[begin : begin + size], memories, begin, see)
+        finals.append(final)
+        begin += size
+    final = torch.cat(finals)
+    hidden = tuple(torch.cat(kept[layer]) for layer in sorted(kept))
+    return Seen(hidden, final, trunk.logits(weights, final), _memory(memories))
+
+
+def _memory(memories: Sequence[trunk.LayerMemory]) -> dict[str, torch.Tensor]:
+    named: dict[str, torch.Tensor] = {}
+    for index, memory in enumerate(memories):
+        if isinstance(memory, GdnMemory):
+            named |= {f"conv {index}": memory.window, f"state {index}": memory.state}
+        elif isinstance(memory, AttentionMemory):
+            named |= {f"keys {index}": memory.keys, f"values {index}": memory.values}
+    return named
+
+
+def _run_head(
+    weights: Weights, final: torch.Tensor, tokens: Sequence[int], chain: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    model = TensorModel(weights)
+    cache, hidden, ids, start = model.no_cache(), final, list(tokens), 0
+    ys = []
+    for _ in range(chain + 1):
+        y, cache = model.head(0, ids, hidden, cache, start, "extend", unseen)
+        ys.append(y)
+        start += len(ids)
+        hidden = y[-1:]
+        ids = model.pick(hidden, "extend", unseen)
+    rows = torch.cat(ys)
+    return rows, trunk.logits(weights, rows)
+
+
+if __name__ == "__main__":
+    main()

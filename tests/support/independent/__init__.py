@@ -1,0 +1,1 @@
+"""Computations that share no code with what they are compared with."""

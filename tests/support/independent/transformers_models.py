@@ -1,0 +1,126 @@
+"""`transformers` as an oracle: its models compute in the requested width and run as the reference does.
+
+In fp64 its modules are compiled from their source under other names, with every cast to fp32 turned into one to fp64:
+unchanged they compute in fp32 inside. Leaves out: tolerances and tables (`documentation/parity.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..build.checkpoints import Kind
+
+MODULES: dict[Kind, str] = {"dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe"}
+CLASSES: dict[Kind, str] = {
+    "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """hidden: per layer [T, D]; final [T, D]; logits [T, vocab]; memory: name -> tensor, in our canonical layout."""
+
+    hidden: tuple[torch.Tensor, ...]
+    final: torch.Tensor
+    logits: torch.Tensor
+    memory: dict[str, torch.Tensor]
+
+
+def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
+    """The model of a directory, computing in `dtype` throughout, by torch alone."""
+    from transformers.utils import logging  # here and below: not while all tests are collected, for it takes seconds
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    name = f"transformers.models.{MODULES[kind]}.modeling_{MODULES[kind]}"
+    module = _in_double(name) if dtype == torch.float64 else importlib.import_module(name)
+    model = getattr(module, CLASSES[kind]).from_pretrained(
+        directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    )
+    return model.eval()
+
+
+@torch.no_grad()
+def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = True) -> Seen:
+    """The tokens in parts of the given sizes, one after another on the model's cache."""
+    layers = model.model.layers
+    rows: list[list[torch.Tensor]] = [[] for _ in range(len(layers) + 1)]
+    hooks = [
+        module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out[0]))
+        for module, kept in zip([*layers, model.model.norm], rows, strict=True)
+    ]
+    from transformers import DynamicCache
+
+    past = DynamicCache(config=model.config) if cached else None
+    logits, begin = [], 0
+    for size in parts:
+        part = torch.tensor([tokens[begin : begin + size]])
+        # mask, positions, cache: the cache has another name before transformers 5.24
+        logits.append(model(part, None, None, past, use_cache=cached).logits[0])
+        begin += size
+    for hook in hooks:
+        hook.remove()
+    *hidden, final = (torch.cat(kept) for kept in rows)
+    return Seen(tuple(hidden), final, torch.cat(logits), _memory(past, model.config) if cached else {})
+
+
+@torch.no_grad()
+def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The draft head on rows (final p, token p + 1), then `chain` times more on its own y and the greedy draft.
+
+    -> y and logits, one row per row run. HF rotates row p at position p + 1.
+    """
+    model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
+    from transformers.cache_utils import MtpCache
+    from transformers.modeling_layers import MtpModel
+
+    head = MtpModel.from_pretrained(model)
+    head.train(False)
+    past = MtpCache(config=head.config)
+    hidden, ids, position = final[None], torch.tensor([tokens]), 1
+    ys, scores = [], []
+    for _ in range(chain + 1):
+        positions = torch.arange(position, position + ids.shape[1])[None]
+        y = head.forward_layer(0, hidden, positions, past, input_ids=ids)
+        ys.append(y[0])
+        scores.append(model.lm_head(y)[0])
+        position += ids.shape[1]
+        hidden, ids = y[:, -1:], scores[-1][-1:].argmax(-1)[None]
+    return torch.cat(ys), torch.cat(scores)
+
+
+def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
+    memory = {}
+    for index, (kept, kind) in enumerate(zip(past.layers, config.layer_types, strict=True)):
+        if kind == "linear_attention":
+            window = kept.conv_states[0][0]
+            memory[f"conv {index}"] = window[:, window.shape[1] - config.linear_conv_kernel_dim + 1 :]
+            memory[f"state {index}"] = kept.recurrent_states[0][0]
+        else:
+            memory[f"keys {index}"] = kept.keys[0].transpose(0, 1)
+            memory[f"values {index}"] = kept.values[0].transpose(0, 1)
+    return memory
+
+
+@cache
+def _in_double(name: str) -> types.ModuleType:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).read_text().replace(".float()", ".double()")
+    source = re.sub(r"torch\.float(32)?\b", "torch.float64", source)
+    module = types.ModuleType(f"{name}_in_double")
+    module.__file__, module.__package__ = spec.origin, name.rpartition(".")[0]
+    sys.modules[module.__name__] = module
+    exec(compile(source, spec.origin, "exec", dont_inherit=True), module.__dict__)
+    return module

@@ -1,0 +1,321 @@
+"""As a program: compile kernels for a GPU on any machine, and print the resources that each takes.
+
+It runs in a separate process, in which kernels are not interpreted. Its arguments are names of `FORMS`; without any
+it compiles all of them. A kernel is not compiled if the record next to this file has its key: then Triton would take
+the same result from its cache. The key names the source of the kernel with its place in the file,
+all that it calls, its arguments, the compiler, and how numbers are read from the result. After a change of kernels
+`python -m support.kernels.compiled --keep` writes the record; with an old one everything is compiled, and nothing else
+differs. Leaves out: what is allowed (`tests/optimized/test_compiled.py`).
+"""
+
+# ruff: noqa: E402 (what is imported asks for the device)
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+torch.cuda.is_available = lambda: True  # decides that kernels are native; nothing is launched
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compiler
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from instep.kit import barrier_overlaps
+from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.convs import bf16_prompts as prompt_file
+from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
+from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
+from instep_optimized.kernels.products import few_rows as slim_file
+from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results
+from instep_optimized.memory_addresses import Address, Pages, Part, Ring, Updates
+from instep_optimized.ops.fused.prefill_gdn import stored
+from instep_optimized.ops.op_protocols import GdnInputs
+from instep_reference.contract.place_names import Place
+from instep_speed.gate import gpu_operations
+from support.kernels.reused_barriers import NUMBERS, exchanged, forgotten, summed
+from support.kernels.tensor_core_overlap import made_beside
+from support.kernels.warp_groups import HALF, MANY, STEPS, halves, handed, told
+
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
+         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
+         torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
+H, HV, K, V = 2, 4, 128, 128
+RESERVED = 1024  # further bytes of shared memory of every program
+TARGET = GPUTarget("cuda", 90, 32)
+RECORD = Path(__file__).with_suffix(".json")
+
+Found = dict[str, Any]
+known: dict[str, Found] = {}  # by key: what the record has
+seen: dict[str, Found] = {}  # the results of this process
+
+
+def compiled(
+    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, num_ctas: int = 1,
+    **constants: Any,
+) -> None:  # fmt: skip
+    """The arguments make the signature, as Triton's own launcher would."""
+    signature, fixed, sixteen = {}, {}, {}
+    values: dict[str, Any] = {"EARLY": True}
+    values |= dict(zip(kernel.arg_names, arguments, strict=False)) | constants
+    for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
+        x = values[name]
+        if hasattr(x, "block_shape"):
+            signature[name] = f"tensordesc<{TYPES[x.base.dtype][1:]}{list(x.block_shape)},{x.layout!r}>"
+        elif isinstance(x, float):
+            signature[name] = "fp32"
+        elif isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
+            signature[name] = TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32"
+            if isinstance(x, torch.Tensor) or x % 16 == 0:
+                sixteen[(at,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name], fixed[(at,)] = "constexpr", x
+    options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
+    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, fixed, sixteen)
+    key = key_of(source, options)
+    if (found := seen.get(key) or known.get(key)) is None:
+        found = taken(triton.compile(source, target=TARGET, options=options))
+    seen[key] = {"kernel": kernel.__name__, **found}
+    print(json.dumps({"key": key, **seen[key]}))
+
+
+def key_of(source: Any, options: Mapping[str, Any]) -> str:
+    """Under which Triton keeps what it compiles, and how it is read"""
+    backend = compiler.make_backend(TARGET)
+    all_options = backend.parse_options({**options, **source.parse_options()})
+    told = compiler.get_cache_key(source, backend, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
+    return sha256(f"{told} {inspect.getsource(taken)} {inspect.getsource(barrier_overlaps)}".encode()).hexdigest()[:32]
+
+
+def taken(made: Any) -> Found:
+    """By a compiled kernel"""
+    ptx = made.asm["ptx"]
+    usage, code = cuobjdump("-res-usage", made), cuobjdump("-sass", made) if "wgmma" in ptx else ""
+    own = max(0, int(usage.split("SHARED:")[1].split()[0]) - RESERVED)  # what PTX itself names
+    return {
+        "usage": usage[usage.index("REG:") :].strip(), "shared": made.metadata.shared + own,
+        "copies": ptx.count("cp.async.c"),
+        "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
+        "beside": made_beside(code), "over_barriers": barrier_overlaps.over_barriers(made),
+    }
+
+
+def cuobjdump(what: str, made: Any) -> str:
+    """The output of this tool for a compiled kernel"""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(made.asm["cubin"])
+        return subprocess.run([TOOLS / "cuobjdump", what, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def staged_alone(kernel: Any, *given: Any, **named: Any) -> None:
+    """In place of `launch`."""
+    if "stag" in kernel.__name__:
+        compiled(kernel, *given, **named)
+
+
+def handshakes() -> None:
+    """The kernels of `warp_groups.py`, which are for racecheck."""
+    x = torch.zeros(2 * HALF * STEPS)
+    compiled(halves, None, x, x, HALF, warps=4)
+    compiled(told, None, x, x, x.long(), HALF, STEPS, warps=4)
+    compiled(handed, None, x, x, x, MANY, warps=4)
+
+
+def over_barriers() -> None:
+    """The kernels of `reused_barriers.py`, and those of them in which nothing lies over a barrier"""
+    numbers = torch.zeros(1, dtype=torch.int32)
+    for kept, ended in ((True, False), (False, True), (False, False)):
+        compiled(forgotten, None, numbers, 1, kept, NUMBERS, ended, warps=4)
+    for uses in (2, 1, 0):
+        compiled(summed, None, numbers, uses, warps=4)
+    compiled(exchanged, None, numbers, warps=4)
+
+
+def attention() -> None:
+    """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
+    steps.
+
+    Then windows and decodes over numbers of 8 bits. Each page is followed by a red zone, as in the pools of an engine.
+    In the last launch of each width the size of the zone is no multiple of 16 bytes.
+    """
+    attend_file.launch = staged_alone  # type: ignore[assignment]
+    attend_file.staged.hopper = lambda _: True
+    attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
+    wide, narrow = torch.bfloat16, torch.float8_e4m3fn
+    forms = ((16, 1, 130, 16, 0, 2, wide), (64, 4, 600, 16, 0, 2, wide), (64, 40, 4, 16, 0, 2, wide),
+             (64, 40, 1, 16, 0, 2, wide), (64, 40, 4, 4, 0, 2, wide), (64, 40, 8, 16, 8, 2, wide),
+             (64, 2, 8, 16, 8, 2, wide), (64, 40, 4, 16, 0, 2, narrow), (16, 40, 1, 16, 0, 2, narrow),
+             (64, 40, 4, 16, 0, 1, narrow), (64, 40, 4, 16, 0, 4, narrow), (16, 40, 1, 16, 0, 4, narrow),
+             (64, 40, 4, 8, 0, 2, narrow))  # fmt: skip
+    for size, requests, rows, zone, nodes, heads, dtype in forms:
+        span, many = size * heads * 256, torch.zeros(requests, dtype=torch.int64)
+        pool = torch.zeros(16 * requests, span + zone, dtype=dtype)[:, :span].unflatten(1, (size, heads, 256))
+        scales = torch.zeros(16 * requests, size, heads, 1) if dtype is narrow else None
+        pages = Pages(pool, pool, torch.zeros(requests, 16, dtype=torch.int64), many, many, many, many, rows,
+                      torch.zeros(requests * rows, dtype=torch.int64) if nodes else None, nodes, scales, scales,
+                      requests == 1)  # fmt: skip
+        query = torch.zeros(requests * rows, 16, 256, dtype=torch.bfloat16)
+        attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
+
+
+def prompts() -> None:
+    """The delta rule of prompts. One group of warps carries bf16 states, two carry fp32; long prompts overlap it.
+
+    Then all in one launch.
+    """
+    for dtype, chains, most in ((torch.bfloat16, None, 4), (torch.float32, 2, 4), (torch.bfloat16, None, 4096)):
+        prompt(dtype, most, chains=chains)
+    prompt(torch.bfloat16, 4096, fused=True)
+
+
+def many_heads() -> None:
+    """Prompts with three value heads to a key head"""
+    prompt(torch.bfloat16, 4, 3)
+
+
+def few_registers() -> None:
+    """Prompts in one launch, in which those who carry have fewer registers than their products need"""
+    kept, blocks_file.FUSED = blocks_file.FUSED, blocks_file.FUSED | {"CARRY_REGISTERS": 152}
+    prompt(torch.bfloat16, 4096, fused=True)
+    blocks_file.FUSED = kept
+
+
+def prompt(dtype: torch.dtype, most: int, group: int = 2, **how: Any) -> None:
+    """Two requests. most: rows of the longer one; group: value heads per key head"""
+    blocks_file.launch = compiled  # type: ignore[assignment]
+    blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
+    pool = Address(torch.zeros(3, group * H, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
+    spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
+    q, v = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, group * H, V, dtype=dtype)
+    gate = torch.zeros(8, group * H)
+    part = Part("chunk", spans, spans, most, pool, fresh, pool)
+    blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, **how)
+
+
+def products() -> None:
+    """Every shape of products of few rows, with columns and K that are no whole tiles; and with fp32 results, where it
+    has such."""
+    slim_file.staged.launch = compiled
+    for (rows, gated), known in slim_file.STAGED.items():
+        for _, shape in known:
+            x, weight = (torch.zeros(n, 520, dtype=torch.bfloat16) for n in (rows, 1000 * (1 + gated)))
+            whole = shape | {"MT": rows, "cut": 2 * shape["pair"]}
+            for to in (x.dtype, *[torch.float32] * (not gated and not shape["pair"])):
+                slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000, dtype=to), whole)
+
+
+def windows() -> None:
+    """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too.
+
+    A `verify` is a window with its conv.
+    """
+
+    def ints() -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.int64)
+
+    staged_file.launch = staged_alone  # type: ignore[assignment]
+    kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
+    ring = Ring(kept, ints(), ints(), ints(), ints())
+    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
+    made = GdnInputs(q, q, v, gate, gate)
+    raw, rule = GdnInputs(*(x.bfloat16() for x in made)), (torch.zeros(HV), torch.zeros(HV), K**-0.5)
+    channels = 2 * H * K + HV * V
+    x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
+    past, kept_windows = (Address(torch.zeros(*units, channels, 3, dtype=torch.bfloat16), ints())
+                          for units in ((3,), (3, 8)))  # fmt: skip
+    words = staged_file.words_of(x, raw.log_decay, raw.beta, H, K)
+    for form, sizes in staged_file.SHAPES.items():
+        for size, known in sizes.items():
+            dtype = {4: torch.float32, 2: torch.bfloat16}[size]
+            pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
+            fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
+            rows = 4 if form in ("window", "verify") else 1
+            part = Part("window", ints(), ints(), rows, pool, torch.zeros(2, dtype=torch.bool),
+                        **fields)  # fmt: skip
+            core = v.bfloat16()
+            assert staged_file.fits(made, part, core) and staged_file.form(part) == {"verify": "window"}.get(form, form)
+            if form == "verify":
+                takes_a_conv(x, weight, replace(part, read=past, per_row=kept_windows, ring=None, settled=None), part)
+            for number, (_, shape) in enumerate(known):
+                conv = (weight, past, kept_windows) if form == "verify" else None
+                staged_file.staged(words if conv else raw, part, core, shape, rule=rule, conv=conv)
+                if conv is None and size == 4 and number == 0:
+                    staged_file.staged(made, part, core, shape)
+
+
+def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part) -> None:
+    """Call `fits_conv` for a verify, and for others that differ from it in one property"""
+    kept, wider = window.per_row, torch.zeros(8, x.shape[1] + 4, dtype=torch.bfloat16)
+    assert kept is not None
+    alike = replace(window, **{name: getattr(part, name) for name in ("begin", "count", "fresh")},
+                    read=replace(window.read, units=part.read.units))  # fmt: skip
+    fits, rows = staged_file.fits_conv, staged_file.VERIFIES
+    assert fits(x, weight, alike, part, rows.start) and fits(wider[:, 4:], weight, alike, part, rows.stop - 1)
+    assert not fits(x, weight, alike, part, rows.start - 1) and not fits(x, weight, alike, part, rows.stop)
+    for other in (wider[:, 1:-3], wider[:, 2:-2], x.half(), torch.zeros(8, x.shape[1] + 2, dtype=x.dtype)[:, :-2]):
+        assert not fits(other, weight, alike, part, rows.start)
+    assert not fits(x, weight.float(), alike, part, rows.start)
+    for changed in (
+        {"begin": part.begin.clone()}, {"read": replace(alike.read, units=part.read.units.clone())}, {"most": 3},
+        {"store": window.read}, {"per_row": None}, {"parents": torch.zeros(2, 4, dtype=torch.int64)},
+        {"per_row": replace(kept, pool=kept.pool[:, 0])}, {"per_row": replace(kept, pool=window.read.pool[:, None])},
+    ):
+        assert not fits(x, weight, replace(alike, **changed), part, rows.start), changed
+    assert not fits(x, weight, alike, replace(part, ring=None), rows.start)
+
+
+def convs() -> None:
+    """The conv of prompts, with its rows, and with what the delta rule consumes of them, in 16 bits and in 32"""
+    prompt_file.launch = compiled  # type: ignore[assignment]
+    channels, ints = 2 * H * K + HV * V, torch.zeros(2, dtype=torch.int64)
+    x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
+    past = Address(torch.zeros(3, channels, 3, dtype=torch.bfloat16), ints)
+    gate, a_log = torch.zeros(8, HV, dtype=torch.bfloat16), torch.zeros(HV)
+    for most in sorted({least for known in prompt_file.SHAPES.values() for least, _ in known}):
+        part = Part("chunk", ints, ints, max(most // (2 * channels), 64), past, torch.zeros(2, dtype=torch.bool), past)
+        assert prompt_file.fits(x, weight, part, x)
+        prompt_file.walk_prompt(x, weight, part, x, 8)
+        for dtypes in (stored(x.dtype), WIDE):
+            found = results(x, H, K, HV, dtypes)
+            rule = gate, HV, gate, HV, a_log, a_log, *found, H, HV, K**-0.5
+            prompt_file.walk_prompt(x, weight, part, None, 8, rule, K)
+
+
+def clocks() -> None:
+    """The kernels with which the gate holds a device back and drags it."""
+    go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    compiled(gpu_operations._hold, None, go, since, int(gpu_operations.HELD_S * 1e9), warps=1)
+    compiled(gpu_operations._drag, None, since, 0.08, 2000, warps=1)
+
+
+FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
+         "forgotten": over_barriers, "handshake": handshakes, "many_heads": many_heads, "products": products,
+         "prompts": prompts, "windows": windows}  # fmt: skip
+
+if __name__ == "__main__":
+    words = argparse.ArgumentParser()
+    words.add_argument("forms", nargs="*")
+    words.add_argument("--record", type=Path, default=RECORD)
+    words.add_argument("--keep", action="store_true", help="write the record")
+    asked = words.parse_args()
+    if asked.keep and asked.forms:
+        words.error("--keep: the record has all forms")
+    known.update(json.loads(asked.record.read_text()) if asked.record.is_file() else {})
+    for form in asked.forms or FORMS:
+        print(json.dumps({"form": form}))
+        FORMS[form]()
+    if asked.keep:
+        lines = (f"{json.dumps(key)}: {json.dumps(seen[key])}" for key in seen)
+        asked.record.write_text("{\n" + ",\n".join(lines) + "\n}\n")

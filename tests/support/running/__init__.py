@@ -1,0 +1,1 @@
+"""How tests run what they test: commands, processes, a browser, planted edits, and the part for `make test`."""

@@ -1,0 +1,91 @@
+"""The part of long products of tests that `make test` runs: few rows that cover all of them.
+
+`make whole` runs the rest. The traces here contain every condition and every pair of successive events that any trace
+contains. `make test` replays them with `plain`, and `make whole` with labels, too. The larger models are replaced by
+ones with few channels.
+Leaves out: options of the engine (`option_combinations.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep.campaign.fuzz.coverage import Coverage
+from instep.plugin import TraceItem
+from instep.trace.event_rules import EventRules
+from instep.trace.file import Trace, read
+
+TRACES = Path(__file__).resolve().parents[3] / "fixtures" / "traces"
+BY_REPLAY = ("adaptive", "slots", "slots-overlapped")  # `make replay` runs them through `ledger` and `plain`
+WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
+THROUGH_PLAIN = ("faults/shared",)
+# Traces that tests replay -> the number of events that they need to cover all conditions. `test_external_replay.py`
+# replays `handed`. Traces of a larger model are recorded again on one with two layers.
+BEGUN = {"several": 20, "handed": 36}
+ON_FEW_CHANNELS = {"leaving": 34, "overlapped": 13, "refused": 33, "trees": 30, "drawn": 9, "grown": 11, "tiers": 45}
+
+
+def each_value(*values: Iterable[Any]) -> list[Any]:
+    """A product as parameters of a test: few rows contain every value, and `make whole` runs the other rows."""
+    factors = [tuple(each) for each in values]
+    few = {tuple(index % len(factor) for factor in factors) for index in range(max(map(len, factors)))}
+    rows = product(*(range(len(factor)) for factor in factors))
+    return [
+        pytest.param(*(factor[at] for factor, at in zip(factors, row, strict=True)), marks=() if row in few else WHOLE)
+        for row in rows
+    ]
+
+
+def few(rows: int) -> pytest.MarkDecorator:
+    """Let `make test` run this number of evenly spaced rows of a test, and `make whole` the others."""
+    return pytest.mark.few(rows)
+
+
+def mark_the_others(items: Iterable[pytest.Item]) -> None:
+    """Mark the rows `whole` that are not among the few of their test."""
+    tests: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("few") is not None:
+            tests.setdefault((item.path, item.originalname), []).append(item)
+    for rows in tests.values():
+        (count,) = next(rows[0].iter_markers("few")).args
+        kept = {index * len(rows) // count for index in range(count)}
+        for index, row in enumerate(rows):
+            if index not in kept:
+                row.add_marker(WHOLE)
+
+
+def left_to_the_whole(item: pytest.Item) -> bool:
+    """A row of a product, or a recorded trace, that is not among the few."""
+    if item.get_closest_marker(WHOLE.name) is not None:
+        return True
+    if not isinstance(item, TraceItem) or not item.path.is_relative_to(TRACES):
+        return False
+    return str(item.path.relative_to(TRACES).with_suffix("")) not in THROUGH_PLAIN
+
+
+def every_trace() -> dict[str, Trace]:
+    return {str(path.relative_to(TRACES).with_suffix("")): read(path) for path in sorted(TRACES.rglob("*.jsonl"))}
+
+
+def met(trace: Trace) -> set[Hashable]:
+    """Everything that a trace covers: conditions, pairs of kinds of events, and the fields of its header."""
+    coverage = Coverage()
+    header, rules = trace.header, EventRules(trace.header)
+    coverage.begin(overlap=header.recording.overlap, heads=header.heads)
+    for index, event in enumerate(trace.events):
+        before = rules.table.as_it_stands()
+        rules.apply(event, trace.where(index))
+        coverage.note(before, event, rules.table)
+    room = header.room()
+    told = {
+        "model": Path(header.checkpoint.near).name, "recording": header.recording, "MTP layers": header.heads,
+        "adaptive": header.adaptive is not None, "topk": room.topk, "tracked": room.track_interval is not None,
+        "controller": None if header.controller is None else (header.controller.dialect, header.lag),
+    }
+    return {*(one for one, count in coverage.counts().items() if count), *coverage.pairs, *told.items()}
