@@ -243,6 +243,10 @@ class OptimizedEngine:
 
     def load(self, request: str, name: str) -> None:
         self._refusals.load(request, name)
+        self._give(request, name)
+
+    def _give(self, request: str, name: str) -> None:
+        """Give the request a copy of the entry under this name."""
         (kept, memory), live = self._saved[name], self._requests[request]
         self._restore(kept.given_to(live), memory)
         if memory.final is not None:  # a prefix

@@ -19,7 +19,7 @@ from instep_optimized.memory.budget import conv_window, of_kind, state_block
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import named
+from instep_reference.contract.event_facts import facts, named
 from instep_reference.contract.place_names import Place
 
 from ..checks.check_interface import held
@@ -41,7 +41,6 @@ from .token_origins import CUT, last_commits
 ROWS = ("logits", "final")  # results of a step, by request
 FEEDS = {"logits": "logits", "final": "final", "states": "state"}  # kind of recorded tensor -> its name among verbs
 MEMORY = ("conv", "state")
-COPIES = (e.Save, e.Load, e.Offload, e.Fetch, e.Evict, e.Preempt, e.Resume)
 
 
 class TimeIsUp(Exception):
@@ -223,7 +222,7 @@ def last_written(events: Sequence[e.AnyEvent]) -> dict[str, int]:
 
 def without_copies(recorded: Recorded) -> None:
     """Refuse events whose rows and states cannot be replayed from a recording."""
-    if any(isinstance(event, COPIES) for event in recorded.events):
+    if any(facts(event).copy for event in recorded.events):
         raise BadInput("events.jsonl", found="a save, load, preempt or resume, and tensors", expected="none of them",
                        hint="record an abort, and an admit whose prompt is the text so far")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import kind_of, named
+from instep_reference.contract.event_facts import facts, kind_of, named
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
@@ -113,17 +113,19 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str, judged: ra
         drawn = defaultdict[str, list[Drawn]](list)
         for name, how in drawn_at(event, before, flying):
             drawn[name].append(how)
+        request, under = (getattr(event, field, "") for field in ("request", "name"))
+        match facts(event).copy:
+            case "restore" if under in saved:  # else it is a prefix, and the prompt does not change
+                kept = saved[under]
+                open_texts[request] = replace(kept, request=request, known=len(kept.said), windows=())
+            case "drop":
+                saved.pop(under, None)
+            case "keep" if under:
+                saved[under] = open_texts[request]
         match event:
             case e.Admit(request=name):
                 _end(found, open_texts.pop(name, None))
                 open_texts[name] = Text(name, event.prompt, (), ())
-            case e.Load(request=name) if event.name in saved:  # else it is a prefix, and the prompt does not change
-                kept = saved[event.name]
-                open_texts[name] = replace(kept, request=name, known=len(kept.said), windows=())
-            case e.Evict(name=name):
-                saved.pop(name, None)
-            case e.Save(request=name):
-                saved[event.name] = open_texts[name]
             case e.Draft(requests=names):
                 for name, picks in zip(names, event.picks or (), strict=True):
                     standing, text = rules.table.live[name], open_texts[name]

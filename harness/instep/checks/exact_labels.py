@@ -11,8 +11,8 @@ from zlib import crc32
 
 import torch
 
-from instep_reference.contract.engine import Load, RequestState, Resume
-from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.engine import RequestState
+from instep_reference.contract.event_facts import restores, tracks
 from instep_reference.contract.place_names import Place
 from instep_reference.label_mixing import MASK, mix
 
@@ -124,10 +124,7 @@ class Labels:
 
 def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:
     """Whether this event brings the request back with other bits than its copy has."""
-    event = context.event
-    if not isinstance(event, Load | Resume) or event.request != name:
-        return False
-    kept = kept_of(context, event)
+    kept = kept_of(context) if restores(context.event) == name else None
     were = None if kept is None else dict(kept.state.parts()).get(place)
     return were is not None and (found is None or not torch.equal(were, found))
 

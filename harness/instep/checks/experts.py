@@ -8,11 +8,12 @@ continues from a copy of it. Leaves out: near ties on the subject's own rows, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
-from instep_reference.contract.engine import Admit, Commit, Event, Evict, Forward, Load, Save
+from instep_reference.contract.engine import Admit, Event
+from instep_reference.contract.event_facts import facts, named, restores, tracks
 from instep_reference.weights import MoeWeights
 
 from ..finding_problem import Problem
@@ -41,13 +42,13 @@ class Experts:
         self.parted, self.kept = set[str](), set[str]()  # requests; names of their copies and prefixes
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        match context.event:
-            case Admit(request=request):
-                self.parted.discard(request)
-            case Load(request=request, name=name) if name in self.kept:
-                self.parted.add(request)
-            case Evict(name=name):
-                self.kept.discard(name)
+        if isinstance(context.event, Admit):
+            self.parted.discard(context.event.request)
+        name, request = getattr(context.event, "name", ""), restores(context.event)
+        if request and name in self.kept:
+            self.parted.add(request)
+        if facts(context.event).copy == "drop":
+            self.kept.discard(name)
         if context.rounded is None or not self.oracle.config.experts:
             return
         noise = carried(context)
@@ -93,13 +94,8 @@ class Experts:
         return mlp.router if isinstance(mlp, MoeWeights) else None
 
 
-def _keeps(event: Event) -> list[tuple[str, str]]:
-    """The requests whose memory an event keeps, and the names of the copies."""
-    match event:
-        case Save(request=request, name=name):
-            return [(request, name)]
-        case Forward(rows=rows):
-            return [(row.request, row.track) for row in rows]
-        case Commit(requests=requests, track=track):
-            return list(zip(requests, track, strict=False))
-    return []
+def _keeps(event: Event) -> Iterable[tuple[str, str]]:
+    """The requests whose memory an event keeps under a name, and these names."""
+    if facts(event).copy == "keep":
+        return [(name, event.name) for name in named(event) if hasattr(event, "name")]
+    return tracks(event).items()

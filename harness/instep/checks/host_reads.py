@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from instep_reference.contract.engine import Event
-from instep_reference.contract.event_facts import kind_of, tracks
+from instep_reference.contract.event_facts import FACTS, kind_of, tracks
 
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
@@ -24,8 +24,8 @@ DECLARED = "instep_optimized.transfer.to_host"
 ASIDE = {DECLARED: 1, "instep_optimized.commit.": 4, "instep_optimized.memory.saved_states": 2}
 ALLOWED: Mapping[str, Mapping[str, int]] = {
     "draft": {DECLARED: 1}, "forward": {DECLARED: 1}, "commit": {DECLARED: 1}, "set_num_steps": {DECLARED: 1},
-    "save": ASIDE, "load": ASIDE, "preempt": ASIDE, "resume": ASIDE,
-}  # fmt: skip
+    **{kind_of(event): ASIDE for event, said in FACTS.items() if said.copy in ("keep", "restore")},
+}
 
 
 def allowed_at(event: Event) -> Counter[str]:

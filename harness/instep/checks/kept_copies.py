@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.engine import Fetch, Offload
+from instep_reference.contract.event_facts import facts, moves
 from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
@@ -41,8 +41,8 @@ class Copies:
         parts = dict[Copy, list[str]]()
         for copy, part in seen.changed:
             parts.setdefault(copy, []).append(part)
-        moved: Copy = ("offload" if isinstance(context.event, Offload) else "save", getattr(context.event, "name", ""))
-        came = parts.pop(moved, []) if isinstance(context.event, Offload | Fetch) else []
+        moved: Copy = ("offload" if facts(context.event).copy == "to host" else "save", moves(context.event))
+        came = parts.pop(moved, []) if moves(context.event) else []
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
         said += [f"{_named(copy)} is not in host memory" for copy in sorted(seen.stayed)]

@@ -14,14 +14,10 @@ from instep_reference.contract.engine import (
     Committed,
     Draft,
     Drafted,
-    Fetch,
     Forward,
     Forwarded,
-    Load,
-    Offload,
-    Resume,
 )
-from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.event_facts import moves, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
 from ..verdict import Comparison, Skipped, Tier
@@ -87,8 +83,8 @@ class Identity:
         for name, pages in context.subject_pages.items():
             if _in_it(context, name):
                 self.known[name] = tuple(pages)
-            before, anew = known.get(name), isinstance(context.event, Load | Resume) and context.event.request == name
-            if before and not anew:
+            before = known.get(name)
+            if before and restores(context.event) != name:
                 shared = min(len(before), len(pages))
                 yield exact(self, context, NOWHERE, tuple(pages[:shared]), before[:shared],
                             "pages are {}: a page moved in the table of a live request", name)  # fmt: skip
@@ -111,7 +107,7 @@ class Identity:
             for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
                 yield exact(self, context, LENGTH, found, due.get(under), says, name)
-        for under, kept in context.subject.tracked.items() if isinstance(context.event, Offload | Fetch) else ():
+        for under, kept in context.subject.tracked.items() if moves(context.event) else ():
             yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 
 from instep_reference.contract.declared_rounding import read_as
-from instep_reference.contract.engine import Commit, Fetch, Forward, Load, Offload, RequestState, Resume, SetNumSteps
-from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.engine import Commit, Forward, RequestState, SetNumSteps
+from instep_reference.contract.event_facts import facts, moves, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
 from ..finding_problem import Moved, Problem
@@ -68,11 +68,11 @@ class Bytes:
             for span in row_spans(context, "extend"):
                 if forward is not None and span.request in forward.spans:
                     yield from self._taken_in(context, span, forward, list(span.nodes))
-        elif isinstance(context.event, Load | Resume):
-            busy = {context.event.request}
-            yield from self._came_back(context, context.event)
-        elif isinstance(context.event, Offload | Fetch):
-            yield from self._moved_whole(context, context.event)
+        elif name := restores(context.event):
+            busy = {name}
+            yield from self._came_back(context, name)
+        elif name := moves(context.event):
+            yield from self._moved_whole(context, name)
         yield from self._tracked(context)
         for name in context.subject.before.keys() & context.subject.after.keys() - busy - context.expected.flying:
             if context.shown.memory(name):
@@ -245,29 +245,29 @@ class Bytes:
         problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(declared)))
         return replace(result, worst=max(result.worst, 1.0), problem=problem)
 
-    def _came_back(self, context: EventContext, event: Load | Resume) -> Iterator[Comparison]:
+    def _came_back(self, context: EventContext, name: str) -> Iterator[Comparison]:
         """Memory that was preempted or saved comes back bit by bit."""
-        kept, name = kept_of(context, event), event.request
+        kept = kept_of(context)
         bits = kept is not None and name not in context.shown.rebuilt and context.shown.memory(name)
         for result in self._unchanged(context, name, self._extended(context, kept.state)) if bits and kept else ():
             yield came_back(context, result)
 
-    def _moved_whole(self, context: EventContext, event: Offload | Fetch) -> Iterator[Comparison]:
+    def _moved_whole(self, context: EventContext, name: str) -> Iterator[Comparison]:
         """A prefix keeps its bits on the way to the host and back."""
-        kept, found = context.earlier.saved.get(event.name), context.subject.tracked.get(event.name)
-        if event.name not in context.expected.prefixes or kept is None:
+        kept, found = context.earlier.saved.get(name), context.subject.tracked.get(name)
+        if name not in context.expected.prefixes or kept is None:
             return
         right, mine = ({**dict(state.parts()), FINAL: state.final} if state else {} for state in (kept.state, found))
         for place, due in right.items():
             if due is not None and due.numel():
                 result = self._same(context, place, "", mine.get(place), due)
-                others = partial(others_kept, context, event.name, place, due, kept.state.length)
+                others = partial(others_kept, context, name, place, due, kept.state.length)
                 result = replace(result, request=None, slot=None,
                                  sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
                 if result.problem is not None:
-                    moved: Moved = "to host" if isinstance(event, Offload) else "back"
+                    moved: Moved = "to host" if facts(context.event).copy == "to host" else "back"
                     result = replace(result, problem=replace(result.problem, moved=moved))
-                yield of_prefix(event.name, result)
+                yield of_prefix(name, result)
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """A copy after its load. For a prefix, the draft head computes the last rows at this event."""
@@ -329,10 +329,10 @@ def _read_by_the_new_count(result: Comparison) -> Comparison:
     return replace(result, problem=replace(result.problem, clause=clause))
 
 
-def kept_of(context: EventContext, event: Load | Resume) -> KeptCopy | None:
+def kept_of(context: EventContext) -> KeptCopy | None:
     """The copy that the event must bring back."""
-    copies = context.earlier.saved if isinstance(event, Load) else context.earlier.preempted
-    return copies.get(event.name if isinstance(event, Load) else event.request)
+    name, request = getattr(context.event, "name", ""), restores(context.event)
+    return (context.earlier.saved.get(name) if name else context.earlier.preempted.get(request)) if request else None
 
 
 def came_back(context: EventContext, result: Comparison) -> Comparison:
@@ -348,9 +348,7 @@ def draft_alone(context: EventContext, place: Place) -> str:
 
     The draft head's memory has its own valid range. Empty in all other cases.
     """
-    event = context.event
-    kept = kept_of(context, event) if isinstance(event, Load | Resume) else None
-    after = context.subject.after.get(event.request) if isinstance(event, Load | Resume) else None
+    kept, after = kept_of(context), context.subject.after.get(restores(context.event))
     if kept is None or after is None or place.stage == "trunk" or place.component not in ("keys", "values"):
         return ""
     if kept.state.final is not None:  # a prefix, whose last row of the draft head is computed at this event

@@ -18,8 +18,8 @@ from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Storage
-from instep_reference.contract.engine import Commit, Draft, Drafted, Forward, Load, RequestState
-from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.engine import Commit, Draft, Drafted, Forward, RequestState
+from instep_reference.contract.event_facts import restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
@@ -138,8 +138,8 @@ class Planner:
             spans += [SpanPlan(span, "extend", tuple(self._extend(span))) for span in extend]
         elif isinstance(event, Commit):
             spans += [SpanPlan(span, "extend", tuple(self._commit(span)), self._folds(span)) for span in extend]
-        elif isinstance(event, Load):
-            spans += [SpanPlan(span, "extend", tuple(self._load(span, event.name))) for span in extend]
+        elif restores(event):
+            spans += [SpanPlan(span, "extend", tuple(self._load(span, getattr(event, "name", "")))) for span in extend]
         elif isinstance(event, Draft) and heads == 1:
             spans += self._draft(event)
         elif isinstance(event, Draft) and self.whole and not heads:

@@ -57,14 +57,14 @@ class EventRules:
             self._distinct(field, named(event))
             for name in named(event):
                 self._phase(field, name, *phases)
-        if type(event) in _RULES:
-            _RULES[type(event)](self, event, choices)
+        if rule := _RULES.get(type(event)) or _COPY_RULES.get(facts(event).copy):
+            rule(self, event, choices)
 
     def apply(self, event: e.Event, where: str = "") -> None:
         """Check a complete event and take it in."""
         self.check(event, where)
-        if type(event) in _ADVANCES:
-            _ADVANCES[type(event)](self, event)
+        if advance := _ADVANCES.get(type(event)) or _COPY_ADVANCES.get(facts(event).copy):
+            advance(self, event)
         for name in named(event):
             if facts(event).ends:
                 self.table.end(name)
@@ -74,8 +74,8 @@ class EventRules:
     def legal(self) -> dict[str, tuple[str, ...]]:
         """The legal next events: kind of event or row -> the requests it may name (`admit`, `idle`: an empty name).
 
-        set_num_steps names step counts; load names requests for which a fitting copy exists; offload, fetch and
-        evict name copies.
+        set_num_steps names step counts. An event that restores a named copy names requests for which a fitting one
+        exists; one that moves or drops a copy names copies.
         """
         table, free = self.table, self.table.free_slot() is not None
         kinds: dict[str, tuple[str, ...]] = {
@@ -84,14 +84,21 @@ class EventRules:
         }
         if kinds["set_num_steps"]:
             kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
-        kinds["load"] = tuple(name for name in kinds["load"] if table.loadable(table.live[name].prompt))
-        kinds["offload"] = tuple(name for name, kept in table.saved.items() if not kept.aside)
-        kinds["fetch"] = tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix))
-        kinds["evict"] = tuple(table.saved)
-        ready = table.in_phase(Phase.READY)
+        movable = {
+            "to host": tuple(name for name, kept in table.saved.items() if not kept.aside),
+            "back": tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix)),
+            "drop": tuple(table.saved),
+        }
+        for event, said in FACTS.items():
+            kind = kind_of(event)
+            if said.copy == "restore" and "name" in event.__struct_fields__:
+                kinds[kind] = tuple(name for name in kinds[kind] if table.loadable(table.live[name].prompt))
+            elif said.copy == "restore" or event is e.Admit:
+                kinds[kind] = kinds[kind] if free else ()
+            elif said.copy in movable:
+                kinds[kind] = movable[said.copy]
+        ready = table.in_phase(Phase.READY) if table.num_steps else ()
         kinds["draft"] = tuple(name for name in kinds["draft"] if name in ready)  # of others drafts may be replaced
-        for kind, there in (("admit", free), ("resume", free), ("draft", table.num_steps)):
-            kinds[kind] = kinds[kind] if there else ()
         return {kind: names for kind, names in kinds.items() if names}
 
     # what is refused
@@ -337,11 +344,6 @@ def _steps_set(rules: EventRules, event: e.SetNumSteps) -> None:
     rules.table.num_steps = event.num_steps
 
 
-def _preempted(rules: EventRules, event: e.Preempt) -> None:
-    rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, request_row=None,
-                       pages=(), ahead=0)  # fmt: skip
-
-
 def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
     where = rules._where
     try:
@@ -357,8 +359,18 @@ def _refused(rules: EventRules, event: e.Refused, choices: bool) -> None:
 # Saved requests and tracked prefixes, by name, and requests that left their slots
 
 
-def _save(rules: EventRules, event: e.Save, choices: bool) -> None:
-    _new_names(rules, [event.name], "name")
+def _keeps(rules: EventRules, event: Any, choices: bool) -> None:
+    if hasattr(event, "name"):
+        _new_names(rules, [event.name], "name")
+
+
+def _kept(rules: EventRules, event: Any) -> None:
+    rules.table.change(event.request, ahead=0)
+    if hasattr(event, "name"):
+        rules.table.saved[event.name] = rules.table.live[event.request]
+    else:
+        rules.table.change(event.request, before=rules.table.live[event.request].phase, slot=None, request_row=None,
+                           pages=())  # fmt: skip
 
 
 def _new_names(rules: EventRules, names: list[str], field: str) -> None:
@@ -377,66 +389,58 @@ def _room(rules: EventRules, more: int, field: str) -> None:
                   f"room for them within capacity.tracked = {rules.table.capacity.tracked}")
 
 
-def _moves(rules: EventRules, event: e.Offload | e.Fetch | e.Evict, choices: bool) -> None:
-    """An offload names what is on the device, a fetch what is on the host."""
-    kept, due = rules.table.saved.get(event.name), {e.Offload: False, e.Fetch: True}.get(type(event))
+def _moves(rules: EventRules, event: Any, choices: bool) -> None:
+    """An event that moves a copy to the host names one on the device, and one that brings it back names one there."""
+    kept, due = rules.table.saved.get(event.name), {"to host": False, "back": True}.get(facts(event).copy)
     if kept is None or due not in (None, kept.aside):
         where = {None: "", True: " on the host", False: " on the device"}[due]
         rules._no("name", f'"{event.name}"', f"a name under which something is kept{where}")
-    if isinstance(event, e.Fetch):
-        _room(rules, int(kept.prefix), "fetch")
+    if due:
+        _room(rules, int(kept.prefix), kind_of(event))
 
 
-def _moved(rules: EventRules, event: e.Offload | e.Fetch) -> None:
-    kept = rules.table.saved[event.name]
-    rules.table.saved[event.name] = replace(kept, aside=isinstance(event, e.Offload))
+def _moved(rules: EventRules, event: Any) -> None:
+    rules.table.saved[event.name] = replace(rules.table.saved[event.name], aside=facts(event).copy == "to host")
 
 
-def _evicted(rules: EventRules, event: e.Evict) -> None:
+def _dropped(rules: EventRules, event: Any) -> None:
     del rules.table.saved[event.name]
 
 
-def _saved(rules: EventRules, event: e.Save) -> None:
-    rules.table.change(event.request, ahead=0)
-    rules.table.saved[event.name] = rules.table.live[event.request]
-
-
-def _load(rules: EventRules, event: e.Load, choices: bool) -> None:
-    kept = rules.table.saved.get(event.name)
-    if kept is None or event.name not in rules.table.loadable(rules.table.live[event.request].prompt):
+def _restores(rules: EventRules, event: Any, choices: bool) -> None:
+    kept: Standing | None = rules.table.live[event.request]
+    if hasattr(event, "name"):
+        loadable = rules.table.loadable(rules.table.live[event.request].prompt)
+        kept = rules.table.saved[event.name] if event.name in loadable else None
+    else:
+        rules._free_slot(kind_of(event))
+    if kept is None:
         rules._no("name", f'"{event.name}"', "a name under which a request with the same prompt was saved, or a prefix "
                   "of this one's prompt is tracked, and which is on the device")
-    rules._pages("load", {event.request: kept.length})
+    rules._pages(kind_of(event), {event.request: kept.length})
 
 
-def _loaded(rules: EventRules, event: e.Load) -> None:
-    kept = rules.table.saved[event.name]
-    rules.table.change(event.request, phase=kept.phase, length=kept.length, root=kept.root, said=kept.said)
+def _restored(rules: EventRules, event: Any) -> None:
+    kept = standing = rules.table.live[event.request]
+    if hasattr(event, "name"):
+        kept = rules.table.saved[event.name]
+        rules.table.change(event.request, phase=kept.phase, length=kept.length, root=kept.root, said=kept.said,
+                           ahead=0)  # fmt: skip
+    else:
+        rules.table.change(
+            event.request, phase=standing.before or Phase.WAITING, before=None, slot=rules.table.free_slot(),
+            request_row=rules.table.free_request_row())
     rules.table.grow([(event.request, kept.length)])
 
 
-def _resume(rules: EventRules, event: e.Resume, choices: bool) -> None:
-    rules._free_slot("resume")
-    rules._pages("resume", {event.request: rules.table.live[event.request].length})
-
-
-def _resumed(rules: EventRules, event: e.Resume) -> None:
-    standing = rules.table.live[event.request]
-    rules.table.live[event.request] = replace(
-        standing, phase=standing.before or Phase.WAITING, before=None, slot=rules.table.free_slot(),
-        request_row=rules.table.free_request_row(),
-    )
-    rules.table.grow([(event.request, standing.length)])
-
-
-# Rules that depend on more than phases. The phases are in the contract's table.
+# Rules that depend on more than phases, by the event or by what it does with a copy. The phases are in the contract's
+# table.
 _RULES: dict[type[e.Event], Callable[[EventRules, Any, bool], None]] = {
     e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _set_num_steps,
-    e.Refused: _refused, e.Save: _save, e.Load: _load, e.Offload: _moves, e.Fetch: _moves, e.Evict: _moves,
-    e.Resume: _resume,
+    e.Refused: _refused,
 }
+_COPY_RULES = {"keep": _keeps, "restore": _restores, "to host": _moves, "back": _moves, "drop": _moves}
 _ADVANCES: dict[type[e.Event], Callable[[EventRules, Any], None]] = {
     e.Admit: _admitted, e.Draft: _drafted, e.Forward: _ran, e.Commit: _committed, e.SetNumSteps: _steps_set,
-    e.Preempt: _preempted, e.Save: _saved, e.Load: _loaded, e.Offload: _moved, e.Fetch: _moved, e.Evict: _evicted,
-    e.Resume: _resumed,
 }
+_COPY_ADVANCES = {"keep": _kept, "restore": _restored, "to host": _moved, "back": _moved, "drop": _dropped}

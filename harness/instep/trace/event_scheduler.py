@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import Phase, kind_of, tracks
+from instep_reference.contract.event_facts import FACTS, Phase, kind_of, tracks
 from instep_reference.contract.sampling import UNIFORM
 
 from ..player import Observer, Player
@@ -35,6 +35,9 @@ from .request_table import Standing
 Propose = Callable[[Sequence[int], int], Sequence[int]]
 
 
+# Part of a round -> the kinds of action that a policy may request in it.
+REQUESTED = {when: [kind_of(event) for event, said in FACTS.items() if said.when == when]
+             for when in ("first", "then", "late")}  # fmt: skip
 ASKS_WITH: Mapping[Dialect, int] = {"sglang-0.5.13": 0, "sglang-0.5.14": 0, "vllm-table": 1}  # batch, scheduled
 
 
@@ -110,10 +113,10 @@ class _Driver:
 
     def run(self) -> Iterator[Step]:
         while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
-            yield from self._contexts("preempt", "save", "refused", "abort", "idle", "offload", "evict")
-            yield from self._contexts("resume")
+            yield from self._contexts(*REQUESTED["first"])
+            yield from self._contexts(*REQUESTED["then"])
             yield from self._admissions()
-            yield from self._contexts("fetch", "load")
+            yield from self._contexts(*REQUESTED["late"])
             yield from self._step_count()
             yield from self._one_round()
             yield from self._finishing()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import kind_of, tracks
+from instep_reference.contract.event_facts import facts, kind_of, tracks
 from instep_reference.contract.sampling import Sampling
 
 from .event_rules import EventRules
@@ -31,8 +31,7 @@ def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
 
 def said(event: e.Event, before: Live, after: RequestTable) -> str:
     """The text of one event. before: the live requests before it; after: the request table after it."""
-    words = WORDS.get(type(event))
-    text = "" if words is None else words(event, before, after.live)
+    text = WORDS.get(type(event), _shown)(event, before, after.live)
     kept = [f'{request} under "{name}"' for request, name in tracks(event).items()]
     return f"{text}; tracks {', '.join(kept)}" if kept else text
 
@@ -78,34 +77,23 @@ def _steps(event: e.SetNumSteps, before: Live, after: Live) -> str:
     return f"{count(event.num_steps, 'draft')} a round"
 
 
-def _kept(event: Any, before: Live, after: Live) -> str:
-    if isinstance(event, e.Save):
-        return f'{event.request} under "{event.name}", after {count(before[event.request].length, "token")}'
-    return f'{event.request} from "{event.name}", now {after[event.request].length}'
-
-
-def _moves(event: Any, before: Live, after: Live) -> str:
-    return f'"{event.name}" {MOVES[type(event)]}'
-
-
-def _leaves(event: Any, before: Live, after: Live) -> str:
-    standing = before[event.request]
-    return f"{event.request} with {count(standing.length, 'token')}, {standing.phase.value}"
-
-
-def _resume(event: e.Resume, before: Live, after: Live) -> str:
-    return f"{event.request} into slot {after[event.request].slot}"
+def _shown(event: e.Event, before: Live, after: Live) -> str:
+    """The text of the description, with the numbers of the request before and after the event."""
+    request, words = getattr(event, "request", ""), {name: getattr(event, name) for name in event.__struct_fields__}
+    if request in before:
+        words |= {"tokens": count(before[request].length, "token"), "phase": before[request].phase.value}
+    if request in after:
+        words |= {"now": after[request].length, "slot": after[request].slot}
+    return facts(event).shown.format(**words)
 
 
 def _refused(event: e.Refused, before: Live, after: Live) -> str:
     return f"{kind_of(event.of)}, which is illegal here"
 
 
-MOVES = {e.Offload: "goes to the host", e.Fetch: "comes back to the device", e.Evict: "is kept no longer"}
 WORDS: dict[type[e.Event], Callable[[Any, Live, Live], str]] = {
-    e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _steps, e.Save: _kept,
-    e.Load: _kept, e.Offload: _moves, e.Fetch: _moves, e.Evict: _moves, e.Preempt: _leaves, e.Resume: _resume,
-    e.Finish: _leaves, e.Abort: _leaves, e.Refused: _refused,
+    e.Admit: _admit, e.Draft: _draft, e.Forward: _forward, e.Commit: _commit, e.SetNumSteps: _steps,
+    e.Refused: _refused,
 }
 
 

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import FACTS, kind_of
 from instep_reference.contract.sampling import Sampling
 
 from .file import decode
 from .header import Part, Room
+
+if TYPE_CHECKING:
+    Action = str
+else:
+    Action = Literal[tuple(kind_of(event) for event, said in FACTS.items() if said.when)]
 
 
 class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +53,7 @@ class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     round: int
-    do: Literal["preempt", "resume", "abort", "idle", "save", "load", "offload", "fetch", "evict", "refused"]
+    do: Action
     request: str = ""
     name: str = ""
     when: Literal["between", "drafted", "verified"] = "between"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from instep_reference.contract.engine import Commit, Evict, Forward, Load, Preempt, Resume, Save
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place_names import Place
 
 from ..player import Side
@@ -26,18 +27,16 @@ def left_by(context: EventContext | None) -> Earlier:
         proposed = {**earlier.proposed, **_proposed(context)}
         made = {name: KeptCopy(prefix, ()) for name, prefix in context.subject.tracked.items()}
         return replace(earlier, forward=last_forward(context), proposed=proposed, saved={**earlier.saved, **made})
-    if isinstance(event, Save | Preempt) and event.request in before:
-        kept = KeptCopy(before[event.request], earlier.proposed.get(event.request, ()))
-        if isinstance(event, Save):
-            return replace(earlier, saved={**earlier.saved, event.name: kept})
-        return replace(earlier, preempted={**earlier.preempted, event.request: kept})
-    if isinstance(event, Resume):
-        return replace(earlier, preempted={n: kept for n, kept in earlier.preempted.items() if n != event.request})
-    if isinstance(event, Evict):
-        return replace(earlier, saved={name: kept for name, kept in earlier.saved.items() if name != event.name})
-    if isinstance(event, Load) and event.name in earlier.saved:
-        return replace(earlier, proposed={**earlier.proposed, event.request: earlier.saved[event.name].proposed})
-    return earlier
+    request, name = (getattr(event, field, "") for field in ("request", "name"))
+    copies = dict(earlier.saved if name else earlier.preempted)
+    match facts(event).copy:
+        case "keep" if request in before:
+            copies[name or request] = KeptCopy(before[request], earlier.proposed.get(request, ()))
+        case "restore" if name in copies:
+            return replace(earlier, proposed={**earlier.proposed, request: copies[name].proposed})
+        case "restore" | "drop":
+            copies.pop(name or request, None)
+    return replace(earlier, saved=copies) if name else replace(earlier, preempted=copies)
 
 
 def last_forward(context: EventContext) -> LastForward | None:

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from instep_reference.contract.engine import Admit, Answer, Engine, Event, Evict, Fetch, Finish, Offload, RequestState
-from instep_reference.contract.event_facts import facts, named, tracks
+from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
+from instep_reference.contract.event_facts import facts, moves, named, tracks
 
 from ..player import Observer, Side
 from ..trace.write_bound import Bound
@@ -84,9 +84,9 @@ class States(Observer):
         prefixes: Any = self._engine  # an engine that tracks prefixes shows them as well (`Tracks`)
         names = {under for name, under in tracks(event).items() if name in made}
         self._prefixes |= names
-        if isinstance(event, Evict):
-            self._prefixes.discard(event.name)
-        names |= self._prefixes & ({event.name} if isinstance(event, Offload | Fetch) else set())
+        if facts(event).copy == "drop":
+            self._prefixes.discard(getattr(event, "name", ""))
+        names |= self._prefixes & {moves(event)}
         tracked = on_host({under: prefixes.prefix(under) for under in names})
         wish = self._engine.next_num_steps(*self.coming)
         return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)

@@ -9,7 +9,8 @@ from typing import Literal
 
 import torch
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load, Path
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
+from instep_reference.contract.event_facts import restores
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
@@ -24,9 +25,10 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
         return _pack(_of_forward(context, event, stage)) if family in ("trunk", "extend") else []
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
-    if isinstance(event, Load) and family == "extend" and event.name in context.expected.prefixes:
+    kept = getattr(event, "name", "")
+    if (name := restores(event)) and family == "extend" and kept in context.expected.prefixes:
         # With its own next tokens these are rows of its prompt.
-        name, length = event.request, context.expected.prefixes[event.name]
+        length = context.expected.prefixes[kept]
         count = min(length, max(1, len(context.truth.after[name].draft_keys)))
         return _pack([(name, "prefill", count, length - count, int(_fills(context, name, stage)), ())])
     if isinstance(event, Draft) and family == "chain":

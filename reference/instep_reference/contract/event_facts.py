@@ -1,8 +1,8 @@
-"""Fixed facts about every type of event: the requests that it names, when it is legal, and what it may write of them.
+"""One description per type of event: when it is legal, what it may write, which copy it moves, how it is shown.
 
-One line per type. Leaves out: facts that depend on more than a phase, such as token counts, room, choices
-(`instep.trace.event_rules`). An engine does not read the table: what it writes is its own statement, which the table
-bounds.
+The event rules, the write bound, fuzz, the checks, policies and the texts of a trace read it. Leaves out: facts that
+depend on more than a phase, such as token counts, room, choices (`instep.trace.event_rules`). An engine does not read
+the table: what it writes is its own statement, which the table bounds.
 """
 
 from __future__ import annotations
@@ -61,8 +61,14 @@ class EventFacts:
     ends      whether the requests that it names are over
     pages     which of their pages it may write: those of a round (from the committed length on), those of a copy that
               is brought back (up to its length), or all, which are given back with the slot
+    copy      what it does with a copy of a logical state: keep or restore that of its request, move it to the host
+              or back, or drop it. A copy has the event's `name`. Without one it is that of a preempted request
     batch     whether it runs a batch: a row for each request that it names, or the rows of the last forward
     answer    the type of its answer
+    when      the part of a round in which a policy may request it: at first, after that, or after the admissions
+    shown     its text, if it needs no rule: {tokens} and {phase} are those of its request before it, {now} and {slot}
+              the length and slot after it
+    covers    the name of the condition that every event of this type meets in the coverage of drawn runs
     """
 
     phases: tuple[Phase, ...] = ()
@@ -70,29 +76,39 @@ class EventFacts:
     not_while: tuple[Phase, ...] = ()
     ends: bool = False
     pages: Literal["", "round", "copy", "all"] = ""
+    copy: Literal["", "keep", "restore", "to host", "back", "drop"] = ""
     batch: Literal["", "own", "last"] = ""
     answer: type | None = None
+    when: Literal["", "first", "then", "late"] = ""
+    shown: str = ""
+    covers: str = ""
 
 
+LEAVES = "{request} with {tokens}, {phase}"
 FLYING = (Phase.VERIFIED,)  # between a verify and its commit no other part of a round runs
 FACTS: Mapping[type[Event], EventFacts] = {
     Admit: EventFacts(after=Phase.WAITING),
     Draft: EventFacts((Phase.READY, Phase.DRAFTED), Phase.DRAFTED, FLYING, pages="round", batch="own", answer=Drafted),
     Forward: EventFacts(not_while=FLYING, pages="round", batch="own", answer=Forwarded),  # phases: of its rows
     Commit: EventFacts((Phase.VERIFIED,), Phase.READY, pages="round", batch="last", answer=Committed),
+    Load: EventFacts((Phase.WAITING,), pages="copy", copy="restore", when="late",
+                     shown='{request} from "{name}", now {now}', covers="loaded"),
+    Resume: EventFacts((Phase.PREEMPTED,), pages="copy", copy="restore", when="then",
+                       shown="{request} into slot {slot}"),
+    Save: EventFacts((Phase.PREFILLING, Phase.READY), copy="keep", when="first",
+                     shown='{request} under "{name}", after {tokens}', covers="saved"),
+    Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all", copy="keep", when="first", shown=LEAVES,
+                        covers="preempted"),
     SetNumSteps: EventFacts(not_while=(Phase.DRAFTED, Phase.VERIFIED)),
-    Save: EventFacts((Phase.PREFILLING, Phase.READY)),
-    Load: EventFacts((Phase.WAITING,), pages="copy"),
-    Offload: EventFacts(),  # a kept entry belongs to no request
-    Fetch: EventFacts(),
-    Evict: EventFacts(),
-    Preempt: EventFacts(BETWEEN_ROUNDS, Phase.PREEMPTED, pages="all"),
-    Resume: EventFacts((Phase.PREEMPTED,), pages="copy"),
-    Finish: EventFacts((Phase.READY,), ends=True, pages="all"),
-    Abort: EventFacts(ANYWHERE, ends=True, pages="all"),
-    Idle: EventFacts(not_while=FLYING),
-    Refused: EventFacts(),
-}
+    Finish: EventFacts((Phase.READY,), ends=True, pages="all", shown=LEAVES, covers="finished"),
+    Abort: EventFacts(ANYWHERE, ends=True, pages="all", when="first", shown=LEAVES),
+    Idle: EventFacts(not_while=FLYING, when="first", covers="idle"),
+    # A kept entry belongs to no request.
+    Offload: EventFacts(copy="to host", when="first", shown='"{name}" goes to the host'),
+    Fetch: EventFacts(copy="back", when="late", shown='"{name}" comes back to the device'),
+    Evict: EventFacts(copy="drop", when="first", shown='"{name}" is kept no longer'),
+    Refused: EventFacts(when="first"),
+}  # fmt: skip
 ROW_FACTS: Mapping[str, EventFacts] = {  # of a forward, by the kind of row
     "prefill": EventFacts((Phase.WAITING, Phase.PREFILLING), not_while=FLYING),
     "verify": EventFacts((Phase.DRAFTED,), Phase.VERIFIED, FLYING),
@@ -102,6 +118,16 @@ ROW_FACTS: Mapping[str, EventFacts] = {  # of a forward, by the kind of row
 
 def facts(event: Event) -> EventFacts:
     return FACTS[type(event)]
+
+
+def restores(event: Event) -> str:
+    """Return the request whose memory comes back from a copy; empty if none does."""
+    return getattr(event, "request", "") if facts(event).copy == "restore" else ""
+
+
+def moves(event: Event) -> str:
+    """Return the name of the copy that goes to the host or comes back; empty if none does."""
+    return getattr(event, "name", "") if facts(event).copy in ("to host", "back") else ""
 
 
 def kind_of(event: Event | type[Event]) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import ROW_FACTS, Phase, facts, kind_of, named, tracks
+from instep_reference.contract.event_facts import FACTS, ROW_FACTS, Phase, facts, kind_of, named, tracks
 
 from ...trace.request_table import RequestTable, Standing
 
@@ -251,15 +251,11 @@ CONDITIONS: dict[str, Condition] = {
     "steps back from 0": _at(e.SetNumSteps, lambda t, event: t.before.num_steps == 0 < event.num_steps),
     "a verify after a switch": lambda t: t.past.switched and bool(_rows(t, "verify")),
     "drafts after plain steps at 0": _at(e.Draft, lambda t, event: bool(t.past.behind & {*event.requests})),
-    "preempted": _at(e.Preempt),
     "resumed in another slot": _at(e.Resume, _elsewhere),
-    "saved": _at(e.Save),
-    "loaded": _at(e.Load),
     "aborted in its prompt": _of(e.Abort, Phase.WAITING, Phase.PREFILLING),
     "aborted after a draft": _of(e.Abort, Phase.DRAFTED),
     "aborted after a verify": _of(e.Abort, Phase.VERIFIED),
-    "finished": _at(e.Finish),
-    "idle": _at(e.Idle),
+    **{said.covers: _at(event) for event, said in FACTS.items() if said.covers},
     "a slot used again": _at(e.Admit, lambda t, event: t.after.live[event.request].slot in t.past.owned),
     "every slot taken": lambda t: t.after.free_slot() is None,
     "every page taken": lambda t: _pages_out(t.after),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from msgspec.structs import replace as with_fields
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.event_facts import FACTS, kind_of
 from instep_reference.contract.sampling import Sampling
 
 from ...adapters.strategy_by_name import OPTIONS
@@ -168,36 +170,23 @@ def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Even
     return e.SetNumSteps(int(draw(st.sampled_from(rules.legal()["set_num_steps"]))))
 
 
-def save(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Save(draw(st.sampled_from(rules.legal()["save"])), _free(rules, "kept {}"))
-
-
-def load(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    name = draw(st.sampled_from(rules.legal()["load"]))
-    prompt = rules.table.live[name].prompt
-    return e.Load(name, draw(st.sampled_from(rules.table.loadable(prompt))))
-
-
-def idle(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    return e.Idle()
+def described(kind: type[e.Event], draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+    """An event whose fields are a request, a copy, or both: one that the rules allow."""
+    fields: list[str] = [draw(st.sampled_from(rules.legal()[kind_of(kind)]))] if kind.__struct_fields__ else []
+    if len(kind.__struct_fields__) > 1:
+        loadable = rules.table.loadable(rules.table.live[fields[0]].prompt)
+        fields += [_free(rules, "kept {}") if FACTS[kind].copy == "keep" else draw(st.sampled_from(loadable))]
+    return kind(*fields)
 
 
 Drawer = Callable[[Draw, EventRules, Sequence[int]], e.Event]
-
-
-def of_one(kind: Callable[[str], e.Event], name: str) -> Drawer:
-    """The drawer of an event that names one request, or one saved state, and nothing else."""
-    return lambda draw, rules, edges: kind(draw(st.sampled_from(rules.legal()[name])))
-
-
 # The scheduler's actions other than forwards and rounds, by the names of the event rules.
+DRAWN = {e.SetNumSteps: set_num_steps, **dict.fromkeys((e.Admit, e.Draft, e.Forward, e.Commit, e.Refused))}
+DESCRIBED = [kind for kind in FACTS if kind not in DRAWN]
 UPKEEP: dict[str, Drawer] = {
-    "load": load, "resume": of_one(e.Resume, "resume"), "save": save, "preempt": of_one(e.Preempt, "preempt"),
-    "set_num_steps": set_num_steps, "finish": of_one(e.Finish, "finish"), "abort": of_one(e.Abort, "abort"),
-    "idle": idle, "offload": of_one(e.Offload, "offload"), "fetch": of_one(e.Fetch, "fetch"),
-    "evict": of_one(e.Evict, "evict"),
+    kind_of(kind): drawer for kind in FACTS if (drawer := DRAWN.get(kind, partial(described, kind))) is not None
 }
-MOVES = ("offload", "fetch", "evict")  # of what is kept; drawn where prefixes are tracked
+MOVES = [kind_of(kind) for kind in DESCRIBED if kind.__struct_fields__ == ("name",)]  # drawn if prefixes are tracked
 
 
 def may(rules: EventRules, kind: str) -> bool:

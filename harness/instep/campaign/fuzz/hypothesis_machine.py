@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         """Admit a request. Half of them then load a saved state, or run their prompt at once next to the others."""
         if self._do(draw_events.admit, data) and data.draw(st.booleans()):
             if self._may("load"):
-                self._do(draw_events.load, data)
+                self._do(draw_events.UPKEEP["load"], data)
             elif self._may("prefill"):  # not while a window waits for its commit
                 self._do(draw_events.forward, data)
 

@@ -7,21 +7,23 @@ event is illegal (the event rules decide).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import FACTS, kind_of
 
 from ...trace.event_rules import EventRules
-from .draw_events import Draw, idle
+from .draw_events import DESCRIBED, MOVES, Draw
 
 NOBODY = "nobody"
 
 
 def illegal(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.AnyEvent:
     """Draw an event of a drawn kind. The event rules may find it legal."""
-    moves = MOVES if rules.table.capacity.track_interval is not None else ()
+    moves = MOVED if rules.table.capacity.track_interval is not None else ()
     event: e.AnyEvent = draw(st.sampled_from((*KINDS, *moves)))(draw, rules)
     return event
 
@@ -77,20 +79,19 @@ def _kept(draw: Draw, rules: EventRules) -> str:
     return draw(st.sampled_from([*rules.table.saved, NOBODY]))
 
 
+def _described(kind: type[e.Event], draw: Draw, rules: EventRules) -> e.Event:
+    fields = {"request": _name, "name": _nobody if FACTS[kind].copy == "drop" else _kept}
+    return kind(*(fields[field](draw, rules) for field in kind.__struct_fields__))
+
+
+def _nobody(draw: Draw, rules: EventRules) -> str:
+    return NOBODY
+
+
 Drawn = Callable[[Draw, EventRules], Any]
-MOVES: tuple[Drawn, ...] = (  # drawn where prefixes are tracked
-    lambda draw, rules: e.Offload(_kept(draw, rules)),
-    lambda draw, rules: e.Fetch(_kept(draw, rules)),
-    lambda draw, rules: e.Evict(NOBODY),
-)
 KINDS: tuple[Drawn, ...] = (
     _admit, _draft, _forward, _commit,
     lambda draw, rules: e.SetNumSteps(draw(st.integers(-1, max(rules.candidates) + 1))),
-    lambda draw, rules: e.Save(_name(draw, rules), _kept(draw, rules)),
-    lambda draw, rules: e.Load(_name(draw, rules), _kept(draw, rules)),
-    lambda draw, rules: e.Preempt(_name(draw, rules)),
-    lambda draw, rules: e.Resume(_name(draw, rules)),
-    lambda draw, rules: e.Finish(_name(draw, rules)),
-    lambda draw, rules: e.Abort(_name(draw, rules)),
-    lambda draw, rules: idle(draw, rules, ()),
+    *(partial(_described, kind) for kind in get_args(e.AnyEvent) if kind in DESCRIBED and kind_of(kind) not in MOVES),
 )
+MOVED: tuple[Drawn, ...] = tuple(partial(_described, kind) for kind in DESCRIBED if kind_of(kind) in MOVES)

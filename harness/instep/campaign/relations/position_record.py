@@ -17,7 +17,7 @@ import torch
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.event_facts import kind_of
+from instep_reference.contract.event_facts import kind_of, restores
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
 from ...player import Player
@@ -221,9 +221,7 @@ def committed(context: EventContext) -> Sequence[str]:
             return [row.request for row in rows if row.kind != "verify"]
         case e.Commit(requests=names):
             return names
-        case e.Load(request=name) | e.Resume(request=name):
-            return [name] if context.expected.lengths_after[name] else []
-    return []
+    return [name] if (name := restores(context.event)) and context.expected.lengths_after[name] else []
 
 
 def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:

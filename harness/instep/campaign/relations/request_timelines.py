@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import facts, restores
 from instep_reference.contract.sampling import Sampling
 
 from ...trace.file import Trace
@@ -89,6 +90,13 @@ def timelines_of(trace: Trace) -> list[Timeline]:
     verified: dict[str, tuple[int, tuple[float, ...]]] = {}
     found: list[Timeline] = []
     for index, event in enumerate(trace.events):
+        request, under = (getattr(event, field, "") for field in ("request", "name"))
+        if under and facts(event).copy == "keep":
+            saved[under] = tuple(live[request].steps)
+        elif under and restores(event):
+            away = [step for step in live[request].steps if step.kind in ("preempt", "resume")]
+            loaded = [replace(step, origins=(index,) * len(step.origins)) for step in saved[under]]
+            live[request].steps = away + loaded
         match event:
             case e.Admit(request=name, prompt=prompt, sampling=sampling):
                 live[name] = Timeline(_new(name, found), prompt, index, sampling=sampling)
@@ -113,10 +121,6 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                     live[name].steps.append(step)
                 for name, kept in zip(names, track, strict=False):
                     saved[kept] = _prefix(live[name].steps, trace.header)  # an empty prefix is never loaded
-            case e.Save(request=name, name=kept):
-                saved[kept] = tuple(live[name].steps)
-            case e.Load(request=name, name=kept):
-                live[name].steps += [replace(step, origins=(index,) * len(step.origins)) for step in saved[kept]]
             case e.Preempt(request=name):
                 live[name].steps.append(TimelineStep("preempt", (index,)))
             case e.Resume(request=name):

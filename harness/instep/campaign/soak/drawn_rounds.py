@@ -13,7 +13,7 @@ from hypothesis.errors import StopTest
 from hypothesis.internal.conjecture.data import ConjectureData
 from hypothesis.strategies import SearchStrategy
 
-from instep_reference.contract.engine import Abort, Evict, Finish, SetNumSteps
+from instep_reference.contract.engine import Abort, Evict, Finish, Idle, SetNumSteps
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.event_facts import Phase
 
@@ -82,7 +82,7 @@ class Turns(Machine):
             self.host.serve(self.example, Evict(name))
         if table.num_steps != num_steps:
             self.host.serve(self.example, SetNumSteps(num_steps))
-        self.host.serve(self.example, draw_events.idle(self._data.draw, self.example.rules, ()))
+        self.host.serve(self.example, Idle())
 
     def _do(self, drawer: draw_events.Drawer, data: Seeded) -> bool:
         served = super()._do(drawer, data)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import named
+from instep_reference.contract.event_facts import facts, named, restores
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
@@ -68,12 +68,14 @@ def _prompts(events: Sequence[e.AnyEvent]) -> dict[int, int]:
         if isinstance(event, e.Admit):
             number += 1
             live[event.request] = owner[number] = number
-        elif isinstance(event, e.Save):
-            saved[event.name] = owner[live[event.request]]
-        elif isinstance(event, e.Evict):
-            saved.pop(event.name, None)
-        elif isinstance(event, e.Load) and event.name in saved:  # else it is a prefix
-            owner[live[event.request]] = saved[event.name]
+        request, name = (getattr(event, field, "") for field in ("request", "name"))
+        match facts(event).copy:
+            case "keep" if name:
+                saved[name] = owner[live[request]]
+            case "drop":
+                saved.pop(name, None)
+            case "restore" if name in saved:  # else it is a prefix
+                owner[live[request]] = saved[name]
     return owner
 
 
@@ -108,8 +110,7 @@ class _Writer:
     def _prefix(self, index: int, name: str, rules: EventRules) -> tuple[int, ...]:
         """The stamps of the prefix that a request is given next; none, where it is given none."""
         for event in self.events[index + 1 :]:
-            if isinstance(event, e.Load) and event.request == name and event.name in rules.table.saved:
-                kept = rules.table.saved[event.name]
+            if restores(event) == name and (kept := rules.table.saved.get(getattr(event, "name", ""))):
                 return kept.prompt if kept.prefix else ()
             if name in named(event):
                 break

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
+from instep_reference.contract.engine import Commit, Forward, RequestState
+from instep_reference.contract.event_facts import restores
 
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
@@ -40,8 +41,8 @@ class RunHistory:
             wrote = [row.request for row in event.rows if row.kind != "verify"]
         elif isinstance(event, Commit):
             wrote = event.requests
-        elif isinstance(event, Load | Resume):
-            wrote = (event.request,)
+        elif name := restores(event):
+            wrote = (name,)
         for name in wrote:
             if name in context.subject.after:
                 kept = self._states.setdefault(name, deque(maxlen=KEPT))
