@@ -21,8 +21,8 @@ from instep.trace.file import Trace
 from instep_proof.faults.plant import COPIED, planted, run, run_python, source
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
-from support.build import new_strategy
-from support.build.traces import brief, recorded
+from support.inputs import new_strategy
+from support.inputs.traces import brief, recorded
 from support.running.covering import WHOLE
 
 EVENT_LINES = 60
@@ -239,7 +239,7 @@ import sys
 from pathlib import Path
 sys.path.append(sys.argv[1])
 import msgspec
-from support.build.traces import brief, recorded
+from support.inputs.traces import brief, recorded
 from instep.trace.policy import Policy, ScheduledAction
 wanted = (ScheduledAction(1, "save", "a", name="first"), ScheduledAction(3, "rewind", "a", name="first"))
 told = msgspec.json.encode(msgspec.structs.replace(brief(), deeds=wanted))

@@ -119,7 +119,7 @@ def test_a_package_imports_only_what_its_layer_may() -> None:
 
 @pytest.mark.parametrize(("name", "other", "may"), [
     ("instep_reference.gdn", "instep_optimized.memory_addresses", False),
-    ("instep_reference.gdn", "support.build.traces", False),
+    ("instep_reference.gdn", "support.inputs.traces", False),
     ("instep_optimized.engine", "instep_reference.gdn", False), ("instep_optimized.engine", "torch", True),
     ("instep_optimized.engine", "instep_reference.contract.place_names", True), ("instep.player", "perf", False),
     ("instep_optimized.engine", "instep_reference", True), ("instep.player", "instep_reference.gdn", True),

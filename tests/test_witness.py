@@ -20,8 +20,8 @@ from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forwar
 from instep_reference.contract.engine import Path as Way
 from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import Weights
-from support.build.checkpoints import write
 from support.independent.dense_model import Array, Witness
+from support.inputs.checkpoints import write
 from support.worlds.engine_and_reference import CAPACITY
 
 CLOSE = 1e-9  # absolute; values are of order 1, and sums of this size err by 1e-14

@@ -25,9 +25,9 @@ from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import TensorModel
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
-from support.build.checkpoints import Kind, write
 from support.independent import transformers_models as oracle
 from support.independent.transformers_models import Seen
+from support.inputs.checkpoints import Kind, write
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 TOKENS = 70  # more than one chunk of transformers' delta rule, which takes 64 at a time

@@ -17,8 +17,9 @@ import torch
 from instep.cli import main
 from instep.trace.file import Trace
 from instep_proof.faults.catalogue.fault import Edit, Wrap
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.traces import brief, first, recorded
+from support.inputs.bench_runs import MACHINE
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.traces import brief, first, recorded
 from support.running.browser import BROWSER, Browser, browser
 from support.running.command import Ran, Runner
 from support.running.planting import planted_here
@@ -73,6 +74,12 @@ def instep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
         return Ran(int(ended.value.code or 0), said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates of the machine are given to `instep bench`, not measured."""
+    monkeypatch.setattr("instep_speed.bench.run.rates", lambda device, dtype: MACHINE)
 
 
 @pytest.fixture

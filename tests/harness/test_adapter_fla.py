@@ -32,8 +32,8 @@ from instep_optimized.commit import STRATEGIES
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.errors import Unsupported
-from support.build.few_channels import few_channels
 from support.independent.op_agreement import agree
+from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 

@@ -24,7 +24,7 @@ from instep.verdict import Exit
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_reference.contract.errors import Unsupported
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running.covering import WHOLE, few
 
 TOP = Path(__file__).resolve().parents[2]

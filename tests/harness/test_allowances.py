@@ -35,9 +35,9 @@ from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
-from support.build.checkpoints import write as write_checkpoint
-from support.build.few_channels import few_channels
-from support.build.traces import recorded
+from support.inputs.checkpoints import write as write_checkpoint
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import recorded
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole traces, in several orders of summation

@@ -26,8 +26,8 @@ from instep.audit.audit import Audit, audit, opened
 from instep.cli.attach import attach
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
-from support.build.recordings import TINY, lines, stated
-from support.build.recordings import shown as tensors_of
+from support.inputs.recordings import TINY, lines, stated
+from support.inputs.recordings import shown as tensors_of
 from support.running.covering import WHOLE
 from support.worlds import fake_sglang
 from support.worlds.fake_sglang import Model, Served

@@ -19,7 +19,7 @@ from instep.attach.vllm import places, window
 from instep.audit.audit import Audit, audit
 from instep.verdict import Exit
 from peers.live import bundle_vllm
-from support.build.recordings import TINY, lines
+from support.inputs.recordings import TINY, lines
 from support.running.covering import WHOLE
 from support.worlds import fake_vllm
 from support.worlds.fake_sglang import Model

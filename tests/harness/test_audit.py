@@ -33,8 +33,8 @@ from instep_reference.contract.checkpoint import Checkpoint, OnDisk
 from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
-from support.build.checkpoints import write as write_checkpoint
-from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.inputs.checkpoints import write as write_checkpoint
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 

@@ -19,8 +19,8 @@ from instep_reference.draft import drafter
 from instep_reference.draft.drafter_protocol import Asked
 from instep_reference.engine import TensorModel
 from instep_reference.weights import Weights
-from support.build.checkpoints import write as write_checkpoint
-from support.build.recordings import PROMPTS, TINY, edited, lines, recorded
+from support.inputs.checkpoints import write as write_checkpoint
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded
 from support.running.command import Runner
 
 pytestmark = pytest.mark.slow

@@ -22,8 +22,8 @@ from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
-from support.build.recordings import TINY, edited, lines, recorded, said
-from support.build.traces import header
+from support.inputs.recordings import TINY, edited, lines, recorded, said
+from support.inputs.traces import header
 from support.running.command import complaint
 
 pytestmark = pytest.mark.slow  # recordings of drawn tokens

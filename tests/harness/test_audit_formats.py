@@ -31,8 +31,8 @@ from instep_reference.contract.checkpoint import Checkpoint, OnDisk
 from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
-from support.build.checkpoints import write as write_checkpoint
-from support.build.recordings import TINY, lines, stated
+from support.inputs.checkpoints import write as write_checkpoint
+from support.inputs.recordings import TINY, lines, stated
 from support.running.command import Runner, complaint
 from support.worlds.fake_sglang import Model
 

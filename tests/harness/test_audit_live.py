@@ -14,7 +14,7 @@ from instep.lru_cache import EVENTS, closed
 from instep.verdict import Exit
 from peers.live import TOP
 from peers.live.cut import cut
-from support.build.recordings import TINY
+from support.inputs.recordings import TINY
 
 pytestmark = pytest.mark.slow
 

@@ -38,7 +38,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
-from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 

@@ -14,7 +14,7 @@ import pytest
 from instep.audit import render
 from instep.audit.audit import audit
 from instep.verdict import Exit
-from support.build.recordings import TINY, edited, lines, recorded, shown, stated, tensors
+from support.inputs.recordings import TINY, edited, lines, recorded, shown, stated, tensors
 
 PAGE, RECORD = (
     (Path(__file__).resolve().parents[2] / "docs" / f"{name}.md").read_text() for name in ("audit", "audit-record")

@@ -20,7 +20,7 @@ from instep.verdict import Exit, Tier
 from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
-from support.build.recordings import PROMPTS, TINY, edited, lines, recorded, stated
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, stated
 from support.running.command import Runner
 
 TRACES = Path("fixtures/traces")

@@ -21,8 +21,8 @@ from instep.trace.file import Trace, beside, read
 from instep.trace.header import SCHEMA, Part, Recording
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.build.checkpoints import write as write_checkpoint
-from support.build.traces import VOCAB, lines_of, policy, recorded, seal
+from support.inputs.checkpoints import write as write_checkpoint
+from support.inputs.traces import VOCAB, lines_of, policy, recorded, seal
 from support.running.command import Runner, complaint
 from support.running.golden import Golden, sections
 

@@ -1,18 +1,16 @@
 """`instep bench` on a CPU: wrong arms have no speed, peers are judged, a grid is resumed, plots have every mark.
 
-Leaves out: figures, which need a card (`tests/on_gpu.sh`), the clock (`test_bench_clock.py`), and whole texts
-(`test_bench_decoding.py`).
+Leaves out: figures, which need a card (`tests/on_gpu.sh`), the clock (`test_bench_clock.py`), and what single kinds
+need (`test_bench_kinds.py`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 from xml.etree import ElementTree
@@ -20,38 +18,22 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from instep.campaign import runner
 from instep.verdict import Exit
-from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, run
 from instep_speed.bench.bench_types import TOO, Arm
-from instep_speed.bench.interleaved_timing import Rates
-from instep_speed.bench.kinds import pick, rounds, strategies
+from instep_speed.bench.kinds import decoding, pick, prefill, rounds, strategies
 from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
 from instep_speed.bench.run import Asked, Bench, bench
-from support.build.outcomes import shown
+from support.inputs.bench_runs import FP32, MACHINE, ground, make_up_peer, measured_cells, text
 from support.running.command import Runner, complaint
 from support.running.covering import few
 
 SLOW = pytest.mark.slow
 # Kinds that have a plot on a CPU: two cells in one line.
 DRAWN = ("strategies", "decode", "mixer", "conv", "pick", "products")
-FP32, MACHINE = torch.float32, Rates(1e10, 2e10, 1e11)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "rates", lambda device, dtype: MACHINE)
-
-
-def ran(ops: Ops, *kinds: str, **more: Any) -> Bench:
-    given: dict[str, Any] = {"size": "tiny", "peers": False} | more
-    return bench(Asked({"it": ops}, "cpu", FP32, kinds, **given))
-
-
-def text(found: Bench) -> str:
-    return shown(found.result(), 200)
 
 
 def without_the_last_token(*, parts: Any, **given: Any) -> torch.Tensor:
@@ -89,6 +71,7 @@ def narrow_states(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(grid.STATES, "tiny", ("bfloat16",))
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "says"), [
     pytest.param(None, None, marks=SLOW), (without_the_last_token, "the read-out of round 1 of head"),
@@ -102,12 +85,13 @@ def test_states_of_16_bits_are_held_to_plain(
     def otherwise_rounded(*, inputs: Any, **given: Any) -> torch.Tensor:
         return PLAIN.gdn(inputs=inputs._replace(log_decay=inputs.log_decay * (1 + 2e-7)), **given)
 
-    found = ran(replace(PLAIN, name="it", gdn=wrong or otherwise_rounded), "strategies")
+    found = measured_cells(replace(PLAIN, name="it", gdn=wrong or otherwise_rounded), "strategies")
     arms = {name: arm for row in found.rows for name, arm in row["arms"].items()}
     assert set(arms) == {"snapshot", "columns", "rerun"} and "lazy_rerun" in found.rows[0]["absent"]
     assert all(says in arm["finding"] if says else "us" in arm for arm in arms.values())
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "op", "wrong", "says"), [
     pytest.param("strategies", "gdn", without_the_last_token, "the read-out of round 1", marks=SLOW),
@@ -123,20 +107,21 @@ def test_states_of_16_bits_are_held_to_plain(
     ("decode", "gdn", falls, "ValueError: planted"),
 ])  # fmt: skip
 def test_wrong_arm_has_no_speed(name: str, op: str, wrong: Callable[..., Any], says: str) -> None:
-    found = ran(replace(PLAIN, name="wrong", **{op: wrong}), name)
+    found = measured_cells(replace(PLAIN, name="wrong", **{op: wrong}), name)
     said = {arm["finding"] for row in found.rows for arm in row["arms"].values()}
     assert found.exit is Exit.DIVERGED and any(says in one for one in said), said
     assert all("us" not in arm for row in found.rows for arm in row["arms"].values() if arm["finding"])
     assert "no speed is shown" in text(found)
 
 
+@pytest.mark.usefixtures('quick')
 @few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
     pytest.param("strategies", marks=SLOW), "decode", "mixer", "conv", "prefill", "attend", "pick", "products",
 ])  # fmt: skip
 def test_correct_arm_is_timed_and_plotted(name: str, tmp_path: Path) -> None:
-    found = ran(PLAIN, name)
+    found = measured_cells(PLAIN, name)
     assert found.exit is Exit.AGREED and "no speed" not in text(found)
     for row in found.rows:
         assert row["floor_us"] > 0 and all(arm["lower"] <= arm["us"] <= arm["upper"] for arm in row["arms"].values())
@@ -155,6 +140,7 @@ def _in_a_plot(row: run.Row, found: Bench, x: str) -> bool:
     return sum({name: value for name, value in one["cell"].items() if name != x} == rest for one in found.rows) > 1
 
 
+@pytest.mark.usefixtures('quick')
 def test_subtracted_work_leaves_the_rounds_unchanged() -> None:
     """Between two timed rounds the index ops are timed alone; still every round runs the accepted tokens again."""
     again = list[int]()
@@ -163,9 +149,9 @@ def test_subtracted_work_leaves_the_rounds_unchanged() -> None:
         again.extend(int(one.ring.pending.max()) for one in parts if one.ring is not None)
         return PLAIN.gdn(parts=parts, **given)
 
-    ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn=gdn)}, MACHINE, 0, False)
     at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
-    arm = next(arm for arm in strategies.make(ground, at).arms if arm.name == "rerun")
+    arms = strategies.make(ground(peers=False, it=replace(PLAIN, gdn=gdn)), at).arms
+    arm = next(arm for arm in arms if arm.name == "rerun")
     assert arm.work is not None and arm.less is not None
     for _ in range(3):
         arm.work()
@@ -174,6 +160,7 @@ def test_subtracted_work_leaves_the_rounds_unchanged() -> None:
     assert again == [0] * layers + [strategies.accepted_of(4)] * 2 * layers
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize("name", ["strategies", "decode"])
 def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first arm gets prepared inputs. Nothing is subtracted from the second, and it is checked with its own
@@ -186,9 +173,8 @@ def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeyp
         return PLAIN.gdn_inputs(**given)
 
     monkeypatch.setitem(kernels_of_peers.PEERS, name, {})
-    ground = run.Ground(torch.device("cpu"), FP32, {"it": replace(PLAIN, gdn_inputs=gdn_inputs)}, MACHINE, 0)
     at = {"batch": 2, "window": 4, "heads": 4, "state": "float32"}
-    arms = {arm.name: arm for arm in kind(name).make(ground, at).arms}
+    arms = {arm.name: arm for arm in kind(name).make(ground(it=replace(PLAIN, gdn_inputs=gdn_inputs)), at).arms}
     first = {one: arm for one, arm in arms.items() if not one.endswith(TOO)}
     assert first and arms.keys() == first.keys() | {one + TOO for one in first}
     for one, alone in first.items():
@@ -204,6 +190,7 @@ def test_second_arm_makes_its_inputs_in_every_layer_for_peers(name: str, monkeyp
         assert made == [2 * (4 if name == "strategies" else 1)] * within.units
 
 
+@pytest.mark.usefixtures('quick')
 @few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rounds", "decoding"])
@@ -215,7 +202,7 @@ def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.Monke
     monkeypatch.setattr(rounds, "HostCopy", copied := Mock())
     monkeypatch.setattr(rounds, "outcome", checked := Mock(wraps=rounds.outcome))
     monkeypatch.setattr(rounds, "engine", timed := Mock(wraps=rounds.engine))
-    found = bench(Asked({"plain": PLAIN}, "cpu", FP32, (name,), "tiny", peers=False))  # they take op sets by name
+    found = measured_cells({"plain": PLAIN}, name)  # they take op sets by name
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
@@ -229,9 +216,10 @@ def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.Monke
         assert "tokens/s" in text(found)
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.slow
 def test_a_wrong_engine_has_no_rounds() -> None:
-    swapped = bench(Asked({"support.wrong.ops:SWAPPED": PLAIN}, "cpu", FP32, ("rounds",), "tiny", peers=False))
+    swapped = measured_cells({"support.wrong.ops:SWAPPED": PLAIN}, "rounds")
     assert swapped.exit is Exit.DIVERGED and all("us" not in arm for arm in swapped.rows[0]["arms"].values())
 
 
@@ -257,6 +245,7 @@ def lacks_a_file(*given: Any, **drawn: Any) -> Arm:
     raise RuntimeError("no build:\n'/made/up/place/kernel.cu' and /made/up/other.so, needed by ../here/cache")
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize(("maker", "finding", "timed_too", "absent"), [
     (lambda g, at, name, logits: made_up(logits, lambda x: x.argmax(1), lambda: 0), "", True, ""),
     (lambda g, at, name, logits: made_up(logits, lambda x: x.argmin(1), lambda: 0), "picks others", True, ""),
@@ -272,11 +261,8 @@ def lacks_a_file(*given: Any, **drawn: Any) -> Arm:
 def test_peer_is_judged_and_its_finding_is_next_to_its_speed(
     maker: Callable[..., Arm], finding: str | None, timed_too: bool, absent: str, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module: Any = ModuleType("made_up_peer")
-    module.maker = maker
-    monkeypatch.setitem(sys.modules, "made_up_peer", module)
-    monkeypatch.setitem(kernels_of_peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
-    found = ran(PLAIN, "pick", peers=True)
+    make_up_peer(monkeypatch, "pick", maker)
+    found = measured_cells(PLAIN, "pick", peers=True)
     assert found.exit is Exit.AGREED and all("us" in row["arms"]["it"] for row in found.rows)  # it is not ours
     arm = found.rows[0]["arms"].get("made up")
     assert absent in found.rows[0]["absent"].get("made up", "") and (arm is None) is (finding is None)
@@ -288,19 +274,17 @@ def test_peer_is_judged_and_its_finding_is_next_to_its_speed(
 # The grid
 
 
+@pytest.mark.usefixtures('quick')
 def test_cells_without_time_are_skipped_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ran(PLAIN, "conv", "pick", minutes=1e-9)
-    assert found.left == {name: len(list(kind(name).cells(_ground(), "tiny"))) for name in ("conv", "pick")}
+    found = measured_cells(PLAIN, "conv", "pick", minutes=1e-9)
+    assert found.left == {name: len(list(kind(name).cells(ground(), "tiny"))) for name in ("conv", "pick")}
     assert found.exit is Exit.INCONCLUSIVE and "cells left out" in text(found)
-
-
-def _ground() -> Any:
-    return run.Ground(torch.device("cpu"), FP32, {}, MACHINE, 0)
 
 
 # Clocks and words
 
 
+@pytest.mark.usefixtures('quick')
 def test_only_requested_cells_are_measured() -> None:
     asked = Asked({"plain": PLAIN}, "cpu", FP32, ("decode", "pick"), "tiny", peers=False, at={"batch": ("2",)})
     found = bench(asked)
@@ -310,6 +294,7 @@ def test_only_requested_cells_are_measured() -> None:
         bench(replace(asked, at={"batch": ("2",), "rows": ("3",)}))
 
 
+@pytest.mark.usefixtures('quick')
 def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
     assert MACHINE.floor(1e10, 1e10) == pytest.approx(2.0)  # both at the rate of copying
     assert MACHINE.floor(2e10, 0) == pytest.approx(1.0)
@@ -317,6 +302,7 @@ def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
     assert MACHINE.floor(1.0, 1.0, 3e11) == pytest.approx(3.0)
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize(("kernel", "what"), [
     ("_window_kernel", "states"), ("nvjet_tst_192x8_64x3", "products"), ("Memcpy DtoD", "copies and fills"),
     ("_attend_split", "attention"), ("read_parts", "attention"), ("_plan_ring", OTHER), ("_gated_norm", "norms"),
@@ -329,6 +315,7 @@ def test_a_kernel_has_a_kind_of_work_by_its_name(kernel: str, what: str) -> None
     assert kind_of(kernel) == what
 
 
+@pytest.mark.usefixtures('quick')
 def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> None:
     first = [(0.0, 90.0, HOLD), (92.0, 100.0, "_window"), (93.0, 97.0, "_norm"), (102.0, 110.0, "slim_linear")]
     second = [(500.0, 590.0, HOLD), (510.0, 511.0, "Memcpy HtoD"), (560.0, 561.0, "Memcpy HtoD"),
@@ -341,11 +328,13 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
     assert gap(by_kind([*first, *second[1:]], 2, held=True)) == "4 launches", "where the second begins is not known"
 
 
+@pytest.mark.usefixtures('quick')
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
     card = pytest.importorskip("instep_speed.gate.gpu_operations", reason="Triton is not here")
     assert card._hold.fn.__name__ == HOLD
 
 
+@pytest.mark.usefixtures('quick')
 def test_a_round_by_kind_of_work_is_drawn() -> None:
     svg = plots.bars("rounds", {"triton": {"products": 30.0, "states": 10.0}})
     bars = [bar for bar in svg.iter("rect") if len(bar)]
@@ -354,6 +343,7 @@ def test_a_round_by_kind_of_work_is_drawn() -> None:
     ElementTree.fromstring(ElementTree.tostring(svg))
 
 
+@pytest.mark.usefixtures('quick')
 def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
     """As in a file that was joined of several calls."""
     rows: list[run.Row] = [{"kind": "rounds", "cell": {"batch": batch}, "arms": {"it": {"work": {"states": 1.0}}}}
@@ -364,6 +354,7 @@ def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
 # The command
 
 
+@pytest.mark.usefixtures('quick')
 @pytest.mark.parametrize(("words", "says"), [
     (["--ops", "triton", "--device", "cpu"], "its kernels are interpreted there"),
     (["--ops", "ledger"], "expected an op set that computes"), (["--kind", "speed"], "--kind"),
@@ -375,6 +366,7 @@ def test_unmeasurable_request_is_refused_in_one_line(instep: Runner, words: list
     assert says in complaint(instep("bench", *words))
 
 
+@pytest.mark.usefixtures('quick')
 def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     done = instep("bench", "--kind", "pick", "--json", str(file), "--plots", str(tmp_path / "p"), "--commit", "a1",
@@ -388,3 +380,84 @@ def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_pa
     assert set(KINDS) == {
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
     }  # fmt: skip
+
+GROUND = ground()
+
+
+class Clock:
+    """Cells that take the given seconds of their kind, while nothing else takes any time."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.now, self.seconds, self.order = 0.0, seconds, list[str]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def row(self, name: str, ground: Any, at: Any) -> run.Row:
+        self.now += self.seconds[name]
+        self.order.append(name)
+        return {"kind": name, "cell": dict(at), "floor_us": None, "arms": {}, "absent": {}}
+
+
+def timed(clock: Clock, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    monkeypatch.setattr(runner, "time", clock)
+    monkeypatch.setattr(run, "_row", clock.row)
+    return measured_cells(PLAIN, *clock.seconds, minutes=seconds / 60)
+
+
+def test_unused_minutes_go_to_cells_that_had_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four attentions of 10 seconds, with a share of 17, then two quick kinds; everything fits into 50."""
+    assert [len(list(kind(name).cells(GROUND, "tiny"))) for name in ("attend", "pick", "prefill")] == [4, 2, 2]
+    found = timed(clock := Clock(attend=10.0, pick=0.5, prefill=1.0), 50.0, monkeypatch)
+    assert clock.order == ["attend"] * 2 + ["pick"] * 2 + ["prefill"] * 2 + ["attend"] * 2
+    assert not found.left and len({run.key(row) for row in found.rows}) == len(found.rows) == 8
+
+
+def test_cell_that_does_not_fit_the_minutes_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = timed(clock := Clock(attend=10.0, pick=0.5), 20.6, monkeypatch)
+    assert clock.order == ["attend"] * 2 + ["pick"] * 2 and found.left == {"attend": 2}
+
+
+def test_default_grid_varies_other_axes_for_few_batches() -> None:
+    cells = list(strategies.cells(GROUND, "default"))
+    first = {"window": 4, "heads": 32, "state": "float32"}
+    others = [at for at in cells if first.items() - at.items()]
+    assert [at["batch"] for at in cells if at not in others] == [1, 8, 32, 64, 128]
+    assert {(axis, at[axis]) for at in others for axis in first} == {
+        *first.items(), ("window", 2), ("window", 8), ("heads", 16), ("heads", 64), ("state", "bfloat16")}  # fmt: skip
+    assert len(others) == 5 * len(strategies.FEW) and {at["batch"] for at in others} == set(strategies.FEW)
+    full = list(strategies.cells(GROUND, "full"))
+    assert all(at in full for at in cells) and len(full) == 8 * 8 * 5 * 2
+
+
+def test_prompts_of_few_heads_are_in_the_full_grid_only() -> None:
+    heads = {size: {at["heads"] for at in prefill.cells(GROUND, size)} for size in ("default", "full")}  # type: ignore
+    assert heads == {"default": {32, 64}, "full": {16, 24, 32, 48, 64}}
+
+
+def test_texts_explain_the_missing_vanilla_drafter() -> None:
+    eagle, ngram = (decoding.make(ground(plain=PLAIN), {"batch": 2, "drafter": name}) for name in ("eagle", "ngram"))
+    assert eagle.absent == {"vanilla": "it takes an MTP layer per draft, and the trained model has 1"}
+    assert not ngram.absent and [arm.name for arm in ngram.arms] == [arm.name for arm in eagle.arms]
+    assert [at["drafter"] for at in decoding.cells(GROUND, "default")] == ["eagle", "ngram"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--kind", "pick", "--at", "rows=1", "--at", "rows=77"), "found rows=77, which no cell of this grid has, ex"),
+    (("--kind", "decode", "--kind", "pick", "--at", "rows=1", "--at", "batch=2"), "batch=2 rows=1, which no cell of"),
+    (("--kind", "attend", "--at", "kv=None"), "kv=None, which no cell of this grid has, expected"),
+    (("--kind", "attend", "--at", "rows=33", "--at", "tree=binary"), "at once"),
+])  # fmt: skip
+def test_a_value_that_no_cell_has_is_refused_at_once(
+    words: tuple[str, ...], says: str, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "rates", Mock(side_effect=AssertionError("the machine was measured first")))
+    assert says in complaint(instep("bench", "--device", "cpu", *words))
+
+
+def test_requested_kind_without_a_chosen_cell_is_reported(tmp_path: Path, instep: Runner) -> None:
+    file, words = tmp_path / "found.json", ("bench", "--device", "cpu", "--at", "rows=1", "--json")
+    ran = instep(*words, file, "--kind", "pick", "--kind", "decode")
+    found = json.loads(file.read_text())
+    assert ran.code == 0 and "decode: 2 cells left out, none has rows=1" in ran.out
+    assert found["left_out"] == {"decode": 2} and [row["cell"] for row in found["rows"]] == [{"rows": 1}]

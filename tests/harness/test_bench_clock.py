@@ -24,13 +24,11 @@ import torch
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import Unsupported
 from instep_speed.bench import interleaved_timing
-from instep_speed.bench.bench_types import Ground
 from instep_speed.bench.drawn_rows import Rows
-from instep_speed.bench.interleaved_timing import SAMPLES, TRIES, Rates, Times, less, timed
+from instep_speed.bench.interleaved_timing import SAMPLES, TRIES, Times, less, timed
 from instep_speed.bench.kinds import strategies
 from instep_speed.bench.peers import sglang
-
-CPU = torch.device("cpu")
+from support.inputs.bench_runs import CPU, ground
 
 
 def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
@@ -188,10 +186,6 @@ def test_dropped_samples_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 AT = {"batch": 2, "heads": 4, "state": "float32"}
 
 
-def ground_of(**sets: Any) -> Ground:
-    return Ground(CPU, torch.float32, sets, Rates(1e10, 2e10, 1e11), 0, peers=False)
-
-
 def repeats(seen: list[Any]) -> int:
     """After how many turns a list repeats itself."""
     return next(turns for turns in range(1, len(seen)) if seen[turns:] == seen[:-turns])
@@ -205,7 +199,8 @@ def test_strategy_stores_once_per_period(window: int) -> None:
         stored.extend(tuple(one.settled.units.tolist()) for one in parts if one.settled is not None)
         return PLAIN.gdn(parts=parts, **given)
 
-    cell, due = strategies.make(ground_of(it=replace(PLAIN, gdn=gdn)), {**AT, "window": window}), dict[str, int]()
+    due = dict[str, int]()
+    cell = strategies.make(ground(peers=False, it=replace(PLAIN, gdn=gdn)), {**AT, "window": window})
     for arm in cell.arms:
         assert arm.work is not None
         stored.clear()
@@ -255,9 +250,9 @@ def test_replayssm_folds_once_per_period(window: int, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(module, "commit_gdn_replayssm_circular", folded)
     monkeypatch.setattr(module, "gdn_replayssm_spec_decode", lambda *, out, **given: out, raising=False)
-    at, ground = {**AT, "window": window}, ground_of()
-    config = ground.config(4, 1)
-    arm = sglang.replay(ground, at, "it", [Rows.drawn(ground, config, 2 * window)], config)
+    at, on = {**AT, "window": window}, ground(peers=False)
+    config = on.config(4, 1)
+    arm = sglang.replay(on, at, "it", [Rows.drawn(on, config, 2 * window)], config)
     assert arm.work is not None
     for _ in range(3 * arm.period):
         arm.work()

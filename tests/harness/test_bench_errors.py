@@ -26,15 +26,14 @@ from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind,
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.bench_types import Arm, Cell
 from instep_speed.bench.drawn_rows import on
-from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.measure_arms import measured
 from instep_speed.bench.resume import joined
-from instep_speed.bench.run import Asked, Bench, bench
-from support.build.outcomes import shown
+from instep_speed.bench.run import Bench
+from support.inputs.bench_runs import CPU, FP32, make_up_peer, measured_cells, text
 from support.running.command import Runner
 from support.running.covering import few
 
-FP32, TO = torch.float32, kind("prefill").bar
+TO = kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]
 SMALL, LARGE = 2e-7, 1e-3  # within what is allowed of fp32, and far outside
 
@@ -54,9 +53,8 @@ def off_in_state(part: float) -> Gdn:
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+def next_to_fla(quick: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
     """Prompts with `ours` next to a peer under FLA's name that computes as `theirs`; None: there is none."""
-    monkeypatch.setattr(run, "rates", lambda device, dtype: Rates(1e10, 2e10, 1e11))
 
     def ran(ours: Gdn, theirs: Gdn | None) -> Bench:
         def maker(ground: Any, at: Any, name: str, *, parts: Any, inputs: Any, judge: Any, **drawn: Any) -> Arm:
@@ -67,18 +65,12 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
 
             return Arm(name, lambda: core(parts[0].read.pool), lambda: judge(core), peer="fla-core 0.0")
 
-        module: Any = ModuleType("made_up_fla")
-        module.maker = maker
-        monkeypatch.setitem(sys.modules, "made_up_fla", module)
-        monkeypatch.setitem(kernels_of_peers.PEERS, "prefill", {} if theirs is None else {TO: "made_up_fla:maker"})
-        return bench(Asked({"it": replace(PLAIN, gdn=ours)}, "cpu", FP32, ("prefill",), "tiny",
-                           at={"sequences": ("2",)}))  # fmt: skip
+        make_up_peer(monkeypatch, "prefill", maker, TO)
+        if theirs is None:
+            monkeypatch.setitem(kernels_of_peers.PEERS, "prefill", {})
+        return measured_cells(replace(PLAIN, gdn=ours), "prefill", peers=True, at={"sequences": ("2",)})
 
     return ran
-
-
-def text(found: Bench) -> str:
-    return shown(found.result(), 250)
 
 
 @pytest.mark.parametrize(("ours", "theirs", "place"), [
@@ -87,9 +79,9 @@ def text(found: Bench) -> str:
     (off_in_core(SMALL), None, None),
 ], ids=["a core above", "a state above", "equal", "theirs above", "theirs wrong", "nobody there"])  # fmt: skip
 def test_error_above_flas_is_printed_next_to_our_speed(
-    ours: Gdn, theirs: Gdn | None, place: str | None, beside: Callable[..., Bench]
+    ours: Gdn, theirs: Gdn | None, place: str | None, next_to_fla: Callable[..., Bench]
 ) -> None:
-    found = beside(ours, theirs)
+    found = next_to_fla(ours, theirs)
     (row,), said = found.rows, text(found)
     own = row["arms"]["it"]
     assert found.exit is Exit.AGREED and not own["finding"] and "us" in own
@@ -114,11 +106,11 @@ def test_an_error_is_relative_to_the_norm_over_all_heads() -> None:
     assert Judged("", found).above(Judged("", {"off": 0.05})) == "off is off by 0.1, there by 0.05"
 
 
-def test_rows_with_and_without_errors_share_a_table(beside: Callable[..., Bench], tmp_path: Path) -> None:
+def test_rows_with_and_without_errors_share_a_table(next_to_fla: Callable[..., Bench], tmp_path: Path) -> None:
     """Files that are older than errors are joined and printed as they were."""
     files = [tmp_path / name for name in ("old.json", "new.json")]
     for file in files:
-        beside(off_in_core(SMALL), PLAIN.gdn).result().write(file)
+        next_to_fla(off_in_core(SMALL), PLAIN.gdn).result().write(file)
     old = json.loads(files[0].read_text())
     for arm in old["rows"][0]["arms"].values():
         arm.pop("errors"), arm.pop("above", None)
@@ -130,19 +122,6 @@ def test_rows_with_and_without_errors_share_a_table(beside: Callable[..., Bench]
 
 
 # Findings, and when they occur
-
-CPU, MACHINE = torch.device("cpu"), Rates(1e10, 2e10, 1e11)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "rates", lambda device, dtype: MACHINE)
-
-
-def ran(sets: dict[str, Ops], *kinds: str, dtype: torch.dtype = FP32, **at: str) -> Bench:
-    axes = {axis: (value,) for axis, value in at.items()}
-    return bench(Asked(sets, "cpu", dtype, kinds, "tiny", peers=False, at=axes))
-
 
 def picks(*, logits: torch.Tensor, to: Any) -> torch.Tensor:
     return PLAIN.pick(logits=logits, to=to)
@@ -163,7 +142,7 @@ def falls(**given: Any) -> Any:
 def test_fp64_activations_are_judged_in_fp64(state: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lazy_rerun` rounds a state where its ring is full: with states narrower than the arithmetic it is refused."""
     monkeypatch.setitem(grid.STATES, "tiny", (state,))
-    found = ran({"it": PLAIN}, "strategies", dtype=torch.float64, batch="2")
+    found = measured_cells({"it": PLAIN}, "strategies", dtype=torch.float64, at={"batch": ("2",)})
     assert found.exit is Exit.AGREED
     for row in found.rows:
         assert all(not arm["finding"] and arm["us"] for arm in row["arms"].values())
@@ -173,14 +152,14 @@ def test_fp64_activations_are_judged_in_fp64(state: str, quick: None, monkeypatc
         core = PLAIN.gdn(parts=parts, **given)
         return core.float().double() if parts[0].most > 1 else core
 
-    wrong = ran({"it": replace(PLAIN, gdn=narrow)}, "strategies", dtype=torch.float64, batch="1")
+    wrong = measured_cells({"it": replace(PLAIN, gdn=narrow)}, "strategies", dtype=torch.float64, at={"batch": ("1",)})
     assert all("the read-out of round 1" in arm["finding"] for arm in wrong.rows[0]["arms"].values())
 
 
 @pytest.mark.parametrize("first", [4, 10], ids=["when it is first called", "in a lap"])
 def test_exception_during_timing_is_a_finding_and_others_are_timed(first: int, quick: None) -> None:
     """The check calls it once, and so does who looks whether it can be timed at all, in two layers."""
-    found = ran({"falls": wrong_from(first, falls), "it": PLAIN}, "pick", "conv")
+    found = measured_cells({"falls": wrong_from(first, falls), "it": PLAIN}, "pick", "conv")
     row = found.rows[0]
     assert found.exit is Exit.DIVERGED and [one["kind"] for one in found.rows].count("conv") > 1 and not found.left
     assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"}
@@ -213,7 +192,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 @pytest.mark.parametrize("at", [1, 2, 30], ids=["in its check", "when it is first called", "in a lap"])
 def test_arm_that_kills_the_device_is_the_only_one_blamed(at: int, quick: None, killed: Callable[..., Any]) -> None:
     sets = {"it": replace(PLAIN, pick=killed(picks, 10**6)), "kills": replace(PLAIN, pick=killed(picks, at))}
-    found = ran(sets, "pick", "conv")
+    found = measured_cells(sets, "pick", "conv")
     (row,), said = found.rows, text(found)
     finding = "it has killed the device: RuntimeError: CUDA error: an illegal memory access was encountered"
     assert row["arms"] == {"kills": {"peer": "", "finding": finding}}
@@ -226,11 +205,8 @@ def test_device_killed_while_a_cell_is_built_is_reported(
     quick: None, killed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a peer that tries itself out."""
-    made: Any = ModuleType("made_up_peer")
-    made.maker = killed(picks, 1)
-    monkeypatch.setitem(sys.modules, "made_up_peer", made)
-    monkeypatch.setitem(kernels_of_peers.PEERS, "pick", {"made up": "made_up_peer:maker"})
-    found = bench(Asked({"it": PLAIN}, "cpu", FP32, ("pick",), "tiny", peers=True))
+    make_up_peer(monkeypatch, "pick", killed(picks, 1))
+    found = measured_cells(PLAIN, "pick", peers=True)
     (row,) = found.rows
     assert row["arms"] == {} and found.exit is Exit.INCONCLUSIVE and found.left == {"pick": 1}
     assert row["absent"].keys() == {"it", "made up"} and "illegal memory access" in row["absent"]["made up"]
@@ -247,14 +223,14 @@ def test_exception_of_a_self_timing_arm_is_a_finding() -> None:
 
 
 def test_exception_while_building_drops_only_its_op_set(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ran({"falls": replace(PLAIN, gdn_inputs=falls), "it": PLAIN}, "decode")
+    found = measured_cells({"falls": replace(PLAIN, gdn_inputs=falls), "it": PLAIN}, "decode")
     for row in found.rows:
         assert row["arms"]["falls"] == {"peer": "", "finding": "ValueError: planted"} and "us" in row["arms"]["it"]
     assert found.exit is Exit.DIVERGED
-    assert ran({"falls": replace(PLAIN, gdn_inputs=falls)}, "decode").exit is Exit.DIVERGED
+    assert measured_cells({"falls": replace(PLAIN, gdn_inputs=falls)}, "decode").exit is Exit.DIVERGED
     monkeypatch.setattr(run, "kind", lambda name: replace(kind(name), make=lambda *given: falls()))
     with pytest.raises(ValueError, match="planted"):  # `plain` cannot be blamed
-        ran({"it": PLAIN}, "decode")
+        measured_cells({"it": PLAIN}, "decode")
 
 
 def test_the_command_ends_with_1_where_an_op_raises_in_a_lap(
@@ -272,7 +248,7 @@ def test_the_command_ends_with_1_where_an_op_raises_in_a_lap(
 
 @pytest.mark.parametrize("calls", [2, 20], ids=["on its first call", "as long as it was timed first"])
 def test_arm_that_becomes_wrong_has_no_time(calls: int, quick: None) -> None:
-    found = ran({"it": wrong_from(calls, lambda logits, to: picks(logits=-logits, to=to))}, "pick")
+    found = measured_cells({"it": wrong_from(calls, lambda logits, to: picks(logits=-logits, to=to))}, "pick")
     own = found.rows[0]["arms"]["it"]
     assert found.exit is Exit.DIVERGED and "us" not in own
     assert own["finding"].startswith("after it was timed: picks: ")
@@ -296,7 +272,7 @@ def test_a_graph_that_computes_as_a_call_agrees_in_every_kind(
 ) -> None:
     """So every kind gives both the same memory to begin with, whatever was done to it before."""
     graphs(lambda work: work)
-    found = ran({"it": PLAIN}, name)
+    found = measured_cells({"it": PLAIN}, name)
     assert found.exit is Exit.AGREED and all(not arm["finding"] for row in found.rows for arm in row["arms"].values())
 
 
@@ -320,7 +296,7 @@ def test_graph_that_differs_from_a_call_has_no_time(
     name: str, changed: Callable[[Any], Any], says: str, quick: None, graphs: Callable[[Callable[[Any], Any]], None]
 ) -> None:
     graphs(changed)
-    found = ran({"it": PLAIN}, name)
+    found = measured_cells({"it": PLAIN}, name)
     for arm in found.rows[-1]["arms"].values():
         assert "us" not in arm and arm["finding"].startswith("after it was timed: "), arm
         assert says in arm["finding"]

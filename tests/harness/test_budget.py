@@ -23,7 +23,7 @@ from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
-from support.build.narrow_models import narrow
+from support.inputs.narrow_models import narrow
 
 TOKENS = 64
 CAPACITY = Capacity((2, 1), tuple(range(1, 9)), PAGE_SIZE, max_tokens=32, max_positions=TOKENS)

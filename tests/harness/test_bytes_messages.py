@@ -24,7 +24,7 @@ from instep.watch.event_context import EventContext, RowSpan
 from instep.watch.rows_by_request import row_spans
 from instep_reference.contract.engine import Commit, Forward, Load, RequestState, Resume
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from support.build import check_contexts as m
+from support.inputs import check_contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs
 

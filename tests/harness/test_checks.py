@@ -26,8 +26,8 @@ from instep.watch.rows_by_request import row_spans, rows
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Committed, Draft, Forward, Idle
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.build import check_contexts as m
-from support.build.check_contexts import Redrawn
+from support.inputs import check_contexts as m
+from support.inputs.check_contexts import Redrawn
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole runs in several widths

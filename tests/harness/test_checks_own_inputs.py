@@ -21,8 +21,8 @@ from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
-from support.build.few_channels import few_channels
-from support.build.traces import ROOM, recorded
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import ROOM, recorded
 from support.running.covering import few
 from support.running.planting import planted_here
 

@@ -21,8 +21,8 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Policy, read_policy
 from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
-from support.build.checkpoints import write
-from support.build.traces import brief, policy, recorded
+from support.inputs.checkpoints import write
+from support.inputs.traces import brief, policy, recorded
 from support.running.command import Runner, complaint
 from support.running.covering import few
 from support.running.golden import COUNTED, Golden

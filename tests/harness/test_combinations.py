@@ -25,8 +25,8 @@ from instep_optimized.options import check
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
-from support.build.checkpoints import config_of
-from support.build.option_combinations import (
+from support.inputs.checkpoints import config_of
+from support.inputs.option_combinations import (
     CONSTRAINED,
     FACTORS,
     NODES,

@@ -19,7 +19,7 @@ from instep_optimized import OptimizedEngine, Options, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import RequestState
-from support.build.traces import brief, recorded
+from support.inputs.traces import brief, recorded
 from support.running.covering import each_value, few
 
 

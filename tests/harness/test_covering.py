@@ -13,7 +13,7 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit
-from support.build.few_channels import few_channels, same_events
+from support.inputs.few_channels import few_channels, same_events
 from support.running.covering import BEGUN, BY_REPLAY, ON_FEW_CHANNELS, THROUGH_PLAIN, TRACES, WHOLE, every_trace, met
 
 

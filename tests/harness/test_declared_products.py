@@ -34,8 +34,8 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.weights import GdnWeights, MoeWeights, Weights
 from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
-from support.build import check_contexts as m
-from support.build.checkpoints import write
+from support.inputs import check_contexts as m
+from support.inputs.checkpoints import write
 from support.wrong.narrow_products import BF16, BLOCK, cut
 
 TF32, TOKENS = Product("tf32"), 3

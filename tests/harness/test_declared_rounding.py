@@ -23,10 +23,10 @@ from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier, Verdict
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract.engine import Forward
-from support.build.checkpoints import write
-from support.build.few_channels import few_channels
-from support.build.narrow_models import narrow
-from support.build.traces import ROOM, policy
+from support.inputs.checkpoints import write
+from support.inputs.few_channels import few_channels
+from support.inputs.narrow_models import narrow
+from support.inputs.traces import ROOM, policy
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 

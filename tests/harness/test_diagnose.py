@@ -31,8 +31,8 @@ from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.norms import gated_norm, rms_norm
-from support.build import check_contexts as m
-from support.build.spoiled_runs import Rows, Scenario, with_row
+from support.inputs import check_contexts as m
+from support.inputs.spoiled_runs import Rows, Scenario, with_row
 from support.running.covering import few
 
 pytestmark = pytest.mark.slow  # a table of many pieces, each run again in many ways

@@ -22,8 +22,8 @@ from instep.oracle.recomputation import Recomputation
 from instep.verdict import Tier
 from instep.watch.event_context import EventContext
 from instep_reference.contract.engine import Commit
-from support.build import check_contexts as m
-from support.build.spoiled_runs import Scenario, with_row
+from support.inputs import check_contexts as m
+from support.inputs.spoiled_runs import Scenario, with_row
 
 pytestmark = pytest.mark.slow  # every commit of a run computed again
 

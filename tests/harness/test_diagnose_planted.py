@@ -17,7 +17,7 @@ from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.place_names import Place
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running.covering import few
 from support.running.planting import begun, planted_here
 

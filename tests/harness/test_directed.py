@@ -31,8 +31,8 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
-from support.build import check_contexts as m
-from support.build.few_channels import few_channels
+from support.inputs import check_contexts as m
+from support.inputs.few_channels import few_channels
 
 LINE = "line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)"
 HV, K, V = 4, 8, 20  # V is no multiple of the 8 columns of a block

@@ -23,7 +23,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
 from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.sampling import Drawing, drawn, probabilities
-from support.build.traces import header, policy, recorded
+from support.inputs.traces import header, policy, recorded
 from support.running.covering import each_value, few
 
 VOCAB, TREE = 50, (-1, 0, 0, 2, 2)

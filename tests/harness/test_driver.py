@@ -16,7 +16,7 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, ScheduledAction, Steps, read_policy, read_prompts
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from support.build.traces import PROMPTS, ROOM, policy, recorded
+from support.inputs.traces import PROMPTS, ROOM, policy, recorded
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from instep.atomic_write import ReaderGone, write_atomically
-from support.build.traces import policy, recorded
+from support.inputs.traces import policy, recorded
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.running.process import start

@@ -23,7 +23,7 @@ from instep_reference.contract import answers
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
 from instep_reference.contract.engine import Path as Path_
-from support.build.few_channels import FIXTURES, few_channels
+from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.command import Runner, complaint
 from support.wrong import engines
 

@@ -10,7 +10,7 @@ import pytest
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.verdict import Exit
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 
 
 def replayed(name: str, trace: str = "kept") -> Outcome:

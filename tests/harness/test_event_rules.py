@@ -14,7 +14,7 @@ from instep.trace.event_rules import EventRules
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
-from support.build.traces import header, one_round
+from support.inputs.traces import header, one_round
 
 
 def rules_after(*events: e.AnyEvent, **changes: object) -> EventRules:

@@ -35,7 +35,7 @@ from instep_proof.faults.catalogue.fault import Edit, Expected, Fault
 from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import route
-from support.build.checkpoints import config_of, write
+from support.inputs.checkpoints import config_of, write
 from support.running.covering import few
 from support.running.planting import begun
 

@@ -24,8 +24,8 @@ from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.matrix_svg import picture_of
 from instep_proof.faults.result_document import surprises
 from instep_reference.contract.errors import BadInput
-from support.build.few_channels import few_channels
-from support.build.outcomes import shown
+from support.inputs.few_channels import few_channels
+from support.inputs.outcomes import shown
 from support.running.command import Runner
 from support.running.covering import WHOLE
 from support.running.planting import planted_here

@@ -17,7 +17,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep_reference.contract import engine as e
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 64, 1),

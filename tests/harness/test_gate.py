@@ -25,7 +25,7 @@ from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
-from support.build.outcomes import shown
+from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 

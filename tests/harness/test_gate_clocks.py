@@ -31,7 +31,7 @@ from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power, tried
 from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say, Spread, ratio
-from support.build.outcomes import shown
+from support.inputs.outcomes import shown
 from support.running.planting import planted_here
 from support.worlds.simulated_gpu import Machine
 

@@ -17,7 +17,7 @@ from instep_speed.gate.gate import ARMS, MOST_TIMES, PROBES, _timed, judge
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Say
-from support.build.outcomes import shown
+from support.inputs.outcomes import shown
 
 QUESTION = Question("plain", "plain", model(), ("commit",))
 

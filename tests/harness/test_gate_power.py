@@ -33,7 +33,7 @@ from instep_speed.gate.gate import MOST_TIMES
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried
 from instep_speed.gate.reference_check import Yardstick
-from support.build.outcomes import shown
+from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
 from support.running.covering import few
 from support.running.planting import planted_here

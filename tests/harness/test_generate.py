@@ -19,7 +19,7 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.errors import BadInput
-from support.build.checkpoints import write as write_checkpoint
+from support.inputs.checkpoints import write as write_checkpoint
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 from support.running.golden import MEASURED, Golden

@@ -22,7 +22,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
-from support.build.traces import recorded
+from support.inputs.traces import recorded
 from support.running.command import Runner
 from support.wrong import raising, subjects
 

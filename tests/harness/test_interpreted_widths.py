@@ -14,8 +14,8 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from support.build.few_channels import few_channels
-from support.build.traces import brief, recorded
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import brief, recorded
 from support.running.command import Runner
 
 GIVEN = {"drafter": "external"}  # with the drafts of the trace: the draft head calls kernels that the trunk calls

@@ -22,7 +22,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import BadInput
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, each_value, few
 

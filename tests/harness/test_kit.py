@@ -316,7 +316,7 @@ def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, promp
 @WHOLE
 def test_drawn_traces_reach_events_that_often_fail() -> None:
     """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
-    command = [sys.executable, "-m", "support.build.drawn_traces"]
+    command = [sys.executable, "-m", "support.inputs.drawn_traces"]
     done = forked_python.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0, done.stderr
     least = {"commits": 28, "of two": 9, "ragged": 6, "rejects": 25}

@@ -28,7 +28,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
-from support.build.traces import policy, recorded
+from support.inputs.traces import policy, recorded
 from support.running.command import Runner
 
 pytestmark = pytest.mark.slow  # whole replays

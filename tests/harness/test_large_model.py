@@ -31,7 +31,7 @@ from instep.verdict import Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
-from support.build.narrow_models import narrow
+from support.inputs.narrow_models import narrow
 from support.running.covering import WHOLE
 
 pytestmark = pytest.mark.slow

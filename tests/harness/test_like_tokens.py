@@ -18,9 +18,9 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from support.build.checkpoints import write
-from support.build.few_channels import few_channels
-from support.build.traces import ROOM, VOCAB, policy
+from support.inputs.checkpoints import write
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import ROOM, VOCAB, policy
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import SCALED_STATE, Blocked
 from instep_reference.contract.engine import Capacity, Row
 from instep_reference.contract.place_names import Place
-from support.build.checkpoints import config_of
-from support.build.narrow_models import narrow
+from support.inputs.checkpoints import config_of
+from support.inputs.narrow_models import narrow
 from support.running.command import Runner, complaint
 from support.running.golden import Golden
 

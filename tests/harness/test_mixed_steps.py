@@ -22,8 +22,8 @@ from instep.verdict import Exit, Tier
 from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.mixed_steps import (
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.mixed_steps import (
     CANDIDATES,
     CROWD,
     LONG_ROOM,

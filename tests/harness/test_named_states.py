@@ -25,7 +25,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.weights import Weights
-from support.build import check_contexts as m
+from support.inputs import check_contexts as m
 
 pytestmark = pytest.mark.slow  # whole replays
 

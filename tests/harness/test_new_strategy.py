@@ -1,7 +1,7 @@
 """A commit strategy that the harness has never heard of: its pools are looked at as closely as any other's.
 
 Leaves out: what strategies compute. The new one is `snapshot` with a pool of another name 
-(`support/build/new_strategy.py`), which `tests/test_adding.py` adds to a copy of the product.
+(`support/inputs/new_strategy.py`), which `tests/test_adding.py` adds to a copy of the product.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Comparison, Exit
 from instep_optimized import commit
-from support.build.new_strategy import PUT_BY, PutBy
-from support.build.traces import brief, recorded
+from support.inputs.new_strategy import PUT_BY, PutBy
+from support.inputs.traces import brief, recorded
 
 
 @pytest.fixture

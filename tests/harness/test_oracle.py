@@ -23,7 +23,7 @@ from instep.watch.rows_subject_must_show import due
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Path, Row
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.build import check_contexts as m
+from support.inputs import check_contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, computed again place by place
 ROUNDS = 22  # events: chunks, plain steps, and rounds of every outcome

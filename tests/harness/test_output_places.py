@@ -18,7 +18,7 @@ import pytest
 from instep.atomic_write import writable, write_atomically
 from instep.trace.file import Trace, beside, read, replaceable
 from instep_reference.contract.errors import BadInput
-from support.build.traces import policy, recorded
+from support.inputs.traces import policy, recorded
 from support.running.command import Runner, complaint
 from support.running.process import start
 

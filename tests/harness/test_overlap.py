@@ -23,8 +23,8 @@ from instep.verdict import Exit
 from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
-from support.build.checkpoints import write
-from support.build.traces import PROMPTS, VOCAB, policy, recorded
+from support.inputs.checkpoints import write
+from support.inputs.traces import PROMPTS, VOCAB, policy, recorded
 from support.running.command import Runner
 from support.running.covering import few
 

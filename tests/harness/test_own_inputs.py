@@ -17,7 +17,7 @@ from instep.oracle.states_with_folded_tokens import Run
 from instep.watch.rows_subject_must_show import UPDATE
 from instep_reference.contract.engine import Commit
 from instep_reference.weights import Weights
-from support.build import check_contexts as m
+from support.inputs import check_contexts as m
 
 pytestmark = pytest.mark.slow  # whole runs, piece by piece
 

@@ -26,7 +26,7 @@ from instep.trace.file import read
 from instep.verdict import Comparison, Skipped, Tier
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.build.outcomes import comparison, outcome
+from support.inputs.outcomes import comparison, outcome
 from support.running.browser import Browser
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE

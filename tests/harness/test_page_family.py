@@ -47,8 +47,8 @@ from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.statistics import Ratio, Say, Spread
-from support.build.outcomes import comparison, held, judged, outcome
-from support.build.recordings import TINY, edited, lines, recorded
+from support.inputs.outcomes import comparison, held, judged, outcome
+from support.inputs.recordings import TINY, edited, lines, recorded
 from support.running.browser import Browser
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE

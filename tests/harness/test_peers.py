@@ -28,7 +28,7 @@ from peers.entry import Entry
 from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running import forked_python
 from support.running.process import ENVIRONMENT
 

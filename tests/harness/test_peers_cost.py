@@ -18,7 +18,7 @@ from instep.campaign.shapes import shape
 from instep_reference.contract.config import ModelConfig
 from peers.live import cost
 from peers.live.cost import NotRight, Repetition, checked
-from support.build.recordings import TINY
+from support.inputs.recordings import TINY
 from support.worlds import fake_sglang
 from support.worlds.fake_sglang import Model, Served
 

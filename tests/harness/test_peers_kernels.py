@@ -23,7 +23,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
-from support.build.few_channels import FIXTURES, few_channels
+from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.covering import WHOLE, few
 from support.worlds.fake_kernels import FlashInfer, FlashQla, Kernels
 

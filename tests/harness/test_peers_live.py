@@ -17,7 +17,7 @@ from instep.audit.write import digest
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from peers.live import ARCHIVE, bundle, cases, run
-from support.build.recordings import TINY
+from support.inputs.recordings import TINY
 
 pytestmark = pytest.mark.slow
 

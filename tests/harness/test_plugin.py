@@ -24,7 +24,7 @@ from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 from support.running import forked_python
 from support.running.command import Ran
 from support.running.golden import Golden

@@ -29,8 +29,8 @@ from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, L
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.label_ledger import LedgerEngine
-from support.build.rounds import config
-from support.build.traces import PROMPTS, ROOM, header, policy, recorded
+from support.inputs.rounds import config
+from support.inputs.traces import PROMPTS, ROOM, header, policy, recorded
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
 

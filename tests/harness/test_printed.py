@@ -27,7 +27,7 @@ from instep_speed.gate import result_data as gate
 from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.statistics import Ratio, Say, Spread
-from support.build.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
+from support.inputs.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
 from support.running.command import Runner
 from support.running.golden import Golden, sections
 from support.running.pages import PLAN

@@ -10,7 +10,7 @@ from instep.diagnose.explanation_bank import _contracts, _unknown
 from instep.diagnose.mistakes.finding_case import UNRECOGNISED
 from instep.finding_problem import Explained, Problem, Unexplained, sentence
 from instep.report.outcome_data import finding
-from support.build.outcomes import comparison
+from support.inputs.outcomes import comparison
 
 DIFFERS = Problem("differs", "3 of 8 bytes differ")
 ZERO, OLDER = Explained("bank", "is all zero"), Explained("hypothesis", "holds the state from before the step")

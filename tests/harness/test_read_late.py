@@ -24,7 +24,7 @@ from instep_optimized.transfer.to_host import Roots
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Fault
 from instep_proof.faults.catalogue.late_reads import FAULTS
-from support.build.few_channels import few_channels, same_events
+from support.inputs.few_channels import few_channels, same_events
 from support.running.command import Runner
 from support.running.covering import WHOLE, each_value, every_trace, few
 

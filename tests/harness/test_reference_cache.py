@@ -29,7 +29,7 @@ from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.speculative_rounds import Rounds
-from support.build.traces import first, recorded
+from support.inputs.traces import first, recorded
 from support.running.covering import each_value, few
 from support.running.planting import planted_here
 

@@ -45,7 +45,7 @@ from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from support.build.traces import brief, policy, recorded
+from support.inputs.traces import brief, policy, recorded
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole replays

@@ -23,7 +23,7 @@ from instep_optimized import load
 from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op, around
 from instep_reference.contract.place_names import Place, unseen
-from support.build.traces import policy, recorded
+from support.inputs.traces import policy, recorded
 from support.running.command import Runner
 from support.running.golden import Golden
 

@@ -15,7 +15,7 @@ from instep.campaign.relations.case import Case
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.verdict import Exit
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import few
 

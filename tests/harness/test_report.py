@@ -19,7 +19,7 @@ from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
 from instep.verdict import Exit, Located, Raised, Skipped, Tier
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.build.outcomes import comparison, outcome, printed
+from support.inputs.outcomes import comparison, outcome, printed
 from support.running.golden import Golden, sections
 
 

@@ -11,7 +11,7 @@ from instep.watch.event_context import EventContext
 from instep.watch.rows_by_request import row_spans, rows, whose
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from support.build.check_contexts import checkpoint, events_of, run_labels
+from support.inputs.check_contexts import checkpoint, events_of, run_labels
 
 LOGITS, FINAL = (Place("trunk", AFTER_LAYERS, component) for component in ("logits", "final"))
 

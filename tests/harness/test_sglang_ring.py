@@ -27,7 +27,7 @@ from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep_reference.contract.errors import Unsupported
 from peers.environment import TOP, environment
-from support.build.step_schedules import SCHEDULES, first_wrong
+from support.inputs.step_schedules import SCHEDULES, first_wrong
 from support.running.covering import few
 from support.worlds.fake_ring import modules
 
@@ -160,7 +160,7 @@ def test_a_released_ring_is_wrong_exactly_where_it_ends(release: str) -> None:
     wheel = TOP / ".venv-peers" / "unpacked" / f"sglang-{release}"
     if not (wheel / "sglang").is_dir():
         pytest.skip(f"sglang {release} is not unpacked in {wheel.parent.relative_to(TOP)}: make peers")
-    command = [sys.executable, "-W", "ignore", "-m", "support.build.step_schedules", "--json"]
+    command = [sys.executable, "-W", "ignore", "-m", "support.inputs.step_schedules", "--json"]
     ran = subprocess.run(command, env={**os.environ, **environment([wheel]), "TRITON_INTERPRET": "1"}, cwd=TOP,
                          capture_output=True, text=True, timeout=600)  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -19,7 +19,7 @@ from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
-from support.build.narrow_models import narrow
+from support.inputs.narrow_models import narrow
 
 # Billions of parameters of the text models according to their converted files, without the draft head.
 PUBLISHED = {"qwen3.5-0.8b": 0.75, "qwen3.5-4b": 4.2, "qwen3.5-9b": 8.95, "qwen3.5-27b": 26.9}

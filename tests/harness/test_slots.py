@@ -27,7 +27,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import controller as reference
-from support.build.traces import header, one_round, policy, recorded
+from support.inputs.traces import header, one_round, policy, recorded
 from support.running.command import Runner
 from support.wrong.subjects import WithoutNumbers
 

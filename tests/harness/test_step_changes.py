@@ -21,7 +21,7 @@ from instep.verdict import Exit, Tier
 from instep_optimized.commit import OURS as STRATEGIES
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume
-from support.build.few_channels import same_events
+from support.inputs.few_channels import same_events
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow  # whole replays

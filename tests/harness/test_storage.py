@@ -33,8 +33,8 @@ from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from instep_reference.contract.errors import BadInput, Unsupported
-from support.build.few_channels import few_channels
-from support.build.traces import brief, recorded
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import brief, recorded
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.planting import begun, planted_here

@@ -30,7 +30,7 @@ from instep_optimized.commit import rerun
 from instep_optimized.graphs import Emulator, capture_and_replay
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Wrap
-from support.build.traces import ROOM, recorded
+from support.inputs.traces import ROOM, recorded
 from support.running.covering import few
 
 BATCH, BUDGET, ENGINE = (f"instep_optimized/{name}.py" for name in ("packed_batch", "memory/budget", "engine"))

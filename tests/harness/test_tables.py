@@ -26,8 +26,8 @@ from instep.verdict import Tier
 from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
 from instep_proof.commands import calibrate
-from support.build.outcomes import comparison, outcome
-from support.build.traces import policy, recorded
+from support.inputs.outcomes import comparison, outcome
+from support.inputs.traces import policy, recorded
 from support.running.command import Runner
 from support.running.covering import each_value
 

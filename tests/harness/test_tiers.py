@@ -15,7 +15,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier, tiers_of
 from instep_reference.contract.errors import BadInput
-from support.build.few_channels import few_channels
+from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 
 TRACE = "accepted"

@@ -15,7 +15,7 @@ import torch
 from instep.trace import file
 from instep.trace.file import beside, read, stamp, write
 from instep_reference.contract.errors import BadInput
-from support.build.traces import ROOM, header, lines_of, one_round, seal
+from support.inputs.traces import ROOM, header, lines_of, one_round, seal
 from support.running.command import Runner
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"

@@ -11,7 +11,7 @@ from instep_reference import trunk
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
-from support.build.checkpoints import Kind, write
+from support.inputs.checkpoints import Kind, write
 
 LAYERS = ["full_attention", "linear_attention", "linear_attention"]
 TREES = [(-1,), (-1, 0, 1, 2, 3), (-1, 0, 0, 0), (-1, 0, 0, 1, 2, 1, 4), (-1, 0, 1, 0, 3, 1, 2, 6)]

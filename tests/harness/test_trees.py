@@ -40,8 +40,8 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.draft.grow_draft_tree import Growing
 from instep_reference.sampling import most_probable
-from support.build.few_channels import few_channels
-from support.build.traces import header, policy, recorded
+from support.inputs.few_channels import few_channels
+from support.inputs.traces import header, policy, recorded
 from support.running.covering import WHOLE, few
 from support.running.event_clock import count_events
 from support.running.planting import planted_here

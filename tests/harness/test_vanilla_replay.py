@@ -25,8 +25,8 @@ from instep.trace.policy import Arrival, ScheduledAction, Steps
 from instep.verdict import Exit
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.build.checkpoints import write
-from support.build.traces import PROMPTS, VOCAB, policy
+from support.inputs.checkpoints import write
+from support.inputs.traces import PROMPTS, VOCAB, policy
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 

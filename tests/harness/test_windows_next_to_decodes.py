@@ -28,8 +28,8 @@ from instep_optimized.graphs import Runner
 from instep_optimized.packed_batch import Batch, Group
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.sampling import Sampling
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.mixed_steps import CANDIDATES, ROOM, in_turns
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.mixed_steps import CANDIDATES, ROOM, in_turns
 from support.running.covering import WHOLE, few
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ import instep_optimized.kernels
 from instep_optimized.ops import BY_NAME
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.checkpoint import Checkpoint
-from support.build.checkpoints import TWO_LAYERS, write
+from support.inputs.checkpoints import TWO_LAYERS, write
 
 INTERPRETED = ("triton", "precise", "invariant")
 

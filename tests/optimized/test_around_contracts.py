@@ -21,7 +21,7 @@ from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place, unseen
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 from support.running.covering import few
 from support.worlds.engine_and_reference import CAPACITY, scenario
 

@@ -24,8 +24,8 @@ from instep_optimized.packed_batch import Batch
 from instep_optimized.transfer.to_device import sent
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
-from support.build.checkpoints import config_of
-from support.build.packed_launches import Rows, packed
+from support.inputs.checkpoints import config_of
+from support.inputs.packed_launches import Rows, packed
 
 CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
 WIDEST = 8

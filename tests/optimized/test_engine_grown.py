@@ -22,9 +22,9 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupporte
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.rounds import begin
-from support.build.tree_rounds import assert_same, played
-from support.build.tree_windows import path
+from support.inputs.rounds import begin
+from support.inputs.tree_rounds import assert_same, played
+from support.inputs.tree_windows import path
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import CAPACITY, TwoSides
 

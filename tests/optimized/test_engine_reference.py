@@ -22,8 +22,8 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.contract.sampling import Sampling
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.checkpoints import TWO_LAYERS, Kind, write
-from support.build.sampling_events import sampled
+from support.inputs.checkpoints import TWO_LAYERS, Kind, write
+from support.inputs.sampling_events import sampled
 from support.running.covering import WHOLE, each_value, few
 from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
 

@@ -20,7 +20,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
-from support.build.checkpoints import TWO_LAYERS, write
+from support.inputs.checkpoints import TWO_LAYERS, write
 from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
 
 

@@ -22,10 +22,10 @@ from instep_reference.contract.engine import Committed, Draft, Path
 from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.rounds import CLOSE, begin, decode, disagreement, play
-from support.build.tree_rounds import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
-from support.build.tree_windows import chain, drawn, path
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.rounds import CLOSE, begin, decode, disagreement, play
+from support.inputs.tree_rounds import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
+from support.inputs.tree_windows import chain, drawn, path
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import TwoSides
 

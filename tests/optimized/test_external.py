@@ -21,8 +21,8 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.sampling_events import sampled
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.sampling_events import sampled
 from support.running.covering import few
 from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
 

@@ -22,7 +22,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.acceptance import greedy
 from instep_reference.contract.place_names import unseen
-from support.build.tree_windows import chain, drawn, path
+from support.inputs.tree_windows import chain, drawn, path
 
 SETS = pytest.mark.parametrize("ops", [PLAIN, TRITON, LEDGER], ids=lambda ops: ops.name)
 HERE = "cuda" if torch.cuda.is_available() else "cpu"

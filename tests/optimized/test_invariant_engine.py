@@ -24,7 +24,7 @@ from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bra
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState, Row, SetNumSteps
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
-from support.build.checkpoints import TWO_LAYERS, Kind, write
+from support.inputs.checkpoints import TWO_LAYERS, Kind, write
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import CAPACITY
 

@@ -24,7 +24,7 @@ from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
-from support.build.tree_windows import Parents, path
+from support.inputs.tree_windows import Parents, path
 from support.running.covering import each_value
 from support.worlds.rings import Turn, World, cut, stream
 

@@ -25,7 +25,7 @@ from instep_optimized.ops.op_protocols import Types
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import MEMORY, Capacity
 from instep_reference.contract.errors import OutOfCapacity
-from support.build.checkpoints import config_of
+from support.inputs.checkpoints import config_of
 
 COMPONENTS = get_args(Component)
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from instep_reference.contract.engine import Capacity, Commit, Draft, Event, For
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.checkpoints import TWO_LAYERS, write
-from support.build.mixed_steps import (
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.mixed_steps import (
     CANDIDATES,
     CONV_WIDTH,
     CROWD,

@@ -35,8 +35,8 @@ from instep_optimized.weights import Stored
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.place_names import unseen
-from support.build.checkpoints import Kind, config_of, draw
-from support.build.packed_launches import Rows, packed
+from support.inputs.checkpoints import Kind, config_of, draw
+from support.inputs.packed_launches import Rows, packed
 
 CAPACITY = Capacity(slots=(5, 2, 4), pages=tuple(range(1, 20)), page_size=4, max_tokens=64)
 WIDEST = 4

@@ -17,8 +17,8 @@ from instep_optimized.memory_addresses import Address, Inputs, Keeps, Pages, Par
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
-from support.build.tree_windows import Launch, chain, drawn, path
 from support.independent.integer_labels import block, here, rows
+from support.inputs.tree_windows import Launch, chain, drawn, path
 
 Tensor = torch.Tensor
 H, HV, K, V, C, W, SIZE = 1, 2, 4, 3, 10, 4, 12

@@ -19,7 +19,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.checkpoints import TWO_LAYERS, write
+from support.inputs.checkpoints import TWO_LAYERS, write
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import CAPACITY, TwoSides
 

@@ -26,7 +26,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine, Weights
 from instep_reference.label_ledger import LedgerEngine
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario, snapshot, untouched
 

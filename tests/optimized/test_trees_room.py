@@ -19,8 +19,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Draft, Path, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import unseen
-from support.build.rounds import begin
-from support.build.tree_rounds import NODES, ROOM, STEPS
+from support.inputs.rounds import begin
+from support.inputs.tree_rounds import NODES, ROOM, STEPS
 from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
 
 

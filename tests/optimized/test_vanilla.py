@@ -34,7 +34,7 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.build.checkpoints import TWO_LAYERS, write
+from support.inputs.checkpoints import TWO_LAYERS, write
 from support.running.covering import each_value
 from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated

@@ -3,7 +3,7 @@
 Run it as a script; it continues the file if there is one. The rows that contain every pair come first, then all others
 in random order:
     python tests/perf/combinations.py --minutes 8 --jobs 2 --json fixtures/results/combinations.json --commit REVISION
-Leaves out: what a row is (`tests/support/build/option_combinations.py`).
+Leaves out: what a row is (`tests/support/inputs/option_combinations.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from instep.report.result import Result
 from instep.run.replay import Replay
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from support.build.option_combinations import (
+from support.inputs.option_combinations import (
     FACTORS,
     Row,
     cells,

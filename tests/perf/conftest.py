@@ -9,7 +9,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from instep_speed.gate.forced_trace import Course, lay
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 
 
 @pytest.fixture(scope="session")

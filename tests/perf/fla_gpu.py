@@ -124,7 +124,7 @@ def _say(found: Outcome) -> None:
 def _config(name: str, told: argparse.Namespace) -> ModelConfig:
     if not told.narrow:
         return shape(name, layers=told.layers, vocab=told.vocab)
-    from support.build.narrow_models import narrow
+    from support.inputs.narrow_models import narrow
 
     return narrow(name, layers=told.layers, vocab=64)
 

@@ -25,7 +25,7 @@ from instep.trace.policy import read_policy, read_prompts
 from peers.entry import Entry
 from peers.environment import TOP, environment
 from peers.run import served
-from support.build.checkpoints import write as write_checkpoint
+from support.inputs.checkpoints import write as write_checkpoint
 
 TRACES = TOP / "fixtures" / "traces"
 WINDOWS = ("faults/wider", "faults/ragged", "faults/kept", "peers/lengths")

@@ -20,7 +20,7 @@ from instep_reference.contract import checkpoint as checkpoint_module
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import GdnWeights, MoeWeights, Weights
-from support.build.checkpoints import Kind, write
+from support.inputs.checkpoints import Kind, write
 
 Tensors = dict[str, torch.Tensor]
 FILE = "model.safetensors"

@@ -15,7 +15,7 @@ import pytest
 from instep_reference.contract.config import MOST_LAYERS, ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS
-from support.build.checkpoints import config_of
+from support.inputs.checkpoints import config_of
 
 
 def test_a_dense_file_is_read() -> None:

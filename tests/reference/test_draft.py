@@ -22,8 +22,8 @@ from instep_reference.engine import ReferenceEngine, TensorModel
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.norms import rms_norm
 from instep_reference.weights import AttentionWeights, Weights
-from support.build.checkpoints import MODEL_TYPES
-from support.build.rounds import CLOSE, begin, config, decode, disagreement, play, weights
+from support.inputs.checkpoints import MODEL_TYPES
+from support.inputs.rounds import CLOSE, begin, config, decode, disagreement, play, weights
 
 PROMPT = (5, 9, 33, 2, 40)
 

@@ -15,7 +15,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.weights import Weights
-from support.build.rounds import begin, config, decode, disagreement, play, weights
+from support.inputs.rounds import begin, config, decode, disagreement, play, weights
 
 PROMPT = (5, 9, 33, 2, 40)
 

@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.gdn import GdnMemory, absorb, causal_conv, empty, left_by, mix, recur, state_after
 from instep_reference.norms import gated_norm, l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 
 AGREE = 1e-12  # fp64, relative to the largest element: 130 tokens times K products times 1.1e-16, and a factor of ten
 B, HV, K, V = 2, 3, 8, 5

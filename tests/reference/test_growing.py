@@ -22,8 +22,8 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.sampling import most_probable
 from instep_reference.weights import Weights
-from support.build.checkpoints import write
-from support.build.rounds import config
+from support.inputs.checkpoints import write
+from support.inputs.rounds import config
 
 Branch = tuple[int, ...]
 VOCAB = 4

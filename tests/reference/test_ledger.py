@@ -15,7 +15,7 @@ from instep_reference.contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, 
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.label_ledger import LedgerEngine, expand
 from instep_reference.label_mixing import mix
-from support.build.rounds import begin, config, decode, disagreement, play
+from support.inputs.rounds import begin, config, decode, disagreement, play
 
 SIZE = 1 << 64
 

@@ -17,7 +17,7 @@ from instep_reference.contract.capacity import Capacity
 from instep_reference.contract.engine import Engine, Path, Row
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
-from support.build.rounds import CLOSE, begin, config, decode, disagreement, play, weights
+from support.inputs.rounds import CLOSE, begin, config, decode, disagreement, play, weights
 
 Make = Callable[[int], Engine]
 KINDS = ("dense", "next", "moe", "gdn only", "attention only", "labels")

@@ -22,7 +22,7 @@ from instep_reference.contract.sampling import UNIFORM, Sampling
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from instep_reference.sampling import probabilities
-from support.build.rounds import config, weights
+from support.inputs.rounds import config, weights
 from support.running.covering import few
 
 LOGITS = torch.tensor([[2.0, 0.0, 2.0, 1.0, -3.0]], dtype=torch.float64)

@@ -22,8 +22,8 @@ from instep_reference.gdn import GdnMemory
 from instep_reference.mlp import route
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
-from support.build.checkpoints import Kind, config_of, draw, write
-from support.build.rounds import CLOSE
+from support.inputs.checkpoints import Kind, config_of, draw, write
+from support.inputs.rounds import CLOSE
 
 AGREE = CLOSE  # fp64, relative to the largest element
 LENGTH = 24

@@ -12,7 +12,7 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.engine import TensorModel
 from instep_reference.gdn import GdnMemory
 from instep_reference.verify_by_decoding import verify
-from support.build.rounds import CLOSE, weights
+from support.inputs.rounds import CLOSE, weights
 
 
 @pytest.fixture(scope="module")

@@ -114,7 +114,7 @@ def _ring(version: str) -> list[dict[str, Any]]:
     return [
         _entry("ring of a GDN verify", "sglang", version, replay, traces=WINDOWS, **how, door="keeper"),
         _entry("ring of a GDN verify, rising step counts", "sglang", version, "", **how, door="keeper",
-               expected=rises) | {"command": "python -m support.build.step_schedules"},
+               expected=rises) | {"command": "python -m support.inputs.step_schedules"},
         _script("sglang_ring_steps", "ring of a GDN verify, alone", "sglang", version,
                 "agree" if rises == "agree" else "diverged; windows; 14 x 1, 4", **how),
         _script("sglang_ring_prefix", "ring of a GDN verify, kept prefixes", "sglang", version,

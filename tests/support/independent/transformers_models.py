@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..build.checkpoints import Kind
+from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {"dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe"}
 CLASSES: dict[Kind, str] = {

@@ -19,7 +19,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import unseen
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
-from support.build.check_contexts import declared
+from support.inputs.check_contexts import declared
 
 
 class Right:

@@ -20,7 +20,7 @@ from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, Steps
 from instep.verdict import Exit
 from instep_reference.contract import engine as e
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 
 Round = tuple[int, int]  # tokens of its window, and how many of them are accepted
 _FOLDER = TemporaryDirectory(prefix="schedules-")  # until the process ends

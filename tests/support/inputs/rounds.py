@@ -15,7 +15,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Engine, Path, RequestState, Row
 from instep_reference.weights import Weights
-from support.build.checkpoints import Kind, config_of, write
+from support.inputs.checkpoints import Kind, config_of, write
 
 # fp64, relative to the largest element. Two orders of the same sums differ by about (number of products in a row of
 # them) * 2**-53, here some hundreds times 1.1e-16 per layer, growing with depth: measured 1e-15 to 1e-14. The smallest

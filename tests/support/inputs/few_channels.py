@@ -19,7 +19,7 @@ from instep.trace.header import Model
 from instep_proof.faults.catalogue import TRACES as FAULTS
 from instep_proof.faults.rerecord import retraced
 from instep_reference.contract.checkpoint import Checkpoint
-from support.build.checkpoints import write
+from support.inputs.checkpoints import write
 
 _FOLDER = TemporaryDirectory(prefix="few-channels-")  # until the process ends
 FIXTURES = Path(_FOLDER.name) / "4"  # as `fixtures`: has a trace after its first use

@@ -21,7 +21,7 @@ from instep.trace.file import CHECKSUMS, Trace, beside
 from instep.trace.header import SCHEMA, Header, Model, Part
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
 from instep_reference.contract import engine as e
-from support.build.checkpoints import TWO_LAYERS, write
+from support.inputs.checkpoints import TWO_LAYERS, write
 
 VOCAB = 64
 

@@ -17,7 +17,7 @@ from instep_optimized import OptimizedEngine
 from instep_reference.contract import engine as e
 from instep_reference.contract.place_names import unseen
 from instep_reference.speculative_rounds import Rounds
-from support.build.tree_windows import chain, drawn, path
+from support.inputs.tree_windows import chain, drawn, path
 from support.worlds.engine_and_reference import CAPACITY
 
 NODES, STEPS, VOCAB = 6, 3, 64

@@ -23,8 +23,8 @@ from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction
 from instep_optimized.commit import OURS
 from instep_optimized.draft import MODES
-from support.build.checkpoints import MODEL_TYPES, write
-from support.build.traces import PROMPTS
+from support.inputs.checkpoints import MODEL_TYPES, write
+from support.inputs.traces import PROMPTS
 
 Row = Mapping[str, Any]
 Cell = tuple[str, Any]  # a factor and its value

@@ -1,0 +1,1 @@
+"""Inputs of tests: checkpoints, traces, recordings, contexts, and events for engines."""
