@@ -10,10 +10,11 @@ Leaves out: the contents, and whether an existing file may be replaced (`trace/f
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from instep_reference.contract.errors import BadInput
@@ -47,7 +48,8 @@ def write_atomically(files: Mapping[Path, bytes]) -> None:
                 aside = stack.enter_context(tempfile.TemporaryDirectory(dir=target.parent, prefix=".whole-"))
                 temporary = Path(aside, "content")
                 temporary.write_bytes(files[path])
-                _same_owner_and_mode(temporary, target)
+                if target.exists():
+                    shutil.copymode(target, temporary)
                 written.append((temporary, target))
         for temporary, target in written:
             with _refused(target):
@@ -60,7 +62,21 @@ def writable(path: Path, *others: Path | None) -> None:
     others: other files that the command reads or writes; for a trace, its tensor file is included
     """
     with _refused(path):  # for example a link to itself, or a name that is too long
-        _writable(path, *others)
+        for other in filter(None, others):
+            for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):
+                if _same(path, taken):
+                    raise BadInput(str(path), found="a file that this command also uses for something else",
+                                   expected="another file")  # fmt: skip
+        if is_stdout(path):
+            return
+        if path.is_dir():
+            raise BadInput(str(path), found="a folder", expected="the name of a file")
+        if _there(path) is not None and not os.access(path, os.W_OK):
+            raise BadInput(str(path), found="a file that must not be written", expected="one that may be written")
+        folder = Path(os.path.realpath(path) if path.is_symlink() else path).parent
+        if is_replaced(path) and not (folder.is_dir() and os.access(folder, os.W_OK)):
+            found = "a folder that cannot be written" if folder.is_dir() else "no such folder"
+            raise BadInput(str(folder), found=found, expected="a folder that can be written")
 
 
 def folder_for(path: Path, field: str) -> None:
@@ -69,27 +85,6 @@ def folder_for(path: Path, field: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(field, found=f"{path}: {error.strerror}", expected="a folder that can be made") from None
-
-
-def _writable(path: Path, *others: Path | None) -> None:
-    for other in filter(None, others):
-        for taken in (other, other.parent / f"{other.name.removesuffix('.jsonl')}.safetensors"):
-            if _same(path, taken):
-                raise BadInput(str(path), found="a file that this command also uses for something else",
-                               expected="another file")  # fmt: skip
-    if is_stdout(path):
-        return
-    there = _there(path)
-    if there is not None:
-        if stat.S_ISDIR(there.st_mode):
-            raise BadInput(str(path), found="a folder", expected="the name of a file")
-        if not os.access(path, os.W_OK):
-            raise BadInput(str(path), found="a file that must not be written", expected="one that may be written")
-    if is_replaced(path):
-        folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            found = "a folder that cannot be written" if folder.is_dir() else "no such folder"
-            raise BadInput(str(folder), found=found, expected="a folder that can be written")
 
 
 def _there(path: Path) -> os.stat_result | None:
@@ -133,16 +128,6 @@ def _write_into(path: Path, content: bytes) -> None:
                 opened.write(content)
         except BrokenPipeError as error:
             raise ReaderGone(*error.args) from None
-
-
-def _same_owner_and_mode(temporary: Path, target: Path) -> None:
-    """Give the new file the mode of the old one, and its owner if that is permitted."""
-    there = _there(target)
-    if there is None:
-        return
-    with suppress(PermissionError):
-        os.chown(temporary, there.st_uid, there.st_gid)
-    os.chmod(temporary, stat.S_IMODE(there.st_mode))
 
 
 @contextmanager

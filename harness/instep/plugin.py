@@ -88,7 +88,7 @@ def _sum(told: list[tuple[str, str]]) -> list[str]:
                for short in ("verdict", "elements", "used", "artifacts")}  # fmt: skip
     if not by_name["verdict"]:
         return []
-    from .report.terminal import largest
+    from .report.outcome_data import largest
 
     verdicts = [f"{by_name['verdict'].count(word)} {word}" for word in dict.fromkeys(sorted(by_name["verdict"]))]
     used = largest(map(float, by_name["used"]))
@@ -285,7 +285,7 @@ class TraceItem(pytest.Item):
         """Report events that an engine with verbs did not serve, and results that it did not show."""
         if not outcome.led:
             return
-        from .report.terminal import not_judged
+        from .report.outcome_data import not_judged
 
         served = f"{outcome.plan.setting.name}: served {outcome.served_events} of {outcome.of} events"
         self.user_properties.append((f"instep_served[{outcome.plan.setting.name}]", outcome.served_events))

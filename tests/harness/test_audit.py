@@ -109,7 +109,7 @@ def test_a_plain_file_of_prompts_and_answers_is_audited(
     assert result["used"] == 0 and result["walks"] == 1 and result["findings"] == []
     assert "Generated tokens" in page.read_text() and '"runs"' not in page.read_text(), "it has no events"
     assert sum(len(text["by"]) for text in result["texts"]) == result["tokens"]
-    assert "not judged  logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
+    assert "not judged: logits, final rows" in ran.out and result["not_judged"][0]["what"].startswith("logits")
 
 
 @WHOLE
@@ -285,7 +285,7 @@ def test_the_first_located_finding_is_printed_first(brief: Path, tmp_path: Path,
     paths = lines(made / "events.jsonl")[10]["accepted"]
     edited(made, 10, accepted=[paths[0], paths[1] | {"bonus": 33}])
     out = instep("audit", made, "--model", TINY, "--json", tmp_path / "r.json").out
-    words = ("r, instep plain: DIVERGED", "event 7 commit", "event 10 commit", "tokens  ")
+    words = ("tokens  ", "r, instep plain: DIVERGED", "event 7 commit", "event 10 commit")
     places = [out.index(one) for one in words]
     assert places == sorted(places)
     total = replace(audit(made, TINY, level=1).verdict.findings[0], check=TIES, event=0, kind="recording")
@@ -368,7 +368,7 @@ def test_level_2_reports_that_states_are_not_judged(brief: Path, tmp_path: Path,
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     stated(made, shows=["states"])
     ran = instep("audit", made, "--model", TINY, "--level", 2)
-    assert ran.code == 0 and "not judged  logits, final rows" in ran.out and "fewer than half" not in ran.out, ran
+    assert ran.code == 0 and "not judged: logits, final rows" in ran.out and "fewer than half" not in ran.out, ran
 
 
 def test_a_tie_is_counted_and_is_no_finding(spoken: list[dict[str, Any]], tmp_path: Path) -> None:

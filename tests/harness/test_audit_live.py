@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from instep.audit import render
 from instep.audit.audit import Audit, audit, opened
+from instep.audit.result_data import of
 from instep.lru_cache import EVENTS, closed
+from instep.report.document_choice import document_of
 from instep.verdict import Exit
 from peers.live import TOP
 from peers.live.cut import cut
@@ -29,7 +30,7 @@ def judged(recording: Path, events: str, **options: Any) -> Audit:
 def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> None:
     found = judged(LIVE / "sglang-0.5.12", "20:29", first=True)
     assert found.exit is Exit.DIVERGED and found.replay is not None
-    lines = render.messages(found)[0].splitlines()
+    lines = document_of(of(found).data()).messages[0].splitlines()
     assert "event 26 commit" in lines[1] and "layer 0 recurrent state, slot 2" in lines[1]
     assert lines[2].strip().startswith('holds the state of request "c"')
     assert "first commit after steps 3 -> 1" in found.replay.remarks[0]

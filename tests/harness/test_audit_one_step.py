@@ -9,16 +9,14 @@ import json
 import shutil
 from collections.abc import Callable
 from html import escape
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from instep.audit import recorded_engine, render
+from instep.audit import recorded_engine, result_data
 from instep.audit.audit import Audit, audit
 from instep.audit.recording import read, read_plain, with_short_names
 from instep.audit.result_document import charts_of
@@ -38,6 +36,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
+from support.inputs.outcomes import shown as shown_result
 from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
@@ -214,9 +213,7 @@ def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool,
             raise KeyboardInterrupt
 
     found = audit(copy, TINY, progress=progress)
-    text = Console(file=StringIO(), width=200)
-    render.show(found, text)
-    assert "nothing was compared" not in text.file.getvalue()
+    assert "nothing was compared" not in shown_result(result_data.of(found))
     assert found.exit is exit and found.replay.verdict.events == 12
     assert found.stopped == "it was interrupted, after 12 events"
 
@@ -389,7 +386,7 @@ def test_batch_rows_and_slots_of_the_engine_are_read(copy: Path, tmp_path: Path)
     with open(copy / "batches.jsonl", "a") as file:
         file.write('{"event": 19')
     judged = audit(copy, TINY, events="16")
-    found, data = judged.replay, render.of(judged).data()
+    found, data = judged.replay, result_data.of(judged).data()
     assert found.remarks == ("batch row 7 of 9, counted from 0",)
     assert {one.slot for one in found.verdict.findings} == {55}
     assert [data["round"][name] for name in ("event", "kind", "size")] == [16, "commit", 9]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from instep.audit import render
 from instep.audit.audit import audit
+from instep.audit.result_data import told
 from instep.verdict import Exit
 from support.inputs.recordings import TINY, edited, lines, recorded, shown, stated, tensors
 
@@ -34,7 +34,7 @@ def margin(message: str) -> int:
 def test_file_of_the_page_gives_its_message(tmp_path: Path) -> None:
     file = tmp_path / "said.jsonl"
     file.write_text(FILE)
-    says = render.told(audit(file, TINY, dtype="float32"))
+    says = told(audit(file, TINY, dtype="float32"))
     assert MARGIN.sub("#", says) == MARGIN.sub("#", MESSAGE.rstrip())
     # The page shows one draw, which depends on machine and threads, but no verdict depends on it.
     assert margin(MESSAGE) / 3 < margin(says) < 3 * margin(MESSAGE)

@@ -19,14 +19,17 @@ import pytest
 import torch
 
 from instep.campaign import runner
+from instep.report.svg import bars as svg_of
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, plots, run
+from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, run
 from instep_speed.bench.bench_types import TOO, Arm
 from instep_speed.bench.kinds import decoding, pick, prefill, rounds, strategies
 from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
+from instep_speed.bench.result_document import bars_of, works
 from instep_speed.bench.run import Asked, Bench, bench
+from instep_speed.commands.bench import draw
 from support.inputs.bench_runs import FP32, MACHINE, ground, make_up_peer, measured_cells, text
 from support.running.command import Runner, complaint
 from support.running.covering import few
@@ -126,10 +129,11 @@ def test_correct_arm_is_timed_and_plotted(name: str, tmp_path: Path) -> None:
     for row in found.rows:
         assert row["floor_us"] > 0 and all(arm["lower"] <= arm["us"] <= arm["upper"] for arm in row["arms"].values())
         assert all(arm["of_floor"] == arm["mean"] / row["floor_us"] for arm in row["arms"].values())
-    drawn = [ElementTree.parse(file).getroot() for file in plots.write(found, tmp_path / "new")]
+    drawn = [ElementTree.parse(file).getroot() for file in draw(found.rows, tmp_path / "new")]
     marks = [mark[0].text for svg in drawn for mark in svg.iter("{http://www.w3.org/2000/svg}circle")]
     x = kind(name).x
-    due = [f"{arm}, {x} {row['cell'][x]:g}: {us:.4g} us" for row in found.rows if _in_a_plot(row, found, x)
+    due = [f"{arm}, {x} {row['cell'][x]:g}: {us:.4g} us, {kind(name).unit}"
+           for row in found.rows if _in_a_plot(row, found, x)
            for arm, us in [("floor", row["floor_us"]), *((one, told["us"]) for one, told in row["arms"].items())]]
     assert bool(due) is (name in DRAWN) and sorted(filter(None, marks)) == sorted(due)
 
@@ -336,7 +340,7 @@ def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
 
 @pytest.mark.usefixtures('quick')
 def test_a_round_by_kind_of_work_is_drawn() -> None:
-    svg = plots.bars("rounds", {"triton": {"products": 30.0, "states": 10.0}})
+    svg = svg_of(bars_of("rounds", {"triton": {"products": 30.0, "states": 10.0}}))
     bars = [bar for bar in svg.iter("rect") if len(bar)]
     assert [bar[0].text for bar in bars] == ["triton, products: 30 us", "triton, states: 10 us"]
     assert float(bars[0].get("width", 0)) == pytest.approx(3 * float(bars[1].get("width", 0)))
@@ -348,7 +352,7 @@ def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
     """As in a file that was joined of several calls."""
     rows: list[run.Row] = [{"kind": "rounds", "cell": {"batch": batch}, "arms": {"it": {"work": {"states": 1.0}}}}
                            for batch in (32, 8, 1)]  # fmt: skip
-    assert [row["cell"]["batch"] for row, _ in plots.works(rows)] == [1, 8, 32]
+    assert [row["cell"]["batch"] for row, _ in works(rows)] == [1, 8, 32]
 
 
 # The command

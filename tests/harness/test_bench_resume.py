@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from instep.campaign.runner import TrialRunner
+from instep.report.svg import picture
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
-from instep_speed.bench import plots
 from instep_speed.bench.interleaved_timing import Rates
 from instep_speed.bench.kinds import pick
+from instep_speed.bench.result_document import pictures
 from instep_speed.bench.resume import going_on, joined
 from instep_speed.bench.run import Asked, Bench, bench
 from support.inputs.bench_runs import FP32, text
@@ -335,7 +336,7 @@ def test_a_file_with_any_field_spoilt_is_refused_by_name_or_serves_whole(name: s
                 assert refused.field.startswith(str(file)), (place, value, refused)
                 continue
             served += 1
-            shown(found.result()), list(plots.pictures(found.rows))
+            shown(found.result()), list(map(picture, pictures(found.rows)))
             found.result().write(tmp_path / "again.json")
     assert served < 2 * len(every), "the rest is valid by coincidence: optional fields, texts, numbers"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from instep.report.svg import picture
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
@@ -21,8 +22,7 @@ from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, recorded, speaking
 from instep_proof.faults.compare_with_control import Judged, Result, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
-from instep_proof.faults.matrix_svg import picture_of
-from instep_proof.faults.result_document import surprises
+from instep_proof.faults.result_document import matrix_of, surprises
 from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.inputs.outcomes import shown
@@ -135,8 +135,9 @@ def test_printed_rows_are_the_judged_ones(ran: Result) -> None:
     data = json.loads(json.dumps(result_data.of(ran, "abc").data()))
     assert (data["faults"], data["found"], data["located"], data["void"]) == (len(FEW) + 1, len(FEW), len(FEW), 1)
     assert data["commit"] == "abc" and data["machine"]["torch"] and data["exit"] == Exit.INCONCLUSIVE
-    picture = picture_of(data)
-    assert picture.startswith("<svg") and picture.count('class="meant"') >= 4 * len(FEW)  # three signs, and a check
+    drawn = picture(matrix_of(data)).decode()
+    signs = sum(drawn.count(f'class="{kind}"') for kind in ("yes", "meant"))
+    assert drawn.startswith("<svg") and signs >= 4 * len(FEW)  # three signs, and a check
 
 
 @WHOLE
@@ -207,7 +208,7 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
     assert ended.named_by == {who: int(who == by) for who in ("check", "bank", "hypothesis")}
     found = json.loads(json.dumps(result_data.of(ended).data()))
     assert found["named_by"] == ended.named_by
-    assert f"{int(bool(by))} named (" in result_data.said(found) and "<svg" in picture_of(found)
+    assert f"{int(bool(by))} named (" in result_data.said(found) and b"<svg" in picture(matrix_of(found))
 
 
 @pytest.mark.parametrize("says", [

@@ -140,10 +140,10 @@ def test_unknown_picture_formats_are_refused_before_measuring(
 def test_failing_picture_keeps_the_table_and_the_file(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(found: Any, folder: Path) -> None:
+    def full(rows: Any, folder: Path) -> None:
         raise BadInput(str(folder), found="No space left", expected="a place that can be written")
 
-    monkeypatch.setattr("instep_speed.bench.plots.write", full)
+    monkeypatch.setattr("instep_speed.commands.bench.draw", full)
     files = {name: tmp_path / name for name in ("a.json", "a.html")}
     ran = instep("bench", "--device", "cpu", "--kind", "pick", "--plots", tmp_path / "p", "--json", files["a.json"],
                  "--html", files["a.html"])  # fmt: skip

@@ -56,7 +56,9 @@ def test_texts_of_traces_and_findings_are_escaped() -> None:
     told = outcome(found, plan=PLAN, name=HOSTILE, trace=Path(HOSTILE.replace("/", "|")), of=6)
     told.verdict.add([Skipped("poison", 4, HOSTILE)])
     page = page_of([told], trace_of(*round_of(HOSTILE))).decode()
-    plain = page_of([outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)], trace_of(*round_of("a"))).decode()
+    harmless = outcome(comparison(event=4, worst=1.0), plan=PLAN, of=6)
+    harmless.verdict.add([Skipped("poison", 4, "a reason")])
+    plain = page_of([harmless], trace_of(*round_of("a"))).decode()
     hostile = Read(page)
     assert hostile.tags == Read(plain).tags and "img" not in hostile.tags and page.count("</script>") == 3
     assert hostile.data["requests"] == [HOSTILE] and hostile.data["runs"][0]["findings"][0]["says"] == found.diagnosis

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.audit import render as audits
+from instep.audit import result_data as audits
 from instep.audit.audit import audit
 from instep.audit.recording import EVENTS
 from instep.audit.result_document import charts_of as audited

@@ -12,19 +12,22 @@ from typing import Any
 
 from instep.report import outcome_data
 from instep.report.divergence_message import divergence, spelled
-from instep.report.terminal import cells_of, short, show, tiers
+from instep.report.document_choice import document_of
+from instep.report.document_parts import short
+from instep.report.outcome_data import tiers
 from instep.run.run_variants import Variant, patch_of
 from instep.run.trace_history import Text
 from instep.setting import Setting
 from instep.subject.declared_rounding import Declared
 from instep.verdict import Exit, Located, Raised, Skipped, Tier
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from support.inputs.outcomes import comparison, outcome, printed
+from support.inputs import outcomes
+from support.inputs.outcomes import comparison, outcome
 from support.running.golden import Golden, sections
 
 
-def shown(*outcomes: Any) -> str:
-    return printed(show, outcomes)
+def shown(*runs: Any) -> str:
+    return outcomes.shown(outcome_data.of(runs))
 
 
 def test_messages_and_tables(golden: Golden) -> None:
@@ -57,18 +60,16 @@ def test_messages_and_tables(golden: Golden) -> None:
     }))  # fmt: skip
 
 
-def test_levels_of_one_trace_have_a_table_each_and_shared_notes_once() -> None:
+def test_levels_of_one_trace_are_named_and_shared_notes_are_printed_once() -> None:
     said = shown(*(outcome(comparison(), name=f"a trace, {level} level", declared=Declared({}, {}))
                    for level in ("op", "model")))  # fmt: skip
-    first, second = said.split("a trace, model level\n")
-    assert first.startswith("a trace, op level\n"), said
-    assert first.count("│ triton agrees") == second.count("│ triton agrees") == 1, said
     assert "a trace, op level: triton agrees: " in said and "a trace, model level: triton agrees: " in said
-    assert said.count("triton declares: no rounding") == 1
-    strategies = [outcome(comparison(), plan=SimpleNamespace(setting=Setting("triton", strategy=name)))
-                  for name in ("rerun", "columns")]  # fmt: skip
+    assert said.count("triton: declared rounding: no rounding") == said.count("step counts  ") == 1, said
+    strategies = [outcome(comparison(), plan=SimpleNamespace(
+        setting=Setting("triton", strategy=name), checkpoint=SimpleNamespace(digest="d" * 64)))
+        for name in ("rerun", "columns")]  # fmt: skip
     said = shown(*strategies)
-    assert "triton, rerun, windows agrees: " in said and "triton, columns, windows agrees: " in said
+    assert "triton, rerun agrees: " in said and "triton, columns agrees: " in said
 
 
 def test_the_cause_is_written_as_data() -> None:
@@ -90,8 +91,9 @@ def test_the_measure_of_a_number_is_named() -> None:
 def test_undecided_pairs_are_printed_with_their_total() -> None:
     pairs = [comparison(undecided=3, pairs=1200, blocks=8), comparison(undecided=1, pairs=300, blocks=2)]
     ties = [comparison(tier=Tier.DECISIONS, undecided=1, blocks=40), comparison(tier=Tier.DERIVED, blocks=5)]
-    rows = {total.tier: cells_of(total)[-2] for total in tiers(outcome(*pairs, *ties))}
-    assert rows == {Tier.DIRECTED: "4 of 1.5k", Tier.DECISIONS: "1 of 40", Tier.DERIVED: ""}
+    table = document_of(outcome_data.of([outcome(*pairs, *ties)]).data()).tables[0]
+    rows = {row[2]: row[-2] for row in table.rows}
+    assert rows == {"T2d": "4 of 1.5k", "T4": "1 of 40", "T2": ""}
 
 
 def test_a_nan_is_the_worst() -> None:

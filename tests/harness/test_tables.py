@@ -20,13 +20,13 @@ from rich.text import Text
 
 import instep
 from instep.cli import doctor, memory
-from instep.report import terminal, terminal_tables
+from instep.report import outcome_data, terminal_tables
 from instep.report.document import Listing
 from instep.verdict import Tier
 from instep_proof.calibrate.graded_errors import NUMBERS, Limit
 from instep_proof.calibrate.tables import Calibration, Rate
 from instep_proof.commands import calibrate
-from support.inputs.outcomes import comparison, outcome
+from support.inputs.outcomes import comparison, outcome, shown
 from support.inputs.traces import policy, recorded
 from support.running.command import Runner
 from support.running.covering import each_value
@@ -99,9 +99,9 @@ def test_a_table_that_fits_is_no_wider_than_the_console() -> None:
 
 
 def test_rows_of_runs_keep_their_lines_at_80_columns() -> None:
-    lines = printed(terminal._runs([outcome(comparison(), of=115)]), 80).splitlines()
+    lines = shown(outcome_data.of([outcome(comparison(), of=115)]), 80).splitlines()
     assert max(map(len, lines)) <= 80
-    for cell in ("triton agrees", "42 of 115 events", "rerun, windows", "reference 1.0 s", "subject 0.5 s"):
+    for cell in ("triton", "T2d", "42 of 115 events", "rerun, windows", "reference 1.0 s", "subject 0.5 s"):
         assert any(cell in line for line in lines), cell
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..report.divergence_message import numbers
 from ..report.document import Document, Listing
-from ..report.document_parts import Data, findings, matrix, messages, totals
+from ..report.document_parts import Data, findings, matrix, messages, short, totals, word
 from ..report.html import replay
 from ..report.html.heat_map import Row
 from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
-from ..report.terminal import short
+from ..report.runs_document import conclusions
 from ..verdict import Exit, Verdict
 
 if TYPE_CHECKING:
@@ -29,17 +29,19 @@ BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, i
 SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
         "missing": "not judged here: in the request that this one continues, or before the judged events",
         "found": "differs from the model"}
+
 COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
           "walks", "seconds", "peak_mib")  # fmt: skip
 
 
 def document(found: Data) -> Document:
     texts, replayed = found.get("texts") or [], found.get("runs", ())
-    runs = sorted([{**found, "ops": "tokens and counts"}, *replayed], key=first_event)
+    runs = sorted([{**found, "engine": "tokens and counts"}, *replayed], key=first_event)
     elements = found["elements"] + sum(run["elements"] for run in replayed)
-    said = [f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
+    said = [f"{found['recording']}, {found['engine']}: {word(found['exit'])}",
+            f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
             f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
-            f"{short(elements)} numbers"]
+            f"{short(elements)} numbers", *conclusions(replayed)]  # fmt: skip
     right = "" if found["findings"] else "Every generated token is the model's choice after the tokens before it."
     return Document(
         f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
@@ -47,7 +49,7 @@ def document(found: Data) -> Document:
         [_round(found.get("round"))],
         {"plots": [_strip(texts, found["findings"])] if texts else [],
          "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
-        [_counts(found, texts), totals(replayed), _requests(texts), findings(runs)],
+        [_counts(found, texts), totals(replayed), _requests(texts), findings(runs)], found.get("run_notes", ()),
     )
 
 
@@ -73,8 +75,7 @@ def _round(found: Data | None) -> Listing:
 def _counts(found: Data, texts: list[Data]) -> Listing:
     lines = [(name.replace("_", " "), str(found[name])) for name in COUNTS if found.get(name) not in (None, "")]
     lines += [("sampled tokens", str(sum(text["by"].count("d") for text in texts)))] * bool(texts)
-    lines += [("not judged", one["what"]) for one in found.get("not_judged", ())]
-    return Listing(("what", "found"), lines, "What was judged")
+    return Listing({"what": "word", "found": "text"}, lines, "What was judged")
 
 
 def _requests(texts: list[Data]) -> Listing:
@@ -124,7 +125,7 @@ def charts_of(audit: Audit) -> dict[str, Any]:
         both.events = outcome.verdict.events
 
     def found(rows: Mapping[Row, int]) -> list[dict[str, Any]]:
-        from .render import placed
+        from .result_data import placed
 
         said = [{"event": one.event, "request": one.request, "row": rows[Row.of(one.place)], "where": placed(one),
                  "says": one.diagnosis, "measured": numbers(one), "command": "", "maps": None}

@@ -10,10 +10,12 @@ from typing import Annotated
 
 import typer
 
-from .finish_with_result import Annotate, Html, Json, Sarif, finish, must_be_free
+from .finish_with_result import Files, writes
 
 
+@writes("json", "html", "sarif", "annotate")
 def audit(
+    files: Files,
     recording: Annotated[Path, typer.Argument(help="A recording: its directory, a directory of SGLang's dumper, or a "
                                                    "file of JSON lines of prompts and answers.")],
     model: Annotated[Path, typer.Option(
@@ -31,22 +33,18 @@ def audit(
         "--from-start", help="Judge states from position 0, not one step from the recorded state before.")] = False,
     minutes: Annotated[float | None, typer.Option(
         help="Time limit; the result covers the events up to there, as after Ctrl-C.", min=0.0)] = None,
-    json: Json = None,
-    html: Html = None,
-    sarif: Sarif = None,
-    annotate: Annotate = None,
 ) -> None:
     """Judge a recording; exit 0: right; 1: the model disagrees; 3: fewer than half of the tokens decidable."""
-    from ..audit import render
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
+    from ..audit.result_data import of
     from ..audit.result_document import charts_of
     from ..lru_cache import EVENTS, closed
     from .progress import progress
 
-    must_be_free((json, html, sarif))
+    files.must_be_free()
     with closed(EVENTS), progress("read the recording") as advance:  # one run computes nothing twice
         found = run(recording, model, dtype=dtype, tokens=tokens, level=level, progress=advance, events=events,
                     first=first, from_start=from_start, minutes=minutes)
-    finish(render.of(found), json, lambda console: render.show(found, console, verbose=verbose), sarif=sarif,
-           annotate=annotate, trace=text_of(recording), html=html, charts=lambda: charts_of(found))
+    result = of(found, verbose=verbose)
+    files.finish(result, trace=text_of(recording), charts=lambda: charts_of(found))

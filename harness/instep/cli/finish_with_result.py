@@ -1,4 +1,4 @@
-"""End a command with a result: write the requested files, print it, return the exit code.
+"""End a command with a result: its options of output files, the files, the printed document, and the exit code.
 
 Leaves out: other ends (`exit_process.py`).
 """
@@ -7,33 +7,104 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from inspect import Parameter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from .added_parameters import annotated, with_parameters
 
+if TYPE_CHECKING:
+    from ..report.document import Document
     from ..report.result import Result
 
-Json = Annotated[Path | None, typer.Option(help="Write the result to this file.")]
-Commit = Annotated[str | None, typer.Option(help="Revision of the source, for the result file.")]
-Html = Annotated[Path | None, typer.Option(help="Write the result to this file as an HTML page.")]
-Sarif = Annotated[Path | None, typer.Option(help="Write the findings to this file as SARIF, which code hosts show.")]
-Annotate = Annotated[bool | None, typer.Option(
-    "--annotate/--no-annotate", show_default=False,
-    help="Print findings as GitHub annotations; default: in GitHub Actions.")]
+# Field of `Files` -> its type and its help text.
+OUTPUTS: Mapping[str, tuple[Any, str]] = {
+    "json": (Path, "Write the result to this file."),
+    "html": (Path, "Write the result to this file as an HTML page."),
+    "sarif": (Path, "Write the findings to this file as SARIF, which code hosts show."),
+    "annotate": (bool, "Print findings as GitHub annotations; default: in GitHub Actions."),
+    "commit": (str, "Revision of the source, for the result file."),
+}
 
 
-def must_be_free(files: Sequence[Path | None], *read: Path) -> None:
-    """Refuse paths that cannot be written, before anything runs. read: the files that the command reads."""
-    from ..atomic_write import writable
+@dataclass(frozen=True)
+class Files:
+    """The requested output of a command.
 
-    given = [file for file in files if file is not None]
-    for file in given:
-        writable(file, *read, *(other for other in given if other is not file))
+    annotate  print findings as GitHub annotations; None: in a job of GitHub Actions
+    commit    the revision of the source, for the result
+    """
+
+    json: Path | None = None
+    html: Path | None = None
+    sarif: Path | None = None
+    annotate: bool | None = False
+    commit: str | None = None
+
+    def must_be_free(self, *read: Path, more: Sequence[Path | None] = ()) -> None:
+        """Refuse paths that cannot be written, before anything runs. read: the files that the command reads."""
+        from ..atomic_write import writable
+
+        given = [file for file in (self.json, self.html, self.sarif, *more) if file is not None]
+        for file in given:
+            writable(file, *read, *(other for other in given if other is not file))
+
+    def finish(
+        self, result: Result, document: Document | None = None, *, trace: Path | None = None,
+        charts: Callable[[], Mapping[str, Any]] = dict, interrupted: bool = False,
+    ) -> NoReturn:
+        """Write the files, then print, so that the files are complete even if the terminal's reader has gone.
+
+        document     that of the result; None: made from its data
+        interrupted  Ctrl-C ended the command before its last run, so agreement so far is inconclusive
+        trace        the trace whose lines are the events of the findings
+        charts       further data for the page's charts
+        """
+        from rich.console import Console
+
+        from ..atomic_write import write_atomically
+        from ..report.document_choice import document_of
+        from ..report.terminal_tables import write
+        from ..verdict import Exit
+
+        if interrupted:
+            result = replace(result, exit=Exit.worst((Exit(result.exit), Exit.INCONCLUSIVE)),
+                             found={**result.found, "interrupted": True})  # fmt: skip
+        data = result.data()
+        if self.json is not None:
+            result.write(self.json)
+        document = document or document_of(data)
+        if self.html is not None:
+            from ..report.html.write_page import page_of
+
+            write_atomically({self.html: page_of(data, charts(), document)})
+        wanted = os.environ.get("GITHUB_ACTIONS") == "true" if self.annotate is None else self.annotate
+        if self.sarif is not None or wanted:
+            from ..report.sarif import notices, sarif, workflow_commands
+
+            found = notices(result, trace)
+            if self.sarif is not None:
+                write_atomically({self.sarif: sarif(found)})
+            if wanted:
+                print(*workflow_commands(found), sep="\n")
+        write(document, Console())
+        if interrupted:
+            print("interrupted: this is what ran until then")
+        raise typer.Exit(int(result.exit))
+
+
+def writes(*names: str, **says: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of output; its parameter `files` receives them. says: other help texts"""
+    declared = {"annotate": ("--annotate/--no-annotate",)}
+    added = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotated(kind, typer.Option(
+            *declared.get(name, ()), help=says.get(name, text), show_default=False,
+        ))) for name, (kind, text) in OUTPUTS.items() if name in names or name in says
+    ]  # fmt: skip
+    return with_parameters("files", added, lambda typed: Files(**typed))
 
 
 def joins_alone(
@@ -53,54 +124,3 @@ def joins_alone(
     for path in others:
         if not path.is_file():
             raise BadInput("--join", found=f"no file {path}", expected=f"a file that `instep {command}` wrote")
-
-
-def finish(
-    result: Result, json: Path | None, show: Callable[[Console], None] | None = None, *, sarif: Path | None = None,
-    annotate: bool | None = False, trace: Path | None = None, html: Path | None = None,
-    charts: Callable[[], Mapping[str, Any]] = dict, interrupted: bool = False,
-) -> NoReturn:
-    """Write the files, then print, so that the files are complete even if the terminal's reader has gone.
-
-    show      prints the result; None: print its document
-    interrupted  Ctrl-C ended the command before its last run, so agreement so far is inconclusive
-    annotate  None: in a job of GitHub Actions
-    trace     the trace whose lines are the events of the findings
-    charts    further data for the page's charts
-    """
-    from rich.console import Console
-
-    from ..verdict import Exit
-
-    if interrupted:
-        result = replace(result, exit=Exit.worst((Exit(result.exit), Exit.INCONCLUSIVE)),
-                         found={**result.found, "interrupted": True})  # fmt: skip
-    if json is not None:
-        result.write(json)
-    if html is not None:
-        from ..atomic_write import write_atomically
-        from ..report.html.replay import printed
-        from ..report.html.write_page import page_of
-
-        write_atomically({html: page_of(result.data(), charts(), "" if show is None else printed(show))})
-    wanted = os.environ.get("GITHUB_ACTIONS") == "true" if annotate is None else annotate
-    if sarif is not None or wanted:
-        from ..atomic_write import write_atomically
-        from ..report.sarif import notices, workflow_commands
-        from ..report.sarif import sarif as as_sarif
-
-        found = notices(result, trace)
-        if sarif is not None:
-            write_atomically({sarif: as_sarif(found)})
-        if wanted:
-            print(*workflow_commands(found), sep="\n")
-    if show is None:
-        from ..report.document_choice import document_of
-        from ..report.terminal_tables import write
-
-        write(document_of(result.data()), Console())
-    else:
-        show(Console())
-    if interrupted:
-        print("interrupted: this is what ran until then")
-    raise typer.Exit(int(result.exit))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..options import DRAFTER
-from .finish_with_result import Commit, Html, Json, finish, must_be_free
-from .subject_options import Given, takes_setting
+from .finish_with_result import Files, writes
+from .subject_options import Given, Model, takes_setting
 
 if TYPE_CHECKING:
     from ..campaign.fuzz.campaign import Result
@@ -24,6 +24,7 @@ EXAMPLES = 400  # for each op set, if neither a number nor a time is given
 SEEDS = 2**31
 
 
+@writes("json", "html", "commit")
 @takes_setting(
     several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
@@ -31,8 +32,8 @@ SEEDS = 2**31
 )
 def fuzz(
     given: Given,
-    checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; default: instep's model.")] = None,
+    files: Files,
+    checkpoint: Model = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="Time limit, shared by the op sets.", min=0.0)] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same runs; default: random.", min=0)] = None,
@@ -40,7 +41,6 @@ def fuzz(
     trees: Annotated[int, typer.Option(help="Use tree windows of up to this many nodes; 0: chains.", min=0,
                                        max=63)] = 0,
     out: Annotated[Path, typer.Option(help="Folder for the trace of a finding.")] = Path("fuzz"),
-    json: Json = None, html: Html = None, commit: Commit = None,
 ) -> None:
     """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from hypothesis.configuration import set_hypothesis_home_dir
@@ -52,14 +52,14 @@ def fuzz(
     from ..verdict import Exit
     from .progress import trial_runner
 
-    must_be_free((json, html))
+    files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (EXAMPLES if minutes is None else None)
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, trial_runner(
-        "fuzz", minutes, json, lambda: of(results, commit)
+        "fuzz", minutes, files.json, lambda: of(results, files.commit)
     ) as run:
         set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
         for name in run.shares(given.subjects("ledger", "plain")):
@@ -68,7 +68,7 @@ def fuzz(
             run.keep()
             if results[-1].exit is Exit.DIVERGED:
                 break
-    finish(of(results, commit), json, html=html, charts=lambda: _charts(results[-1]))
+    files.finish(of(results, files.commit), charts=lambda: _charts(results[-1]))
 
 
 def _charts(result: Result) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ import typer
 
 from ..options import PROPOSED
 from . import controller_options
-from .finish_with_result import Json, finish
+from .finish_with_result import Files, writes
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -27,9 +27,11 @@ MOST_TOKENS = 2**20  # no model has more positions
 FIRST_STEPS = 3  # drafts a round by default
 
 
+@writes("json")
 @takes_setting(ops="Op set by name, or module:attribute.", drafter=PROPOSED)
 def generate(
     given: Given,
+    files: Files,
     checkpoint: Annotated[Path | None, typer.Argument(help="A Hugging Face checkpoint directory; default: instep's "
                                                            "model.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text, or token numbers without a tokenizer; may be "
@@ -51,7 +53,6 @@ def generate(
     check: Annotated[int, typer.Option(help="Number of requests that the reference checks.", min=1)] = 4,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="Check none, and show no speed.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Keep the run as a trace, for `instep replay`.")] = None,
-    json: Json = None,
 ) -> None:
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
     from instep_reference.contract.checkpoint import Checkpoint
@@ -63,10 +64,13 @@ def generate(
     from ..generate.tokenizer import words_of
     from ..run.build_compared_engines import candidates
     from ..run.replay import must_hold
+    from ..trace.file import beside, replaceable
 
     if prompt and prompts is not None:
         raise BadInput("--prompts", found="--prompt too", expected="one of them")
-    _must_be_writable(trace, json)
+    if trace is not None:
+        replaceable(trace)
+    files.must_be_free(*[] if trace is None else [trace, beside(trace)])
     directory = checkpoint or model()
     opened = Checkpoint.open(directory)
     words = words_of(directory, opened.config.vocab)
@@ -83,21 +87,10 @@ def generate(
         print(message)
     decoded = decode(ask)
     verdict = None if unchecked else _reread(decoded)
-    _show(decoded, words, verdict, trace, json)
+    _finish(decoded, words, verdict, trace, files)
 
 
-def _must_be_writable(trace: Path | None, json: Path | None) -> None:
-    """Refuse files that could not be written, before anything is decoded."""
-    from ..atomic_write import writable
-    from ..trace.file import beside, replaceable
-
-    if trace is not None:
-        replaceable(trace)
-    if json is not None:
-        writable(json, trace, *([beside(trace)] if trace else []))
-
-
-def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, json: Path | None) -> None:
+def _finish(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path | None, files: Files) -> None:
     """Write the run and the result, print texts and figures; return the exit code."""
     from ..generate import render
     from ..subject.memory_per_request import need
@@ -107,8 +100,8 @@ def _show(decoded: Decoded, words: Words, verdict: Verdict | None, trace: Path |
     memory = need(ask.checkpoint.config, ask.setting.options(), widest, tokens, ask.setting.op_set())
     if trace is not None:
         _keep(decoded, trace)
-    result = render.of(decoded, memory, verdict, words)
-    finish(result, json, lambda console: render.show(decoded, memory, verdict, words, console))
+    shown = decoded, memory, verdict, words
+    files.finish(render.of(*shown), render.document(*shown))
 
 
 def _prompts(

@@ -6,14 +6,12 @@ Leaves out: the figures (`instep.subject.memory_per_request`), and memory that i
 from __future__ import annotations
 
 import math
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..options import DRAFTER
-from .finish_with_result import finish
+from .finish_with_result import Files, writes
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from ..subject.memory_per_request import Need
 
 
+@writes("json")
 @takes_setting(
     without=("device", "state_rounding", "graphs", "overlap"),
     ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 )
 def memory(
     given: Given,
+    files: Files,
     where: Annotated[str, typer.Argument(help="A checkpoint directory, a config.json, or a shape like qwen3.5-9b.")],
     num_steps: Annotated[int | None, typer.Option(help="Drafts a round; the window is one wider.", min=0)] = None,
     candidates: Annotated[str | None, typer.Option(help="Candidate step counts, as in 1,3,7, of which the largest "
@@ -40,25 +40,21 @@ def memory(
     tokens: Annotated[int, typer.Option(help="Tokens of a request, prompt and text.", min=1, max=2**62)] = 4096,
     tracked: Annotated[int, typer.Option(help="Tracked prefixes on the device, of --tokens tokens each.", min=0)] = 0,
     gib: Annotated[float, typer.Option(help="Memory for pools, in GiB, weights not counted.", min=0.0)] = 64.0,
-    json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
     from instep_optimized.options import check
     from instep_reference.contract.errors import BadInput
 
     from ..adapters.strategy_by_name import OPTIONS
-    from ..atomic_write import writable
     from ..campaign.shapes import sized_like
     from ..report.document import Document
     from ..report.result import Result
-    from ..report.terminal_tables import write
     from ..subject.memory_per_request import needs, spelled, weights_bytes
     from ..verdict import Exit
 
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")
-    if json is not None:
-        writable(json)
+    files.must_be_free()
     config, widest = sized_like(where), _widest(num_steps, candidates)
     setting = given.setting(dtype="bfloat16", drafter="eagle" if config.mtp_layers < 2 else "vanilla")
     options, ops = setting.options(), setting.op_set()
@@ -80,7 +76,7 @@ def memory(
     more = f", {among} among them" * bool(among)
     said = f"weights {weights} beside; fit: requests in {gib:g} GiB of pools{more}"
     told = Document(title, Exit.AGREED, [said], tables=[_table(found, title, room)])
-    finish(Result(Exit.AGREED, "cpu", data), json, partial(write, told))
+    files.finish(Result(Exit.AGREED, "cpu", data), told)
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:

@@ -6,13 +6,11 @@ Leaves out: the cases and the comparison (`instep.kit`).
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .finish_with_result import Annotate, Commit, Json, Sarif, finish, must_be_free
+from .finish_with_result import Files, writes
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from ..setting import Setting
 
 
+@writes("json", "sarif", "annotate", "commit")
 @takes_setting(
     without=("ops", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter", "graphs",
              "overlap", "guarded"),
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 )
 def op(
     given: Given,
+    files: Files,
     ops: Annotated[str, typer.Argument(help="Op set or module:attribute.", metavar="OPS")],
     name: Annotated[list[str] | None, typer.Argument(help="Ops: gdn, conv, attend, ...; default: all with "
                                                          "cases.", metavar="OP")] = None,
@@ -45,24 +45,20 @@ def op(
     suggest_rounding: Annotated[bool, typer.Option(
         "--suggest-rounding", help="Print the strictest declaration of rounded products with which the ops agree.",
     )] = False,
-    json: Json = None,
-    sarif: Sarif = None,
-    annotate: Annotate = None,
-    commit: Commit = None,
 ) -> None:
     """Check single ops on their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.listed_cases import op_cases, served
     from ..report.result import Result
     from .progress import progress
 
-    must_be_free((json, sarif))
+    files.must_be_free()
     setting = given.setting(ops=ops)
     widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
     if case is not None and len(name or ()) != 1:
         from instep_reference.contract.errors import BadInput
 
         raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
-    if suggest_rounding and (sarif is not None or annotate):
+    if suggest_rounding and (files.sarif is not None or files.annotate):
         from instep_reference.contract.errors import BadInput
 
         raise BadInput("--suggest-rounding", found="--sarif or --annotate", expected="neither: it has no findings")
@@ -72,25 +68,22 @@ def op(
         for some in op_cases(one, case=case, drawn=drawn, seed=seed, trees=True, real=real, **widths)
     ]
     if suggest_rounding:
-        _suggest(setting, cases, {"ops": ops, "seed": seed}, named=bool(name), json=json, commit=commit)
+        _suggest(setting, cases, {"ops": ops, "seed": seed}, files, named=bool(name))
     with progress(f"cases of {setting.name}") as advance:
         run = served(cases, setting.name, device=setting.device,
                      progress=lambda number: advance(str(cases[number]), number, len(cases)))
     found = {"ops": ops, "seed": seed, "runs": [_data(run)]}
-    result = Result(run.exit, setting.device, found, commit)
-    finish(result, json, sarif=sarif, annotate=annotate)
+    files.finish(Result(run.exit, setting.device, found, files.commit))
 
 
 def _suggest(
-    setting: Setting, cases: Sequence[Case], asked: dict[str, object], *, named: bool, json: Path | None,
-    commit: str | None,
+    setting: Setting, cases: Sequence[Case], asked: dict[str, object], files: Files, *, named: bool,
 ) -> NoReturn:
     """Print the suggestion and end. Without names of ops: for the ops that multiply."""
     from dataclasses import asdict
 
     from ..kit.strictest_rounding_declaration import FORMS, suggested
     from ..report.result import Result
-    from ..report.terminal_tables import write
     from .progress import progress
 
     cases = [case for case in cases if named or case.op in FORMS]
@@ -99,14 +92,14 @@ def _suggest(
                           lambda number: advance(str(cases[number]), number, len(cases)))  # fmt: skip
     forms = [{**asdict(one), "line": one.line} for one in found.forms]
     data = {**asked, "line": found.line, "suggested": forms}
-    finish(Result(found.exit, setting.device, data, commit), json, partial(write, _suggestion(found)))
+    files.finish(Result(found.exit, setting.device, data, files.commit), _suggestion(found))
 
 
 def _suggestion(found: Suggested) -> Document:
     """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
     from ..kit.strictest_rounding_declaration import written
     from ..report.document import Document, Kind, Listing
-    from ..report.terminal import short
+    from ..report.document_parts import short
     from ..verdict import Exit
 
     heads: dict[str, Kind] = {
@@ -127,8 +120,7 @@ def _suggestion(found: Suggested) -> Document:
 
 
 def _data(run: Served) -> dict[str, object]:
-    from ..report.outcome_data import finding, listed, number
-    from ..report.terminal import most_used
+    from ..report.outcome_data import finding, listed, most_used, number
 
     names = dict.fromkeys(case.op for case in run.cases)
     by_op = {name: [c for c in run.verdict.compared if run.cases[c.event].op == name] for name in names}

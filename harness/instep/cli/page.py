@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from .finish_with_result import must_be_free
+from .finish_with_result import Files
 
 
 def page(
@@ -21,5 +21,5 @@ def page(
     from ..atomic_write import write_atomically
     from ..report.html.write_page import page_of_file
 
-    must_be_free((html,), result)
+    Files(html=html).must_be_free(result)
     write_atomically({html: page_of_file(result)})

@@ -10,27 +10,23 @@ from typing import Annotated
 
 import typer
 
-from .finish_with_result import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
-from .subject_options import Given, takes_setting
+from .finish_with_result import Files, writes
+from .subject_options import Given, TraceModel, Until, takes_setting
 
 
+@writes("json", "html", "sarif", "annotate", "commit")
 @takes_setting(also=("engine",))
 def relations(
     given: Given,
+    files: Files,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
     name: Annotated[list[str] | None, typer.Argument(help="Relations to check; default: all.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="The model; default: the one that the trace names.")] = None,
-    until: Annotated[int | None, typer.Option(help="Use the trace up to this event.", min=0)] = None,
+    checkpoint: TraceModel = None,
+    until: Until = None,
     bitwise: Annotated[bool, typer.Option("--bitwise", help="Require equal bits as the op set `invariant` promises.")]
     = False,
     tokens: Annotated[int, typer.Option(help="Length of the drift run, in tokens.", min=64,
                                            max=2**20)] = 2048,
-    json: Json = None,
-    html: Html = None,
-    sarif: Sarif = None,
-    annotate: Annotate = None,
-    commit: Commit = None,
 ) -> None:
     """Check relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from ..campaign import relations as table
@@ -41,7 +37,7 @@ def relations(
     from .progress import trial_runner
 
     wanted = table.relations(name or ())
-    must_be_free((json, html, sarif), trace)
+    files.must_be_free(trace)
     given.subjects()  # refuses an op set together with an engine
     loaded = read(trace)
     must_reach(until, loaded)
@@ -52,5 +48,4 @@ def relations(
         for relation in run.trials(wanted, lambda one: one.name):
             found.append(table.hold(case, relation))
     told = result_data.Run(trace, checkpoint, until, case, tuple(found))
-    finish(result_data.of(told, commit), json, interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace,
-           html=html)
+    files.finish(result_data.of(told, files.commit), interrupted=run.interrupted, trace=trace)

@@ -11,27 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..options import tiers_named
-from .finish_with_result import Annotate, Commit, Html, Json, Sarif, finish, must_be_free
-from .subject_options import Given, takes_setting
+from .finish_with_result import Files, writes
+from .subject_options import Given, Layers, TraceModel, Until, takes_setting
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..trace.file import Trace
     from ..trace.header import Part
 
 
+@writes("json", "html", "sarif", "annotate", "commit")
 @takes_setting(
     several=("ops",), also=("engine",),
     ops="Op set, engine or module:attribute; left out: the plan in the trace's header.",
 )
 def replay(
     given: Given,
+    files: Files,
     trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; default: the main trace.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option("--model", "--checkpoint", help="The model; default: "
-                                                                                     "the trace's model.")] = None,
-    until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)] = None,
+    checkpoint: TraceModel = None,
+    until: Until = None,
+    layer: Layers = None,
     tiers: Annotated[list[str] | None, typer.Option(metavar="T0,T2d,..", help="Judge only these tiers; may be "
                                                         "repeated.")] = None,
     swap: Annotated[list[str] | None, typer.Option(help="OP=SET: take this op from another set, as in gdn=plain; "
@@ -40,22 +39,17 @@ def replay(
                                                        "trunk.2.core@17; may be repeated.")] = None,
     ladder: Annotated[bool, typer.Option("--ladder/--no-ladder", help="After a divergence, run again with one thing "
                                                                       "changed, to find its cause.")] = True,
-    json: Json = None,
-    html: Html = None,
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes, for diff.")] = None,
-    sarif: Sarif = None,
-    annotate: Annotate = None,
     save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
                                                                           "to this folder, as safetensors.")] = None,
-    commit: Commit = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())
     from ..atomic_write import folder_for, write_atomically
     from ..bundled import trace as own_trace
     from ..diagnose import diagnose
-    from ..report import outcome_data, terminal
-    from ..report.terminal_tables import say
+    from ..report import outcome_data
+    from ..report.html.replay import charts_of
     from ..run.replay import Outcome, Replay, must_reach
     from ..run.run_variants import Variant, patch_of, swaps_of
     from ..trace.file import read
@@ -69,7 +63,7 @@ def replay(
         given.setting(ops=served)  # errors in it are reported before anything is read
     judged, variant = tiers_of(names), Variant(swaps_of(swap or ()), tuple(map(patch_of, graft or ())))
     asked = own_trace() if trace is None else trace
-    must_be_free((json, html, trail, sarif), asked)
+    files.must_be_free(asked, more=[trail])
     loaded = read(asked)
     must_reach(until, loaded)
     runs = _planned(loaded, given, until)
@@ -86,22 +80,12 @@ def replay(
             lines += [f"{setting.name} {line}\n" for line in kept.lines]
     if trail is not None:
         write_atomically({trail: "".join(lines).encode()})
-    if html is not None:
-        from ..report.html.replay import page_of
-
-        write_atomically({html: page_of(outcomes, loaded)})
     if save_tensors is not None:
-        from ..report.finding_tensors import files
+        from ..report.finding_tensors import files as tensor_files
 
-        write_atomically(files(outcomes, save_tensors))
-
-    def report(console: Console) -> None:
-        for warning in loaded.warnings:
-            say(console, warning, style="yellow")
-        terminal.show(outcomes, console)
-
-    finish(outcome_data.of(outcomes, commit), json, report, interrupted=run.interrupted, sarif=sarif,
-           annotate=annotate, trace=loaded.path)  # fmt: skip
+        write_atomically(tensor_files(outcomes, save_tensors))
+    result = outcome_data.of(outcomes, files.commit, claim=loaded.header.claim, warnings=loaded.warnings)
+    files.finish(result, interrupted=run.interrupted, trace=loaded.path, charts=lambda: charts_of(outcomes, loaded))
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:

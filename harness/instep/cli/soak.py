@@ -5,17 +5,17 @@ Leaves out: drawing, serving and counting (`instep.campaign.soak`), and shrinkin
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..options import DRAFTER
-from .finish_with_result import Commit, finish, joins_alone, must_be_free
-from .subject_options import Given, takes_setting
+from .finish_with_result import Files, joins_alone, writes
+from .subject_options import Given, Model, takes_setting
 
 
+@writes("commit", json="The result file; a soak in it is resumed.")
 @takes_setting(
     several=("ops",), also=("engine",), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn with the engines.", conv="The same for conv windows.",
@@ -23,9 +23,8 @@ from .subject_options import Given, takes_setting
 )
 def soak(
     given: Given,
-    checkpoint: Annotated[Path | None, typer.Option(
-        "--model", "--checkpoint", help="A Hugging Face checkpoint directory; default: instep's "
-                                                         "model.")] = None,
+    files: Files,
+    checkpoint: Model = None,
     minutes: Annotated[float | None, typer.Option(help="Time limit of this session, shared by the op sets.",
                                                   min=0.0)] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds per op set and seed, including earlier sessions.",
@@ -36,10 +35,8 @@ def soak(
     stretch: Annotated[int, typer.Option(help="Rounds after which all requests leave; a finding's trace starts "
                                               "there.", min=1)] = 200,
     out: Annotated[Path, typer.Option(help="Folder for the trace of a finding.")] = Path("soak"),
-    json: Annotated[Path | None, typer.Option(help="The result file; a soak in it is resumed.")] = None,
     join: Annotated[list[Path] | None, typer.Option(help="A soak with another seed, of another process or machine, "
                                                          "to merge into --json; may be repeated.")] = None,
-    commit: Commit = None,
 ) -> None:
     """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from instep_reference.contract.checkpoint import Checkpoint
@@ -51,32 +48,31 @@ def soak(
     from ..campaign.soak import result_document, resume
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
-    from ..report.terminal_tables import write
     from ..threads import threads_for
     from .progress import trial_runner
 
     if join:
-        joins_alone(join, "soak", "serves", json=json, with_options=minutes is not None or rounds is not None)
+        joins_alone(join, "soak", "serves", json=files.json, with_options=minutes is not None or rounds is not None)
     elif minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
-    must_be_free((json,), *join or ())
-    runs, found = resume.read(json), None
+    files.must_be_free(*join or ())
+    runs, found = resume.read(files.json), None
     for path in join or ():
         resume.join(runs, path)
 
     def result() -> Result:
-        return resume.result(runs, commit)
+        return resume.result(runs, files.commit)
 
     subjects, directory = () if join else given.subjects("ledger", "plain"), checkpoint or model()
     opened, sampled = Checkpoint.open(directory), given.left_to_draw(SAMPLED)
-    with trial_runner("soak", minutes, json, result) as run, threads_for(opened.config.hidden):
+    with trial_runner("soak", minutes, files.json, result) as run, threads_for(opened.config.hidden):
         for name in run.shares(subjects):
             settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
             settled = settings.setting.data() | dict.fromkeys(sampled)
-            soaked = resume.going_on(runs, resume.Soaked(settled, opened.digest, seed, every, stretch), json)
-            session = resume.Session.now(settings.setting.device, commit)
+            soaked = resume.going_on(runs, resume.Soaked(settled, opened.digest, seed, every, stretch), files.json)
+            session = resume.Session.now(settings.setting.device, files.commit)
             soaking = Soak(settings, soaked, session, run, rounds)
             soaking.run()
             if (found := soaking.found) is not None:
                 break
-    finish(result(), json, partial(write, result_document.document(runs, found)))
+    files.finish(result(), result_document.document(runs, found))

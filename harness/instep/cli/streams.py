@@ -10,34 +10,32 @@ from typing import Annotated
 
 import typer
 
-from .finish_with_result import Annotate, Commit, Json, Sarif, finish, must_be_free
-from .subject_options import Given, takes_setting
+from .finish_with_result import Files, writes
+from .subject_options import Given, Layers, Until, takes_setting
 
 
+@writes("json", "sarif", "annotate", "commit")
 @takes_setting(
     several=("ops", "strategy"), without=("drafter",), ops="Op set, or module:attribute; left out: plain.",
     strategy="How states are committed; left out: every strategy.",
 )
 def streams(
     given: Given,
+    files: Files,
     trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file; its model is not needed.")],
     level: Annotated[list[str] | None, typer.Option(
         metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Default: both.")] = None,
-    until: Annotated[int | None, typer.Option(help="Stop after this event.", min=0)] = None,
-    layer: Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)] = None,
-    json: Json = None,
-    sarif: Sarif = None,
-    annotate: Annotate = None,
-    commit: Commit = None,
+    until: Until = None,
+    layer: Layers = None,
 ) -> None:
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from instep_reference.contract.errors import BadInput
 
     from ..campaign.streams.run_stamped_trace import LEVELS, streamed
     from ..campaign.streams.stamp_model import config
-    from ..report import outcome_data, terminal
+    from ..report import outcome_data
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
     from .progress import trial_runner
@@ -45,7 +43,7 @@ def streams(
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
-    must_be_free((json, sarif), trace)
+    files.must_be_free(trace)
     loaded = read(trace)
     must_reach(until, loaded)
     must_have(layer or (), config(1))  # the same layers for any number of requests
@@ -58,5 +56,4 @@ def streams(
         for setting, one in run.trials(runs, lambda each: f"{each[1]} level [{each[0].name}, {each[0].strategy}], run "
                                                           f"{run.ended + 1} of {len(runs)}"):
             outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=run.events(until, last)))
-    finish(outcome_data.of(outcomes, commit), json, lambda console: terminal.show(outcomes, console),
-           interrupted=run.interrupted, sarif=sarif, annotate=annotate, trace=trace)
+    files.finish(outcome_data.of(outcomes, files.commit), interrupted=run.interrupted, trace=trace)

@@ -5,23 +5,31 @@ Leaves out: their names and help texts (`instep.options`), their effect (`instep
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from operator import getitem
+from inspect import Parameter
+from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
+from .added_parameters import annotated, with_parameters
 
 if TYPE_CHECKING:
     from ..setting import Setting
 
 PANEL = "Engine under test"  # in `--help`; typer prints it after a command's own options
 WIDEST_METAVAR = 8
+
+# Options of several commands.
+TraceModel = Annotated[Path | None, typer.Option(
+    "--model", "--checkpoint", help="The model; default: the trace's model.")]
+Model = Annotated[Path | None, typer.Option(
+    "--model", "--checkpoint", help="A Hugging Face checkpoint directory; default: instep's model.")]
+Until = Annotated[int | None, typer.Option(help="Stop after this event.", min=0)]
+Layers = Annotated[list[int] | None, typer.Option(help="Judge only this layer; may be repeated.", min=0)]
 
 
 @dataclass(frozen=True)
@@ -77,28 +85,18 @@ def takes_setting(
     says: other help texts
     """
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True)
-        names = [name for name in OPTIONS if name not in without and (name not in SOMETIMES or name in also)]
+    names = [name for name in OPTIONS if name not in without and (name not in SOMETIMES or name in also)]
 
-        @functools.wraps(command)
-        def run(**typed: Any) -> None:
-            settled = {name: typed.pop(name) for name in names}
-            for name, value in settled.items():
-                if isinstance(value, str):
-                    known(name, value)  # refused before the command loads torch
-            command(**typed, given=Given({name: value for name, value in settled.items() if value is not None}))
+    def given(typed: Mapping[str, Any]) -> Given:
+        for name, value in typed.items():
+            if isinstance(value, str):
+                known(name, value)  # refused before the command loads torch
+        return Given({name: value for name, value in typed.items() if value is not None})
 
-        mine = [each for each in own.parameters.values() if each.name != "given"]
-        added = [_option(name, name in several, says.get(name)) for name in names]
-        run.__signature__ = own.replace(parameters=[*_ahead(mine), *added, *_behind(mine)])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in (*mine, *added)}
-        return run
-
-    return decorate
+    return with_parameters("given", [_option(name, name in several, says.get(name)) for name in names], given)
 
 
-def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
+def _option(name: str, repeated: bool, says: str | None) -> Parameter:
     once, usual = OPTIONS[name]
     text, kind = says or usual, cast(Any, once)
     if repeated:
@@ -108,20 +106,4 @@ def _option(name: str, repeated: bool, says: str | None) -> inspect.Parameter:
         help=text, show_default=False, rich_help_panel=PANEL, metavar=named(CHOICES[name]) if name in CHOICES else None,
         autocompletion=(lambda: choices) if choices else None,
     )
-    # Built at run time, so no checker can read it as a type. Python 3.13 has no `Annotated.__class_getitem__`.
-    annotation = getitem(cast(Any, Annotated), (kind | None, how))
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-
-
-def _ahead(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Arguments, which come before all options."""
-    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if _is_argument(each)]
-
-
-def _behind(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    return [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if not _is_argument(each)]
-
-
-def _is_argument(parameter: inspect.Parameter) -> bool:
-    said = getattr(parameter.annotation, "__metadata__", ())
-    return any(isinstance(each, typer.models.ArgumentInfo) for each in said)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotated(kind, how))

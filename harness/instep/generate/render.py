@@ -1,4 +1,4 @@
-"""Print the results of `instep generate`: the texts, then the figures with the verdict that supports them.
+"""The document and the result of `instep generate`: the texts, then the figures with the verdict that supports them.
 
 Without a check, or if the check found a fault, no speed is shown. Leaves out: making the results.
 """
@@ -6,12 +6,10 @@ Without a check, or if the check found a fault, no speed is shown. Leaves out: m
 from __future__ import annotations
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 from ..report.divergence_message import numbers, where
+from ..report.document import Document
 from ..report.result import Result
-from ..report.terminal_tables import say
 from ..run.trace_history import printable
 from ..subject.memory_per_request import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
@@ -20,34 +18,28 @@ from .rates import Speed
 from .tokenizer import Words
 
 
-def show(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words, console: Console) -> None:
-    """Print every prompt and its text, then the figures."""
+def document(decoded: Decoded, need: Need, verdict: Verdict | None, words: Words) -> Document:
+    """Every prompt and its text, the verdict, and the figures that it permits."""
+    setting, speed, lines, texts = decoded.ask.setting, Speed.of(decoded), list[str](), list[str]()
     for name, prompt in decoded.ask.prompts.items():
         said = decoded.said(name)
-        say(console, f'"{name}" {len(prompt)} + {len(said)} tokens', style="bold")
-        say(console, Text.assemble("  ", (printable(words.decode(prompt)), "dim"), "|", printable(words.decode(said))))
-    _figures(decoded, need, verdict, console)
-
-
-def _figures(decoded: Decoded, need: Need, verdict: Verdict | None, console: Console) -> None:
-    """Print the verdict, and the figures that it permits."""
-    setting, speed, lines = decoded.ask.setting, Speed.of(decoded), []
+        texts += [f'"{name}" {len(prompt)} + {len(said)} tokens',
+                  f"  {printable(words.decode(prompt))}|{printable(words.decode(said))}"]  # fmt: skip
     if verdict is not None and verdict.exit is Exit.AGREED:
         alone = "" if speed.decoding is None else (
             f"{speed.decoding:.1f} tokens/s decoding ({speed.latency_ms:.2f} ms a round), ")
         lines.append(f"speed             {alone}{speed.overall:.1f} overall, prompts included")
     counts = ", ".join(f"{steps}: {count}" for steps, count in speed.steps.items())
     run = (setting.ops, setting.dtype, setting.layout, f"batches of {decoded.ask.batch}", setting.device)
-    say(console, judged(decoded, verdict), style=_style(verdict))
-    say(
-        console, *lines,
+    return Document("generate", exit_of(verdict), [
+        judged(decoded, verdict), *lines,
         f"accepted drafts   {speed.accepted:.2f} a window",
         f"step counts       {counts} (drafts: rounds)",
         f"memory            {spelled(need.fixed)} a request and {spelled(need.per_token)} a token "
         f"({need.strategy}, {need.conv})",
         f"run               {', '.join(run)}",
         *([] if decoded.ask.sampling is None else [f"drawn             {_drawn(decoded.ask)}"]),
-    )
+    ], notes=texts)  # fmt: skip
 
 
 def _drawn(ask: Ask) -> str:
@@ -101,6 +93,3 @@ def judged(decoded: Decoded, verdict: Verdict | None) -> str:
     compared = f"{verdict.elements:,} numbers, {worst:.2f} of the allowance"
     return f"checked           {of}: tokens and states agree ({compared})"
 
-
-def _style(verdict: Verdict | None) -> str:
-    return "dim" if verdict is None else "green" if verdict.exit is Exit.AGREED else "red"

@@ -1,6 +1,6 @@
 """The message of a divergence: verdict, place, diagnosis, numbers, cause, and the command that reproduces it.
 
-Leaves out: tables and colours (`terminal.py`).
+Leaves out: tables (`runs_document.py`).
 """
 
 from __future__ import annotations

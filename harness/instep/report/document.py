@@ -41,7 +41,7 @@ class Document:
     word      the verdict, if the command has its own word for it
     claim     the sentence that is proved; summary: the result, in sentences; notes: what was not compared, and why
     messages  the message of every run that diverged; it ends in its command
-    tables    tables before the charts;  more: tables after them;  terminal: the printed output, if it has more
+    tables    tables before the charts;  more: tables after them
     charts    the data of the charts: timeline, runs and findings of events; `plots`
     made      the head of the result: command, date, commit and machine
     """
@@ -55,6 +55,5 @@ class Document:
     charts: Mapping[str, Any] = field(default_factory=dict)
     more: Sequence[Listing] = ()
     notes: Sequence[str] = ()
-    terminal: str = ""
     made: Mapping[str, Any] = field(default_factory=dict)
     word: str = ""

@@ -1,30 +1,34 @@
 """Outcomes as data for JSON: setting, digests, how much was compared, and the findings.
 
-Leaves out: the terminal (`terminal.py`), and the result file (`result.py`).
+Leaves out: the document (`runs_document.py`), and the result file (`result.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..verdict import Comparison, Exit, Located, Raised, Tier
-from .divergence_message import command, divergence, where
+from ..checks.check_interface import counted
+from ..checks.check_interface import listed as range_of
+from ..verdict import Comparison, Exit, Located, Raised, Skipped, Tier
+from .divergence_message import command, declared, divergence, exercised, otherwise, where
 from .result import Result
-from .terminal import Total, tiers
 
 if TYPE_CHECKING:
     from ..run.replay import Outcome
+    from ..run.trace_history import History
 
 FINDINGS = 100  # findings of a run that are written, in addition to the first of every check
+EXACT = {Tier.IDENTITY, Tier.BITWISE}
+DECIDING = {Tier.DIRECTED, Tier.DECISIONS}  # tiers that cannot decide cases that rounding could explain
 
 
-def of(outcomes: Sequence[Outcome], commit: str | None = None) -> Result:
-    """The result of a replay."""
-    runs = [_run(outcome) for outcome in outcomes]
-    found = {"trace": str(outcomes[0].trace.name), "runs": runs}
+def of(outcomes: Sequence[Outcome], commit: str | None = None, **more: Any) -> Result:
+    """The result of a replay. more: further fields"""
+    found = {"trace": str(outcomes[0].trace.name), "runs": [_run(outcome) for outcome in outcomes],
+             "run_notes": notes(outcomes), **more}  # fmt: skip
     return Result(worst(outcomes), outcomes[0].plan.setting.device, found, commit)
 
 
@@ -62,6 +66,128 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "located": None if outcome.located is None else _located(outcome.located),
         "history": asdict(outcome.history),
     }
+
+
+@dataclass(frozen=True)
+class Total:
+    """The comparisons of a run in one tier. used: worst error / allowed error; None if all comparisons were exact.
+
+    undecided  undecided pairs of a block and a wrong state (T2d), or choices (T4)
+    pairs      all such pairs or choices; 0 for a tier that decides everything
+    """
+
+    tier: Tier
+    comparisons: int
+    blocks: int
+    elements: int
+    undecided: int
+    pairs: int
+    used: float | None
+
+
+def tiers(outcome: Outcome) -> list[Total]:
+    """One total for every tier in which something was compared."""
+    totals = []
+    for tier in Tier:
+        mine = [compared for compared in outcome.verdict.compared if compared.tier is tier]
+        if not mine:
+            continue
+        totals.append(Total(
+            tier, len(mine), sum(compared.blocks for compared in mine), sum(compared.elements for compared in mine),
+            sum(compared.undecided for compared in mine),
+            sum(compared.pairs or compared.blocks for compared in mine) if tier in DECIDING else 0, most_used(mine),
+        ))
+    return totals
+
+
+def most_used(compared: Sequence[Comparison]) -> float | None:
+    """The largest used part of an allowance, where a NaN is the largest; None if everything was exact."""
+    return largest(one.used for one in compared if one.tier not in EXACT or not one.agrees)
+
+
+def largest(parts: Iterable[float]) -> float | None:
+    """The largest part, where a NaN is the largest; None if there is no part."""
+    return max(parts, key=lambda part: (math.isnan(part), part), default=None)
+
+
+# ---- notes: sentences about a run, which the result has in addition to its data
+
+
+def notes(outcomes: Sequence[Outcome], verbose: bool = True) -> list[str]:
+    """Notes on every run, each once, and the history of every trace.
+
+    verbose: list what was not judged; else count it in one line
+    """
+    longest = {outcome.name: outcome.history for outcome in sorted(outcomes, key=lambda one: one.verdict.events)}
+    lines = [f"{outcome.plan.setting.name}: {line}" for outcome in outcomes for line in _notes(outcome, verbose)]
+    return list(dict.fromkeys([*lines, *(line for history in longest.values() for line in _history(history))]))
+
+
+def _notes(outcome: Outcome, verbose: bool) -> Iterator[str]:
+    """What was run, not compared, declared, served in parts or called."""
+    setting, verdict = outcome.plan.setting, outcome.verdict
+    served = f"served {outcome.served_events} of {outcome.of} events"
+    how = [served] if outcome.led else [setting.strategy, setting.conv]
+    how += ["in graphs"] * setting.graphs + ["packed pools"] * outcome.packed
+    took = [f"{side} {seconds:.1f} s" for side, seconds in outcome.seconds.items()]
+    yield ", ".join([*how, *otherwise(outcome.variant), *took])
+    if verdict.exit is Exit.INCONCLUSIVE and not verdict.stopped:
+        yield _why_nothing(outcome)
+    hidden, skipped = not_judged(outcome), len(verdict.skipped)
+    if verbose:
+        yield from (*_skips(verdict.skipped), *hidden)
+    elif hidden or skipped:
+        parts = [f"{counted(len(hidden), 'kind')} of results and memory that the engine does not show"] * bool(hidden)
+        parts += [f"{counted(skipped, 'comparison')}, each with a reason"] * bool(skipped)
+        yield f"not judged: {'; '.join(parts)} (--verbose lists them)"
+    scratch: dict[tuple[str, frozenset[int]], list[int]] = {}
+    for (region, layer), units in outcome.scratch.items():
+        scratch.setdefault((region, units), []).append(layer)
+    for (region, units), layers in scratch.items():
+        where = f"{range_of('layer', layers)}, {range_of('unit', units)}"
+        yield f"{region}, {where}: declared as scratch, so not compared"
+    if said := declared(outcome):
+        yield f"declared rounding: {said}"
+    if outcome.in_parts:
+        yield (f"{', '.join(outcome.in_parts)}: instep ran the unfused parts to see every place; the relation `fused` "
+               "compares their bits with the fused op")  # fmt: skip
+    yield from exercised(outcome)
+
+
+def not_judged(outcome: Outcome) -> list[str]:
+    """Lines about memory and results that an engine driven through callbacks does not show, so none is judged."""
+    return [f"not judged: {what}{f' [shows no {feed}]' * bool(feed)}" for feed, what in outcome.shown.not_judged()]
+
+
+def _why_nothing(outcome: Outcome) -> str:
+    if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
+        return "nothing was compared: the engine shows neither logits, nor final rows, nor states"
+    if outcome.verdict.served:
+        return "nothing was compared: the selected tiers and layers have no comparison here"
+    return "nothing was computed: up to here the trace has only events such as admissions"
+
+
+def _skips(skipped: Sequence[Skipped]) -> Iterator[str]:
+    """A line for every reason; a result file of an audit has them all."""
+    alike: dict[tuple[str, str], list[Skipped]] = {}
+    for skip in skipped:
+        alike.setdefault((skip.check, skip.reason), []).append(skip)
+    for (check, reason), skips in alike.items():
+        said = f"{len(skips)} times" if check == "played" else f"{check} did not compare {len(skips)} times:"
+        yield f"{said} {reason}{f', first at event {skips[0].event}, {skips[0].where}' * bool(skips[0].where)}"
+
+
+def _history(history: History) -> Iterator[str]:
+    first, *changes = history.steps
+    yield f"step counts       {' '.join([str(first[1]), *(f'-> {count} (event {event})' for event, count in changes)])}"
+    yield f"accepted drafts   {history.mean_accepted_drafts:.2f} a window"
+    for text in history.texts:
+        lengths = [each[text.request] for _, each in history.accepted if text.request in each]
+        yield f'request "{text.request}" accepted lengths {" ".join(map(str, lengths)) or "none"}'
+        yield f"  {text.spelled(text.prompt)}|{text.spelled(text.said)}"
+
+
+# ---- the data of a run, of its totals and of its findings
 
 
 def _declared(outcome: Outcome) -> dict[str, Any]:

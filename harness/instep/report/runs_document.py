@@ -10,23 +10,28 @@ from typing import Any
 
 from ..verdict import Exit
 from .document import Document, Kind, Listing
-from .document_parts import LEVELS, Data, findings, level, matrix, messages, name_of, totals, used, word
-from .terminal import short
+from .document_parts import LEVELS, Data, findings, level, matrix, messages, names_of, short, totals, used, word
 
 
 def document(found: Data) -> Document:
     runs = [{"ops": found.get("ops"), **run} for run in found["runs"]]
-    said = [f"{name_of(run)} {word(run['exit'])}: {short(run['elements'])} numbers compared"
+    name, names = str(found.get("trace") or found.get("command")), {run.get("name") for run in runs}
+    of = name if len(names) > 1 else str(names.pop() or name)
+    return Document(
+        name, Exit(found["exit"]), conclusions(runs), found.get("claim", ""),
+        messages(runs), [totals(runs, of), _ops(runs)], {"plots": [_plot(runs)], "legend": LEVELS}, [findings(runs)],
+        [*found.get("warnings", ()), *found.get("run_notes", ()), *_not_served(runs)],
+    )
+
+
+def conclusions(runs: Sequence[Data]) -> list[str]:
+    """The verdict of each run, with how much it compared; and what was left out, because that has not agreed."""
+    said = [f"{name} {word(run['exit'])}: {short(run['elements'])} numbers compared"
             + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")
             + (f" in {len(run['cases'])} cases" if "cases" in run else "")
-            for run in runs]  # fmt: skip
-    said += list(dict.fromkeys(f"only {','.join(run['asked'])} judged; left out: {','.join(run['left_out'])}"
-                               for run in runs if run.get("left_out")))  # fmt: skip
-    return Document(
-        str(found.get("trace") or found.get("command")), Exit(found["exit"]), said, messages=messages(runs),
-        tables=[totals(runs), _ops(runs)], charts={"plots": [_plot(runs)], "legend": LEVELS}, more=[findings(runs)],
-        notes=list(_not_served(runs)),
-    )  # fmt: skip
+            for name, run in zip(names_of(runs), runs, strict=True)]  # fmt: skip
+    return [*said, *dict.fromkeys(f"only {','.join(run['asked'])} judged; left out: {','.join(run['left_out'])}"
+                                  for run in runs if run.get("left_out"))]  # fmt: skip
 
 
 def _ops(runs: Sequence[Data]) -> Listing:
@@ -53,7 +58,7 @@ def _plot(runs: Sequence[Data]) -> dict[str, Any]:
             for run in runs]  # fmt: skip
     wrong = [{one["tier"] for one in run["findings"]} if run.get("tiers") else set() for run in runs]
     columns = sorted({tier for one in (*each, *wrong) for tier in one})
-    rows = [(name_of(run), {"message": run.get("message")}) for run in runs]
+    rows = [(name, {"message": run.get("message")}) for name, run in zip(names_of(runs), runs, strict=True)]
     return matrix(
         "The largest part of an allowance that was used", rows, columns, [
             (row, columns.index(tier), level(one.get(tier), tier in bad))

@@ -5,12 +5,11 @@ Leaves out: the runs (`instep_proof.calibrate`).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish_with_result import Commit, Json, finish, must_be_free
+from instep.cli.finish_with_result import Files, writes
 from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from ..calibrate.tables import Calibration
 
 
+@writes("json", "commit")
 @takes_setting(
     several=("ops",),
     without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 )  # fmt: skip
 def calibrate(
     given: Given,
+    files: Files,
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
     seconds: Annotated[float | None, typer.Option(help="Time limit in seconds, half for each table.", min=1.0)] = None,
-    json: Json = None,
-    commit: Commit = None,
 ) -> None:
     """Make both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 
@@ -40,7 +39,6 @@ def calibrate(
     from instep.cli.progress import trial_runner
     from instep.report.document import Document
     from instep.report.result import Result
-    from instep.report.terminal_tables import write
     from instep_reference.contract.errors import BadInput
 
     from ..calibrate import calibrate as run_all
@@ -50,7 +48,7 @@ def calibrate(
         raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
     for name in given.several("ops"):
         given.setting(ops=name).op_set()
-    must_be_free((json,))
+    files.must_be_free()
     found = Calibration(given.setting().device)
     with trial_runner("calibrate", None if seconds is None else seconds / 60) as run:
         run_all(found, variants, run, op_sets=given.several("ops"), runs=runs)
@@ -61,8 +59,8 @@ def calibrate(
     tables = [_rates(found)] if found.ran else []
     tables += [_limits(found)] if found.limits else []
     told = Document("Calibration", found.exit, (), messages=alarms, tables=tables)
-    finish(Result(found.exit, found.device, found.as_data(), commit), json, partial(write, told),
-           interrupted=run.interrupted)  # fmt: skip
+    result = Result(found.exit, found.device, found.as_data(), files.commit)
+    files.finish(result, told, interrupted=run.interrupted)
 
 
 def _rates(result: Calibration) -> Listing:

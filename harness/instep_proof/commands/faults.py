@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish_with_result import Commit, Html, Json, finish, joins_alone, must_be_free
+from instep.cli.finish_with_result import Files, joins_alone, writes
 from instep.cli.subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from ..faults.catalogue.fault import Fault
 
 
+@writes("json", "html", "commit")
 @takes_setting(without=("ops",))
 def faults(
     given: Given,
+    files: Files,
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
@@ -34,13 +36,10 @@ def faults(
     missing: Annotated[bool, typer.Option("--missing", help="Plant faults that the --json file lacks or has as void; "
                                                             "its other rows stay.")] = False,
     no_text: Annotated[bool, typer.Option("--no-text", help="Skip the free runs of the texts.")] = False,
-    json: Json = None,
     join: Annotated[list[Path] | None, typer.Option(help="A result of another process or machine to merge into "
                                                          "--json; may be repeated. A row that is not void takes "
                                                          "precedence, then the latest.")] = None,
-    html: Html = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the matrix of faults and checks there, as SVG.")] = None,
-    commit: Commit = None,
     update: Annotated[bool, typer.Option("--update", help="Keep the first findings as those that are expected.")]
     = False,
     list_only: Annotated[bool, typer.Option("--list", help="List names, kinds and effects, and what is planted and not "
@@ -58,6 +57,7 @@ def faults(
 
     from instep.atomic_write import write_atomically
     from instep.cli.progress import trial_runner
+    from instep.report import svg
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.errors import BadInput
 
@@ -66,19 +66,20 @@ def faults(
     from ..faults.catalogue import TRACES
     from ..faults.catalogue.fault import EXPECTED, recorded
     from ..faults.compare_with_control import Judged, Result, updated
-    from ..faults.matrix_svg import picture_of
     from ..faults.rerecord import retraced
+    from ..faults.result_document import matrix_of
     from ..faults.run_in_forks import warm
 
     if join:
         more = names or family or ops or part or missing or checkpoint or list_only or update or given.named
-        joins_alone(join, "faults", "plants", json=json, with_options=bool(more))
-    if missing and json is None:
+        joins_alone(join, "faults", "plants", json=files.json, with_options=bool(more))
+    if missing and files.json is None:
         raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
     if update and (checkpoint or given.named):
         raise BadInput("--update", found="another model or setting", expected="those of the catalogue")
-    must_be_free((json, html, picture), *join or ())
-    there = [resume.read(json)] if (missing or join) and json is not None and json.is_file() else []
+    files.must_be_free(*join or (), more=[picture])
+    kept = files.json if missing or join else None
+    there = [resume.read(kept)] if kept is not None and kept.is_file() else []
     there += [resume.read(path) for path in join or ()]
     chosen = [] if join else _chosen(names, family, ops)
     if missing:
@@ -100,20 +101,20 @@ def faults(
         return resume.joined(*there, Result(tuple(judged)))
 
     with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
-          trial_runner("faults", None, json, lambda: result_data.of(result(), commit)) as run):
+          trial_runner("faults", None, files.json, lambda: result_data.of(result(), files.commit)) as run):
         if checkpoint is not None:
             retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
         traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
-        for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=commit, model=model):
+        for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=files.commit, model=model):
             judged.append(one)  # one by one: the file is written in between
-    told = result_data.of(result(), commit)
+    told = result_data.of(result(), files.commit)
     if update:
         expected = updated(recorded(), judged)
         lines = (f'"{id}": {encode(one).decode()}' for id, one in expected.items())
         write_atomically({EXPECTED: ("{\n" + ",\n".join(lines) + "\n}\n").encode()})
     if picture is not None:
-        write_atomically({picture: picture_of(told.data()).encode()})
-    finish(told, json, html=html, interrupted=run.interrupted)
+        write_atomically({picture: svg.picture(matrix_of(told.data()))})
+    files.finish(told, interrupted=run.interrupted)
 
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:

@@ -1,7 +1,6 @@
 """Plant faults one by one and run each next to its control, with several processes at a time.
 
-Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`result_document.py`,
-`matrix_svg.py`).
+Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`result_document.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A campaign as data, and its score as a sentence.
 
-Leaves out: tables (`result_document.py`), the picture (`matrix_svg.py`), and judging.
+Leaves out: tables and the picture (`result_document.py`), and judging.
 """
 
 from __future__ import annotations

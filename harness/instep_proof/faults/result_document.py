@@ -25,6 +25,7 @@ SAYS = {
     "yes ✓": "yes; named by the check", "yes b": "named by the bank", "yes h": "named by a hypothesis", "yes": "yes",
     "no": "no", "void": "void: no verdict",
 }
+LEGEND = [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items() if kind != "yes"]
 
 
 def document(found: Data) -> Document:
@@ -34,8 +35,7 @@ def document(found: Data) -> Document:
         "Every fault is an edit of the source, after a bug of a real engine. Its control is the same run without it.",
         found["failures"], [_counts(every, families)], {
             "plots": [_plot(family, mine) for family, mine in families.items()],
-            "says": SAYS, "legend": [[*kind.split(" ")[:1], words, *kind.split(" ")[1:]] for kind, words in SAYS.items()
-                                     if kind != "yes"],
+            "says": SAYS, "legend": LEGEND,
         }, [_table(every)], [line for one in every for line in surprises(one)],
         word={Exit.DIVERGED: "FAILED", Exit.AGREED: "all found"}.get(Exit(found["exit"]), ""),
     )  # fmt: skip
@@ -137,6 +137,15 @@ def _plot(family: str, mine: list[Data]) -> dict[str, Any]:
     cells = [(row, column, *cell) for row, one in enumerate(mine) for column, cell in _cells(one, [*checks])]
     columns = [*JUDGED, *(f"{check} ({tier})" for check, tier in checks.items())]
     return {**matrix(f"{family}: faults and checks", rows, columns, cells), "group": family}
+
+
+def matrix_of(found: Data) -> dict[str, Any]:
+    """The matrix of all faults and checks as one plot, with a heading for each family."""
+    every = [one for mine in by_family(found).values() for one in mine]
+    tiers = list(checks_of(every).values())
+    gaps = [number for number, tier in enumerate(tiers, len(JUDGED)) if tier not in tiers[: number - len(JUDGED)]]
+    title = f"{sum(bool(one['found']) for one in every)} of {len(every)} planted faults found, by {len(tiers)} checks"
+    return {**_plot("", every), "title": title, "groups": [*map(_family, every)], "gaps": gaps, "legend": LEGEND}
 
 
 def _origin(one: Data) -> str:

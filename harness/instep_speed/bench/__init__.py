@@ -9,7 +9,7 @@
     measure_arms.py    the arms of a cell: judged, timed, judged again
     run.py     the cells in order, within the time limit
     resume.py  the schema of a result file, resuming a grid from it, and joining the results of several calls
-    result_document.py, plots.py  tables and plots of a result, SVG
+    result_document.py  tables and plots of a result
 
 Leaves out: comparing two versions of a source (`instep gate`).
 """

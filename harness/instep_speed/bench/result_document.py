@@ -17,14 +17,13 @@ from instep.verdict import Exit
 
 from . import KINDS, kind
 from .bench_types import TOO, key
-from .plots import grouped, works
 from .profile import gap
 from .run import chosen
 
 LOUD = ("WRONG", "ABOVE")
 DIGITS = 12  # of a digest
 ON_CPU = "on a CPU: `plain`, called eagerly, tiny shapes; for regressions only, not for speed"
-MOST_LINES = 4  # of a plot of curves, its base line included
+MOST_LINES, MOST_ARMS = 4, 100  # of a plot of curves on a page, its base line included; in a picture
 BAD = [["bad", "its answers are wrong: a mark at its time, or at the top if it has no time"]]
 
 
@@ -204,26 +203,50 @@ def _times(row: Data) -> tuple[dict[str, float], dict[str, float]]:
     return {arm: mean for arm, mean in ours.items() if arm.endswith(TOO)} or ours, peers
 
 
-def _curves(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
+def pictures(rows: Sequence[Data]) -> list[dict[str, Any]]:
+    """The plots of `--plots`: curves with every arm, and a round's time by kind of work."""
+    return [*_curves(rows, most=MOST_ARMS), *_work(rows)]
+
+
+def works(rows: Sequence[Data]) -> Iterator[tuple[Data, dict[str, dict[str, float]]]]:
+    """Rows whose arms have times by kind of work, in the order of the plotted axis: arm -> kind of work -> us."""
+    for row in sorted(rows, key=lambda row: float(row["cell"].get(kind(row["kind"]).x, 0))):
+        if work := {name: arm["work"] for name, arm in row["arms"].items() if "work" in arm}:
+            yield row, work
+
+
+def grouped(rows: Sequence[Data]) -> dict[tuple[str, str], list[Data]]:
+    """Group rows that differ in the plotted axis alone, by kind and the other axes, in the order of that axis."""
+    groups: dict[tuple[str, str], list[Data]] = {}
+    for row in rows:
+        x = kind(row["kind"]).x
+        if x in row["cell"]:
+            rest = key({name: value for name, value in row["cell"].items() if name != x})
+            groups.setdefault((row["kind"], rest), []).append(row)
+    return {group: sorted(mine, key=lambda row: float(row["cell"][kind(row["kind"]).x]))
+            for group, mine in groups.items()}
+
+
+def _curves(rows: Sequence[Data], most: int = MOST_LINES) -> Iterator[dict[str, Any]]:
     """For each kind, against its axis: times of the fastest arms and the floor; ours as multiples of a peer.
 
-    A plot has at most MOST_LINES lines. Arms with wrong answers that are not among the fastest have separate plots.
+    most: lines of a plot. Arms with wrong answers that are not among the fastest have separate plots.
     """
-    for (name, rest), mine in grouped(rows).items():  # type: ignore[arg-type]
+    for (name, rest), mine in grouped(rows).items():
         x, title = kind(name).x, f"{name}, {rest}".strip(", ")
         if len({row["cell"][x] for row in mine}) < 2:
             continue
         frame = {"form": "curves", "group": name, "x": x.replace("_", " ")}
         floor, lines = _lines(mine, x)
-        chosen = _fastest(mine, lines)
+        chosen = _fastest(mine, lines, most)
         some = f": {len(chosen)} of {len(lines)} arms" if len(chosen) < len(lines) else ""
         yield {**frame, "title": f"{title}{some}", "y": f"us, {kind(name).unit}", "lines": [*floor, *chosen]}
         wrong = [line for line in lines if line not in chosen and any(bad for _, _, bad, _ in line["points"])]
-        for begin in range(0, len(wrong), MOST_LINES - 1):
+        for begin in range(0, len(wrong), most - 1):
             some = f"{title}: arms with wrong answers"
-            several = [*floor, *wrong[begin : begin + MOST_LINES - 1]]
+            several = [*floor, *wrong[begin : begin + most - 1]]
             yield {**frame, "title": some, "y": f"us, {kind(name).unit}", "lines": several}
-        if against := _against_peers(mine, x):
+        if against := _against_peers(mine, x, most):
             yield {**frame, "title": f"{title}: ours / fastest peer", "y": "times", "lines": against}
 
 
@@ -241,13 +264,13 @@ def _lines(rows: Sequence[Data], x: str) -> tuple[list[Data], list[Data]]:
     return base, [{"name": arm, "points": points} for arm, points in lines.items()]
 
 
-def _fastest(rows: Sequence[Data], lines: Sequence[Data]) -> list[Data]:
+def _fastest(rows: Sequence[Data], lines: Sequence[Data], most: int) -> list[Data]:
     """The arms of the plot of times: the fastest of ours, then the fastest peers, then others of ours."""
     peers = {arm for row in rows for arm, told in row["arms"].items() if told["peer"]}
     ranked = sorted(lines, key=_rank)
     ours, theirs = ([line for line in ranked if (line["name"] in peers) is of] for of in (False, True))
-    chosen = [*ours[:1], *theirs[: MOST_LINES - 1 - len(ours[:1])]]
-    chosen += ours[1:][: MOST_LINES - 1 - len(chosen)]
+    chosen = [*ours[:1], *theirs[: most - 1 - len(ours[:1])]]
+    chosen += ours[1:][: most - 1 - len(chosen)]
     return [line for line in lines if line in chosen]
 
 
@@ -257,7 +280,7 @@ def _rank(line: Data) -> tuple[int, float]:
     return -len(values), sum(map(log, values))
 
 
-def _against_peers(rows: Sequence[Data], x: str) -> list[Data]:
+def _against_peers(rows: Sequence[Data], x: str, most: int) -> list[Data]:
     """The fastest arms of ours, and the fastest peer that is right as the line at 1."""
     base, lines = list[list[Any]](), defaultdict[str, list[list[Any]]](list)
     for row in rows:
@@ -273,7 +296,7 @@ def _against_peers(rows: Sequence[Data], x: str) -> list[Data]:
     if len(base) < 2:
         return []
     arms = sorted(({"name": arm, "points": points} for arm, points in lines.items()), key=_rank)
-    return [{"name": "fastest peer", "base": True, "points": base}, *arms[: MOST_LINES - 1]]
+    return [{"name": "fastest peer", "base": True, "points": base}, *arms[: most - 1]]
 
 
 def _point(row: Data, arm: str) -> dict[str, Any]:
@@ -285,12 +308,16 @@ def _point(row: Data, arm: str) -> dict[str, Any]:
     return {"title": title, "lines": [numbers, of_the_floor, told.get("how", ""), _said(told)]}
 
 
-def _work(rows: list[Data]) -> Iterator[dict[str, Any]]:
+def _work(rows: Sequence[Data]) -> Iterator[dict[str, Any]]:
     """A round's time by kind of work."""
-    for row, work in works(rows):  # type: ignore[arg-type]
-        parts = list(dict.fromkeys(part for arm in work.values() for part in arm))
-        told = [[gap(one)] if "launches" in one else []
-                for one in (row["arms"][arm] for arm in work)]  # fmt: skip
-        yield {"form": "bars", "title": f"{row['kind']}, {key(row['cell'])}: us by kind of work", "group": row["kind"],
-               "x": "us", "names": list(work), "parts": parts, "told": told,
-               "values": {part: [arm.get(part, 0) for arm in work.values()] for part in parts}}  # fmt: skip
+    for row, work in works(rows):
+        told = [[gap(one)] if "launches" in one else [] for one in (row["arms"][arm] for arm in work)]
+        title = f"{row['kind']}, {key(row['cell'])}: us by kind of work"
+        yield {**bars_of(title, work), "group": row["kind"], "told": told}
+
+
+def bars_of(title: str, work: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """A plot with a bar for each name.  work: name -> kind of work -> us"""
+    parts = list(dict.fromkeys(part for one in work.values() for part in one))
+    return {"form": "bars", "title": title, "x": "us", "names": list(work), "parts": parts,
+            "values": {part: [one.get(part, 0) for one in work.values()] for part in parts}}  # fmt: skip

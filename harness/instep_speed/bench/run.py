@@ -2,7 +2,7 @@
 
 An arm with wrong answers has no time. Time that a kind does not need goes to the next one, and at the end to cells that
 did not fit before. Cells that were left out are reported. Leaves out: tables and plots
-(`result_document.py`, `plots.py`).
+(`result_document.py`).
 """
 
 from __future__ import annotations

@@ -5,19 +5,26 @@ Leaves out: the measurement (`instep_speed.bench`), and comparing two versions (
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from instep.cli.finish_with_result import Commit, Html, Json, finish, joins_alone, must_be_free
+from instep.cli.finish_with_result import Files, joins_alone, writes
 from instep.cli.subject_options import Given, takes_setting
 
 from ..bench import KINDS
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..bench.run import Row
+
 CHOICES = ", ".join(KINDS)
 
 
+@writes("json", "html", "commit")
 @takes_setting(
     several=("ops",),
     without=("state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv", "drafter",
@@ -28,6 +35,7 @@ CHOICES = ", ".join(KINDS)
 )  # fmt: skip
 def bench(
     given: Given,
+    files: Files,
     kind: Annotated[list[str] | None, typer.Option(help=f"{CHOICES}; may be repeated. Default: all.")] = None,
     grid: Annotated[str, typer.Option(help="default, or full, which continues from its --json file. Both write the "
                                            "file after every cell. On a CPU shapes are tiny.")] = "default",
@@ -38,12 +46,9 @@ def bench(
     peers: Annotated[bool | None, typer.Option("--peers/--no-peers", help="Also time kernels of other packages; "
                                                                          "default on a card.")] = None,
     plots: Annotated[Path | None, typer.Option(help="A folder for SVG plots.")] = None,
-    html: Html = None,
-    json: Json = None,
     join: Annotated[list[Path] | None, typer.Option(help="A result of another call to merge into --json or to plot; "
                                                          "may be repeated. The latest row of a cell counts, and "
                                                          "keeps its date, revision and machine.")] = None,
-    commit: Commit = None,
 ) -> None:
     """Check every answer, then time it; exit 0: all right, 1: an answer of ours is wrong, 3: nothing was timed."""
     import os
@@ -55,21 +60,20 @@ def bench(
     from instep.cli.progress import trial_runner
     from instep_reference.contract.errors import BadInput
 
-    from ..bench import plots as pictures
     from ..bench import resume
     from ..bench.run import Asked, Bench
     from ..bench.run import bench as measure
 
     if grid not in ("default", "full"):
         raise BadInput("--grid", found=grid, expected="default or full")
-    if grid == "full" and (json is None or not is_replaced(json)):
+    if grid == "full" and (files.json is None or not is_replaced(files.json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
-    must_be_free((json, html), *join or ())
-    there = [json] if json is not None and json.is_file() else []
+    files.must_be_free(*join or ())
+    there = [files.json] if files.json is not None and files.json.is_file() else []
     if join:
         more = kind or given.named or grid != "default" or peers is not None or at or minutes is not None
-        joins_alone(join, "bench", "measures", json=json, plots=plots, html=html, with_options=bool(more))
-        found = resume.joined(there + join, commit)
+        joins_alone(join, "bench", "measures", json=files.json, plots=plots, html=files.html, with_options=bool(more))
+        found = resume.joined(there + join, files.commit)
     else:
         card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
         usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
@@ -80,20 +84,45 @@ def bench(
             {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
             tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
             grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
-            6.0 if minutes is None else minutes, card if peers is None else peers, commit, _axes(at or []),
+            6.0 if minutes is None else minutes, card if peers is None else peers, files.commit, _axes(at or []),
         )
         found = resume.going_on(there[0], asked) if grid == "full" and there else Bench(asked)
     if plots is not None:
-        pictures.ready(plots, found.asked.kinds, json, html, *join or ())
+        _must_be_writable(plots, found.asked.kinds, files.json, files.html, *join or ())
     if not join:
-        with trial_runner("bench", found.asked.minutes, json, found.result) as run:
+        with trial_runner("bench", found.asked.minutes, files.json, found.result) as run:
             measure(found.asked, run, found)
         found.ended = "since the call was interrupted" if run.interrupted else found.ended
     try:
-        finish(found.result(), json, html=html)
+        files.finish(found.result())
     finally:  # files and table first, so that a failing plot loses neither
         if plots is not None:
-            pictures.write(found, plots)
+            draw(found.rows, plots)
+
+
+def _must_be_writable(folder: Path, kinds: Sequence[str], *others: Path | None) -> None:
+    """Make the folder, or refuse it, before anything is measured. others: files that the command reads or writes."""
+    from instep.atomic_write import folder_for, writable
+
+    folder_for(folder, "--plots")
+    for name in kinds:
+        for file in {folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")}:
+            writable(file, *others)
+
+
+def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write one file for every plot and return their paths."""
+    from instep.atomic_write import folder_for, write_atomically
+    from instep.report.svg import picture
+
+    from ..bench.result_document import pictures
+
+    folder_for(folder, "--plots")
+    files = {folder / f"{'-'.join(re.findall('[a-zA-Z0-9]+', plot['title']))}.svg": picture(plot)
+             for plot in pictures(rows)}  # fmt: skip
+    if files:
+        write_atomically(files)
+    return list(files)
 
 
 def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:

@@ -12,14 +12,16 @@ from typing import Annotated
 
 import typer
 
-from instep.cli.finish_with_result import Commit, Html, Json, finish, must_be_free
+from instep.cli.finish_with_result import Files, writes
 from instep.cli.subject_options import Given, takes_setting
 from instep.options import DRAFTER
 
 
+@writes("json", "html", "commit")
 @takes_setting(ops="The op set that a source tree runs.", drafter=DRAFTER)
 def gate(
     given: Given,
+    files: Files,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
     after: Annotated[str | None, typer.Argument(help="The op set or source tree that may have become slower.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Default: both.")] = None,
@@ -41,9 +43,6 @@ def gate(
     baselines: Annotated[Path | None, typer.Option(
         help="The folder of calibrations: --calibrate writes this machine's file there, other runs read it. Default: "
              "instep's own, which are only read.")] = None,
-    commit: Commit = None,
-    html: Html = None,
-    json: Json = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from instep.atomic_write import folder_for
@@ -76,7 +75,7 @@ def gate(
         raise BadInput("--ops", found=f"{ops}, and no source tree", expected=expected)
     OnDisk.open(question.checkpoint)
     kept = baselines and calibrate and calibration_files.file_of(question, baselines)
-    must_be_free((json, html, kept or None))
+    files.must_be_free(more=[kept or None])
     if baselines is not None and not baselines.is_dir():
         raise BadInput("--baselines", found=f"{baselines}: no such folder", expected="a folder of calibrations")
     with tempfile.TemporaryDirectory(prefix="instep-gate-") as aside, progress("gate") as said:
@@ -84,9 +83,9 @@ def gate(
         folder_for(folder, "--keep")
         if calibrate:
             power = measure(question, folder, minutes, said)
-            told = calibration_files.result(power, commit)
+            told = calibration_files.result(power, files.commit)
             if kept and not power.report.refused:
                 told.write(kept)
-            finish(told, json, html=html)
+            files.finish(told)
         report = run(question, folder, said)
-    finish(result_data.of(report, baselines, commit), json, html=html)
+    files.finish(result_data.of(report, baselines, files.commit))

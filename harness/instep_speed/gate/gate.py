@@ -24,7 +24,7 @@ from itertools import cycle
 from math import ceil
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,6 +56,7 @@ MOST_TIMES = 4  # maximum of pairs, as a multiple of the wanted number
 TOO_LITTLE = ("  nothing wrong was found, but a batch this small separates too few wrong states from right ones; use a "
               "larger --batch, or store states wider")  # fmt: skip
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 Enough = Callable[[Question, Mapping[str, Any]], bool]
 
@@ -65,28 +66,35 @@ def gate(question: Question, folder: Path, progress: Progress = lambda what, don
     report = Report(question)
     sources = dict(zip(ARMS, (question.before, question.after, question.before), strict=True))
     found = {name: Source.of(said, question.setting.ops, NAMES[name]) for name, said in sources.items()}
-    progress("checking", 0, 0)
-    course = lay(
-        question.checkpoint, folder / "course.jsonl",
-        batch=question.batch, rounds=question.rounds, num_steps=question.num_steps,
-    )
-    with ExitStack() as stack:
-        # All three start now and do the same work: a process that did less is faster by a percent or two.
-        arms = started(stack, found, course, report, folder)
-        yardsticks = yardsticks_of(question, course, found)
-        report.reference_acceptance = yardsticks["before"].truth.acceptance
-        report.refused = checked(arms, report) or agree_at_the_end(arms, yardsticks, folder, report)
-        if report.refused:
-            return report
-        try:
-            samples = _timed(arms, question, report, progress)
-        except ArmFailed as failed:
-            report.refused = str(failed)
-            return report
-        report.refused = agree_at_the_end(arms, yardsticks, folder, report)
-    if not report.refused:
+    samples = checked_before_and_after(
+        report, found, folder, progress, lambda arms: _timed(arms, question, report, progress))
+    if samples is not None:
         report.judged = judge(question, samples, report.laps * question.rounds, report.decided)
     return report
+
+
+def checked_before_and_after(
+    report: Report, sources: Mapping[str, Source], folder: Path, progress: Progress,
+    work: Callable[[Mapping[str, Arm]], T],
+) -> T | None:
+    """The result of timing the arms, which are checked before and after; None: one is refused (`report.refused`)."""
+    question, found = report.question, None
+    progress("checking", 0, 0)
+    course = lay(question.checkpoint, folder / "course.jsonl", batch=question.batch, rounds=question.rounds,
+                 num_steps=question.num_steps)  # fmt: skip
+    with ExitStack() as stack:
+        # All start now and do the same work: a process that did less is faster by a percent or two.
+        arms = started(stack, sources, course, report, folder)
+        yardsticks = yardsticks_of(question, course, sources)
+        report.reference_acceptance = yardsticks["before"].truth.acceptance
+        report.refused = checked(arms, report) or agree_at_the_end(arms, yardsticks, folder, report)
+        if not report.refused:
+            try:
+                found = work(arms)
+            except ArmFailed as failed:
+                report.refused = str(failed)
+        report.refused = report.refused or agree_at_the_end(arms, yardsticks, folder, report)
+    return None if report.refused else found
 
 
 def judge(

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, cycle, permutations
@@ -32,10 +31,9 @@ from instep.verdict import Exit
 from .binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from .cases import NO_DRAG
 from .clock import CLOCKS
-from .forced_trace import lay
-from .gate import Progress, agree_at_the_end, checked, judge, laps_of, sample, started, timed, yardsticks_of
+from .gate import Progress, checked_before_and_after, judge, laps_of, sample, timed
 from .input_and_result import Question, Report
-from .process import Arm, ArmFailed, Source
+from .process import Arm, Source
 from .statistics import Samples, Say, Spread
 
 SLOWED = 0.08
@@ -100,31 +98,23 @@ def measure(
 ) -> Power:
     """Check the arms, let them take turns for this many minutes, then judge the trials."""
     found = Power(Report(question))
-    sources = {name: Source.of(question.before, question.setting.ops, "BEFORE") for name in ARMS}
-    progress("checking", 0, 0)
-    course = lay(question.checkpoint, folder / "course.jsonl", batch=question.batch, rounds=question.rounds,
-                 num_steps=question.num_steps)  # fmt: skip
-    with ExitStack() as stack:
-        arms = started(stack, sources, course, found.report, folder)
-        yardsticks = yardsticks_of(question, course, sources)
-        found.report.refused = checked(arms, found.report) or agree_at_the_end(arms, yardsticks, folder, found.report)
-        if found.report.refused:
-            return found
+    sources, laps = {name: Source.of(question.before, question.setting.ops, "BEFORE") for name in ARMS}, 1
+
+    def taken(arms: Mapping[str, Arm]) -> list[Trial]:
+        nonlocal laps
         begun, trials = time.monotonic(), list[Trial]()
-        try:
-            laps = laps_of(arms, question)
-            found.drag = tuned(arms["before"], question, laps)
-            for trial in trials_of([arms[name] for name in ARMS], question, laps, found.drag, progress):
-                trials.append(trial)
-                found.minutes = round((time.monotonic() - begun) / 60, 2)
-                if found.minutes >= minutes:
-                    break
-        except ArmFailed as failed:
-            found.report.refused = str(failed)
-            return found
-        found.report.refused = agree_at_the_end(arms, yardsticks, folder, found.report)
-        if found.report.refused:
-            return found
+        laps = laps_of(arms, question)
+        found.drag = tuned(arms["before"], question, laps)
+        for trial in trials_of([arms[name] for name in ARMS], question, laps, found.drag, progress):
+            trials.append(trial)
+            found.minutes = round((time.monotonic() - begun) / 60, 2)
+            if found.minutes >= minutes:
+                break
+        return trials
+
+    trials = checked_before_and_after(found.report, sources, folder, progress, taken)
+    if trials is None:
+        return found
     samples = {name: np.concatenate([trial[name] for trial in trials]) for name in ARMS}
     for number, case in enumerate(question.cases):
         clocks = {clock: samples["before"][:, number, CLOCKS.index(clock)] for clock in question.judged_by}

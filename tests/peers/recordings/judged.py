@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from instep.audit import render
 from instep.audit.audit import audit
+from instep.audit.result_data import of
 from instep.verdict import Exit
 
 from ..environment import TOP
@@ -72,7 +72,7 @@ def _once(
             return Exit.DIVERGED, f"line {number} has {len(tokens)} of {one.count} tokens", {}
     lines = [{"prompt": one.prompt, "tokens": [*said]} for one, said in zip(wanted, answers, strict=True)]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    result = render.of(audit(file, model, dtype=dtype))
+    result = of(audit(file, model, dtype=dtype))
     found = result.found
     if found["message"]:
         _, where, what = found["message"].splitlines()[:3]

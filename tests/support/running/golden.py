@@ -25,7 +25,7 @@ CHANGED = "golden file written again"  # the property of a test's report that ho
 # Patterns of text that differs between machines or runs, for `golden(name, text, PATTERN, ...)`. SECONDS always is.
 SECONDS = r"\d+\.\d+ s\b"
 MEASURED = r"(?<![\w.])-?\d+(?:\.\d+(?:e[+-]\d+)?|e[+-]\d+)(?![\w.]*\w)|(?<!\w)nan\b"
-COUNTED = r"\d[\d.]*[kMG]?(?= +│)"  # cells of a framed table
+COUNTED = r"(?<= )\d[\d.]*[kMG]?(?= +(?:\d[\d.]*[kMG]? +)*exact\b)"  # counts in rows of exact tiers
 VERSION = r"\d+\.\d+\.\d+\S*"
 
 

@@ -6,8 +6,7 @@ Leaves out: drawing (`instep.campaign.fuzz`).
 from __future__ import annotations
 
 from ...report.document import Document, Kind, Listing
-from ...report.document_parts import Data, findings, messages, word
-from ...report.terminal import short
+from ...report.document_parts import Data, findings, messages, short, word
 from ...verdict import Exit
 
 

@@ -17,9 +17,8 @@ from ...report.command_lines import near
 from ...report.divergence_message import MEASURES as OF_A_REPLAY
 from ...report.divergence_message import message, numbers
 from ...report.html.heat_map import Row
-from ...report.outcome_data import listed, number
+from ...report.outcome_data import listed, most_used, number
 from ...report.result import Result
-from ...report.terminal import most_used
 from ...run.replay import served
 from ...verdict import Comparison, Tier
 from . import Held, worst

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...report.document import Document, Kind, Listing
-from ...report.document_parts import LEVELS, Data, findings, level, matrix, messages, used, word
+from ...report.document_parts import LEVELS, Data, findings, level, matrix, messages, short, used, word
 from ...report.html.heat_map import Row
-from ...report.terminal import short
 from ...verdict import Exit
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ...atomic_write import folder_for, write_atomically
 from ...trace.file import Trace, beside
-from .. import outcome_data, terminal
+from .. import outcome_data
 from ..document import VERDICTS
+from ..document_parts import used
 from ..finding_tensors import files, for_a_file
 
 if TYPE_CHECKING:
@@ -25,13 +26,13 @@ VERDICT, USED, ELEMENTS = "instep_verdict", "instep_used", "instep_elements"
 
 def properties(outcome: Outcome) -> list[tuple[str, str]]:
     """The verdict, the compared numbers and the largest used part of an allowance, in all and per tier."""
-    name, totals = outcome.plan.setting.name, terminal.tiers(outcome)
+    name, totals = outcome.plan.setting.name, outcome_data.tiers(outcome)
     said = [(f"{VERDICT}[{name}]", VERDICTS[outcome.verdict.exit][0])]
     said += [(f"{ELEMENTS}[{name}]", str(outcome.verdict.elements))]
-    used = terminal.most_used([one for one in outcome.verdict.compared if one.tier not in terminal.EXACT])
-    said += [(f"{USED}[{name}]", f"{used:.3g}")] if used is not None else []
+    most = outcome_data.most_used([one for one in outcome.verdict.compared if one.tier not in outcome_data.EXACT])
+    said += [(f"{USED}[{name}]", used(most))] if most is not None else []
     return said + [
-        (f"instep_{total.tier.value}[{name}]", f"{total.elements} numbers, {terminal.cell(total.used)} used")
+        (f"instep_{total.tier.value}[{name}]", f"{total.elements} numbers, {used(total.used)} used")
         for total in totals
     ]
 

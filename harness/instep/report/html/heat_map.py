@@ -18,7 +18,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 
 from ...verdict import Comparison
 from ..divergence_message import NAMES, drafting
-from ..terminal import EXACT
+from ..outcome_data import EXACT
 
 DETAILED = 200_000  # lines; with more, every cell keeps only the one that used most of its allowance
 TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows other than layers of the trunk

@@ -6,13 +6,10 @@ Leaves out: the document (`runs_document.py`), and the HTML (`write_page.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from io import StringIO
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from instep_reference.contract.place_names import STAGE_LEVEL
 
@@ -20,16 +17,13 @@ from ...run.replay import Outcome
 from ...trace.file import Trace
 from ...verdict import Comparison, Verdict
 from ...watch.event_context import EventContext
-from .. import outcome_data, terminal
+from .. import outcome_data
 from ..divergence_message import DIFFERS, command, command_at, numbers, where
-from ..document_choice import document_of
 from ..finding_tensors import tensor_at
 from ..outcome_data import listed_findings
-from . import heat_map
+from . import heat_map, write_page
 from .timeline import Lanes, lanes_of
-from .write_page import write_page
 
-WIDE = 160  # columns for printed text, so that no table is broken
 MAPPED = 8  # tensors that are drawn
 EVENT = 10**9  # placeholder for an event in a command; no trace is that long
 MOST_ROWS, MOST_COLUMNS = 48, 96
@@ -39,18 +33,8 @@ MEMORY = {"state": ("key row", "value column"), "conv": ("age", "channel"), "key
 
 def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
     """The page of the result, with the claim of the trace and charts of its events."""
-    made = document_of(outcome_data.of(outcomes).data())
-    return write_page(replace(
-        made, claim=trace.header.claim, charts={**made.charts, **charts_of(outcomes, trace)},
-        terminal=printed(lambda console: terminal.show(outcomes, console)),
-    ))  # fmt: skip
-
-
-def printed(show: Callable[[Console], object]) -> str:
-    """The output of a command on a wide terminal."""
-    said = StringIO()
-    show(Console(file=said, width=WIDE, color_system=None))
-    return said.getvalue()
+    found = outcome_data.of(outcomes, claim=trace.header.claim)
+    return write_page.page_of(found.data(), charts_of(outcomes, trace))
 
 
 def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:

@@ -32,10 +32,12 @@ ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&"}
 SECTIONS = {"charts": ("runs", "events.js"), "plots": ("plots", "plots.js")}
 
 
-def page_of(found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, terminal: str = "") -> bytes:
-    """The page of a result's data.  charts: charts of events;  terminal: the printed output of the command"""
-    made = document_of(found)
-    return write_page(replace(made, charts={**made.charts, **(charts or {})}, terminal=terminal))
+def page_of(
+    found: Mapping[str, Any], charts: Mapping[str, Any] | None = None, document: Document | None = None
+) -> bytes:
+    """The page of a result's data.  charts: charts of events;  document: that of the result, if it has one by now"""
+    made = document or document_of(found)
+    return write_page(replace(made, charts={**made.charts, **(charts or {})}, made=found))
 
 
 def page_of_file(path: Path) -> bytes:

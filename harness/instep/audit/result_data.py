@@ -1,22 +1,19 @@
-"""The output of `instep audit`, as text and as data: how much was judged and decided, and the first finding.
+"""The result of `instep audit` as data: how much was judged and decided, the findings, and notes.
 
-Leaves out: the judgement (`audit.py`).
+Leaves out: the judgement (`audit.py`), and the document (`result_document.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import Console
-
 from ..checks.check_interface import counted
-from ..report import outcome_data, terminal
-from ..report.divergence_message import divergence, message, numbers, where
-from ..report.document import VERDICTS
+from ..report import outcome_data
+from ..report.divergence_message import message, numbers, where
 from ..report.outcome_data import finding
 from ..report.result import Result
-from ..report.terminal_tables import say
 from ..verdict import Comparison, Exit
 from .audit import Audit
 from .round_of_finding import round_of
@@ -50,67 +47,35 @@ def told(audit: Audit) -> str | None:
                    numbers(findings[0]), [], placed)  # fmt: skip
 
 
-def messages(audit: Audit) -> list[str]:
-    """The message of tokens and counts, and that of logits, rows and states: the one with the first finding first."""
-    replayed = [] if audit.replay is None else audit.replay.verdict.findings
-    found = [(audit.verdict.findings[0].order(), told(audit))] if audit.verdict.findings else []
-    found += [(replayed[0].order(), divergence(audit.replay))] if audit.replay is not None and replayed else []
-    return [text for _, text in sorted(found, key=lambda one: one[0]) if text is not None]
-
-
-def show(audit: Audit, console: Console, *, verbose: bool = False) -> None:
-    """Print an audit. verbose: list what was not judged, with the reasons."""
-    word, style = VERDICTS[audit.exit]
-    ties, made = audit.tokens.ties.ties, audit.tokens.ties.made
-    texts, counts = audit.told.texts, audit.told
-    say(console, f"{audit.recorded.path.name}, {audit.recorded.engine}: {word}", style=style)
-    for text in messages(audit):
-        say(console, text)
-    say(console, f"  tokens    {made} of {len(texts)} requests, each after the tokens that the engine really chose; "
-                 f"{audit.tokens.decided} could be decided, {ties} tied")  # fmt: skip
+def _notes(audit: Audit, verbose: bool) -> Iterator[str]:
+    """What was judged, how, and up to where. verbose: list what was not judged, with the reasons"""
+    counts, names, count = audit.told, audit.recorded.names, len(audit.trace.events)
     if counts.windows:
         cut = len(audit.verdict.skipped)
         some = f"; {counted(cut, 'count')} not judged: {audit.verdict.skipped[0].reason}" if cut else ""
-        say(console, f"  windows   {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted"
-                     f"{some}")  # fmt: skip
-        say(console, f"  step counts: {_steps(audit)}")
-        say(console, f"  drafts: {_drafts(audit)}")
-    said = audit.precision.declared.said(audit.precision.width) or "no rounding"
-    by = "the checkpoint's own dtype, --dtype names another" if audit.assumed else "as declared"
-    say(console, f"  rounding  {said} ({by})")
-    say(console, f"  run       {audit.seconds:.1f} s, {audit.peak:,.0f} MiB at most, "
-                 f"{audit.tokens.walks} walks through the layers")  # fmt: skip
-    for line in extent(audit):
-        say(console, f"  {line}")
-    if audit.digest is None:
-        say(console, "  the recording does not name its model, so the model was not checked", style="dim")
-    for note in audit.recorded.notes:
-        say(console, f"  {note}", style="yellow")
-    if audit.tokens.exit is Exit.INCONCLUSIVE:
-        say(console, f"  fewer than half of the tokens could be decided: {audit.tokens.decided} of {made}", style=style)
-    if audit.replay is not None:
-        terminal.show([audit.replay], console, of_recording=True, verbose=verbose)
-    else:
-        say(console, f"  not judged  {NOT_JUDGED}", style="dim")
-    for short, own in list(audit.recorded.names.items())[:NAMED]:
-        say(console, f'request "{short}" is "{own}"', style="dim")
-    if (more := len(audit.recorded.names) - NAMED) > 0:
-        say(console, f"{counted(more, 'further request')}: the result of --json names all", style="dim")
-
-
-def extent(audit: Audit) -> list[str]:
-    """Lines on the judged events, on the start of each judged state, and on an early end."""
-    count, lines = len(audit.trace.events), list[str]()
+        yield f"windows: {counts.windows}, with {counts.drafts} drafts; {counts.accepted} were accepted{some}"
+        yield f"step counts: {_steps(audit)}"
+        yield f"drafts: {_drafts(audit)}"
+    if audit.assumed:
+        yield "rounding: that of the checkpoint's own dtype; --dtype names another"
     if len(audit.events) < count:
-        lines.append(f"events    {audit.events.start} to {audit.events.stop - 1} of 0 to {count - 1}")
+        yield f"events: {audit.events.start} to {audit.events.stop - 1} of 0 to {count - 1}"
     if audit.replay is not None and "states" in audit.recorded.shows:
-        lines.append(f"states    {ONE_STEP if audit.one_step else FROM_START}")
+        yield f"states: {ONE_STEP if audit.one_step else FROM_START}"
     if audit.stopped:
-        lines.append(f"stopped   {audit.stopped}: the rest of the recording is not judged")
-    return lines
+        yield f"stopped: {audit.stopped}: the rest of the recording is not judged"
+    if audit.digest is None:
+        yield "the recording does not name its model, so the model was not checked"
+    if audit.tokens.exit is Exit.INCONCLUSIVE:
+        yield f"fewer than half of the tokens could be decided: {audit.tokens.decided} of {audit.tokens.ties.made}"
+    yield from [f"not judged: {NOT_JUDGED}"] if audit.replay is None else outcome_data.notes([audit.replay], verbose)
+    yield from (f'request "{short}" is "{own}"' for short, own in list(names.items())[:NAMED])
+    if (more := len(names) - NAMED) > 0:
+        yield f"{counted(more, 'further request')}: the result of --json names all"
 
 
-def of(audit: Audit) -> Result:
+def of(audit: Audit, *, verbose: bool = False) -> Result:
+    """The result. verbose: its notes list what was not judged"""
     recorded, tokens = audit.recorded, audit.tokens
     found: dict[str, Any] = {
         "recording": recorded.path.name, "engine": recorded.engine, "model": audit.digest,
@@ -128,12 +93,13 @@ def of(audit: Audit) -> Result:
         "round": _round(audit), "names": dict(recorded.names),
         "remarks": [] if audit.replay is None else list(audit.replay.remarks),
         "findings": [_finding(one) for one in audit.verdict.findings], "message": told(audit),
+        "run_notes": [*_notes(audit, verbose)],
     }  # fmt: skip
     found["findings_in_all"] = len(found["findings"])
     if audit.replay is None:
         found["not_judged"] = [{"shows_no": "", "what": NOT_JUDGED}]
     else:
-        found |= outcome_data.of([audit.replay]).found
+        found = {**outcome_data.of([audit.replay]).found, **found}
         found["not_compared"] = [asdict(skip) for skip in (*audit.verdict.skipped, *audit.replay.verdict.skipped)]
     return Result(audit.exit, "cpu", found)
 
