@@ -12,20 +12,20 @@ from collections.abc import Iterator
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.pool_addresses import Pools
-from .check_interface import NOWHERE, said_of
+from .check_interface import NOWHERE, TellsOnce, said_of
 
 LONGEST = 100  # characters of a value that are printed
 
 
-class Aliasing:
+class Aliasing(TellsOnce):
     """Configurations do not change, no two pools share a byte, and answers share memory with nothing."""
 
     name = "aliasing"
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
-        self.known: tuple[object, ...] | None = None
-        self.let_go = False
+        super().__init__()
+        self.known: tuple[object, ...] = ()
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         configs = context.log.configs
@@ -41,16 +41,14 @@ class Aliasing:
             names = ", ".join(answered.changed)
             said = [f"earlier answers changed while this event ran: {names}"]
             yield said_of(self, context, NOWHERE, 1, said)
-        if answered is not None and answered.let_go and not self.let_go:
-            self.let_go = True
-            yield Skipped(self.name, context.index, "kept answers take so much memory that the oldest are dropped, so "
-                          "later changes of these are not seen")  # fmt: skip
+        if answered is not None and answered.let_go:
+            yield from self.once(context, "kept answers take so much memory that the oldest are dropped, so later "
+                                 "changes of these are not seen")  # fmt: skip
 
     def _pools(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         regions = [region for region in context.regions if region.units.numel()]
-        if not regions and self.known is None:
-            self.known = ()
-            yield Skipped(self.name, context.index, "this engine shows no memory, so overlapping pools cannot be found")
+        if not regions and not self.known:
+            yield from self.once(context, "this engine shows no memory, so overlapping pools cannot be found")
         addresses = tuple((region.units.data_ptr(), region.units.shape, region.units.stride()) for region in regions)
         if regions and addresses != self.known:
             self.known = addresses

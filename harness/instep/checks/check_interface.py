@@ -49,6 +49,30 @@ class Remembering(Protocol):
     def remember(self, context: EventContext) -> None: ...
 
 
+class TellsOnce:
+    """A check that reports once in a run why it compares nothing, or less. `told` are the reported reasons."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self.told = set[str]()
+
+    def once(self, context: EventContext, reason: str) -> Iterator[Skipped]:
+        if reason not in self.told:
+            self.told.add(reason)
+            yield Skipped(self.name, context.index, reason)
+
+
+def compared(
+    check: Check, context: EventContext, place: Place, elements: int, worst: float, problem: Problem | None = None, *,
+    allowed: float = 0.0, request: str | None = None, **more: Any,
+) -> Comparison:
+    """One thing that a check compared. more: further fields; the slot is the request's, unless it is given."""
+    more.setdefault("slot", slot_of(context, request))
+    return Comparison(check.name, check.tier, context.index, context.kind, place, elements, float(worst), allowed,
+                      request=request, problem=problem, **more)  # fmt: skip
+
+
 def exact(
     check: Check, context: EventContext, place: Place, found: object, right: object, says: str,
     request: str | None = None,
@@ -57,12 +81,9 @@ def exact(
     wrong, poison = found != right, context.log.poison
     if poison is not None and isinstance(found, int) and found == pattern(poison, torch.int64):
         found = "poison, the pattern of memory that was never written"
-    return Comparison(
-        check.name, check.tier, context.index, context.kind, place,
-        elements=max(len(right), 1) if isinstance(right, Sized) else 1, worst=float(wrong), allowed=0.0,
-        request=request, slot=slot_of(context, request),
-        problem=Problem("differs", f"{says.format(found)}; expected {right}") if wrong else None,
-    )  # fmt: skip
+    problem = Problem("differs", f"{says.format(found)}; expected {right}") if wrong else None
+    elements = max(len(right), 1) if isinstance(right, Sized) else 1
+    return compared(check, context, place, elements, wrong, problem, request=request)
 
 
 def in_batch(
@@ -95,10 +116,7 @@ def said_of(
     check: Check, context: EventContext, place: Place, elements: int, said: Sequence[str], request: str | None = None
 ) -> Comparison:
     """A comparison of `elements` things with a sentence for each that is wrong."""
-    return Comparison(
-        check.name, check.tier, context.index, context.kind, place, elements=elements, worst=float(len(said)),
-        allowed=0.0, request=request, slot=slot_of(context, request), problem=Problem.of("; ".join(said)),
-    )  # fmt: skip
+    return compared(check, context, place, elements, len(said), Problem.of("; ".join(said)), request=request)
 
 
 def counted(count: int, what: str = "token", many: str | None = None) -> str:

@@ -20,7 +20,7 @@ from ..verdict import TIES, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import parted, row_spans, rows
 from .accumulated_errors import OTHER_EXPERTS, carried, family
-from .check_interface import exact, slot_of
+from .check_interface import compared, exact
 from .sampled_tokens import PICK, against, drawing_of
 from .sampling_bounds import Row
 from .tensor_and_choice_judgement import Chosen, Ties, chosen
@@ -130,11 +130,9 @@ class Decisions:
             self.tied.add(span.request)
         row, margin = choices.row, float(choices.margin[choices.row])
         said = f"row {row} chose {int(own[row])}, the truth {int(right[row])} by a margin of {margin:.3g}"
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=span.logit_rows, blocks=span.logit_rows,
-            undecided=choices.ties, worst=choices.worst, allowed=1.0, request=span.request,
-            slot=slot_of(context, span.request), problem=Problem.of(said) if choices.differs.any() else None,
-        )  # fmt: skip
+        return compared(
+            self, context, place, span.logit_rows, choices.worst, Problem.of(said) if choices.differs.any() else None,
+            allowed=1.0, request=span.request, blocks=span.logit_rows, undecided=choices.ties)
 
     def _drafts(self, context: EventContext, event: Draft) -> Iterator[Comparison]:
         """Own drafts of a subject that shows no rows of its draft head, judged by the truth's logits of the step."""
@@ -153,12 +151,10 @@ class Decisions:
                 choices = chosen(logits, theirs, own.clamp(0, logits.shape[1] - 1), noise, torch.float32)
                 self.ties.add(choices)
                 said = f"own draft {step + 1} is {int(own)}; the truth's is {int(theirs)}"
-                yield Comparison(
-                    self.name, self.tier, context.index, context.kind, place._replace(component="pick"), elements=1,
-                    undecided=choices.ties, worst=choices.worst if known else math.inf, allowed=1.0,
-                    request=span.request, slot=slot_of(context, span.request),
-                    problem=Problem.of(said) if choices.worst > 1 or not known else None,
-                )  # fmt: skip
+                worst = choices.worst if known else math.inf
+                yield compared(
+                    self, context, place._replace(component="pick"), 1, worst, None if worst <= 1 else Problem.of(said),
+                    allowed=1.0, request=span.request, undecided=choices.ties)
 
     def _accepted(self, context: EventContext, event: Commit) -> Iterator[Comparison | Skipped]:
         ours, right = context.subject.answer, context.truth.answer

@@ -13,7 +13,7 @@ from ..watch.event_context import EventContext
 from ..watch.event_log import Room
 from ..watch.memory_changes import Wider
 from ..watch.pool_addresses import stands, unit_word
-from .check_interface import listed, said_of
+from .check_interface import TellsOnce, listed, said_of
 
 RULES = {
     "slot": "of the requests that it names", "page": "with the positions that it writes",
@@ -21,21 +21,16 @@ RULES = {
 }  # fmt: skip
 
 
-class Bounds:
+class Bounds(TellsOnce):
     """Compare every region's entry in the table, and every unit that is declared as scratch memory."""
 
     name = "bounds"
     tier = Tier.IDENTITY
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         changes = context.changes
         if not changes.regions:
-            if not self.said:
-                yield Skipped(self.name, context.index, "this engine shows no memory to compare its table with")
-            self.said = True
+            yield from self.once(context, "this engine shows no memory to compare its table with")
             return
         for wider in changes.wider:
             yield said_of(self, context, stands(wider.region).place, len(wider.units), [_sentence(context.kind, wider)])

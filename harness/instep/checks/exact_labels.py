@@ -22,7 +22,7 @@ from ..watch.event_context import EventContext
 from ..watch.facts_for_later_events import last_forward
 from ..watch.memory_changes import pattern
 from ..watch.rows_by_request import whose
-from .check_interface import held, slot_of
+from .check_interface import compared, held
 from .prefix_findings import FINAL, of_prefix
 from .unchanged_bytes import came_back, kept_of
 
@@ -116,10 +116,7 @@ class Labels:
         self, context: EventContext, place: Place, elements: int, wrong: int, request: str | None,
         problem: Problem | None,
     ) -> Comparison:
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(context, request), problem=problem,
-        )  # fmt: skip
+        return compared(self, context, place, elements, wrong, problem, request=request)
 
 
 def _came_back(context: EventContext, name: str, place: Place, found: torch.Tensor | None) -> bool:

@@ -25,7 +25,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.rows_by_request import parted, rows
 from .accumulated_errors import carried, family
-from .check_interface import slot_of
+from .check_interface import compared
 from .sampled_tokens import PICK
 from .tensor_and_choice_judgement import Chosen, Ties
 
@@ -81,11 +81,8 @@ class Experts:
             self.parted.add(piece.request)
             other, right = (sorted(chosen[row].nonzero()[:, 0].tolist()) for chosen in (own, route.chosen()))
             said = f"row {row} goes to the experts {other}, the truth's to {right} by a margin of {margin[row]:.3g}"
-        yield Comparison(
-            self.name, self.tier, context.index, context.kind, piece.place("mlp"), elements=len(differs),
-            blocks=len(differs), undecided=choices.ties, worst=choices.worst, allowed=1.0, request=piece.request,
-            slot=slot_of(context, piece.request), problem=Problem.of(said),
-        )  # fmt: skip
+        yield compared(self, context, piece.place("mlp"), len(differs), choices.worst, Problem.of(said), allowed=1.0,
+                       request=piece.request, blocks=len(differs), undecided=choices.ties)  # fmt: skip
 
     def _router(self, piece: Recomputation) -> torch.Tensor | None:
         weights = self.oracle.runner.truth

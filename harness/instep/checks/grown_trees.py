@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Growth, grown_of
 from .accumulated_errors import carried
-from .check_interface import exact, slot_of
+from .check_interface import compared, exact
 from .grown_tree_mistakes import Tree, mistake
 from .tensor_and_choice_judgement import Chosen, Ties
 
@@ -73,11 +73,9 @@ class Grown:
         worst = (part or math.inf) if differs else 0.0
         why = mistake(context, name, _wrong(context, trees)) if worst > 1 else None
         said = f"the grown tree is {_spelled(told)}; its own logits give {_spelled(due)}" if worst > 1 else ""
-        return Comparison(
-            self.name, Tier.IDENTITY if context.rounded is None else self.tier, context.index, context.kind, PLACE,
-            elements=len(due[0]) * 2, undecided=int(differs and worst <= 1), worst=worst, allowed=1.0, request=name,
-            slot=slot_of(context, name), problem=Problem.of(said, known=why),
-        )  # fmt: skip
+        found = compared(self, context, PLACE, len(due[0]) * 2, worst, Problem.of(said, known=why), allowed=1.0,
+                         request=name, undecided=int(differs and worst <= 1))  # fmt: skip
+        return replace(found, tier=Tier.IDENTITY if context.rounded is None else self.tier)
 
     def _chosen(self, context: EventContext, name: str, ours: Growth, truth: Growth, noise: float) -> Comparison:
         """Compare the beams of each step, then the window; they may differ where the truth's scores are close."""
@@ -100,11 +98,9 @@ class Grown:
         part = torch.tensor([worst])
         choices = Chosen(part, part, torch.tensor([differs]))
         self.ties.add(choices)
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, PLACE._replace(stage=f"chain.{at}"),
-            elements=2 * context.expected.grown, undecided=choices.ties, worst=worst, allowed=1.0, request=name,
-            slot=slot_of(context, name), problem=Problem.of(said) if worst > 1 else None,
-        )  # fmt: skip
+        return compared(
+            self, context, PLACE._replace(stage=f"chain.{at}"), 2 * context.expected.grown, worst,
+            Problem.of(said) if worst > 1 else None, allowed=1.0, request=name, undecided=choices.ties)
 
 
 def _trees(event: Draft, answer: Drafted) -> dict[str, Tree]:

@@ -14,7 +14,7 @@ from instep_reference.contract.event_facts import FACTS, kind_of, tracks
 
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from .check_interface import NOWHERE, counted, said_of
+from .check_interface import NOWHERE, TellsOnce, counted, said_of
 
 # Modules that read for the harness, not for the subject.
 WATCHING = ("instep.", "instep_optimized.ops.unpadded_view")
@@ -36,21 +36,16 @@ def allowed_at(event: Event) -> Counter[str]:
     return allowed
 
 
-class HostReads:
+class HostReads(TellsOnce):
     """Compare the host reads of an event with the list."""
 
     name = "hostreads"
     tier = Tier.IDENTITY
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         log = context.log
         if not (log.trapped and log.ops):
-            if not self.said:
-                yield Skipped(self.name, context.index, "host reads of this engine are not watched")
-            self.said = True
+            yield from self.once(context, "host reads of this engine are not watched")
             return
         allowed = allowed_at(context.event)
         reads = Counter(read for read in log.reads if not read.reader.startswith(WATCHING))

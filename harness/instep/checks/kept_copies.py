@@ -15,26 +15,21 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from .check_interface import NOWHERE, said_of
+from .check_interface import NOWHERE, TellsOnce, said_of
 
 MOVED = Place("extend", AFTER_LAYERS, "pick")  # sorts after every part of a copy that another check may name
 
 
-class Copies:
+class Copies(TellsOnce):
     """Every kept copy, after every event."""
 
     name = "copies"
     tier = Tier.BITWISE
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         seen, due = context.log.copies, context.expected.copies
         if seen is None:
-            if not self.said:
-                self.said = True
-                yield Skipped(self.name, context.index, "this engine does not show the copies that it keeps")
+            yield from self.once(context, "this engine does not show the copies that it keeps")
             return
         said = [f"{_named(copy)} is missing" for copy in sorted(due - seen.shown)]
         said += [f"{_named(copy)} is kept although it was dropped" for copy in sorted(seen.shown - due)]

@@ -8,7 +8,7 @@ the error hides neither. Leaves out: the wrong states (`wrong_state_bank.py`), a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 
@@ -31,7 +31,7 @@ from ..tier_allowances import (
 )
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
-from .check_interface import slot_of
+from .check_interface import compared
 from .earlier_rounds import EarlierRounds
 from .prefix_findings import of_prefix
 from .wrong_state_bank import wrong_states
@@ -75,12 +75,10 @@ class Directed:
                 where = f"{piece.place('state')} of {piece.request}"
                 yield Skipped(self.name, context.index, INDISTINCT, where)
         if undecided > UNDECIDED_CAP * pairs:
-            yield Comparison(
-                "undecidable", self.tier, context.index, context.kind, pieces[-1].place("state"), elements=pairs,
-                worst=undecided / pairs, allowed=UNDECIDED_CAP, undecided=undecided,
-                problem=Problem(
-                    "undecided", f"{undecided} of {pairs} wrong states could not be distinguished from the right one"),
-            )  # fmt: skip
+            said = f"{undecided} of {pairs} wrong states could not be distinguished from the right one"
+            one = compared(self, context, pieces[-1].place("state"), pairs, undecided / pairs,
+                           Problem("undecided", said), allowed=UNDECIDED_CAP, undecided=undecided)  # fmt: skip
+            yield replace(one, check="undecidable")
 
     def remember(self, context: EventContext) -> None:
         """Take in an event that is not judged, for the wrong states of later events."""
@@ -94,14 +92,11 @@ class Directed:
     def _comparison(
         self, context: EventContext, piece: Recomputation, found: torch.Tensor, looked: Looked
     ) -> Comparison:
-        begin, compared = looked.group * COLUMNS, looked.blocks * COLUMNS * found.shape[1]
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, piece.place("state"),
-            elements=min(compared, found.numel()), blocks=looked.blocks, undecided=looked.undecided,
-            pairs=looked.pairs, worst=looked.worst, allowed=PROJECTION_LIMIT, request=piece.request,
-            slot=slot_of(context, piece.request),
-            head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1), problem=looked.problem,
-        )  # fmt: skip
+        begin, elements = looked.group * COLUMNS, looked.blocks * COLUMNS * found.shape[1]
+        return compared(
+            self, context, piece.place("state"), min(elements, found.numel()), looked.worst, looked.problem,
+            allowed=PROJECTION_LIMIT, request=piece.request, blocks=looked.blocks, undecided=looked.undecided,
+            pairs=looked.pairs, head=looked.head, columns=(begin, min(begin + COLUMNS, found.shape[2]) - 1))
 
 
 @dataclass(frozen=True)

@@ -14,23 +14,18 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands, unit_word
-from .check_interface import NOWHERE, counted, said_of
+from .check_interface import NOWHERE, TellsOnce, counted, said_of
 
 
-class Leaks:
+class Leaks(TellsOnce):
     """Compare the former memory of a request after it has left."""
 
     name = "leaks"
     tier = Tier.BITWISE
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        if context.log.poison is None and not self.said:
-            yield Skipped(self.name, context.index, "this engine does not poison released memory, so only its "
-                          "owner is compared")  # fmt: skip
-        self.said = True
+        if context.log.poison is None:
+            yield from self.once(context, "this engine does not poison released memory, so only its owner is compared")
         slots = context.expected.slots_before
         for name in named(context.event) if facts(context.event).pages == "all" else ():
             if name not in slots or not (context.shown.has("slots") and context.shown.exact):

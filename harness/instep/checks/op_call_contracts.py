@@ -20,26 +20,21 @@ from ..watch.event_log import EventLog, Served
 from ..watch.grown_tree import grown_of
 from ..watch.op_calls import linked, seen
 from ..watch.rows_by_request import row_spans
-from .check_interface import NOWHERE, counted, op_at, slot_of
+from .check_interface import NOWHERE, TellsOnce, compared, counted, op_at
 
 RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that returns it
 
 
-class Contracts:
+class Contracts(TellsOnce):
     """Shapes, dtypes, strides, layouts and index ranges of every op call; and which op served each row."""
 
     name = "contracts"
     tier = Tier.IDENTITY
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         log = context.log
         if not log.ops:
-            if not self.said:
-                yield Skipped(self.name, context.index, "instep does not see the op calls of this engine")
-            self.said = True
+            yield from self.once(context, "instep does not see the op calls of this engine")
             return
         runs = bool(facts(context.event).batch)
         if not log.calls:
@@ -92,11 +87,8 @@ class Contracts:
     def _comparison(
         self, context: EventContext, place: Place, elements: int, said: str, request: str | None, blocks: int = 1
     ) -> Comparison:
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(bool(said)),
-            allowed=0.0, blocks=blocks, request=request, slot=slot_of(context, request),
-            problem=Problem.of(said, "broken_contract"),
-        )  # fmt: skip
+        problem = Problem.of(said, "broken_contract")
+        return compared(self, context, place, elements, bool(said), problem, request=request, blocks=blocks)
 
 
 def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:

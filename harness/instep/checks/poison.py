@@ -20,27 +20,26 @@ from ..watch.event_context import EventContext
 from ..watch.memory_changes import Looked, bits, pattern
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import whose
-from .check_interface import counted, slot_of
+from .check_interface import TellsOnce, compared, counted
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 IN_FLIGHT = ("conv", "state")  # undefined between a verify and its commit
 
 
-class Poison:
+class Poison(TellsOnce):
     """Free units hold poison from the start, and between their owners; logical states and places hold none."""
 
     name = "poison"
     tier = Tier.BITWISE
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun = False
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         poison = context.log.poison
         if poison is None:
-            if not self.begun:
-                yield Skipped(self.name, context.index, "this engine does not poison unowned memory")
-            self.begun = True
+            yield from self.once(context, "this engine does not poison unowned memory")
             return
         if not self.begun:
             for looked in context.changes.looked:
@@ -77,12 +76,9 @@ class Poison:
         place, _, slot = stands(region, first)
         where = f"{region.name} {unit_word(region)} {first} {says}" if not looked.gap else f"{region.name}: {says}"
         more = f"; so are {counted(len(units) - 1, unit_word(region))} more" if len(units) > 1 else ""
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place,
-            elements=wrong.numel() - len(busy) * wrong.shape[1], blocks=wrong.shape[0] - len(busy),
-            worst=float(wrong[units].sum()) if units else 0.0, allowed=0.0, slot=slot,
-            problem=Problem.of(where + more) if units else None,
-        )  # fmt: skip
+        return compared(
+            self, context, place, wrong.numel() - len(busy) * wrong.shape[1], float(wrong[units].sum()) if units else 0,
+            Problem.of(where + more) if units else None, slot=slot, blocks=wrong.shape[0] - len(busy))
 
     def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
         """Look for poison in the memory of live requests and in the results of ops."""
@@ -107,10 +103,7 @@ class Poison:
             request = request or whose(context, place, first)
             what = f"poison ({poison:g})" if wrong is own else "NaN, but not with the bits of the poison"
             said = f"{count} of {tensor.numel()} elements are {what}, the first in row {first}"
-        yield Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=tensor.numel(), worst=float(count),
-            allowed=0.0, request=request, slot=slot_of(context, request), problem=Problem.of(said, "poison"),
-        )  # fmt: skip
+        yield compared(self, context, place, tensor.numel(), count, Problem.of(said, "poison"), request=request)
 
 
 def _clean(tensor: torch.Tensor, poison: float) -> bool:

@@ -21,7 +21,7 @@ from ..trace.tree_shape import depths
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import row_spans, rows
-from .check_interface import most_shared, slot_of
+from .check_interface import compared, most_shared
 from .sampling_bounds import Row, part
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
@@ -69,11 +69,8 @@ class Draws:
         if parts[row] > 1:
             told = f"row {row} drew {own[row]}; its own logits and uniforms draw {right[row]}"
             why = wrong_way(one, said, beside)
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, PICK, elements=len(own), blocks=len(own),
-            undecided=sum(0 < one <= 1 for one in parts), worst=parts[row], allowed=1.0, request=span.request,
-            slot=slot_of(context, span.request), problem=Problem.of(told, known=why),
-        )  # fmt: skip
+        return compared(self, context, PICK, len(own), parts[row], Problem.of(told, known=why), allowed=1.0,
+                        request=span.request, blocks=len(own), undecided=sum(0 < one <= 1 for one in parts))
 
 
 def drawing_of(context: EventContext, span: RowSpan) -> Drawing | None:

@@ -26,7 +26,7 @@ from ..watch.facts_for_later_events import last_forward
 from ..watch.memory_changes import Trespass, bits
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import row_spans, rows
-from .check_interface import counted, exact, slot_of
+from .check_interface import compared, counted, exact
 from .prefix_findings import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
 from .wrong_conv_windows import shifted, wrong_windows
 
@@ -89,10 +89,7 @@ class Bytes:
         for trespass in changes.trespasses:
             yield self._trespass(context, trespass)
         if not changes.trespasses:
-            yield Comparison(
-                self.name, self.tier, context.index, context.kind, Place("trunk", STAGE_LEVEL, "state"),
-                elements=changes.bytes, blocks=changes.units, worst=0.0, allowed=0.0,
-            )  # fmt: skip
+            yield compared(self, context, Place("trunk", STAGE_LEVEL, "state"), changes.bytes, 0, blocks=changes.units)
 
     def _trespass(self, context: EventContext, trespass: Trespass) -> Comparison:
         region, unit = trespass.region, trespass.unit
@@ -100,12 +97,9 @@ class Bytes:
                 region, unit, context.expected.slots_after, context.expected.request_rows_after
             )
         where = "the red zone next to " if trespass.gap else ""
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=trespass.bytes,
-            worst=float(trespass.bytes), allowed=0.0, request=request, slot=slot,
-            problem=Problem("forbidden_write", f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} "
-                            f"{unit_word(region)} {unit}, which this event may not write{_as_if(trespass)}"),
-        )  # fmt: skip
+        problem = Problem("forbidden_write", f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} "
+                          f"{unit_word(region)} {unit}, which this event may not write{_as_if(trespass)}")  # fmt: skip
+        return compared(self, context, place, trespass.bytes, trespass.bytes, problem, request=request, slot=slot)
 
     def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
         if span.kind == "verify":
@@ -315,10 +309,7 @@ class Bytes:
             total = elements * right.element_size()
             problem = Problem("differs", f"{wrong} of {total} bytes differ, the first at {first}")
             sides = Sides(found, right)
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=elements, worst=float(wrong),
-            allowed=0.0, request=request, slot=slot_of(context, request), problem=problem, sides=sides,
-        )  # fmt: skip
+        return compared(self, context, place, elements, wrong, problem, request=request, sides=sides)
 
 
 def _read_by_the_new_count(result: Comparison) -> Comparison:

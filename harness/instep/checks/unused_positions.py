@@ -19,23 +19,19 @@ from ..watch.event_context import EventContext, RowSpan
 from ..watch.memory_changes import Looked
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import row_spans
+from .check_interface import TellsOnce, compared
 
 Writes = dict[int, set[int] | None]  # unit -> positions; None means any one position, which the engine chooses
 
 
-class Tails:
+class Tails(TellsOnce):
     """Compare every position of every unit that has positions."""
 
     name = "tails"
     tier = Tier.BITWISE
 
-    def __init__(self) -> None:
-        self.said = False
-
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
-        if not self.said:
-            yield from self._undeclared(context)
-        self.said = True
+        yield from self._undeclared(context)
         if not facts(context.event).batch:
             return
         for looked in context.changes.looked:
@@ -47,10 +43,10 @@ class Tails:
         regions = context.changes.regions
         unknown = dict.fromkeys(region.name for region in regions if region.means is None)
         if not regions:
-            yield Skipped(self.name, context.index, "this engine shows no memory")
+            yield from self.once(context, "this engine shows no memory")
         elif unknown:
-            yield Skipped(self.name, context.index, f"{', '.join(unknown)}: the engine does not declare the content "
-                          "(`Region.means`), so every unit is compared as a whole")  # fmt: skip
+            yield from self.once(context, f"{', '.join(unknown)}: the engine does not declare the content "
+                                 "(`Region.means`), so every unit is compared as a whole")  # fmt: skip
 
     def _judged(self, context: EventContext, looked: Looked, along: Positions) -> Comparison:
         region, changed = looked.region, looked.changed()
@@ -68,11 +64,9 @@ class Tails:
         place, request, slot = stands(
             region, first, context.expected.slots_after, context.expected.request_rows_after
         )
-        return Comparison(
-            self.name, self.tier, context.index, context.kind, place, elements=changed.numel(), blocks=len(changed),
-            worst=float(len(said)), allowed=0.0, request=request, slot=slot,
-            problem=Problem.of("; ".join(said), "forbidden_write"),
-        )
+        problem = Problem.of("; ".join(said), "forbidden_write")
+        return compared(self, context, place, changed.numel(), len(said), problem, request=request, slot=slot,
+                        blocks=len(changed))  # fmt: skip
 
 
 def _writes(context: EventContext, region: Region, along: Positions) -> Writes:

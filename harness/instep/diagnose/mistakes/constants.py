@@ -99,9 +99,7 @@ def _attended(case: Case) -> Iterator[Explanation]:
         ("the scores are not scaled by head_dim^-1/2", width**0.5), ("the scores are scaled twice", width**-0.5),
         ("the softmax is in powers of 2, not of e", 1 / LOG2E), ("the softmax takes log2(e) twice", LOG2E),
     ):
-        wrong = case.again({"query": factor * query})
-        if wrong is not None:
-            yield Explanation(says, wrong)
+        yield from case.made(says, {"query": factor * query})
 
 
 def _opened(case: Case) -> Iterator[Explanation]:

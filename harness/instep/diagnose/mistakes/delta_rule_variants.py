@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 
@@ -40,6 +40,12 @@ class Variant(NamedTuple):
 
 
 Forms = Callable[[Call], Iterator[Variant]]
+P = ParamSpec("P")
+
+
+def forms(make: Callable[Concatenate[Call, P], Iterator[Variant]]) -> Callable[P, Forms]:
+    """Let the function be called with all arguments but the call, which its result takes."""
+    return lambda *given, **named: lambda call: make(call, *given, **named)
 
 
 # -- mistakes in one row of the recurrence -------------------------------------------------------------
@@ -81,16 +87,13 @@ def rounding_update(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor
     return read(after, row.q), update, after
 
 
-def rounding_states(dtype: torch.dtype) -> Forms:
+@forms
+def rounding_states(call: Call, dtype: torch.dtype) -> Iterator[Variant]:
     """The state is rounded after each row, before or after the row is read, or where kept updates are run again."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        for rounds_read in (False, True):
-            yield Variant("", call, partial(walk, token=partial(rounding_state, dtype=dtype, rounds_read=rounds_read)))
-        if not call.parents:
-            yield Variant("", call, partial(_rounding_run_again, dtype=dtype))
-
-    return wrong
+    for rounds_read in (False, True):
+        yield Variant("", call, partial(walk, token=partial(rounding_state, dtype=dtype, rounds_read=rounds_read)))
+    if not call.parents:
+        yield Variant("", call, partial(_rounding_run_again, dtype=dtype))
 
 
 def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
@@ -103,13 +106,10 @@ def _rounding_run_again(call: Call, dtype: torch.dtype) -> Walked:
     return Walked(torch.stack(core) if core else done.core, done.update, torch.stack(states))
 
 
-def rounding_stored(dtype: torch.dtype) -> Forms:
+@forms
+def rounding_stored(call: Call, dtype: torch.dtype) -> Iterator[Variant]:
     """The state is rounded where it leaves the call, and not on its way through the rows."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        yield Variant("", call, partial(_stored, dtype=dtype))
-
-    return wrong
+    yield Variant("", call, partial(_stored, dtype=dtype))
 
 
 def _stored(call: Call, dtype: torch.dtype) -> Walked:
@@ -117,11 +117,9 @@ def _stored(call: Call, dtype: torch.dtype) -> Walked:
     return done._replace(states=torch.cat((done.states[:1], rounded(done.states[1:], dtype))))
 
 
-def by_row(*tokens: Token) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        yield from (Variant("", call, partial(walk, token=token)) for token in tokens)
-
-    return wrong
+@forms
+def by_row(call: Call, *tokens: Token) -> Iterator[Variant]:
+    yield from (Variant("", call, partial(walk, token=token)) for token in tokens)
 
 
 # -- mistakes over several rows ------------------------------------------------------------------------
@@ -166,13 +164,11 @@ def _in_blocks(call: Call, size: int, edge: Edge) -> Walked:
                   torch.cat([call.state[None], *(part.states[1:] for part in parts)]))  # fmt: skip
 
 
-def at_edges(edge: Edge) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        for size in BLOCKS if not call.parents else ():
-            if size < len(call.v):
-                yield Variant(str(size), call, partial(_in_blocks, size=size, edge=edge))
-
-    return wrong
+@forms
+def at_edges(call: Call, edge: Edge) -> Iterator[Variant]:
+    for size in BLOCKS if not call.parents else ():
+        if size < len(call.v):
+            yield Variant(str(size), call, partial(_in_blocks, size=size, edge=edge))
 
 
 def last_decays_dropped(call: Call) -> Iterator[Variant]:
@@ -203,116 +199,92 @@ def _put(call: Call, detail: str = "", **rows: Any) -> Variant:
     return Variant(detail, replace(call, **rows))
 
 
-def rows_off(by: int, *names: str) -> Forms:
+@forms
+def rows_off(call: Call, by: int, *names: str) -> Iterator[Variant]:
     """Row t takes row t - by. If there is none, it takes row 0 or the last, zeros, or a row of another sequence."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        count = len(call.v)
-        at = torch.arange(count) - by
-        outside = (at < 0) | (at >= count)
-        own = {name: getattr(call, name) for name in names}
-        edges: list[Rows] = [] if outside.all() else [
-            {name: x[at.clamp(0, count - 1)] for name, x in own.items()},
-            {name: torch.zeros_like(x) for name, x in own.items()},
-        ]
-        if edges and by > 0:  # an index below 0 is one from the end
-            edges.append({name: x[at % count] for name, x in own.items()})
-        edges += [{name: near[name].expand_as(x) for name, x in own.items()}
-                  for near in (call.before if by > 0 else call.after) if abs(by) == 1]  # fmt: skip
-        launched = (call.launched_before if by > 0 else call.launched_after) if abs(by) == 1 else ()
-        yield from (_put(call, "", **{name: each[name] for name in names}) for each in launched)
-        if launched and by > 0:
-            yield _put(call, "", **{name: torch.zeros_like(x) for name, x in own.items()})
-        for edge in edges:
-            yield _put(call, "", **{name: torch.where(outside.view(-1, *[1] * (x.dim() - 1)), edge[name],
-                                                  x[at.clamp(0, count - 1)]) for name, x in own.items()})  # fmt: skip
-
-    return wrong
+    count = len(call.v)
+    at = torch.arange(count) - by
+    outside = (at < 0) | (at >= count)
+    own = {name: getattr(call, name) for name in names}
+    edges: list[Rows] = [] if outside.all() else [
+        {name: x[at.clamp(0, count - 1)] for name, x in own.items()},
+        {name: torch.zeros_like(x) for name, x in own.items()},
+    ]
+    if edges and by > 0:  # an index below 0 is one from the end
+        edges.append({name: x[at % count] for name, x in own.items()})
+    edges += [{name: near[name].expand_as(x) for name, x in own.items()}
+              for near in (call.before if by > 0 else call.after) if abs(by) == 1]  # fmt: skip
+    launched = (call.launched_before if by > 0 else call.launched_after) if abs(by) == 1 else ()
+    yield from (_put(call, "", **{name: each[name] for name in names}) for each in launched)
+    if launched and by > 0:
+        yield _put(call, "", **{name: torch.zeros_like(x) for name, x in own.items()})
+    for edge in edges:
+        yield _put(call, "", **{name: torch.where(outside.view(-1, *[1] * (x.dim() - 1)), edge[name],
+                                              x[at.clamp(0, count - 1)]) for name, x in own.items()})  # fmt: skip
 
 
-def rows_far_off(name: str) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        for by in range(2, min(len(call.v) // 2, FAR) + 1):
-            for sign, step in (("-", by), ("+", -by)):
-                yield from (one._replace(detail=f"{sign} {by}") for one in rows_off(step, name)(call))
-
-    return wrong
+@forms
+def rows_far_off(call: Call, name: str) -> Iterator[Variant]:
+    for by in range(2, min(len(call.v) // 2, FAR) + 1):
+        for sign, step in (("-", by), ("+", -by)):
+            yield from (one._replace(detail=f"{sign} {by}") for one in rows_off(step, name)(call))
 
 
-def heads_off(name: str) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        own: Tensor = getattr(call, name)
-        for by in range(1, min(own.shape[1], FAR + 1)):
-            yield _put(call, f"(h - {by}) % {own.shape[1]}", **{name: own.roll(by, 1)})
-
-    return wrong
+@forms
+def heads_off(call: Call, name: str) -> Iterator[Variant]:
+    own: Tensor = getattr(call, name)
+    for by in range(1, min(own.shape[1], FAR + 1)):
+        yield _put(call, f"(h - {by}) % {own.shape[1]}", **{name: own.roll(by, 1)})
 
 
-def by_key_head(name: str, modulo: bool) -> Forms:
+@forms
+def by_key_head(call: Call, name: str, modulo: bool) -> Iterator[Variant]:
     """Gates with another map of heads: value head h takes the number of another value head."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        own, keys = getattr(call, name), call.k.shape[1]
-        heads = torch.arange(own.shape[1])
-        if keys < len(heads):
-            yield _put(call, "", **{name: own[:, heads % keys if modulo else heads // (len(heads) // keys)]})
-
-    return wrong
+    own, keys = getattr(call, name), call.k.shape[1]
+    heads = torch.arange(own.shape[1])
+    if keys < len(heads):
+        yield _put(call, "", **{name: own[:, heads % keys if modulo else heads // (len(heads) // keys)]})
 
 
-def keys_modulo(*names: str) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        keys, heads = call.k.shape[1], call.v.shape[1]
-        if keys < heads:
-            yield _put(call, f"{keys}, not h // {heads // keys}",
-                       **{name: getattr(call, name).repeat(1, heads // keys, 1) for name in names})
-
-    return wrong
+@forms
+def keys_modulo(call: Call, *names: str) -> Iterator[Variant]:
+    keys, heads = call.k.shape[1], call.v.shape[1]
+    if keys < heads:
+        yield _put(call, f"{keys}, not h // {heads // keys}",
+                   **{name: getattr(call, name).repeat(1, heads // keys, 1) for name in names})
 
 
-def of_others(name: str) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        for whose, rows in call.others:
-            theirs = rows[name]
-            yield _put(call, whose, **{name: theirs[torch.arange(len(call.v)).clamp(max=len(theirs) - 1)]})
-
-    return wrong
+@forms
+def of_others(call: Call, name: str) -> Iterator[Variant]:
+    for whose, rows in call.others:
+        theirs = rows[name]
+        yield _put(call, whose, **{name: theirs[torch.arange(len(call.v)).clamp(max=len(theirs) - 1)]})
 
 
-def replaced(name: str, change: Callable[[Tensor], Tensor]) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        yield _put(call, "", **{name: change(getattr(call, name))})
-
-    return wrong
+@forms
+def replaced(call: Call, name: str, change: Callable[[Tensor], Tensor]) -> Iterator[Variant]:
+    yield _put(call, "", **{name: change(getattr(call, name))})
 
 
-def narrow_rows(name: str) -> Forms:
+@forms
+def narrow_rows(call: Call, name: str) -> Iterator[Variant]:
     """An input in 16 bits, where it does not have such numbers in any case."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        for said, narrow in in_16_bits(getattr(call, name)):
-            yield _put(call, said, **{name: narrow})
-
-    return wrong
+    for said, narrow in in_16_bits(getattr(call, name)):
+        yield _put(call, said, **{name: narrow})
 
 
-def not_normalised(*names: str) -> Forms:
+@forms
+def not_normalised(call: Call, *names: str) -> Iterator[Variant]:
     """The scale of q is applied nevertheless."""
-
-    def wrong(call: Call) -> Iterator[Variant]:
-        if call.raw:
-            scale = {"q": call.q.shape[-1] ** -0.5, "k": 1.0}
-            yield _put(call, "", **{name: call.raw[name] * scale[name] for name in names})
-
-    return wrong
+    if call.raw:
+        scale = {"q": call.q.shape[-1] ** -0.5, "k": 1.0}
+        yield _put(call, "", **{name: call.raw[name] * scale[name] for name in names})
 
 
-def other_state(change: Callable[[Tensor], Iterable[tuple[str, Tensor]]]) -> Forms:
-    def wrong(call: Call) -> Iterator[Variant]:
-        for detail, state in change(call.state) if call.state.any() else ():
-            yield Variant(detail, replace(call, state=state))
-
-    return wrong
+@forms
+def other_state(call: Call, change: Callable[[Tensor], Iterable[tuple[str, Tensor]]]) -> Iterator[Variant]:
+    for detail, state in change(call.state) if call.state.any() else ():
+        yield Variant(detail, replace(call, state=state))
 
 
 def of_another_head(state: Tensor) -> Iterator[tuple[str, Tensor]]:

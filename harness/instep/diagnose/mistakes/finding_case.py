@@ -125,6 +125,14 @@ class Case:
         run = rerun(piece, self.weights if weights is None else weights, changes)
         return run.state if self.component == "state" else run.places.get(self.finding.place)
 
+    def made(
+        self, says: str, changes: Mapping[str, torch.Tensor] | None = None, weights: Weights | None = None, **work: Any
+    ) -> Iterator[Explanation]:
+        """The explanation of a result that `again` makes."""
+        wrong = self.again(changes, weights, **work)
+        if wrong is not None:
+            yield Explanation(says, wrong)
+
     def rights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The right tensors at the same place of other requests. Their found tensors may have the same fault."""
         place = self.finding.place

@@ -46,14 +46,12 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
     yield moved("is rotated backwards", -2 * at)
     for theta in THETAS:
         if theta != config.rope_theta:
-            wrong = case.again(weights=replace(case.weights, config=replace(config, rope_theta=theta)))
-            if wrong is not None:
-                yield Explanation(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}", wrong)
+            yield from case.made(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}",
+                                 weights=replace(case.weights, config=replace(config, rope_theta=theta)))
     for width in (config.head_dim, config.rotary_dim // 2):
         if width != config.rotary_dim and width % 2 == 0:
-            wrong = case.again(weights=replace(case.weights, config=replace(config, rotary_dim=width)))
-            if wrong is not None:
-                yield Explanation(f"rotates {width} channels, not {config.rotary_dim}", wrong)
+            yield from case.made(f"rotates {width} channels, not {config.rotary_dim}",
+                                 weights=replace(case.weights, config=replace(config, rotary_dim=width)))
 
 
 def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
@@ -64,9 +62,7 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
     length = len(memory.keys)
 
     def with_memory(says: str, keys: torch.Tensor, values: torch.Tensor) -> Iterator[Explanation]:
-        wrong = case.again(memory=AttentionMemory(keys, values))
-        if wrong is not None:
-            yield Explanation(says, wrong)
+        yield from case.made(says, memory=AttentionMemory(keys, values))
 
     keys, values = memory.keys, memory.values
     yield from with_memory("sees nothing from before these rows", keys[:0], values[:0])

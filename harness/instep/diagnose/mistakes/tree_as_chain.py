@@ -22,8 +22,9 @@ def trees(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
     if not isinstance(work, LayerWork) or work.parents is None:
         return
-    if case.component in BACKWARDS and (wrong := case.again(parents=None)) is not None:
-        yield Explanation("continues from the row before, not from its parent: the tree is taken for a chain", wrong)
+    if case.component in BACKWARDS:
+        says = "continues from the row before, not from its parent: the tree is taken for a chain"
+        yield from case.made(says, parents=None)
     elif case.component in ("query", "key"):
         number = torch.arange(len(work.parents))
         by = number - torch.tensor(depths(work.parents))

@@ -37,9 +37,7 @@ def inputs(case: Case) -> Iterator[Explanation]:
             continue
         changed = (*_moved(case, name, own), *_replaced(name, own)) if name in several else ()
         for says, other in (*changed, *((f"{name} rounded to {said}", narrow) for said, narrow in in_16_bits(own))):
-            wrong = case.again({name: other})
-            if wrong is not None:
-                yield Explanation(f"is computed with {says}", wrong)
+            yield from case.made(f"is computed with {says}", {name: other})
 
 
 def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

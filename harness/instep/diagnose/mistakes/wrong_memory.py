@@ -103,9 +103,7 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]
     def reading(says: str, other: torch.Tensor) -> Iterator[Explanation]:
         if other.shape == mine.shape and not torch.equal(other.to(mine), mine):
             changed = replace(kept, window=other) if field == "conv" else replace(kept, state=other)
-            wrong = case.again(memory=changed)
-            if wrong is not None:
-                yield Explanation(f"reads {what} {says}", wrong)
+            yield from case.made(f"reads {what} {says}", memory=changed)
 
     layer = work.layer
     for name, state in case.context.subject.before.items():
@@ -128,9 +126,7 @@ def _without_oldest(case: Case, kept: GdnMemory) -> Iterator[Explanation]:
     if folding is None or folding.previous is None or case.component == "mixed":
         return
     for known, state in lacking_oldest(folding.base, folding.previous.recent):
-        wrong = case.again(memory=replace(kept, state=state))
-        if wrong is not None:
-            yield Explanation(f"continues from a state that {known.says}", wrong)
+        yield from case.made(f"continues from a state that {known.says}", memory=replace(kept, state=state))
 
 
 def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
@@ -139,6 +135,4 @@ def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
             state.draft_keys, state.draft_values)
         keys, values = (field.get(case.finding.place.layer) for field in fields)
         if keys is not None and values is not None and 0 < len(keys) < len(kept.keys):
-            wrong = case.again(memory=AttentionMemory(keys, values))
-            if wrong is not None:
-                yield Explanation(f"sees the cache as it was {says}", wrong)
+            yield from case.made(f"sees the cache as it was {says}", memory=AttentionMemory(keys, values))

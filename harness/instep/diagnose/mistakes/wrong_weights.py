@@ -27,7 +27,7 @@ def with_mixer(case: Case, says: str, layer: LayerWeights, **changed: Any) -> It
 def with_layer(case: Case, says: str, **changed: Any) -> Iterator[Explanation]:
     layer = layer_of(case)
     if layer is not None:
-        yield from weighed(case, says, in_place(case.weights, case, replace(layer, **changed)))
+        yield from case.made(says, weights=in_place(case.weights, case, replace(layer, **changed)))
 
 
 def in_place(weights: Weights, case: Case, layer: LayerWeights) -> Weights:
@@ -40,9 +40,3 @@ def in_place(weights: Weights, case: Case, layer: LayerWeights) -> Weights:
     if place.stage == "trunk" or draft is None:
         return replace(weights, layers=put(weights.layers))
     return replace(weights, draft=replace(draft, layers=put(draft.layers)))
-
-
-def weighed(case: Case, says: str, weights: Weights) -> Iterator[Explanation]:
-    wrong = case.again(weights=weights)
-    if wrong is not None:
-        yield Explanation(says, wrong)
