@@ -22,7 +22,7 @@ from instep_proof.faults.plant import COPIED, planted, run, run_python, source
 from instep_reference.contract.engine import AnyEvent, Idle, Row
 from instep_reference.contract.event_facts import FACTS, ROW_FACTS
 from support.inputs import new_strategy
-from support.inputs.traces import brief, recorded
+from support.inputs.traces import brief, recording
 from support.running.covering import WHOLE
 
 EVENT_LINES = 60
@@ -256,9 +256,7 @@ assert any(one.args[0].__name__ == "Rewind" for one in illegal.KINDS if hasattr(
 pytestmark = pytest.mark.usefixtures("warm")
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("trace"), brief())
+trace = recording(brief())
 
 
 def added(folder: Path, texts: tuple[Text, ...], **files: str) -> Path:

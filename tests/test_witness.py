@@ -13,30 +13,25 @@ import numpy as np
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, Row, SetNumSteps
 from instep_reference.contract.engine import Path as Way
-from instep_reference.engine import ReferenceEngine
-from instep_reference.weights import Weights
 from support.independent.dense_model import Array, Witness
 from support.inputs.checkpoints import write
-from support.worlds.engine_and_reference import CAPACITY
+from support.worlds import engine_and_reference as sides
 
 CLOSE = 1e-9  # absolute; values are of order 1, and sums of this size err by 1e-14
 SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 24}
 PROMPT, ROOT = (5, 9, 3, 2, 11), 17
-WIDTH = torch.float64
 
 
 def engine(side: str, folder: Path, mode: str) -> Any:
     """In fp64, with three drafts a round at first."""
     model, file = Checkpoint.open(folder), AdaptiveFile(flat=Bracket(candidate_steps=(1, 2, 3)))
     if side == "reference":
-        return ReferenceEngine(Weights.of(model, WIDTH, torch.device("cpu")), num_steps=3, adaptive=file, mode=mode)
-    chosen = Options(activation=WIDTH, state=WIDTH, drafter=mode)
-    return OptimizedEngine(model, load("plain"), chosen, CAPACITY, num_steps=3, adaptive=file)
+        return sides.truth(model, adaptive=file, mode=mode)
+    return sides.engine(model, adaptive=file, drafter=mode, **sides.WIDE)
 
 
 def serve(subject: Any, *events: Event) -> Any:
@@ -57,7 +52,7 @@ def test_three_mtp_layers_draft_as_they_are_defined(side: str, tmp_path: Path) -
     tokens, drafts = [*PROMPT], witness.extend(witness.run(PROMPT)[0], (*PROMPT[1:], ROOT), 3)
     for steps, picks, taken, bonus in ((3, (4, 8, 2), 2, 6), (2, (1, 19), 0, 12), (1, (7,), 1, 3)):
         serve(subject, SetNumSteps(steps))
-        root = tokens_root(subject)
+        root = subject.state("a").root
         said = serve(subject, Draft(("a",), (picks,)))
         assert said.own[0].tolist() == drafts[:steps]
         serve(subject, Forward((Row("a", "verify"),)), Commit(("a",), (Way(tuple(range(1, taken + 1)), bonus),)))
@@ -70,12 +65,6 @@ def test_three_mtp_layers_draft_as_they_are_defined(side: str, tmp_path: Path) -
             assert off(state.draft_keys[layer], witness.head(layer)[1]) <= CLOSE, (steps, layer)
         assert off(state.proposal_hidden, witness.head(0)[0][-1]) <= CLOSE
         assert state.proposal == drafts[0]
-
-
-def tokens_root(subject: Any) -> int:
-    root = subject.state("a").root
-    assert root is not None
-    return int(root)
 
 
 @pytest.mark.parametrize("side", ["reference", "optimized"])

@@ -15,11 +15,10 @@ import pytest
 import torch
 
 from instep.cli import main
-from instep.trace.file import Trace
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from support.inputs.bench_runs import MACHINE
 from support.inputs.checkpoints import TWO_LAYERS, write
-from support.inputs.traces import brief, first, recorded
+from support.inputs.traces import brief, first, recording
 from support.running.browser import BROWSER, Browser, browser
 from support.running.command import Ran, Runner
 from support.running.planting import planted_here
@@ -31,27 +30,19 @@ def modes() -> Iterator[None]:
     assert torch._C._len_torch_function_stack() == 0, "a function mode is still entered"
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A trace of a small model: a save, a preemption, a resume, an abort, a load, and rounds of every kind."""
-    return recorded(tmp_path_factory.mktemp("brief"), brief())
+# A trace of a small model: a save, a preemption, a resume, an abort, a load, and rounds of every kind.
+trace = recording(brief())
 
 
-@pytest.fixture(scope="module")
-def four_rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Its first rounds: windows of 2, 4 and 1 tokens in pools for 4, of which one rejects all; slot 2 is never used."""
-    return recorded(tmp_path_factory.mktemp("rounds"), first(4))
+# Its first rounds: windows of 2, 4 and 1 tokens in pools for 4, of which one rejects all; slot 2 is never used.
+four_rounds = recording(first(4))
 
 
-@pytest.fixture(scope="module")
-def four_rounds_bf16(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("rounds"), first(4), dtype=torch.bfloat16)
+four_rounds_bf16 = recording(first(4), dtype=torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def longer(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A trace for tests that need more rounds than a `brief` one has."""
-    return recorded(tmp_path_factory.mktemp("longer"))
+# A trace for tests that need more rounds than a `brief` one has.
+longer = recording()
 
 
 @pytest.fixture(scope="module")

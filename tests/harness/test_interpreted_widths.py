@@ -13,29 +13,25 @@ import torch
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep.verdict import Exit
 from support.inputs.few_channels import few_channels
-from support.inputs.traces import brief, recorded
+from support.inputs.traces import brief, recording
 from support.running.command import Runner
+from support.running.verdicts import agreed
 
 GIVEN = {"drafter": "external"}  # with the drafts of the trace: the draft head calls kernels that the trunk calls
 SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" / "short.jsonl"
 
 
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("half"), brief(), dtype=torch.float16)
+half = recording(brief(), dtype=torch.float16)
 
 
 @pytest.mark.parametrize("ops", ["triton", "invariant"])
 def test_interpreted_kernels_agree_in_bfloat16(ops: str) -> None:
-    verdict = Replay(few_channels("short", 2), Setting(ops, dtype="bfloat16", **GIVEN)).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(few_channels("short", 2), Setting(ops, dtype="bfloat16", **GIVEN)).run())
 
 
 def test_interpreted_kernels_agree_in_float16(half: Trace) -> None:
-    verdict = Replay(half, Setting("triton", dtype="float16", **GIVEN)).run(until=6).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(half, Setting("triton", dtype="float16", **GIVEN)).run(until=6))
 
 
 def test_weights_that_float16_cannot_hold_are_refused_in_a_line(instep: Runner) -> None:

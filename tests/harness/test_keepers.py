@@ -25,6 +25,7 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, each_value, few
+from support.running.verdicts import agreed
 
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
@@ -118,8 +119,7 @@ def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner
 def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     name: str, options: dict[str, Any], write: Write, trace: Trace
 ) -> None:
-    verdict = Replay(trace, Setting(**write(name), **options, drafter="external")).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
+    agreed(Replay(trace, Setting(**write(name), **options, drafter="external")).run(), events=len(trace.events))
 
 
 @pytest.mark.slow
@@ -336,8 +336,7 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
 def test_undeclared_pool_is_compared_whole_and_reported(write: Write, trace: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
     setting = Setting(**write("mine", (plain, f"replace({plain}, means=None)")), drafter="external")
-    verdict = Replay(trace, setting).run(tiers=EXACT).verdict
-    assert verdict.exit is Exit.AGREED
+    verdict = agreed(Replay(trace, setting).run(tiers=EXACT))
     assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
 
 

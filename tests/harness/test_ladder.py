@@ -28,7 +28,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
-from support.inputs.traces import policy, recorded
+from support.inputs.traces import policy, recorded, recording
 from support.running.command import Runner
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -40,13 +40,10 @@ EARLY = Wrap(
 )
 
 
-@pytest.fixture(scope="module")
-def rounds(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Two requests, round after round."""
-    told = policy(num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 3), rounds=4, arrivals=(
-        Arrival("a", "few", max_new=12), Arrival("b", "one", max_new=12),
-    ))
-    return recorded(tmp_path_factory.mktemp("rounds"), told)
+# Two requests, round after round.
+rounds = recording(policy(num_steps=3, adaptive=None, steps=(), deeds=(), accept=(2, 3), rounds=4, arrivals=(
+    Arrival("a", "few", max_new=12), Arrival("b", "one", max_new=12),
+)))
 
 
 def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:

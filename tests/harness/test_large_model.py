@@ -33,6 +33,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from support.inputs.narrow_models import narrow
 from support.running.covering import WHOLE
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
 
@@ -73,8 +74,7 @@ def test_every_state_of_every_gdn_layer_is_judged(made: Any) -> None:
 def test_every_check_without_a_whole_reference_runs(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
     for how in ({}, {"strategy": "columns", "conv": "widened", "graphs": True}):
-        verdict = outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=6, layers=(0,)).verdict
-        assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+        verdict = agreed(outcome(trace, checkpoint, Setting("plain", dtype="bfloat16", **how), until=6, layers=(0,)))
         asked = {one.check for one in verdict.compared}
         assert asked >= {"bounds", "contracts", "capacity", "aliasing", "graphs", "hostreads", "tails", "poison"}
         assert not verdict.skipped, verdict.skipped[:3]
@@ -82,8 +82,7 @@ def test_every_check_without_a_whole_reference_runs(made: tuple[Checkpoint, Trac
 
 def test_a_model_without_attention_names_no_pool_that_it_lacks() -> None:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1))
-    found = outcome(course(checkpoint, "narrow", requests=2, rounds=3), checkpoint, SETUP)
-    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
+    agreed(outcome(course(checkpoint, "narrow", requests=2, rounds=3), checkpoint, SETUP))
 
 
 @pytest.mark.parametrize(("ops", "check", "how"), [
@@ -129,8 +128,7 @@ def test_different_rounding_is_no_wrong_state() -> None:
     checkpoint = random_checkpoint(narrow("qwen3.5-9b", layers=1, hidden=256, key_dim=128, value_dim=128))
     trace = course(checkpoint, "wider", requests=2, rounds=2)
     for ops in ("plain", "support.wrong.ops:IN_FOUR_PARTS"):
-        found = outcome(trace, checkpoint, Setting(ops, dtype="bfloat16"), until=6).verdict
-        assert found.exit is Exit.AGREED
+        found = agreed(outcome(trace, checkpoint, Setting(ops, dtype="bfloat16"), until=6))
         judged = [one for one in found.compared if one.check == "directed"]
         assert judged and max(one.worst for one in judged) < 0.2
 
@@ -192,5 +190,4 @@ def test_other_drafters_have_a_ledger_too(name: str) -> None:
     """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""
     trace = read(TRACES / f"{name}.jsonl")
     checkpoint = Checkpoint.open(TRACES / trace.header.checkpoint.near)
-    found = outcome(trace, checkpoint, Setting("plain").recorded(trace.header.recording), until=24, layers=(0,))
-    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
+    agreed(outcome(trace, checkpoint, Setting("plain").recorded(trace.header.recording), until=24, layers=(0,)))

@@ -22,6 +22,7 @@ from support.inputs.checkpoints import write
 from support.inputs.few_channels import few_channels
 from support.inputs.traces import ROOM, VOCAB, policy
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
 
@@ -51,16 +52,14 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trace]:
     *(pytest.param(period, "BF16", marks=WHOLE) for period in (3, 5)), pytest.param(1, "THREE", marks=WHOLE),
 ])  # fmt: skip
 def test_right_kernels_agree(prompts: dict[int, Trace], period: int, ops: str) -> None:
-    verdict = Replay(prompts[period], Setting(f"{NARROW}:{ops}", **GIVEN)).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(prompts[period], Setting(f"{NARROW}:{ops}", **GIVEN)).run())
     assert max(one.used for one in verdict.compared if one.tier is Tier.DERIVED) < 0.9
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("period", [1, pytest.param(3, marks=WHOLE)])
 def test_our_kernels_agree(prompts: dict[int, Trace], period: int) -> None:
-    verdict = Replay(prompts[period], Setting("triton", dtype="bfloat16", **GIVEN)).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(prompts[period], Setting("triton", dtype="bfloat16", **GIVEN)).run())
 
 
 @pytest.mark.parametrize(("ops", "component"), [("SLIPPED", "core"), ("LOST", "state"), ("UNDERSTATED", "core")])

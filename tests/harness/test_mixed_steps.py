@@ -18,7 +18,7 @@ from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
-from instep.verdict import Exit, Tier
+from instep.verdict import Tier
 from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Event, Forward
@@ -37,6 +37,7 @@ from support.inputs.mixed_steps import (
     trio,
 )
 from support.running.covering import WHOLE
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
 
@@ -68,8 +69,7 @@ def trace(model: Path, events: Iterable[Event], room: Capacity = ROOM) -> Trace:
 
 def agrees(outcome: Outcome) -> None:
     """Every event was served and compared, and nothing disagrees."""
-    verdict = outcome.verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(outcome)
     assert verdict.events == outcome.of == len({compared.event for compared in verdict.compared})
     if outcome.plan.setting.ops != "ledger":
         assert {compared.tier for compared in verdict.compared} >= NUMBERS

@@ -19,7 +19,7 @@ from instep.setting import Setting
 from instep.subject.engines.engine_from_verbs import DerivedEngine
 from instep.trace.event_rules import verified
 from instep.trace.event_scheduler import drive
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Tier
 from instep.watch.event_log import Copies
@@ -30,6 +30,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported
 from instep_reference.label_ledger import LedgerEngine
+from support.inputs.traces import committed
 from support.running.covering import few
 from support.running.planting import planted_here
 
@@ -39,9 +40,7 @@ HERE = ("offload-without-final-row", "offload-newer-than-its-key", "fetch-of-ano
 EXACT = (Tier.IDENTITY, Tier.BITWISE)  # of which all that sees them is
 
 
-@pytest.fixture(scope="module")
-def trace() -> Trace:
-    return read(TRACES / "tiers.jsonl")
+trace = committed("faults/tiers")
 
 
 @few(2)

@@ -18,7 +18,7 @@ import pytest
 from instep.atomic_write import writable, write_atomically
 from instep.trace.file import Trace, beside, read, replaceable
 from instep_reference.contract.errors import BadInput
-from support.inputs.traces import policy, recorded
+from support.inputs.traces import policy, recorded, recording
 from support.running.command import Runner, complaint
 from support.running.process import start
 
@@ -189,9 +189,7 @@ def test_a_stdout_that_is_full_is_one_line(tmp_path: Path) -> None:
             assert "Traceback" not in "".join(said)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("made"), policy(deeds=(), rounds=1))
+made = recording(policy(deeds=(), rounds=1))
 
 
 def test_a_trace_replaces_a_trace_and_nothing_else(made: Trace, tmp_path: Path) -> None:

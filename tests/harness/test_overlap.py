@@ -24,9 +24,10 @@ from instep_optimized.transfer.to_host import Length
 from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import BadInput
 from support.inputs.checkpoints import write
-from support.inputs.traces import PROMPTS, VOCAB, policy, recorded
+from support.inputs.traces import PROMPTS, VOCAB, policy, recorded, recording
 from support.running.command import Runner
 from support.running.covering import few
+from support.running.verdicts import agreed
 
 ROUNDS = policy(
     arrivals=(Arrival("a", "few", max_new=11), Arrival("b", "one", max_new=7)), deeds=(), num_steps=3,
@@ -34,9 +35,7 @@ ROUNDS = policy(
 )
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("overlap"), ROUNDS)
+trace = recording(ROUNDS)
 
 
 @few(2)
@@ -44,8 +43,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace: Trace, strategy: str) -> None:
     setting = Setting("ledger", strategy=strategy, overlap=True)
-    verdict = Replay(trace, setting, checks=lambda plan: [Identity()]).run().verdict
-    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events)
+    agreed(Replay(trace, setting, checks=lambda plan: [Identity()]).run(), events=len(trace.events))
 
 
 def test_the_prediction_differs_from_that_of_waiting_rounds(trace: Trace) -> None:
@@ -161,5 +159,5 @@ def test_request_ends_one_round_late_with_a_note(instep: Runner, tmp_path: Path)
 
 
 def test_external_engine_decides_whether_rounds_overlap(trace: Trace) -> None:
-    with pytest.raises(BadInput, match=r"--overlap: found support\.subjects:right"):
+    with pytest.raises(BadInput, match=r"--overlap: found support\.wrong\.subjects:right"):
         participants_of(Replay(trace, Setting("support.wrong.subjects:right", overlap=True)).plan)

@@ -25,6 +25,7 @@ from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 from support.worlds.fake_kernels import FlashInfer, FlashQla, Kernels
 
 OPS = "sglang.kernels.ops"
@@ -79,8 +80,7 @@ def verdict(trace: Trace, ops: str, strategy: str, until: int | None = None, dty
 ])  # fmt: skip
 def test_right_kernels_of_sglang_agree(ops: str, strategy: str, put: Put, four_rounds: Trace) -> None:
     put(Kernels())
-    came = verdict(four_rounds, f"instep.adapters.{ops}", strategy)
-    assert came.exit is Exit.AGREED and came.events == len(four_rounds.events), came.findings[:1]
+    agreed(verdict(four_rounds, f"instep.adapters.{ops}", strategy), events=len(four_rounds.events))
 
 
 def test_a_wrong_kernel_of_sglang_is_found(put: Put, wider: Trace) -> None:
@@ -189,8 +189,7 @@ def test_right_kernels_agree(kernels: Any, ops: str, name: str, request: pytest.
     ops, _, strategy = ops.partition(" --strategy ")
     trace: Trace = request.getfixturevalue(name)
     last = THREE_WINDOWS if name == "wider" else len(trace.events) - 1
-    came = verdict_of(trace, kernels, ops, strategy or "snapshot", until=last)
-    assert came.exit is Exit.AGREED and came.events == last + 1, came.findings[:1]
+    agreed(verdict_of(trace, kernels, ops, strategy or "snapshot", until=last), events=last + 1)
 
 
 @pytest.mark.parametrize(("kernels", "ops", "kind", "tier"), [

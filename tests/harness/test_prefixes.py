@@ -30,9 +30,10 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.label_ledger import LedgerEngine
 from support.inputs.rounds import config
-from support.inputs.traces import PROMPTS, ROOM, header, policy, recorded
+from support.inputs.traces import PROMPTS, ROOM, header, policy, recorded, recording
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # runs with and without a shared prefix
 
@@ -50,9 +51,7 @@ TOLD = policy(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("prefixes"), TOLD)
+trace = recording(TOLD)
 
 
 def test_policy_interval_tracks_and_shares_the_longest_prefix(trace: Trace) -> None:
@@ -78,8 +77,7 @@ def test_policy_interval_tracks_and_shares_the_longest_prefix(trace: Trace) -> N
     Setting("plain", strategy="snapshot", kv_dtype="float8_e4m3fn"),
 ], ids=str)  # fmt: skip
 def test_right_prefixes_agree(trace: Trace, how: Setting) -> None:
-    verdict = Replay(trace, how).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[0]
+    agreed(Replay(trace, how).run())
 
 
 MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"

@@ -27,6 +27,7 @@ from instep_proof.faults.catalogue.late_reads import FAULTS
 from support.inputs.few_channels import few_channels, same_events
 from support.running.command import Runner
 from support.running.covering import WHOLE, each_value, every_trace, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -41,10 +42,9 @@ def read_late(trace: Trace, setting: Setting) -> Held:
 
 
 def agrees(trace: Trace, ops: str, **setting: Any) -> None:
-    found = read_late(trace, Setting(ops, **setting))
-    assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:2]
-    assert {one.tier for one in found.verdict.compared} == {Tier.BITWISE}
-    components = {one.place.component for one in found.verdict.compared}
+    found = agreed(read_late(trace, Setting(ops, **setting)))
+    assert {one.tier for one in found.compared} == {Tier.BITWISE}
+    components = {one.place.component for one in found.compared}
     assert {"pick", "length", "root", "conv", "state", "keys"} <= components, "answers, step counts, states, pools"
 
 

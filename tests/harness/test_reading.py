@@ -26,8 +26,9 @@ from instep.report.outcome_data import FINDINGS
 from instep.run.replay import Outcome, RecordedChoices, Replay
 from instep.run.run_variants import Variant, patch_of
 from instep.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep_proof.faults.catalogue import FAMILIES
+from support.inputs.traces import committed
 
 TOP = Path(__file__).resolve().parents[2]
 READING, CHECKS = (TOP / "docs" / f"{name}.md" for name in ("reading-a-divergence", "checks"))
@@ -37,9 +38,7 @@ MESSAGE, _, RESULT, _, STREAM = SHOWN  # in their order on the page
 OPS, STRATEGY = "support.wrong.stream_ops:BEFORE", "snapshot"
 
 
-@pytest.fixture(scope="module")
-def ragged() -> Trace:
-    return read(TOP / "fixtures" / "traces" / "faults" / "ragged.jsonl")
+ragged = committed("faults/ragged")
 
 
 @pytest.fixture(scope="module")

@@ -29,15 +29,12 @@ from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.speculative_rounds import Rounds
-from support.inputs.traces import first, recorded
+from support.inputs.traces import first, recorded, recording
 from support.running.covering import each_value, few
 from support.running.planting import planted_here
 
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A chunk next to a window, a request that loads a prefix, a plain step."""
-    return recorded(tmp_path_factory.mktemp("small"), first(3))
+# A chunk next to a window, a request that loads a prefix, a plain step.
+small = recording(first(3))
 
 
 @pytest.fixture(autouse=True)

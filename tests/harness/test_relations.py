@@ -45,8 +45,9 @@ from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
-from support.inputs.traces import brief, policy, recorded
+from support.inputs.traces import brief, policy, recorded, recording
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -55,18 +56,12 @@ GIVEN = {"drafter": "external"}  # with the drafts of the trace, where no relati
 FIRST_COMMIT, SECOND_COMMIT = 6, 16  # events of both small traces; what follows is like what was before
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Chunks, rounds, a preemption, a reload: every kind of event, and few of each."""
-    told = msgspec.structs.replace(brief(), capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
-    return recorded(tmp_path_factory.mktemp("relations"), told)
+# Chunks, rounds, a preemption, a reload: every kind of event, and few of each.
+trace = recording(msgspec.structs.replace(brief(), capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS)))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Chunks, rounds of every outcome, a preemption, a reload: all that two slots can see."""
-    told = policy(capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS))
-    return recorded(tmp_path_factory.mktemp("whole"), told)
+# Chunks, rounds of every outcome, a preemption, a reload: all that two slots can see.
+whole = recording(policy(capacity=msgspec.structs.replace(policy().capacity, slots=SLOTS)))
 
 
 def case(
@@ -110,10 +105,8 @@ def test_relations_agree_in_other_settings(narrow: Trace, plan: dict[str, Any], 
         assert one.verdict.exit is Exit.AGREED, one.verdict.findings[:1]
 
 
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """A model that is stored in bf16, as real ones are."""
-    return recorded(tmp_path_factory.mktemp("narrow"), brief(), dtype=torch.bfloat16)
+# A model that is stored in bf16, as real ones are.
+narrow = recording(brief(), dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -319,9 +312,8 @@ def test_drift_reports_rows_that_are_not_shown(trace: Trace) -> None:
 
 
 def test_drift_skips_growth_when_a_quarter_has_few_launches(trace: Trace) -> None:
-    found = hold("drift", trace, "plain", tokens=128)
-    assert found.verdict.exit is Exit.AGREED
-    assert any("chunks of the op, whether the error grows" in each.reason for each in found.verdict.skipped)
+    found = agreed(hold("drift", trace, "plain", tokens=128))
+    assert any("chunks of the op, whether the error grows" in each.reason for each in found.skipped)
 
 
 def test_ties_are_capped(trace: Trace) -> None:

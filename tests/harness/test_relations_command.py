@@ -23,16 +23,14 @@ from instep_optimized import load
 from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.ops.watch_op_calls import Op, around
 from instep_reference.contract.place_names import Place, unseen
-from support.inputs.traces import policy, recorded
+from support.inputs.traces import policy, recording
 from support.running.command import Runner
 from support.running.golden import Golden
 
 pytestmark = pytest.mark.slow  # whole replays
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("relations"), policy(deeds=()))
+trace = recording(policy(deeds=()))
 
 
 def test_table_shows_verdicts_and_relations_that_do_not_apply(

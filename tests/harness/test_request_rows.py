@@ -12,10 +12,10 @@ from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.write_bound import Bound
-from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
 from instep_optimized.memory.pool import Pool
 from instep_reference.contract import engine as e
+from support.running.verdicts import agreed
 
 
 def replayed(trace: Trace, name: str = "RIGHT", ops: str = "ledger") -> Outcome:
@@ -29,8 +29,7 @@ def first(outcome: Outcome) -> tuple[str, str]:
 
 @pytest.mark.parametrize(("name", "ops"), [("RIGHT", "ledger"), ("RIGHT", "plain"), ("DECODING", "ledger")])
 def test_a_strategy_by_request_row_agrees(trace: Trace, name: str, ops: str) -> None:
-    outcome = replayed(trace, name, ops)
-    assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.events == len(trace.events)
+    agreed(replayed(trace, name, ops), events=len(trace.events))
 
 
 @pytest.mark.parametrize(("name", "check", "says"), [

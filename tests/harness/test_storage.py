@@ -34,7 +34,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
 from instep_reference.contract.errors import BadInput, Unsupported
 from support.inputs.few_channels import few_channels
-from support.inputs.traces import brief, recorded
+from support.inputs.traces import brief, recording
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.planting import begun, planted_here
@@ -103,10 +103,8 @@ def test_non_finite_number_stays_non_finite() -> None:
     assert bool(scaled_tiles.opened(*scaled_tiles.packed(x, E4M3, SCALED_STATE.grid(2, 8, 16)))[1].isnan().all())
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """Every kind of event, of a model of a few channels: a save, a load, a preemption among them."""
-    return recorded(tmp_path_factory.mktemp("small"), brief(), dtype=torch.bfloat16)
+# Every kind of event, of a model of a few channels: a save, a load, a preemption among them.
+small = recording(brief(), dtype=torch.bfloat16)
 
 
 # Events: one round and a load after it; two rounds of windows next to prompts.

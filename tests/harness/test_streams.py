@@ -29,21 +29,19 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.inputs.traces import committed
 from support.running.command import Runner, advances
 from support.running.covering import WHOLE, each_value, few
 from support.running.planting import planted_here
+from support.running.verdicts import agreed
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
 
 
-@pytest.fixture(scope="module")
-def ragged() -> Trace:
-    return read(TRACES / "faults" / "ragged.jsonl")
+ragged = committed("faults/ragged")
 
 
-@pytest.fixture(scope="module")
-def adaptive() -> Trace:
-    return read(TRACES / "adaptive.jsonl")
+adaptive = committed("adaptive")
 
 
 def test_every_stamp_has_its_own_code_in_every_head_and_layer() -> None:
@@ -124,9 +122,8 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "level"), each_value(STRATEGIES, LEVELS))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
-    found = streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9)
-    assert found.verdict.exit is Exit.AGREED
-    read_off = [c for c in found.verdict.compared if c.check == "stream"]
+    found = agreed(streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9))
+    read_off = [c for c in found.compared if c.check == "stream"]
     assert {c.place.component for c in read_off} == {"conv", "state", "values"}
     assert {c.place.stage for c in read_off} == {"trunk", "extend"} and sum(c.elements for c in read_off) > 50_000
 
@@ -145,9 +142,7 @@ IN_TREES = [
 UNTIL = {"snapshot": 16, "columns": 9}  # the second of them shows where a tree continues below another sibling
 
 
-@pytest.fixture(scope="module")
-def branching() -> Trace:
-    return read(TRACES / "faults" / "branching.jsonl")
+branching = committed("faults/branching")
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from support.inputs.checkpoints import write
 from support.inputs.traces import PROMPTS, VOCAB, policy
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -54,8 +55,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 @few(1)
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_every_mtp_layer_is_compared(trace: Trace, ops: str) -> None:
-    verdict = Replay(trace, Setting(ops)).run(until=None if ops == "ledger" else 20).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(trace, Setting(ops)).run(until=None if ops == "ledger" else 20))
     numbers = {"derived", "propagated", "decisions", "bytes", "identity"}
     checks = {"ledger": {"labels", "bytes", "identity"}, "plain": numbers}[ops]
     for number in range(3):
@@ -112,8 +112,7 @@ def test_choices_of_another_recorder_are_not_compared(
     arrivals = (Arrival("a", "few", chunks=(3,), max_new=4),)
     alone = structs.replace(POLICY, arrivals=arrivals, num_steps=1, steps=(), deeds=(), adaptive=None)
     trace = make(model, PROMPTS, alone, tmp_path / "other.jsonl", recorded)
-    verdict = Replay(trace, replayed).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(trace, replayed).run())
     assert {one.reason for one in verdict.skipped if one.check == "remembered"} == {why}
     assert "remembered" not in {one.check for one in verdict.compared}
 

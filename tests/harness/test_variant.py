@@ -21,6 +21,7 @@ from instep_optimized import load
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.running.verdicts import agreed
 
 LOUDER = "support.wrong.subjects:LOUDER"
 
@@ -94,8 +95,7 @@ def test_correct_engine_agrees_with_any_place_patched(trace: Trace, ops: str) ->
               Place("extend", 0, "values")]  # fmt: skip
     patches = [*(Patch(place, draft) for place in places), *(Patch(place, forward) for place in memory)]
     patches += [Patch(Place("trunk", 0, name), forward) for name in ("z", "k", "core", "hidden")]
-    verdict = Replay(trace, Setting(ops)).run(until=draft + 3, variant=Variant(patch=tuple(patches))).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(trace, Setting(ops)).run(until=draft + 3, variant=Variant(patch=tuple(patches))))
 
 
 @pytest.mark.slow
@@ -105,8 +105,7 @@ def test_wrong_ring_update_is_found_and_patched_in_the_ring(trace: Trace) -> Non
     first = replay.run().verdict.findings[0]
     assert (first.place, first.tier) == (update, Tier.DERIVED)
     assert isinstance(trace.events[first.event + 1], e.Commit)
-    healed = replay.run(until=first.event + 1, variant=Variant(patch=(Patch(update, first.event),)))
-    assert healed.verdict.exit is Exit.AGREED, healed.verdict.findings[:1]
+    agreed(replay.run(until=first.event + 1, variant=Variant(patch=(Patch(update, first.event),))))
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ from instep_reference.contract.sampling import Sampling
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.mixed_steps import CANDIDATES, ROOM, in_turns
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
 
@@ -86,8 +87,7 @@ def test_every_check_agrees(model: Path, more: dict[str, Any]) -> None:
 def test_every_check_agrees_with_several_mtp_layers(tmp_path: Path) -> None:
     """Decodes keep their last rows, too, for a prefix that might be kept."""
     three = write(tmp_path, dtype=torch.bfloat16, mtp_num_hidden_layers=3, **TWO_LAYERS)
-    outcome = replayed(three, drafter="vanilla", candidates=(1, 3), tracked=True)
-    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    agreed(replayed(three, drafter="vanilla", candidates=(1, 3), tracked=True))
 
 
 @WHOLE

@@ -21,6 +21,7 @@ from instep.verdict import Exit
 from instep.watch.memory_changes import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
+from support.running.verdicts import agreed
 
 
 def replayed(trace: Trace, name: str) -> Outcome:
@@ -84,8 +85,7 @@ def test_scratch_that_the_trace_hands_out_is_a_finding(trace: Trace) -> None:
 
 @pytest.mark.slow
 def test_undeclared_pool_is_compared_whole_and_reported(four_rounds: Trace) -> None:
-    verdict = replayed(four_rounds, "UNDECLARED").verdict
-    assert verdict.exit is Exit.AGREED
+    verdict = agreed(replayed(four_rounds, "UNDECLARED"))
     reasons = [skipped.reason for skipped in verdict.skipped if skipped.check == "tails"]
     assert len(reasons) == 1 and "keys, " in reasons[0] and "compared as a whole" in reasons[0]
     assert not [one for one in verdict.compared if one.check == "tails"]

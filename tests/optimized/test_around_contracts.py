@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import load
 from instep_optimized.memory_addresses import Address, Pages, Part
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.op_protocols import AttentionInputs, GdnInputs
@@ -23,7 +23,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place, unseen
 from support.inputs.checkpoints import write
 from support.running.covering import few
-from support.worlds.engine_and_reference import CAPACITY, scenario
+from support.worlds.engine_and_reference import engine, scenario
 
 HERE = Place("trunk", 0, "mixed")
 POOL = torch.zeros(4, 6, 3)
@@ -62,8 +62,7 @@ def test_an_engine_keeps_every_contract(ops: str, activation: torch.dtype, state
     checked = around(load(ops), unseen, contracts(found.append))
     file = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3, 7)))
     small = write(tmp_path, "dense", num_hidden_layers=2, full_attention_interval=2)
-    checkpoint, options = Checkpoint.open(small), Options(activation=activation, state=state)
-    subject = OptimizedEngine(checkpoint, checked, options, CAPACITY, num_steps=3, adaptive=file)
+    subject = engine(Checkpoint.open(small), checked, adaptive=file, activation=activation, state=state)
     for event in scenario(64, (3, 1, 7, 0, 3), forced=True):
         event.on(subject)
         for name in subject.slots():

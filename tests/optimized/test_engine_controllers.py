@@ -5,17 +5,19 @@ Leaves out: the rules of the dialects (`test_adaptive_controller.py`).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput, Unsupported
+from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import CAPACITY
 
 # Each batch decides, by its own mean alone.
@@ -25,7 +27,7 @@ SLOTS = {"1": {"candidate_steps": [0, 1]}, "2": {"candidate_steps": [1, 3]}, **A
 
 def engine(checkpoint: Checkpoint, num_steps: int, **given: Any) -> OptimizedEngine:
     """An engine that moves labels, with two requests after their prompts."""
-    made = OptimizedEngine(checkpoint, load("ledger"), Options(), CAPACITY, num_steps=num_steps, **given)
+    made = sides.engine(checkpoint, "ledger", num_steps=num_steps, **given)
     for name in "ab":
         made.admit(name, (1, 2, 3))
     made.forward(tuple(Row(name, "prefill", 3, root=4) for name in "ab"))
@@ -87,17 +89,11 @@ def test_wish_does_not_depend_on_when_it_is_read(checkpoint: Checkpoint, looks: 
     Controlled("vllm-table", table=((1, 9, 2),), num_speculative_tokens=2), Controlled("constant"),
 ], ids=lambda controlled: controlled.dialect)  # fmt: skip
 def test_trees_are_refused_unless_the_count_is_constant(checkpoint: Checkpoint, controlled: Controlled) -> None:
-    room = replace(CAPACITY, num_draft_tokens=9)
-
-    def made() -> OptimizedEngine:
-        options = Options(strategy="snapshot")
-        return OptimizedEngine(checkpoint, load("plain"), options, room, num_steps=1, controlled=controlled)
-
-    if controlled.dialect == "constant":
-        assert made().next_num_steps(1, 1) == 1
-        return
-    with pytest.raises(Unsupported, match="trees with adaptive step counts"):
-        made()
+    right = controlled.dialect == "constant"
+    with nullcontext() if right else pytest.raises(Unsupported, match="trees with adaptive step counts"):
+        made = sides.engine(checkpoint, room=replace(CAPACITY, num_draft_tokens=9), num_steps=1,
+                                controlled=controlled, strategy="snapshot")  # fmt: skip
+        assert right and made.next_num_steps(1, 1) == 1
 
 
 def test_contradicting_controller_is_refused(checkpoint: Checkpoint) -> None:

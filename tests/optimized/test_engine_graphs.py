@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.graphs import Recorder
 from instep_optimized.graphs.capture_all_at_start import prepared
@@ -22,6 +22,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from support.running.covering import WHOLE, few
+from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
@@ -42,8 +43,8 @@ def engine(
     checkpoint: Checkpoint, ops: str, device: str, recorder: Recorder | None = None, **options: Any
 ) -> OptimizedEngine:
     """An engine in graphs for 0, 1 and 3 drafts, captured once, with `recorder` if it is given."""
-    chosen = Options(device=device, graphs=recorder is None, **options)
-    subject = OptimizedEngine(checkpoint, load(ops), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
+    chosen = {"device": device, "graphs": recorder is None, **options}
+    subject = sides.engine(checkpoint, ops, FOUR, adaptive=CANDIDATES, **chosen)
     if recorder is not None:
         subject._graphs = prepared(subject._base, subject._rounds.values(), subject._device, recorder)
     return subject
@@ -99,8 +100,7 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
 
 @pytest.mark.slow
 def test_every_batch_runs_in_the_requested_graphs(checkpoint: Checkpoint) -> None:
-    chosen = Options(graphs=True, batches=(4,))
-    subject = OptimizedEngine(checkpoint, load("ledger"), chosen, FOUR, num_steps=3, adaptive=CANDIDATES)
+    subject = engine(checkpoint, "ledger", "cpu", batches=(4,))
     both = Twins(subject, engine(checkpoint, "ledger", "cpu", eagerly))
     course(both)
     assert both.compared > 100_000 and subject.graphs is not None
@@ -132,9 +132,7 @@ def tensors(answer: Any) -> Iterator[torch.Tensor]:
 @pytest.mark.slow
 def test_a_captured_engine_has_changed_no_byte(checkpoint: Checkpoint) -> None:
     one, other = (
-        OptimizedEngine(
-            checkpoint, load("plain"), Options(graphs=graphs), FOUR, num_steps=3, adaptive=CANDIDATES
-        ) for graphs in (True, False)
+        sides.engine(checkpoint, "plain", FOUR, adaptive=CANDIDATES, graphs=graphs) for graphs in (True, False)
     )
     for region, untouched in zip(one.regions(), other.regions(), strict=True):
         assert torch.equal(bits(region.units), bits(untouched.units)), region.name

@@ -7,34 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import pytest
-import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import load
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import unseen
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
 from support.inputs.rounds import begin
 from support.inputs.tree_rounds import assert_same, played
 from support.inputs.tree_windows import path
 from support.running.covering import WHOLE, few
-from support.worlds.engine_and_reference import CAPACITY, TwoSides
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import CAPACITY, both_sides
 
-FP64, STEPS = torch.float64, 3
+STEPS = 3
 ROOM = replace(CAPACITY, num_draft_tokens=8, topk=3)
-
-
-def engine(checkpoint: Checkpoint, ops: Any = "plain", room: e.Capacity = ROOM, **options: Any) -> OptimizedEngine:
-    served = load(ops) if isinstance(ops, str) else ops
-    return OptimizedEngine(checkpoint, served, Options(**options), room, num_steps=STEPS)
+engine = partial(sides.engine, room=ROOM)
 
 
 def rounds(serve: Callable[[e.Event], e.Answer | None], seed: int, *, given: bool = True) -> Iterator[e.Event]:
@@ -88,17 +83,14 @@ COVERED = [("snapshot", False), ("columns", True), pytest.param("rerun", False, 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), COVERED)
 def test_every_label_of_a_grown_tree_matches_the_ledger(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
-    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=ROOM)
-    subject = engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs)
-    both = TwoSides(subject, truth)
+    both = both_sides(checkpoint, "ledger", ROOM, strategy=strategy, graphs=graphs, overlap=not graphs)
     assert [*rounds(both, 1)] and both.compared > 10_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 def test_every_number_of_a_grown_tree_matches_the_reference(checkpoint: Checkpoint, graphs: bool) -> None:
-    truth = ReferenceEngine(Weights.of(checkpoint, FP64), num_steps=STEPS, room=ROOM)
-    both = TwoSides(engine(checkpoint, graphs=graphs, activation=FP64, state=FP64), truth)
+    both = both_sides(checkpoint, "plain", ROOM, graphs=graphs)
     assert [*rounds(both, 2)] and both.compared > 10_000
 
 
@@ -159,10 +151,9 @@ def test_kernels_grow_the_trees_of_the_plain_ops(checkpoint: Checkpoint) -> None
     """The last bits differ, but no two scores are so close that a tree depends on them."""
     told = []
     for ops in ("plain", "triton"):
-        subject = engine(checkpoint, ops, replace(ROOM, topk=2, num_draft_tokens=5))
+        subject = engine(checkpoint, ops, room=replace(ROOM, topk=2, num_draft_tokens=5))
         begin(subject, (3, 4, 9), root=5)
         begin(subject, (8,), root=2, name="b")
         drafted = subject.draft(("b", "a"))
-        assert drafted.own_parents is not None
         told.append((drafted.drafts.tolist(), drafted.own_parents.tolist()))
     assert told[0] == told[1]

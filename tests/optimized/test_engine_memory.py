@@ -8,28 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine, load
 from instep_optimized.memory.slot_table import NAMES
 from instep_optimized.memory_addresses import Address, Part, StateLayout
-from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import snapshot, untouched
 
-FILE = AdaptiveFile(flat=Bracket(candidate_steps=(1, 3, 7)))
-
-
-def engine(
-    checkpoint: Checkpoint, ops: Ops = PLAIN, capacity: e.Capacity = CAPACITY, **options: Any
-) -> OptimizedEngine:
-    return OptimizedEngine(checkpoint, ops, Options(**options), capacity, num_steps=3, adaptive=FILE)
+engine = partial(sides.engine, adaptive=AdaptiveFile(flat=Bracket(candidate_steps=(1, 3, 7))))
 
 
 def story() -> Iterator[e.Event]:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import load
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract import engine as e
@@ -20,14 +19,11 @@ from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bra
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import unseen
 from instep_reference.contract.sampling import Sampling
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
 from support.inputs.checkpoints import TWO_LAYERS, Kind, write
 from support.inputs.sampling_events import sampled
 from support.running.covering import WHOLE, each_value, few
-from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
+from support.worlds.engine_and_reference import WIDE, TwoSides, both_sides, engine, scenario
 
-WIDTH = torch.float64
 STEPS = (3, 1, 7, 0)  # and back to the first
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -52,21 +48,12 @@ def checkpoint_of(path: Path, model: str) -> Checkpoint:
     return Checkpoint.open(write(path, kind, fused="fused" in model or None, **overrides))
 
 
-def engine(checkpoint: Checkpoint, num_steps: int = STEPS[0], **options: Any) -> OptimizedEngine:
-    chosen = Options(activation=WIDTH, state=WIDTH, **options)
-    return OptimizedEngine(checkpoint, load("plain"), chosen, CAPACITY, num_steps=num_steps, adaptive=FILE)
+def numbers(path: Path, model: str, **how: Any) -> TwoSides:
+    return both_sides(checkpoint_of(path, model), "plain", adaptive=FILE, **how)
 
 
-def numbers(path: Path, model: str, *, watched: bool = True, **options: Any) -> TwoSides:
-    checkpoint = checkpoint_of(path, model)
-    truth = ReferenceEngine(Weights.of(checkpoint, WIDTH, torch.device("cpu")), num_steps=STEPS[0], adaptive=FILE)
-    return TwoSides(engine(checkpoint, **options), truth, watched=watched)
-
-
-def labels(path: Path, model: str, *, watched: bool = True, **options: Any) -> TwoSides:
-    checkpoint, counts = checkpoint_of(path, model), {"num_steps": STEPS[0], "adaptive": FILE}
-    subject = OptimizedEngine(checkpoint, load("ledger"), Options(**options), CAPACITY, **counts)
-    return TwoSides(subject, LedgerEngine(checkpoint.config, **counts), watched=watched)
+def labels(path: Path, model: str, **how: Any) -> TwoSides:
+    return both_sides(checkpoint_of(path, model), "ledger", adaptive=FILE, **how)
 
 
 @few(2)
@@ -115,13 +102,13 @@ def test_gpu_gives_the_tokens_of_the_reference(model: str, tmp_path: Path) -> No
 def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24
-    decoding = engine(checkpoint, num_steps=0)
+    decoding = engine(checkpoint, num_steps=0, adaptive=FILE, **WIDE)
     e.Admit("x", prompt).on(decoding)
     said = [e.Forward((e.Row("x", "prefill", len(prompt)),)).on(decoding).roots["x"]]
     while len(said) < wanted:
         said.append(e.Forward((e.Row("x", "decode"),)).on(decoding).roots["x"])
 
-    speculating = engine(checkpoint)
+    speculating = engine(checkpoint, adaptive=FILE, **WIDE)
     e.Admit("x", prompt).on(speculating)
     told = [e.Forward((e.Row("x", "prefill", len(prompt)),)).on(speculating).roots["x"]]
     while len(told) < wanted:
@@ -168,8 +155,7 @@ def test_batch_without_sampling_runs_no_further_op(tmp_path: Path) -> None:
         return lambda **given: (calls.append(name), op(**given))[1]
 
     checkpoint, plain = Checkpoint.open(write(tmp_path, "dense")), load("plain")
-    ops = around(plain, unseen, counted)
-    subject = OptimizedEngine(checkpoint, ops, Options(), CAPACITY, num_steps=1)
+    subject = engine(checkpoint, around(plain, unseen, counted), num_steps=1)
     for name, sampling in (("a", None), ("b", Sampling(0.0)), ("c", Sampling(1.0))):
         e.Admit(name, (1, 2), sampling).on(subject)
         e.Forward((e.Row(name, "prefill", 2, uniforms=(0.5,) if name == "c" else ()),)).on(subject)
@@ -182,7 +168,7 @@ def test_batch_without_sampling_runs_no_further_op(tmp_path: Path) -> None:
         subject.commit(tuple(names))
     at = told["ab"].index("pick")
     assert told["ac"] == [*told["ab"][: at - 1], "select", "lm_head", "draw", *told["ab"][at + 1 :]]
-    graphed = OptimizedEngine(checkpoint, plain, Options(graphs=True), CAPACITY, num_steps=1).graphs
+    graphed = engine(checkpoint, plain, num_steps=1, graphs=True).graphs
     assert graphed is not None and not any("sampled" in str(key) for key, _, _ in graphed._captured)
 
 

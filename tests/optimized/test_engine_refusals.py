@@ -15,19 +15,14 @@ import pytest
 import torch
 
 from instep.watch.frozen_memory import KeptCopies
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
 from support.inputs.checkpoints import TWO_LAYERS, write
-from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
-
-
-def engine(
-    checkpoint: Checkpoint, capacity: e.Capacity = CAPACITY, num_steps: int = 3, **options: Any
-) -> OptimizedEngine:
-    return OptimizedEngine(checkpoint, load("plain"), Options(**options), capacity, num_steps=num_steps)
+from support.inputs.rounds import begin, play
+from support.worlds.engine_and_reference import CAPACITY, engine, snapshot, untouched
 
 
 @contextmanager
@@ -74,9 +69,9 @@ def test_several_mtp_layers_are_refused(tmp_path: Path) -> None:
 
 def test_window_wider_than_the_capacity_is_refused(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="room for a window of 8 tokens"):
-        engine(checkpoint, replace(CAPACITY, max_tokens=7), num_steps=7)
+        engine(checkpoint, room=replace(CAPACITY, max_tokens=7), num_steps=7)
     with pytest.raises(BadInput, match="room for a window of 8 tokens"):
-        engine(checkpoint, replace(CAPACITY, pages=(1,)), num_steps=7)
+        engine(checkpoint, room=replace(CAPACITY, pages=(1,)), num_steps=7)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +81,12 @@ def test_window_wider_than_the_capacity_is_refused(checkpoint: Checkpoint) -> No
 )
 def test_capacity_too_small_for_any_window_is_refused(checkpoint: Checkpoint, room: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput, match=field):
-        engine(checkpoint, replace(CAPACITY, **room))
+        engine(checkpoint, room=replace(CAPACITY, **room))
 
 
 def test_pools_are_sized_for_the_largest_candidate_of_any_bracket(checkpoint: Checkpoint) -> None:
     file = AdaptiveFile(by_batch={1: Bracket(candidate_steps=(1,)), 4: Bracket(candidate_steps=(2, 9))})
-    told = Options(strategy="snapshot")
-    subject = OptimizedEngine(checkpoint, load("plain"), told, CAPACITY, num_steps=1, adaptive=file)
+    subject = engine(checkpoint, strategy="snapshot", num_steps=1, adaptive=file)
     snapshots = {region.name: region.units.shape[1] for region in subject.regions() if region.by == "row"}
     assert snapshots["snapshot_state"] == snapshots["snapshot_conv"] == 10
     assert subject.messages == ("the initial step count 1 was added to the candidates of batch size 4",)
@@ -114,9 +108,8 @@ def test_prompts_that_cannot_run_are_refused(checkpoint: Checkpoint) -> None:
     (e.Draft(("c",), ((1, 2, 3),), ((0, 0, 1),)), Unsupported),
 ])  # fmt: skip
 def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: e.Event, error: type[InstepError]) -> None:
-    subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3, 4)))
-    e.Admit("d", (1, 2)).on(subject)
-    e.Forward((e.Row("d", "prefill", 2),)).on(subject)
+    subject = engine(checkpoint, room=replace(CAPACITY, pages=(1, 2, 3, 4)))
+    begin(subject, (1, 2), name="d")
     subject.save("d", "kept")
     subject.preempt("d")
     for name, length in (("a", 100), ("b", 9), ("c", 1)):
@@ -130,19 +123,17 @@ def test_a_refused_event_changes_nothing(checkpoint: Checkpoint, event: e.Event,
 
 
 def test_resume_without_room_changes_nothing_and_can_be_repeated(checkpoint: Checkpoint) -> None:
-    subject = engine(checkpoint, replace(CAPACITY, slots=(3, 1), pages=(1, 2, 3)))
-    e.Admit("a", tuple(range(9))).on(subject)
-    e.Forward((e.Row("a", "prefill", 9),)).on(subject)
+    subject = engine(checkpoint, room=replace(CAPACITY, slots=(3, 1), pages=(1, 2, 3)))
+    begin(subject, tuple(range(9)))
     kept = subject.state("a")
     subject.preempt("a")
-    e.Admit("b", (1, 2)).on(subject)
-    e.Forward((e.Row("b", "prefill", 2),)).on(subject)
+    begin(subject, (1, 2), name="b")
     with pytest.raises(OutOfCapacity, match="KV pages"), as_they_were(subject):  # a slot is free, pages are not
         subject.resume("a")
     assert (subject.slots(), list(subject.pages())) == ({"b": 3}, ["b"])
     subject.finish("b")
     for name in "cd":
-        e.Admit(name, (1,)).on(subject)
+        subject.admit(name, (1,))
     with pytest.raises(OutOfCapacity, match="no free slot"), as_they_were(subject):  # pages are free, a slot is not
         subject.resume("a")
     assert subject.pages() == {}
@@ -154,7 +145,7 @@ def test_resume_without_room_changes_nothing_and_can_be_repeated(checkpoint: Che
 
 
 def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Checkpoint) -> None:
-    subject = engine(checkpoint, replace(CAPACITY, pages=(1, 2, 3)))
+    subject = engine(checkpoint, room=replace(CAPACITY, pages=(1, 2, 3)))
     e.Admit("a", tuple(range(9))).on(subject)
     e.Forward((e.Row("a", "prefill", 7),)).on(subject)
     subject.save("a", "kept")
@@ -172,8 +163,7 @@ def test_a_load_of_another_prompt_or_without_room_changes_nothing(checkpoint: Ch
 
 def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint)
-    e.Admit("a", (1, 2)).on(subject)
-    e.Forward((e.Row("a", "prefill", 2),)).on(subject)
+    begin(subject, (1, 2))
     e.Draft(("a",)).on(subject)
     e.Forward((e.Row("a", "verify"),)).on(subject)
     before = snapshot(subject)
@@ -186,8 +176,7 @@ def test_a_path_that_is_no_chain_is_refused(checkpoint: Checkpoint) -> None:
 
 def test_a_model_without_a_draft_head_must_be_given_its_drafts(tmp_path: Path) -> None:
     subject = engine(Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS, mtp_num_hidden_layers=0)))
-    e.Admit("a", (1, 2)).on(subject)
-    e.Forward((e.Row("a", "prefill", 2),)).on(subject)
+    begin(subject, (1, 2))
     pages = subject.pages()
     with pytest.raises(Unsupported, match="no draft head is in use"):
         e.Draft(("a",)).on(subject)
@@ -209,12 +198,9 @@ def test_watching_changes_no_byte(checkpoint: Checkpoint) -> None:
         subject = engine(checkpoint, poison=7.5)
         if watched:
             subject.watch(lambda place, tensor: tensor.clone())
-        e.Admit("a", (1, 2, 3, 4)).on(subject)
-        e.Forward((e.Row("a", "prefill", 4),)).on(subject)
+        begin(subject, (1, 2, 3, 4))
         for _ in range(2):
-            e.Draft(("a",)).on(subject)
-            e.Forward((e.Row("a", "verify"),)).on(subject)
-            e.Commit(("a",)).on(subject)
+            play(subject, None, None)
             subject.state("a")
         return [units.numpy().tobytes() for units, _ in snapshot(subject)]
 
@@ -224,8 +210,7 @@ def test_watching_changes_no_byte(checkpoint: Checkpoint) -> None:
 def test_outputs_do_not_depend_on_the_poison(checkpoint: Checkpoint) -> None:
     def run(poison: float | None) -> list[int]:
         subject = engine(checkpoint, poison=poison)
-        e.Admit("a", (1, 2, 3, 4)).on(subject)
-        e.Forward((e.Row("a", "prefill", 4),)).on(subject)
+        begin(subject, (1, 2, 3, 4))
         drafts = e.Draft(("a",)).on(subject).drafts
         e.Forward((e.Row("a", "verify"),)).on(subject)
         return [*drafts[0].tolist(), int(e.Commit(("a",)).on(subject).bonus[0]), *subject.state("a").keys[1].tolist()]
@@ -234,8 +219,4 @@ def test_outputs_do_not_depend_on_the_poison(checkpoint: Checkpoint) -> None:
 
 
 def test_engine_implements_the_inspection_protocols(checkpoint: Checkpoint) -> None:
-    subject = engine(checkpoint)
-    served: e.Engine = subject
-    watched: e.Watched = subject
-    assert served is watched
-    assert isinstance(subject, e.Inspectable)
+    assert isinstance(engine(checkpoint), e.Inspectable)

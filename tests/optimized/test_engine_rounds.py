@@ -7,31 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import Place, unseen
-from instep_reference.engine import ReferenceEngine
-from instep_reference.weights import Weights
 from support.running.covering import few
-from support.worlds.engine_and_reference import TwoSides, snapshot, untouched
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import both_sides, snapshot, untouched
 from support.worlds.engine_in_graphs import Twins
 
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3), warmup_batches=1, update_interval=2))
 ROOM = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 PROMPT = (5, 9, 2, 33, 7)
-
-
-def engine(checkpoint: Checkpoint, capacity: e.Capacity = ROOM, ops: str = "ledger", **options: Any) -> OptimizedEngine:
-    return OptimizedEngine(checkpoint, load(ops), Options(**options), capacity, num_steps=3, adaptive=FILE)
+engine = partial(sides.engine, ops="ledger", room=ROOM, adaptive=FILE)
 
 
 def verifies(*names: str) -> tuple[e.Row, ...]:
@@ -100,10 +97,7 @@ def rare() -> Iterator[e.Event]:
     {"strategy": "snapshot", "overlap": True}, {"strategy": "rerun", "graphs": True, "overlap": True},
 ], ids=lambda options: ", ".join(map(str, options.values())))  # fmt: skip
 def test_rare_orders_agree_with_the_reference(checkpoint: Checkpoint, options: dict[str, Any]) -> None:
-    wide = torch.float64
-    subject = engine(checkpoint, ops="plain", activation=wide, state=wide, **options)
-    truth = ReferenceEngine(Weights.of(checkpoint, wide, torch.device("cpu")), num_steps=3, adaptive=FILE)
-    both = TwoSides(subject, truth, watched="graphs" not in options)
+    both = both_sides(checkpoint, "plain", ROOM, adaptive=FILE, watched="graphs" not in options, **options)
     assert both.serve(rare()).compared > 10_000
 
 
@@ -129,7 +123,7 @@ def test_pages_are_reserved_only_for_rounds_in_flight(checkpoint: Checkpoint) ->
 
 def test_event_that_fits_by_exact_lengths_is_served(checkpoint: Checkpoint) -> None:
     """The worst case does not fit; then lengths are waited for, and only then an event is refused."""
-    subject = started(engine(checkpoint, replace(ROOM, pages=(2, 1, 3)), overlap=True), "a")
+    subject = started(engine(checkpoint, room=replace(ROOM, pages=(2, 1, 3)), overlap=True), "a")
     rejected(subject, 4)
     assert subject.state("a").length == 9
     with pytest.raises(OutOfCapacity):
@@ -189,7 +183,6 @@ def test_overwriting_an_answer_changes_nothing(checkpoint: Checkpoint) -> None:
 def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")
-    assert subject._graphs is not None
     replayed: list[Any] = []
     run = subject._graphs.run
 

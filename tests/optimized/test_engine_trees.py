@@ -13,34 +13,28 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import load
 from instep_optimized.memory_addresses import Keeps
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Committed, Draft, Path
 from instep_reference.contract.place_names import unseen
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.rounds import CLOSE, begin, decode, disagreement, play
 from support.inputs.tree_rounds import NODES, ROOM, STEPS, VOCAB, Story, ahead, assert_same, played
 from support.inputs.tree_windows import chain, drawn, path
 from support.running.covering import WHOLE, few
-from support.worlds.engine_and_reference import TwoSides
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import WIDE, both_sides
 
-FP64 = torch.float64
+engine = partial(sides.engine, room=ROOM)
 STRATEGIES = ("snapshot", "columns", "rerun", "lazy_rerun")
 
 
 @pytest.fixture(scope="module")
 def headless(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(write(tmp_path_factory.mktemp("headless"), "dense", **TWO_LAYERS, mtp_num_hidden_layers=0))
-
-
-def engine(checkpoint: Checkpoint, ops: Any = "plain", **options: Any) -> OptimizedEngine:
-    served = load(ops) if isinstance(ops, str) else ops
-    return OptimizedEngine(checkpoint, served, Options(**options), ROOM, num_steps=STEPS)
 
 
 # (strategy, graphs, overlap), all of which have the bits of `snapshot` without either.
@@ -55,8 +49,7 @@ COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", T
     pytest.param(*pair, marks=() if pair in FEW else WHOLE) for pair in COVERED
 ])  # fmt: skip
 def test_every_label_of_a_tree_matches_the_ledger(checkpoint: Checkpoint, strategy: str, graphs: bool) -> None:
-    truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
-    both = TwoSides(engine(checkpoint, "ledger", strategy=strategy, graphs=graphs, overlap=not graphs), truth)
+    both = both_sides(checkpoint, "ledger", ROOM, strategy=strategy, graphs=graphs, overlap=not graphs)
     assert both.serve(Story(1)).compared > 10_000
 
 
@@ -70,10 +63,9 @@ def test_every_label_of_a_tree_matches_the_ledger(checkpoint: Checkpoint, strate
 def test_labels_of_trees_match_for_strategies_and_own_paths(
     checkpoint: Checkpoint, strategy: str, keeps: Keeps, graphs: bool
 ) -> None:
-    truth = LedgerEngine(checkpoint.config, num_steps=STEPS)
-    subject = engine(checkpoint, replace(load("ledger"), keeps=keeps), strategy=strategy, graphs=graphs, layout="KV")
-    both, accepted = TwoSides(subject, truth), []
-    for event in Story(2, ahead=partial(ahead, truth)):
+    ops, accepted = replace(load("ledger"), keeps=keeps), []
+    both = both_sides(checkpoint, ops, ROOM, strategy=strategy, graphs=graphs, layout="KV")
+    for event in Story(2, ahead=partial(ahead, both.truth)):
         answer = both(event)
         accepted += answer.num_correct_drafts.tolist() if isinstance(answer, Committed) else []
     assert set(accepted) == set(range(STEPS + 1)), "every length of a path"
@@ -88,10 +80,8 @@ def test_every_number_of_a_tree_matches_the_reference(
     checkpoint: Checkpoint, headless: Checkpoint, strategy: str, graphs: bool, head: int
 ) -> None:
     model = checkpoint if head else headless
-    subject = engine(model, "plain", strategy=strategy, graphs=graphs, activation=FP64, state=FP64)
-    truth = ReferenceEngine(Weights.of(model, FP64), num_steps=STEPS)
-    both = TwoSides(subject, truth)
-    assert both.serve(Story(3, ahead=partial(ahead, truth), head=bool(head))).compared > 10_000
+    both = both_sides(model, "plain", ROOM, strategy=strategy, graphs=graphs)
+    assert both.serve(Story(3, ahead=partial(ahead, both.truth), head=bool(head))).compared > 10_000
 
 
 @few(1)
@@ -130,7 +120,7 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
 def test_round_over_a_tree_equals_decoding_its_accepted_tokens(checkpoint: Checkpoint, ops: str, strategy: str) -> None:
     """Exact for labels. Numbers are summed in another order: a window has more rows than a step of decoding."""
-    wide: dict[str, Any] = {} if ops == "ledger" else {"activation": FP64, "state": FP64}
+    wide: dict[str, Any] = {} if ops == "ledger" else WIDE
     draw = Random(6)
     for number in range(3):
         round_, steps = (engine(checkpoint, ops, strategy=strategy, **wide) for _ in range(2))

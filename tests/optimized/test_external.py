@@ -6,27 +6,25 @@ Leaves out: who proposes (`instep.subject.proposers`), and replays (`tests/harne
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
 from instep_reference.acceptance import block_greedy
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Forward, Row
 from instep_reference.contract.errors import Unsupported
-from instep_reference.engine import ReferenceEngine
-from instep_reference.label_ledger import LedgerEngine
-from instep_reference.weights import Weights
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.sampling_events import sampled
 from support.running.covering import few
-from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import TwoSides, scenario
 
-WIDTH, STEPS = torch.float64, (3, 1, 7, 0, 3)
+STEPS = (3, 1, 7, 0, 3)
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 
 
@@ -36,16 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(write(tmp_path_factory.mktemp("external"), **TWO_LAYERS, mtp_num_hidden_layers=3))
 
 
-def engine(checkpoint: Checkpoint, ops: str = "plain", **options: Any) -> OptimizedEngine:
-    chosen = Options(activation=WIDTH, state=WIDTH, drafter="external", **options)
-    return OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
-
-
-def truth(checkpoint: Checkpoint, ops: str = "plain") -> Any:
-    asked: dict[str, Any] = {"num_steps": STEPS[0], "adaptive": FILE, "mode": "external"}
-    if ops == "ledger":
-        return LedgerEngine(checkpoint.config, **asked)
-    return ReferenceEngine(Weights.of(checkpoint, WIDTH, torch.device("cpu")), **asked)
+engine = partial(sides.engine, adaptive=FILE, drafter="external", **sides.WIDE)
+truth = partial(sides.truth, adaptive=FILE, mode="external")
 
 
 @few(2)

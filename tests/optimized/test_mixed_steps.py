@@ -17,16 +17,13 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine, Options
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.memory_addresses import StateLayout
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Capacity, Commit, Draft, Event, Forward, Idle
 from instep_reference.contract.place_names import Place
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
-from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.mixed_steps import (
     CANDIDATES,
     CONV_WIDTH,
@@ -46,6 +43,7 @@ from support.inputs.mixed_steps import (
     trio,
 )
 from support.running.covering import WHOLE, each_value, few
+from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import TwoSides, snapshot
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -69,33 +67,29 @@ class Model:
     """A checkpoint that is not printed with a failing example."""
 
     checkpoint: Checkpoint = field(repr=False)
-    weights: Weights = field(repr=False)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    opened = Checkpoint.open(write(tmp_path_factory.mktemp("model"), **TWO_LAYERS))
-    return Model(opened, Weights.of(opened, torch.float64, torch.device("cpu")))
+def model(checkpoint: Checkpoint) -> Model:
+    return Model(checkpoint)
 
 
 def engine(
     model: Model, ops: str, *, num_steps: int = 3, adaptive: AdaptiveFile | None = FILE, room: Capacity = ROOM,
     **options: Any,
 ) -> OptimizedEngine:
-    chosen = Options(device=HERE if ops == "triton" else "cpu", **options)
-    return OptimizedEngine(model.checkpoint, load(ops), chosen, room, num_steps=num_steps, adaptive=adaptive)
+    chosen: dict[str, Any] = {"num_steps": num_steps, "adaptive": adaptive, **options}
+    return sides.engine(model.checkpoint, ops, room, device=HERE if ops == "triton" else "cpu", **chosen)
 
 
 def labels(model: Model, strategy: str, room: Capacity = ROOM) -> TwoSides:
     """Labels on both sides: every place, state and byte is exact."""
-    truth = LedgerEngine(model.checkpoint.config, num_steps=3, adaptive=FILE)
-    return TwoSides(engine(model, "ledger", strategy=strategy, room=room), truth)
+    return sides.both_sides(model.checkpoint, "ledger", room, adaptive=FILE, strategy=strategy)
 
 
 def numbers(model: Model, room: Capacity = ROOM, **options: Any) -> TwoSides:
     """fp64 on both sides."""
-    subject = engine(model, "plain", room=room, activation=torch.float64, state=torch.float64, **options)
-    return TwoSides(subject, ReferenceEngine(model.weights, num_steps=3, adaptive=FILE))
+    return sides.both_sides(model.checkpoint, "plain", room, adaptive=FILE, **options)
 
 
 def served(both: TwoSides, events: Iterable[Event]) -> None:

@@ -15,17 +15,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Event, Forward, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity
+from support.worlds.engine_and_reference import engine
 
 PAGES = 997  # no other size of a small model is as large, or a multiple of it
 ROOM = Capacity(slots=(4, 1), pages=tuple(range(PAGES, 0, -1)), page_size=4, max_tokens=64)
-
-
-def engine(checkpoint: Checkpoint, capacity: Capacity, ops: str = "plain", **options: Any) -> OptimizedEngine:
-    return OptimizedEngine(checkpoint, load(ops), Options(**options), capacity, num_steps=3)
 
 
 def course() -> Iterator[Event]:
@@ -70,7 +67,7 @@ def made(subject: OptimizedEngine) -> Iterator[list[str]]:
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_no_launch_makes_a_copy_as_wide_as_the_pool(checkpoint: Checkpoint, ops: str, graphs: bool) -> None:
-    subject = engine(checkpoint, ROOM, ops, graphs=graphs)
+    subject = engine(checkpoint, ops, ROOM, graphs=graphs)
     for event in course():
         with made(subject) as wide:
             event.on(subject)
@@ -86,14 +83,14 @@ def tables(subject: OptimizedEngine) -> tuple[int, ...]:
 
 
 def test_the_table_is_as_wide_as_the_pages_of_the_longest_request(checkpoint: Checkpoint) -> None:
-    assert tables(engine(checkpoint, ROOM)) == (5, PAGES)
-    assert tables(engine(checkpoint, replace(ROOM, max_positions=17))) == (5, 5)
+    assert tables(engine(checkpoint, room=ROOM)) == (5, PAGES)
+    assert tables(engine(checkpoint, room=replace(ROOM, max_positions=17))) == (5, 5)
 
 
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_a_narrower_table_changes_no_answer_and_no_state(checkpoint: Checkpoint, ops: str) -> None:
     """15 positions: what the window of the longest request needs, and no more."""
-    wide, narrow = engine(checkpoint, ROOM, ops), engine(checkpoint, replace(ROOM, max_positions=15), ops)
+    wide, narrow = (engine(checkpoint, ops, room) for room in (ROOM, replace(ROOM, max_positions=15)))
     for event in course():
         event.on(wide)
         event.on(narrow)
@@ -107,7 +104,7 @@ def test_a_narrower_table_changes_no_answer_and_no_state(checkpoint: Checkpoint,
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_engine_refuses_events_beyond_the_position_limit(checkpoint: Checkpoint, overlap: bool) -> None:
-    subject = engine(checkpoint, replace(ROOM, max_positions=14), overlap=overlap)
+    subject = engine(checkpoint, room=replace(ROOM, max_positions=14), overlap=overlap)
     for event in list(course())[:5]:
         event.on(subject)
     Draft(("a",)).on(subject)  # drafts reach position 14: the last one that it may have
@@ -121,4 +118,4 @@ def test_engine_refuses_events_beyond_the_position_limit(checkpoint: Checkpoint,
 @pytest.mark.parametrize(("most", "said"), [(3, "room for a window of 4 tokens"), (PAGES * 4 + 1, "at most 3988")])
 def test_impossible_limit_is_refused(checkpoint: Checkpoint, most: int, said: str) -> None:
     with pytest.raises(BadInput, match=said):
-        engine(checkpoint, replace(ROOM, max_positions=most))
+        engine(checkpoint, room=replace(ROOM, max_positions=most))

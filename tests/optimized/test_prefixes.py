@@ -10,28 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, OutOfCapacity
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.running.covering import WHOLE, few
-from support.worlds.engine_and_reference import CAPACITY, TwoSides
+from support.worlds.engine_and_reference import CAPACITY, both_sides, engine
 
 EVERY, STEPS = 4, 5
 TRACKED = replace(CAPACITY, track_interval=EVERY)
 CHAIN, TREE = tuple(range(STEPS)), (0, 0, 2, 2, 3)
 PROMPT, PICKS, ROOT = (5, 9, 33, 2, 40, 17), (21, 22, 23, 24, 25), 12
-
-
-def engine(checkpoint: Checkpoint, ops: str, nodes: int | None = None, **options: Any) -> OptimizedEngine:
-    room = replace(TRACKED, num_draft_tokens=nodes)
-    return OptimizedEngine(checkpoint, load(ops), Options(**options), room, num_steps=STEPS)
 
 
 def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[e.Event]:
@@ -63,11 +55,15 @@ def story(shape: tuple[int, ...], path: tuple[int, ...]) -> Iterator[e.Event]:
     yield e.Forward((e.Row("e", "prefill", 1, root=1), e.Row("c", "decode", root=3)))
 
 
-def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, watched: bool = True) -> None:
-    both = TwoSides(subject, truth, watched=watched)
+def checked(
+    checkpoint: Checkpoint, ops: str, shape: tuple[int, ...], *, nodes: int | None = None, **options: Any
+) -> OptimizedEngine:
+    room, watched = replace(TRACKED, num_draft_tokens=nodes), not options.get("graphs")
+    both = both_sides(checkpoint, ops, room, num_steps=STEPS, watched=watched, **options)
     both.serve(story(shape, (1, 2, 3) if shape == CHAIN else (2, 3, 5)))
     assert both.tracked == [
         ("forward", 4), ("commit", 8), ("commit", 12), ("commit", 8), ("forward", 8), ("commit", 12)]
+    return both.subject
 
 
 @few(2)
@@ -79,8 +75,7 @@ def checked(subject: OptimizedEngine, truth: Any, shape: tuple[int, ...], *, wat
 def test_labels_of_prefixes_and_of_requests_that_load_them_are_right(
     checkpoint: Checkpoint, strategy: str, conv: str, nodes: int | None, shape: tuple[int, ...]
 ) -> None:
-    truth = LedgerEngine(checkpoint.config, num_steps=STEPS, room=TRACKED)
-    checked(engine(checkpoint, "ledger", nodes, strategy=strategy, conv=conv), truth, shape)
+    checked(checkpoint, "ledger", shape, nodes=nodes, strategy=strategy, conv=conv)
 
 
 @few(2)
@@ -94,14 +89,7 @@ def test_every_mtp_layer_of_a_prefix_is_right(
     """A path of 4 tokens, a chunk of 2: the last rows of 5 layers were made in several events."""
     folder = tmp_path_factory.mktemp("layers")
     layers = Checkpoint.open(write(folder, "dense", **TWO_LAYERS, mtp_num_hidden_layers=STEPS))
-    truth: Any = LedgerEngine(layers.config, num_steps=STEPS, room=TRACKED, mode="vanilla")
-    if ops == "plain":
-        options |= {"activation": torch.float64, "state": torch.float64}
-        weights = Weights.of(layers, torch.float64, torch.device("cpu"))
-        truth = ReferenceEngine(weights, num_steps=STEPS, room=TRACKED, mode="vanilla")
-    subject = engine(layers, ops, drafter="vanilla", **options)
-    checked(subject, truth, CHAIN, watched=not options.get("graphs"))
-    kept = subject.prefix("eight")
+    kept = checked(layers, ops, CHAIN, drafter="vanilla", **options).prefix("eight")
     assert [len(rows) for rows in kept.draft_keys.values()] == [7, 6, 5, 4, 3]
     assert [len(rows) for rows in kept.tail.values()] == [STEPS - 1]
 
@@ -113,11 +101,7 @@ def test_every_mtp_layer_of_a_prefix_is_right(
 def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     checkpoint: Checkpoint, options: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
-    weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
-    truth = ReferenceEngine(weights, num_steps=STEPS, room=TRACKED)
-    nodes = None if shape == CHAIN else STEPS + 1
-    subject = engine(checkpoint, "plain", nodes, activation=torch.float64, state=torch.float64, **options)
-    checked(subject, truth, shape, watched=not options.get("graphs"))
+    checked(checkpoint, "plain", shape, nodes=None if shape == CHAIN else STEPS + 1, **options)
 
 
 @pytest.mark.parametrize(("event", "says"), [
@@ -134,7 +118,7 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     (e.Forward((e.Row("c", "prefill", 4, track="away"),)), "a name under which nothing is kept"),
 ])  # fmt: skip
 def test_illegal_prefix_events_are_refused(checkpoint: Checkpoint, event: e.Event, says: str) -> None:
-    subject = engine(checkpoint, "ledger")
+    subject = engine(checkpoint, "ledger", TRACKED, num_steps=STEPS)
     others = e.Admit("c", (*PROMPT[:3], 1, 2)), e.Admit("d", PROMPT[:4])
     track = e.Forward((e.Row("a", "prefill", 4, track="four"),))
     for before in (e.Admit("a", PROMPT), track, *others, e.Save("a", "away"), e.Offload("away")):
@@ -145,7 +129,7 @@ def test_illegal_prefix_events_are_refused(checkpoint: Checkpoint, event: e.Even
 
 
 def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: Checkpoint) -> None:
-    subject = OptimizedEngine(checkpoint, load("ledger"), Options(), replace(TRACKED, tracked=1), num_steps=STEPS)
+    subject = engine(checkpoint, "ledger", replace(TRACKED, tracked=1), num_steps=STEPS)
     for name in "ab":
         subject.admit(name, PROMPT)
     rows = [e.Row(name, "prefill", 4, track=name) for name in "ab"]
@@ -164,4 +148,4 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
 
 def test_interval_of_zero_is_refused_before_allocation(checkpoint: Checkpoint) -> None:
     with pytest.raises(BadInput, match="track_interval"):
-        OptimizedEngine(checkpoint, load("ledger"), Options(), replace(CAPACITY, track_interval=0), num_steps=STEPS)
+        engine(checkpoint, "ledger", replace(CAPACITY, track_interval=0), num_steps=STEPS)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine, load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Keeps, StateLayout
 from instep_reference.contract import engine as e
@@ -24,11 +24,10 @@ from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE,
 from instep_reference.contract.engine import Path as Way
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
-from instep_reference.engine import ReferenceEngine, Weights
-from instep_reference.label_ledger import LedgerEngine
 from support.inputs.checkpoints import write
 from support.running.covering import WHOLE, few
-from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario, snapshot, untouched
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import both_sides, scenario, snapshot, untouched
 
 STEPS = (3, 1, 7, 0)  # after them every scenario continues with the first one
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
@@ -53,11 +52,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint.open(write(tmp_path_factory.mktemp("tiny"), "dense", **told))
 
 
-def engine(
-    checkpoint: Checkpoint, ops: str, pair: tuple[str, str], keeps: Keeps = "update", **options: Any
-) -> OptimizedEngine:
-    chosen, served = Options(strategy=pair[0], conv=pair[1], **options), replace(load(ops), keeps=keeps)
-    return OptimizedEngine(checkpoint, served, chosen, CAPACITY, num_steps=STEPS[0], adaptive=FILE)
+def chosen(ops: str, pair: tuple[str, str], keeps: Keeps = "update") -> dict[str, Any]:
+    return {"ops": replace(load(ops), keeps=keeps), "strategy": pair[0], "conv": pair[1], "adaptive": FILE}
+
+
+def engine(checkpoint: Checkpoint, *which: Any, **options: Any) -> OptimizedEngine:
+    return sides.engine(checkpoint, **chosen(*which), **options)
 
 
 @few(2)
@@ -69,8 +69,7 @@ def engine(
 def test_every_label_matches_the_ledger_under_every_strategy(
     checkpoint: Checkpoint, pair: tuple[str, str], layout: StateLayout
 ) -> None:
-    subject = engine(checkpoint, "ledger", pair, layout=layout)
-    both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
+    both = both_sides(checkpoint, **chosen("ledger", pair), layout=layout)
     assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
@@ -80,9 +79,8 @@ def test_every_label_matches_the_ledger_under_every_strategy(
 )
 def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
     """Whose updates are shown nowhere, as nothing keeps them."""
-    subject = engine(checkpoint, "ledger", pair, "inputs")
-    assert not {"ring_update", "ring_decay"} & {region.name for region in subject.regions()}
-    both = TwoSides(subject, LedgerEngine(checkpoint.config, num_steps=STEPS[0], adaptive=FILE))
+    both = both_sides(checkpoint, **chosen("ledger", pair, "inputs"))
+    assert not {"ring_update", "ring_decay"} & {region.name for region in both.subject.regions()}
     assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
@@ -91,9 +89,7 @@ def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, 
     "pair", [pytest.param(pair, marks=() if pair in NUMBERS else WHOLE) for pair in PAIRS], ids="-".join
 )
 def test_every_number_matches_the_reference(checkpoint: Checkpoint, pair: tuple[str, str]) -> None:
-    subject = engine(checkpoint, "plain", pair, activation=torch.float64, state=torch.float64)
-    weights = Weights.of(checkpoint, torch.float64, torch.device("cpu"))
-    both = TwoSides(subject, ReferenceEngine(weights, num_steps=STEPS[0], adaptive=FILE))
+    both = both_sides(checkpoint, **chosen("plain", pair))
     assert both.serve(scenario(64, STEPS, forced=False)).compared > 10_000
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import load
 from instep_optimized.commit.snapshot import SNAPSHOT
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
@@ -21,17 +21,13 @@ from instep_reference.contract.errors import BadInput, OutOfCapacity, Unsupporte
 from instep_reference.contract.place_names import unseen
 from support.inputs.rounds import begin
 from support.inputs.tree_rounds import NODES, ROOM, STEPS
-from support.worlds.engine_and_reference import CAPACITY, snapshot, untouched
-
-
-def engine(checkpoint: Checkpoint, room: Capacity = ROOM, **options: Any) -> OptimizedEngine:
-    return OptimizedEngine(checkpoint, load("plain"), Options(**options), room, num_steps=STEPS)
+from support.worlds.engine_and_reference import CAPACITY, engine, snapshot, untouched
 
 
 def test_memory_counts_nodes(checkpoint: Checkpoint) -> None:
     """The widest window is the largest tree. Without trees nothing is there that was not there before."""
     trees, chains = (
-        {one.name: one.units.shape[1] for one in engine(checkpoint, room).regions() if not one.red}
+        {one.name: one.units.shape[1] for one in engine(checkpoint, room=room).regions() if not one.red}
         for room in (ROOM, CAPACITY)
     )
     assert trees.pop("parents") == NODES
@@ -56,7 +52,7 @@ def test_chains_cost_the_same_when_trees_are_possible(checkpoint: Checkpoint) ->
 
             return call
 
-        subject = OptimizedEngine(checkpoint, around(load("plain"), unseen, counting), Options(), room, num_steps=STEPS)
+        subject = engine(checkpoint, around(load("plain"), unseen, counting), room)
         begin(subject, (3,), root=4)
         calls.clear()
         subject.draft(("a",))
@@ -70,7 +66,7 @@ FEW = replace(ROOM, slots=(1, 2), pages=(1, 2, 3, 4), max_tokens=9)
 
 def test_pages_and_tokens_count_nodes(checkpoint: Checkpoint) -> None:
     """Four pages of four positions: after one token each, two requests reserve 1 + 5 and 1 + 2 positions."""
-    subject = engine(checkpoint, FEW)
+    subject = engine(checkpoint, room=FEW)
     for name in "ab":
         begin(subject, (3,), root=4, name=name)
     subject.draft(("a", "b"), ((1, 2, 3, 4, 5), (1, 2)), ((0, 0, 0, 0, 0), (0, 0)))
@@ -105,9 +101,9 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
     options = {"ops": load("plain"), "room": ROOM, "adaptive": None, "strategy": "rerun"} | given
     ops, room, adaptive = (options.pop(name) for name in ("ops", "room", "adaptive"))
     with pytest.raises((Unsupported, BadInput), match=sentence):
-        OptimizedEngine(checkpoint, ops, Options(**options), room, num_steps=1, adaptive=adaptive)
+        engine(checkpoint, ops, room, num_steps=1, adaptive=adaptive, **options)
     if room is ROOM:  # chains are served
-        OptimizedEngine(checkpoint, ops, Options(**options), CAPACITY, num_steps=1, adaptive=adaptive)
+        engine(checkpoint, ops, num_steps=1, adaptive=adaptive, **options)
 
 
 @pytest.mark.parametrize(("room", "draft", "sentence"), [
@@ -117,7 +113,7 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
     (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
 ])  # fmt: skip
 def test_unsupported_draft_changes_nothing(checkpoint: Checkpoint, room: Capacity, draft: Draft, sentence: str) -> None:
-    subject = engine(checkpoint, room)
+    subject = engine(checkpoint, room=room)
     begin(subject, (3, 4), root=5)
     before, pages = snapshot(subject), subject.pages()
     with pytest.raises((Unsupported, OutOfCapacity), match=sentence):

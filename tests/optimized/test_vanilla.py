@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_optimized.draft.drafter_protocol import PickRows
 from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
@@ -31,12 +31,10 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Event, Forward, Row, SetNumSteps
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import unseen
-from instep_reference.engine import ReferenceEngine
-from instep_reference.label_ledger import LedgerEngine
-from instep_reference.weights import Weights
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.running.covering import each_value
-from support.worlds.engine_and_reference import CAPACITY, TwoSides, scenario
+from support.worlds import engine_and_reference as sides
+from support.worlds.engine_and_reference import TwoSides, scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
 T = TypeVar("T")
@@ -62,9 +60,8 @@ def adaptive(layers: int) -> AdaptiveFile:
 
 def engine(checkpoint: Checkpoint, ops: str, recorder: Recorder | None = None, **options: Any) -> OptimizedEngine:
     """In fp64 by default; with a recorder, in graphs."""
-    layers = checkpoint.config.mtp_layers
-    chosen = Options(**{"activation": WIDTH, "state": WIDTH, **options}, drafter="vanilla")
-    subject = OptimizedEngine(checkpoint, load(ops), chosen, CAPACITY, num_steps=layers, adaptive=adaptive(layers))
+    layers, chosen = checkpoint.config.mtp_layers, {**sides.WIDE, **options, "drafter": "vanilla"}
+    subject = sides.engine(checkpoint, ops, num_steps=layers, adaptive=adaptive(layers), **chosen)
     held(subject, recorder)
     return subject
 
@@ -76,16 +73,12 @@ def held(subject: OptimizedEngine, recorder: Recorder | None) -> None:
 
 def truth(checkpoint: Checkpoint, ops: str, chained: bool = True) -> Any:
     layers = checkpoint.config.mtp_layers
-    if ops == "ledger":
-        return LedgerEngine(checkpoint.config, num_steps=layers, adaptive=adaptive(layers), mode="vanilla")
-    weights = Weights.of(checkpoint, WIDTH, torch.device("cpu"))
-    drafter = reference_draft.Vanilla(chained)
-    return ReferenceEngine(weights, num_steps=layers, adaptive=adaptive(layers), draft_with=drafter)
+    drafts: Any = {"mode": "vanilla"} if ops == "ledger" else {"draft_with": reference_draft.Vanilla(chained)}
+    return sides.truth(checkpoint, ops, num_steps=layers, adaptive=adaptive(layers), **drafts)
 
 
 def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> OptimizedEngine:
     """Replace the engine's drafter by a changed one."""
-    assert isinstance(subject._model.drafter, Vanilla)
     subject._model = replace(subject._model, drafter=change(subject._model.drafter))
     subject._rounds = {steps: replace(at, model=subject._model) for steps, at in subject._rounds.items()}
     subject._round = subject._rounds[subject._round.num_steps]
@@ -280,21 +273,16 @@ def test_course_without_the_fault_agrees(checkpoints: Checkpoints, sound: type[V
 def test_more_steps_than_layers_are_refused(checkpoints: Checkpoints) -> None:
     for num_steps, file in ((3, None), (1, AdaptiveFile(flat=Bracket(candidate_steps=(1, 3))))):
         with pytest.raises(Unsupported, match=r"no more drafts than layers.*2 MTP layers, up to 3 drafts"):
-            OptimizedEngine(
-                checkpoints[2], load("plain"), Options(drafter="vanilla"), CAPACITY, num_steps=num_steps, adaptive=file
-            )
+            sides.engine(checkpoints[2], num_steps=num_steps, adaptive=file, drafter="vanilla")
 
 
 def test_several_layers_require_the_vanilla_drafter(checkpoints: Checkpoints) -> None:
     with pytest.raises(Unsupported, match="this model has several"):
-        OptimizedEngine(checkpoints[2], load("plain"), Options(), CAPACITY, num_steps=1)
+        sides.engine(checkpoints[2], num_steps=1)
 
 
 @pytest.mark.slow
 def test_vanilla_with_one_layer_and_one_step_is_eagle(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, **TWO_LAYERS))
-    both = Twins(*(
-        OptimizedEngine(checkpoint, load("plain"), Options(drafter=mode), CAPACITY, num_steps=1)
-        for mode in ("eagle", "vanilla")
-    ))
+    both = Twins(*(sides.engine(checkpoint, num_steps=1, drafter=mode) for mode in ("eagle", "vanilla")))
     assert both.serve(scenario(64, (1, 1, 0), forced=False)).compared > 10_000

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from instep.cli.record import make
 from instep.kit.model_and_trace import POLICY, PROMPTS, ROOM
-from instep.trace.file import CHECKSUMS, Trace, beside
+from instep.trace.file import CHECKSUMS, Trace, beside, read
 from instep.trace.header import SCHEMA, Header, Model, Part
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
+from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from support.inputs.checkpoints import TWO_LAYERS, write
 
 VOCAB = 64
+
 
 
 def header(**changes: Any) -> Header:
@@ -89,6 +92,21 @@ def recorded(folder: Path, told: Policy | None = None, **config: Any) -> Trace:
     """A trace of a small random model, both in `folder`."""
     model = write(folder / "model", **{"vocab_size": VOCAB, **TWO_LAYERS, **config})
     return make(model, PROMPTS, told or policy(), folder / "small.jsonl")
+
+
+def recording(told: Policy | None = None, **config: Any) -> Any:
+    """A fixture: a trace of a small random model, recorded once for a module."""
+
+    @pytest.fixture(scope="module")
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+        return recorded(tmp_path_factory.mktemp("trace"), told, **config)
+
+    return made
+
+
+def committed(name: str) -> Any:
+    """A fixture: a trace below `fixtures/traces`, read once for a module."""
+    return pytest.fixture(scope="module")(lambda: read(TRACES.parent / f"{name}.jsonl"))
 
 
 def seal(path: Path, lines: list[bytes], tensors: Mapping[str, torch.Tensor] | None = None) -> Path:

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 
-from instep_optimized import OptimizedEngine
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract import engine as e
 from instep_reference.contract.answers import MEMORY
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.event_facts import named
 from instep_reference.contract.place_names import Place, See
+from instep_reference.engine import ReferenceEngine
+from instep_reference.label_ledger import LedgerEngine
+from instep_reference.weights import Weights
 
 # Three slots, sparse and out of order; pages from the top down.
 CAPACITY = e.Capacity(slots=(4, 1, 6), pages=tuple(range(45, 0, -1)), page_size=4, max_tokens=64)
 FP64_NOISE = 1e-9  # absolute; values are of order 1, and fp64 sums of this size err by 1e-14
+
+
+FP64 = torch.float64
+WIDE = {"activation": FP64, "state": FP64}  # options of an engine whose numbers the reference has, up to noise
 
 
 class Reference(e.Engine, Protocol):
@@ -276,3 +285,31 @@ def _comings_and_goings(
     yield e.Resume("g")
     yield from round_of(("g",), widest)
     yield e.Finish("g")
+
+
+def engine(
+    checkpoint: Checkpoint, ops: str | Ops = "plain", room: e.Capacity = CAPACITY, *, num_steps: int = 3,
+    adaptive: Any = None, controlled: Any = None, lag: int = 0, **options: Any,
+) -> OptimizedEngine:
+    """Our engine with an op set or its name, in this room, with these of its `Options`."""
+    counts: dict[str, Any] = {"num_steps": num_steps, "adaptive": adaptive, "controlled": controlled, "lag": lag}
+    return OptimizedEngine(checkpoint, load(ops) if isinstance(ops, str) else ops, Options(**options), room, **counts)
+
+
+def truth(checkpoint: Checkpoint, ops: str | Ops = "plain", *, num_steps: int = 3, **how: Any) -> Any:
+    """The reference for these ops: its ledger for labels, else its numbers in fp64."""
+    if (ops if isinstance(ops, str) else ops.name) == "ledger":
+        return LedgerEngine(checkpoint.config, num_steps=num_steps, **how)
+    return ReferenceEngine(Weights.of(checkpoint, FP64), num_steps=num_steps, **how)
+
+
+def both_sides(
+    checkpoint: Checkpoint, ops: str | Ops = "plain", room: e.Capacity = CAPACITY, *, num_steps: int = 3,
+    adaptive: Any = None, watched: bool = True, **options: Any,
+) -> TwoSides:
+    """Our engine and the reference; numbers in fp64."""
+    mode = options.get("drafter", "eagle")
+    right = truth(checkpoint, ops, num_steps=num_steps, adaptive=adaptive, room=room, mode=mode)
+    width = {} if isinstance(right, LedgerEngine) else WIDE
+    subject = engine(checkpoint, ops, room, num_steps=num_steps, adaptive=adaptive, **width, **options)
+    return TwoSides(subject, right, watched=watched)
