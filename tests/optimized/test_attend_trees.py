@@ -77,7 +77,7 @@ class Parted:
         for request, before in enumerate(BEFORE):
             tree = request not in CHAINS
             reach = min(before + self.pages.nodes, held) if tree else before + len(TREES[request])
-            self.stand_in(of["query"], request, before // PART * PART if tree else reach, places, base)
+            self.stand_in(of["query"].at, request, before // PART * PART if tree else reach, places, base)
             base += -(-reach // self.unit)
         rows, kv_heads = places[0].shape[1], self.pages.keys.shape[2]
         return self.run(self.kernel, (rows, kv_heads, len(BEFORE)), *arguments, **named)
@@ -162,8 +162,8 @@ def mixed(kv: torch.dtype = BF16) -> tuple[torch.Tensor, Pages]:
 
 STAGED_FAULTS = {  # of the entries before a window
     "nothing": None,
-    "a part of the window, too": ("known // PT * PT, held)", "known // PT * PT + PT, held)"),
-    "units without the window's": ("gl.minimum(known + nodes, held), reach)", "gl.minimum(known, held), reach)"),
+    "a part of the window, too": ("known // PT * PT, paged.held)", "known // PT * PT + PT, paged.held)"),
+    "units without the window's": ("known + paged.nodes, paged.held), reach)", "known, paged.held), reach)"),
 }
 
 

@@ -182,11 +182,11 @@ def test_fusion_gives_the_results_of_its_parts(case: Case, device: str) -> None:
 
 
 GATES = {
-    "another head's gate": ("(row * gate_row + head * gate_head)", "(row * gate_row + (head + 1) % heads * gate_head)"),
-    "the queries in place of the gate": ("gate + (row * gate_row", "gate - gate_head // 2 + (row * gate_row"),
+    "another head's gate": ("(row * gate.row + head * gate.head)", "(row * gate.row + (head + 1) % heads * gate.head)"),
+    "the queries in place of the gate": ("gate.at + (row * gate.row", "gate.at - gate.head // 2 + (row * gate.row"),
     "a gate before the rows are rounded": ("found = (found.to(tl.float32) / opened_by)", "found = (mean / opened_by)"),
-    "unowned rows without a gate": ("zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)",
-                                    "zero += 0.0"),
+    "unowned rows without a gate": (
+        "zero /= opening(gate.at + far * gate.row + some_head * gate.head + d, d < width)", "zero += 0.0"),
 }  # fmt: skip
 
 

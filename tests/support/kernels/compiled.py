@@ -31,6 +31,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compiler
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import jit
 
 from instep.kit import barrier_overlaps
 from instep_optimized.kernels.attention import dispatch as attend_file
@@ -49,12 +50,10 @@ from support.kernels.tensor_core_overlap import made_beside
 from support.kernels.warp_groups import HALF, MANY, STEPS, halves, handed, told
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.bool: "*i1", torch.int32: "*i32",
-         torch.uint16: "*u16", torch.uint32: "*u32", torch.uint64: "*u64",
-         torch.float8_e4m3fn: "*fp8e4nv"}  # fmt: skip
 H, HV, K, V = 2, 4, 128, 128
 RESERVED = 1024  # further bytes of shared memory of every program
 TARGET = GPUTarget("cuda", 90, 32)
+BACKEND: Any = compiler.make_backend(TARGET)
 RECORD = Path(__file__).with_suffix(".json")
 
 Found = dict[str, Any]
@@ -66,24 +65,13 @@ def compiled(
     kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, num_ctas: int = 1,
     **constants: Any,
 ) -> None:  # fmt: skip
-    """The arguments make the signature, as Triton's own launcher would."""
-    signature, fixed, sixteen = {}, {}, {}
-    values: dict[str, Any] = {"EARLY": True}
-    values |= dict(zip(kernel.arg_names, arguments, strict=False)) | constants
-    for at, (name, parameter) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
-        x = values[name]
-        if hasattr(x, "block_shape"):
-            signature[name] = f"tensordesc<{TYPES[x.base.dtype][1:]}{list(x.block_shape)},{x.layout!r}>"
-        elif isinstance(x, float):
-            signature[name] = "fp32"
-        elif isinstance(x, torch.Tensor) or not (x is None or x == 1 or parameter.is_constexpr):
-            signature[name] = TYPES[x.dtype] if isinstance(x, torch.Tensor) else "i32"
-            if isinstance(x, torch.Tensor) or x % 16 == 0:
-                sixteen[(at,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name], fixed[(at,)] = "constexpr", x
+    """Triton's own binder makes the signature, as for a launch."""
     options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
-    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, fixed, sixteen)
+    early = {"EARLY": True} if "EARLY" in kernel.arg_names else {}
+    bind: Any = jit.create_function_from_signature(kernel.signature, kernel.params, BACKEND)
+    bound, specialized, _ = bind(*arguments, **{**early, **constants})
+    _, *signature = kernel._pack_args(BACKEND, options, bound, specialized, None)
+    source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *signature)
     key = key_of(source, options)
     if (found := seen.get(key) or known.get(key)) is None:
         found = taken(triton.compile(source, target=TARGET, options=options))
@@ -93,9 +81,8 @@ def compiled(
 
 def key_of(source: Any, options: Mapping[str, Any]) -> str:
     """Under which Triton keeps what it compiles, and how it is read"""
-    backend = compiler.make_backend(TARGET)
-    all_options = backend.parse_options({**options, **source.parse_options()})
-    told = compiler.get_cache_key(source, backend, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
+    all_options = BACKEND.parse_options({**options, **source.parse_options()})
+    told = compiler.get_cache_key(source, BACKEND, all_options, env_vars=compiler.get_cache_invalidating_env_vars())
     return sha256(f"{told} {inspect.getsource(taken)} {inspect.getsource(barrier_overlaps)}".encode()).hexdigest()[:32]
 
 

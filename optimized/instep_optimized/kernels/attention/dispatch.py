@@ -18,6 +18,7 @@ from ...memory_addresses import Pages
 from ...ops.fused import fuses
 from ..rowwise.pointwise import output_gate
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
+from .online_softmax import Heads, Paged, Pool, Sizes
 from .prefill_chunks import read_chunk
 from .split_kv import join_parts, read_parts
 from .tree_node_parts import read_alone
@@ -214,39 +215,36 @@ def scratch(
 class Call(NamedTuple):
     """Arguments that all kernels of one attention call share.
 
-    placed: the arguments that determine how positions are divided; held: positions for which a line of the page table
-    has entries.
+    pools: keys and values
     """
 
     query: torch.Tensor
     pages: Pages
-    queries: tuple[Any, ...]
-    pools: tuple[Any, ...]
-    beside: tuple[Any, ...]
-    attended: torch.Tensor
-    placed: tuple[Any, ...]
+    queries: Heads
+    pools: tuple[Pool, Pool]
+    paged: Paged
+    sizes: Sizes
+    attended: Heads
     constants: dict[str, Any]
 
     @classmethod
     def of(cls, query: torch.Tensor, pages: Pages, attended: torch.Tensor) -> Call:
         assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
         width, page_size = query.shape[2], pages.keys.shape[1]
-        seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
-        held = pages.table.shape[1] * page_size
-        placed = held, pages.slots, pages.begin, pages.count, pages.before, *seen, WINDOW
-        pools = (
-            pages.keys, *pages.keys.stride()[:3], pages.values, *pages.values.stride()[:3],
-            *_beside(pages.keys, pages.key_scales), *_beside(pages.values, pages.value_scales),
+        ancestors_step = None if pages.ancestors is None else pages.ancestors.stride(0)
+        paged = Paged(
+            pages.table.shape[1] * page_size, pages.slots, pages.begin, pages.count, pages.before, pages.ancestors,
+            ancestors_step, pages.nodes, WINDOW, pages.table, *pages.table.stride(),
         )  # fmt: skip
-        beside = (pages.table, *pages.table.stride(), *placed, query.shape[1] // pages.keys.shape[2], width,
-                  width**-0.5 * LOG2_E, attended, *attended.stride()[:2])  # fmt: skip
-        wide = max(power_of_2(width), SMALLEST_DOT)
-        constants = {"DT": wide, "PAGE": page_size, "WIDEN": INTERPRETED, "TILED": pages.key_scales is not None}
-        return cls(query, pages, (query, *query.stride()[:2]), pools, beside, attended, placed, constants)
+        pools = _pool(pages.keys, pages.key_scales), _pool(pages.values, pages.value_scales)
+        kv_heads = pages.keys.shape[2]
+        sizes = Sizes(query.shape[1] // kv_heads, width, width**-0.5 * LOG2_E, kv_heads)
+        constants = {"DT": max(power_of_2(width), SMALLEST_DOT), "PAGE": page_size, "WIDEN": INTERPRETED}
+        return cls(query, pages, _heads(query), pools, paged, sizes, _heads(attended), constants)
 
     def height(self, shape: Shape) -> tuple[int, int]:
         """(rows, tokens) of a tile."""
-        return height(shape, self.query.shape[1] // self.pages.keys.shape[2])
+        return height(shape, self.sizes.group)
 
     def staged(self, rows: int, shape: Shape, of: tuple[int, int, int]) -> Any:
         """Return `warp_specialized_steps_gluon.fitted` of such tiles; false if explicit layouts do not apply."""
@@ -256,12 +254,12 @@ class Call(NamedTuple):
     def whole(self, shape: Shape, part: int) -> bool:
         """Read requests with many rows, one program per row tile over all positions  ->  whether no rows are left."""
         rows, tokens = self.height(shape)
-        pages, (requests, kv_heads) = self.pages, (self.pages.begin.numel(), self.pages.keys.shape[2])
+        pages = self.pages
         if not part and pages.key_scales is None and (fit := self.staged(rows, shape, CHUNK_STAGED)):
             return self._whole_staged(fit, tokens)
         launch(
-            read_chunk, (kv_heads, ceil_div(pages.most, tokens), requests),
-            *self.queries, *self.pools, *self.beside, tokens,
+            read_chunk, (self.sizes.kv_heads, ceil_div(pages.most, tokens), pages.begin.numel()),
+            self.queries, *self.pools, self.paged, self.sizes, self.attended, tokens,
             MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, ORDERED=part > 0 and INTERPRETED,
             warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
         )  # fmt: skip
@@ -274,7 +272,7 @@ class Call(NamedTuple):
         read in parts, so the kernel for parts is not launched.
         """
         pages, (pools, constants) = self.pages, fit  # the last two of `pools` are None: there are no scales
-        requests, kv_heads, places = pages.begin.numel(), pages.keys.shape[2], multiprocessors(self.query.device)
+        requests, kv_heads, places = pages.begin.numel(), self.sizes.kv_heads, multiprocessors(self.query.device)
         tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         sides = 1 if tokens > 1 and tiles <= places else 2
         if sides == 1:
@@ -283,9 +281,9 @@ class Call(NamedTuple):
             tiles = kv_heads * ceil_div(pages.most, tokens) * requests
         alone = requests == 1 and pages.ancestors is None and pages.full
         launch(
-            chunks.read_chunk_staged, (min(places, tiles),), *self.queries, *pools[:2],
-            *map(prompts.few_boxes, (pages.keys, pages.values)), *self.beside,
-            requests, kv_heads, tokens, len(self.query), BT=max(power_of_2(requests), LISTED),
+            chunks.read_chunk_staged, (min(places, tiles),), self.queries, *pools[:2],
+            *map(prompts.few_boxes, (pages.keys, pages.values)), self.paged, self.sizes.scale, self.attended,
+            requests, len(self.query), self.sizes.group, kv_heads, tokens, BT=max(power_of_2(requests), LISTED),
             SIDES=sides, ALONE=alone, **constants,
         )  # fmt: skip
         return alone
@@ -317,17 +315,19 @@ class Call(NamedTuple):
                 fit = fit[0], fit[1] | {"REGISTERS": PARTS_STAGED[1]}
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
         programs = max(min(places * (1 if fit else RESIDENT), items), 1)
-        beside = self.beside[:-3]  # without what the joining kernel writes
-        opened = (None, 0, 0) if gate is None else (gate, *gate.stride()[:2])
+        opened = None if gate is None else _heads(gate)
         for skipped in range(0, most, at_once):
-            counts = (means, sums, at_once, skipped, few, room, requests, kv_heads, tokens)
+            counts = means, sums, at_once, skipped, few, room, requests
             if fit:
-                launch(windows.read_parts_staged, (programs,), *self.queries, *fit[0], *beside, *counts,
-                       PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1])  # fmt: skip
+                launch(
+                    windows.read_parts_staged, (programs,),
+                    self.queries, *fit[0], self.paged, self.sizes.scale, *counts, self.sizes.group, kv_heads, tokens,
+                    PT=part, GROUP=GROUP, BT=listed, SIDES=sides, **fit[1],
+                )  # fmt: skip
             if trees or not fit:  # in addition to explicit layouts: the part that each tree node sees alone
                 launch(
                     *((read_alone, (at_once, kv_heads, requests)) if fit else (read_parts, (programs,))),
-                    *self.queries, *self.pools, *beside, *counts,
+                    self.queries, *self.pools, self.paged, self.sizes, *counts, tokens,
                     MT=rows, NT=shape.positions, PT=part, GROUP=GROUP, BT=listed, ORDERED=INTERPRETED,
                     warps=shape.warps, stages=shape.stages, registers=shape.registers, **self.constants,
                 )  # fmt: skip
@@ -337,16 +337,17 @@ class Call(NamedTuple):
             blocks = max(requests * ceil_div(at_once * heads, join.rows) * join.pieces, 1)
             launch(
                 join_parts, (blocks,),
-                self.attended, *self.attended.stride()[:2], *opened, means, sums, *self.placed,
+                self.attended, opened, means, sums, self.paged,
                 at_once, skipped, few, room, requests, heads, width, self.query.shape[0],
                 RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
                 CT=self.constants["DT"] // join.pieces, warps=join.warps,
             )  # fmt: skip
 
 
-def _beside(pool: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, int]:
-    """Return the scales of a pool and their page stride; without scales the pool itself, which is then not read."""
-    if scales is None:
-        return pool, 0
-    assert scales[0].is_contiguous(), "the scales of a page lie side by side"
-    return scales, scales.stride(0)
+def _heads(rows: torch.Tensor) -> Heads:
+    return Heads(rows, *rows.stride()[:2])
+
+
+def _pool(pool: torch.Tensor, scales: torch.Tensor | None) -> Pool:
+    assert scales is None or scales[0].is_contiguous(), "the scales of a page lie side by side"
+    return Pool(scales, None if scales is None else scales.stride(0), pool, *pool.stride()[:3])

@@ -1,5 +1,6 @@
 """Attention over a run of positions: steps of online softmax over pages, and how two runs are joined. Device functions.
 
+Also the arguments that all kernels of attention share: `Heads`, `Pool`, `Paged` and `Sizes`.
 Leaves out: which program reads which positions (`prefill_chunks.py`, `split_kv.py`).
 """
 
@@ -8,10 +9,62 @@ Leaves out: which program reads which positions (`prefill_chunks.py`, `split_kv.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 from ..device.tile_dot_fp32 import dot
+
+
+class Heads(NamedTuple):
+    """Rows of heads in memory: their address, and the steps from a row and from a head to the next."""
+
+    at: torch.Tensor
+    row: int
+    head: int
+
+
+class Pool(NamedTuple):
+    """Keys or values: their scales or None, their address, and the steps of a page, an entry and a head."""
+
+    scales: torch.Tensor | None
+    scales_page: int | None
+    at: Any
+    page: Any
+    entry: Any
+    head: Any
+
+
+class Paged(NamedTuple):
+    """`Pages` without the pools, for a kernel.
+
+    held: positions for which a line of the table has entries;  rows: of each request
+    window: maximum number of rows that are read in parts
+    """
+
+    held: int
+    slots: torch.Tensor
+    begin: torch.Tensor
+    rows: torch.Tensor
+    before: torch.Tensor
+    ancestors: torch.Tensor | None
+    ancestors_step: int | None
+    nodes: int
+    window: int
+    table: Any
+    table_row: Any
+    table_column: Any
+
+
+class Sizes(NamedTuple):
+    """Query heads of a KV head, numbers of a head, the factor of scores, KV heads."""
+
+    group: int
+    width: int
+    scale: float
+    kv_heads: int
 
 
 @triton.jit
@@ -34,29 +87,43 @@ def joined(best, total, mean, more, sum_of_more, mean_of_more):
 
 
 @triton.jit
+def of_head(keys, values, paged, sizes, slot, kv_head):
+    """Gather what a step over the positions of one request and KV head takes."""
+    return (keys.at + kv_head.to(tl.int64) * keys.head, values.at + kv_head.to(tl.int64) * values.head, keys, values,
+            paged, sizes, paged.table + slot * paged.table_row, kv_head)  # fmt: skip
+
+
+@triton.jit
+def rows_of_heads(rows, row, head, inside, DT: tl.constexpr):
+    """Load the numbers of a head of some rows  ->  [MT, DT]; 0 where `inside` is false"""
+    d = tl.arange(0, DT)
+    return tl.load(rows.at + (row * rows.row + head * rows.head)[:, None] + d[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
 def across(
-    queries, last, start, full, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
+    queries, last, start, full, stop, known, path, pools,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, TREE: tl.constexpr, WIDEN: tl.constexpr,
-    ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    ALONE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Read positions start .. stop - 1 from nothing -> (best, total, mean). Every row sees those before `full`."""
     full = tl.maximum(tl.minimum(full, stop) // NT * NT, start)
     best, total, mean = nothing(MT, DT)
     best, total, mean = over(
-        best, total, mean, queries, last, start, full, known, path, nodes, line, pools, kv_head, kv_heads, scale,
-        NT, DT, PAGE, False, False, WIDEN, False, ORDERED, TILED,
+        best, total, mean, queries, last, start, full, known, path, pools,
+        NT, DT, PAGE, False, False, WIDEN, False, ORDERED,
     )  # fmt: skip
     return over(
-        best, total, mean, queries, last, full, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
-        NT, DT, PAGE, True, TREE, WIDEN, ALONE, ORDERED, TILED,
+        best, total, mean, queries, last, full, stop, known, path, pools,
+        NT, DT, PAGE, True, TREE, WIDEN, ALONE, ORDERED,
     )  # fmt: skip
 
 
 @triton.jit
 def over(
-    best, total, mean, queries, last, start, stop, known, path, nodes, line, pools, kv_head, kv_heads, scale,
+    best, total, mean, queries, last, start, stop, known, path, pools,
     NT: tl.constexpr, DT: tl.constexpr, PAGE: tl.constexpr, CAUSAL: tl.constexpr, TREE: tl.constexpr,
-    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    WIDEN: tl.constexpr, ALONE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Read positions start .. stop - 1 in steps of NT -> (best, total, mean) with them. `start` is a multiple of NT.
 
@@ -64,46 +131,45 @@ def over(
     ALONE: a step after a row's last position does not change the row. Such a step serves later rows of the tile, and
     its positions may hold anything.
     """
-    (keys, keys_page, keys_entry, values, values_page, values_entry, key_scales, key_scales_page,
-     value_scales, value_scales_page, table_column, held, width) = pools  # fmt: skip
+    key_at, value_at, keys, values, paged, sizes, line, kv_head = pools
     ONE_PAGE: tl.constexpr = PAGE % NT == 0 and not CAUSAL  # no row sees a step whose page is missing
     d = tl.arange(0, DT)
-    page = page_of(line, table_column, start, stop, PAGE, NT)
+    page = page_of(line, paged.table_column, start, stop, PAGE, NT)
     for step in range(start, stop, NT):  # positions are 32 bits wide: 64-bit division is slow
         at = step + tl.arange(0, NT)
         if TREE:
-            place = stands(at, known, path, nodes)
-            listed, entry = (at < stop) & (place < held), place % PAGE
-            here = tl.load(line + place // PAGE * table_column, mask=listed, other=-1)
+            place = stands(at, known, path, paged.nodes)
+            listed, entry = (at < stop) & (place < paged.held), place % PAGE
+            here = tl.load(line + place // PAGE * paged.table_column, mask=listed, other=-1)
             listed = listed & (here >= 0)
         else:
             here, entry, listed = page, at % PAGE, at < tl.where(page >= 0, stop, 0)
-            page = page_of(line, table_column, step + NT, stop, PAGE, NT)  # one step ahead: its latency is hidden
-        inside = listed[:, None] & (d < width)[None, :]  # [NT, DT]
-        at_keys, at_values = here * keys_page + entry * keys_entry, here * values_page + entry * values_entry
-        key = tl.load(keys + at_keys[:, None] + d[None, :], mask=inside, other=0.0)
-        if TILED:  # numbers of 8 bits are exact in every other dtype, so scores are multiplied instead of keys
+            page = page_of(line, paged.table_column, step + NT, stop, PAGE, NT)  # one step ahead: its latency is hidden
+        inside = listed[:, None] & (d < sizes.width)[None, :]  # [NT, DT]
+        at_keys, at_values = here * keys.page + entry * keys.entry, here * values.page + entry * values.entry
+        key = tl.load(key_at + at_keys[:, None] + d[None, :], mask=inside, other=0.0)
+        if keys.scales is not None:  # numbers of 8 bits are exact in every other dtype, so scores are scaled, not keys
             key = key.to(queries.dtype)
         score = dot(queries, tl.trans(key), WIDEN, ORDERED)  # [MT, NT]
-        if TILED:
-            beside = entry * kv_heads + kv_head
-            score = score * tl.load(key_scales + here * key_scales_page + beside, mask=listed, other=0.0)[None, :]
+        if keys.scales is not None:
+            beside = entry * sizes.kv_heads + kv_head
+            score = score * tl.load(keys.scales + here * keys.scales_page + beside, mask=listed, other=0.0)[None, :]
         if ONE_PAGE:  # then [MT] is masked instead of [MT, NT]
-            higher = tl.where(here >= 0, tl.maximum(best, tl.max(score, axis=1) * scale), best)
+            higher = tl.where(here >= 0, tl.maximum(best, tl.max(score, axis=1) * sizes.scale), best)
         else:
             sees = listed[None, :]
             if CAUSAL:
                 sees = sees & (at[None, :] <= last[:, None])
             score = tl.where(sees, score, float("-inf"))
-            higher = tl.maximum(best, tl.max(score, axis=1) * scale)
+            higher = tl.maximum(best, tl.max(score, axis=1) * sizes.scale)
         shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet: keep -inf - -inf out
         kept = tl.exp2(best - shift)  # [MT]: what was summed so far had the old maximum
         if ONE_PAGE:
             shift = tl.where(here >= 0, shift, float("inf"))
-        weight = tl.exp2(tl.fma(score, tl.zeros_like(score) + scale, tl.zeros_like(score) - shift[:, None]))
-        value = tl.load(values + at_values[:, None] + d[None, :], mask=inside, other=0.0)
-        if TILED:  # the values are cast as the weights are: to the dtype of the queries
-            each = tl.load(value_scales + here * value_scales_page + beside, mask=listed, other=0.0)
+        weight = tl.exp2(tl.fma(score, tl.zeros_like(score) + sizes.scale, tl.zeros_like(score) - shift[:, None]))
+        value = tl.load(value_at + at_values[:, None] + d[None, :], mask=inside, other=0.0)
+        if values.scales is not None:  # the values are cast as the weights are: to the dtype of the queries
+            each = tl.load(values.scales + here * values.scales_page + beside, mask=listed, other=0.0)
             value = (value.to(tl.float32) * each[:, None]).to(queries.dtype)
         # The sum of weights is taken before they are cast to the values' dtype.
         new_mean = dot(weight.to(value.dtype), value, WIDEN, ORDERED, mean * kept[:, None])

@@ -46,14 +46,14 @@ _MADE = gl.constexpr(
 @gluon.jit
 def _fetch(given, of, query_tile, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl.constexpr):
     """Begin to copy the queries of MT rows, from row SIDE * MT of a tile on. Absent rows become 0."""
-    query, query_row, query_head, _, _, _, _, _, _, group, _ = given
+    query, _, group, _ = given
     row, _, kv_head, first, rows, _, _ = of
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [gl.num_warps(), 1], [1, 0])
-    query += row * query_row + kv_head.to(gl.int64) * group * query_head
+    source = query.at + (row * query.row + kv_head.to(gl.int64) * group * query.head)
     m = SIDE * MT + along(0, MT, LOADED)
     token, d = first + m // group, along(1, DT, LOADED)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    begin_copy(query_tile, query + token * query_row + m % group * query_head + d, mask=inside)
+    begin_copy(query_tile, source + token * query.row + m % group * query.head + d, mask=inside)
     async_copy.commit_group()
 
 
@@ -76,15 +76,15 @@ def _wide(rows, width, warps):
 @gluon.jit
 def _store(given, of, mean, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl.constexpr):
     """Store the means of MT rows."""
-    _, _, _, into, into_row, into_head, _, _, _, group, _ = given
+    _, into, group, _ = given
     row, _, kv_head, first, rows, _, _ = of
     WIDE: gl.constexpr = _wide(MT, DT, gl.num_warps())
-    mean = gl.convert_layout(mean.to(into.dtype.element_ty), WIDE)
-    into += row * into_row + kv_head.to(gl.int64) * group * into_head
+    mean = gl.convert_layout(mean.to(into.at.dtype.element_ty), WIDE)
+    goal = into.at + (row * into.row + kv_head.to(gl.int64) * group * into.head)
     m = SIDE * MT + along(0, MT, WIDE)
     token, d = first + m // group, along(1, DT, WIDE)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    gl.store(into + token * into_row + m % group * into_head + d, mean, mask=inside)
+    gl.store(goal + token * into.row + m % group * into.head + d, mean, mask=inside)
 
 
 @gluon.jit
@@ -94,8 +94,8 @@ def _read(
     SIDES: gl.constexpr, SIDE: gl.constexpr,
 ):  # fmt: skip
     """Read MT rows of each tile, from row SIDE * MT on. The next scores and means run while scores are weighed."""
-    _, _, _, _, _, _, table, table_row, table_column, group, scale = given
-    tokens = work[10]
+    _, _, group, scale = given
+    paged, _, _, tokens = work
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     W: gl.constexpr = gl.num_warps()
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, NT, 16])
@@ -111,8 +111,8 @@ def _read(
     while code >= 0:
         of = tile_of(code, work)
         slot, first, known, reach = of[1], of[3], of[5], of[6]
-        line = table + slot * table_row
-        missing = holes(line, table_column, 0, reach, PAGE)
+        line = paged.table + slot * paged.table_row
+        missing = holes(line, paged.table_column, 0, reach, PAGE)
         last = known + first + (SIDE * MT + gl.arange(0, MT, OF_ROW)) // group
         full = gl.where(missing != 0, 0, (known + first + 1) // NT * NT)  # all rows see the positions before it
         async_copy.wait_group(0)
@@ -126,7 +126,7 @@ def _read(
         score = warpgroup_mma_wait(0, deps=[score])
         mbarrier.arrive(free_keys.index(place), count=1)
         if full < NT:
-            score = seen(score, 0, reach, last, (line, table_column), missing, NT, PAGE)
+            score = seen(score, 0, reach, last, (line, paged.table_column), missing, NT, PAGE)
         weight, kept, best, total = weighed(score, best, total, scale)
         mean = gl.full((MT, DT), 0.0, gl.float32, MEANS)
         weights = gl.convert_layout(weight.to(value_tiles.dtype), WEIGHTS)
@@ -141,7 +141,7 @@ def _read(
             score = warpgroup_mma_wait(1, deps=[scores])
             mbarrier.arrive(free_keys.index(after), count=1)
             if step + NT > full:
-                score = seen(score, step, reach, last, (line, table_column), missing, NT, PAGE)
+                score = seen(score, step, reach, last, (line, paged.table_column), missing, NT, PAGE)
             weight, kept, best, total = weighed(score, best, total, scale)
             if SIDES == 1:
                 total = gl.inline_asm_elementwise(_MADE, "=f,=f,f,f", [total], gl.float32, False, 2)
@@ -166,22 +166,20 @@ def _read(
 
 
 @gluon.jit
-def _zero(into, into_row, into_head, rows, HEADS: gl.constexpr, DT: gl.constexpr):
+def _zero(into, rows, HEADS: gl.constexpr, DT: gl.constexpr):
     """Set all rows to 0."""
     d = gl.arange(0, DT, gl.BlockedLayout([DT // 128], [32], [gl.num_warps()], [0]))
-    into += gl.program_id(0).to(gl.int64) * into_row + d
+    goal = into.at + (gl.program_id(0).to(gl.int64) * into.row + d)
     for _row in range(gl.program_id(0), rows, gl.num_programs(0)):
         for head in range(HEADS):
-            gl.store(into + head * into_head, gl.zeros_like(d).to(into.dtype.element_ty))
-        into += gl.num_programs(0).to(gl.int64) * into_row
+            gl.store(goal + head * into.head, gl.zeros_like(d).to(into.at.dtype.element_ty))
+        goal += gl.num_programs(0).to(gl.int64) * into.row
 
 
 @gluon.jit(do_not_specialize=["requests", "rows_of_all"])
 def read_chunk_staged(
-    query, query_row, query_head, keys, values, few_keys, few_values,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group: gl.constexpr, width, scale, attended, attended_row, attended_head, requests, kv_heads: gl.constexpr,
-    tokens: gl.constexpr, rows_of_all,
+    query, keys, values, few_keys, few_values, paged, scale, attended, requests, rows_of_all,
+    group: gl.constexpr, kv_heads: gl.constexpr, tokens: gl.constexpr,
     MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, SIDES: gl.constexpr, ALONE: gl.constexpr,
     EARLY: gl.constexpr,
@@ -190,7 +188,7 @@ def read_chunk_staged(
 
     ALONE: a single request has all rows. They become 0 if it has no slot.
     """
-    DTYPE: gl.constexpr = query.dtype.element_ty
+    DTYPE: gl.constexpr = query.at.dtype.element_ty
     TILE: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     query_tiles = gl.allocate_shared_memory(DTYPE, [SIDES, MT // SIDES, DT], TILE)
     codes = gl.allocate_shared_memory(gl.int64, [TOLD, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -204,13 +202,10 @@ def read_chunk_staged(
         gdc_wait()
         gdc_launch_dependents()
     if ALONE:
-        if gl.load(slots) < 0:
-            _zero(attended, attended_row, attended_head, rows_of_all, kv_heads * group, DT)
-    work = (count, slots, begin, before, ancestors, ancestors_step, held, window, requests, kv_heads, tokens)
-    given = (query, query_row, query_head, attended, attended_row, attended_head, table, table_row, table_column, group,
-             scale)  # fmt: skip
-    orders = (codes, full)
-    pools = (keys, values, few_keys, few_values, table, table_row, table_column)
+        if gl.load(paged.slots) < 0:
+            _zero(attended, rows_of_all, kv_heads * group, DT)
+    work, given = (paged, requests, kv_heads, tokens), (query, attended, group, scale)
+    orders, pools = (codes, full), (keys, values, few_keys, few_values)
     ROWS: gl.constexpr = MT // SIDES
     if SIDES == 2:
         gl.warp_specialize(

@@ -47,15 +47,15 @@ def _position(turn):
 @gluon.jit
 def _tiles(work, BT: gl.constexpr):
     """Counts for every request [BT]: its tiles of rows, and the tiles of positions that it has in the end."""
-    count, slots, begin, before, ancestors, ancestors_step, _, window, requests, _, tokens = work
+    paged, requests, _, tokens = work
     b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
     there = b < requests
-    rows, slot = gl.load(count + b, mask=there, other=0), gl.load(slots + b, mask=there, other=-1)
-    known = gl.load(before + b, mask=there, other=0)
-    reads = (slot >= 0) & (rows > window)
-    if ancestors is not None:
-        row = gl.load(begin + b, mask=reads, other=0)
-        reads = reads & (gl.load(ancestors + row * ancestors_step, mask=reads, other=0) == 0)
+    rows, slot = gl.load(paged.rows + b, mask=there, other=0), gl.load(paged.slots + b, mask=there, other=-1)
+    known = gl.load(paged.before + b, mask=there, other=0)
+    reads = (slot >= 0) & (rows > paged.window)
+    if paged.ancestors is not None:
+        row = gl.load(paged.begin + b, mask=reads, other=0)
+        reads = reads & (gl.load(paged.ancestors + row * paged.ancestors_step, mask=reads, other=0) == 0)
     high = gl.where(reads, (rows.to(gl.int32) + tokens - 1) // tokens, 0)
     return b, high, gl.where(reads, known.to(gl.int32) // tokens + high, 0)
 
@@ -73,7 +73,7 @@ def _chosen(position, of, work):
     Tiles are sorted by their last position. Programs that walk them forwards and backwards therefore have equal work.
     """
     b, high, end = of
-    requests, kv_heads = work[8], work[9]
+    _, requests, kv_heads, _ = work
     rank, head = position // kv_heads, position % kv_heads
     low, up = -1, gl.max(end, axis=0)  # more than `rank` tiles end after `low`, but not after `up`
     if requests == 1:
@@ -94,12 +94,12 @@ def _chosen(position, of, work):
 @gluon.jit
 def tile_of(code, work):
     """Unpack a tile's code -> its request's first row, slot, KV head, first token, rows, known tokens, its reach."""
-    count, slots, begin, before, _, _, held, _, _, kv_heads, tokens = work
+    paged, _, kv_heads, tokens = work
     request, item = code // 4294967296, (code % 4294967296).to(gl.int32)
-    rows, known = gl.load(count + request).to(gl.int32), gl.load(before + request).to(gl.int32)
+    rows, known = gl.load(paged.rows + request).to(gl.int32), gl.load(paged.before + request).to(gl.int32)
     first = item // kv_heads * tokens
-    reach = gl.minimum(known + gl.minimum(first + tokens, rows), held).to(gl.int32)
-    return gl.load(begin + request), gl.load(slots + request), item % kv_heads, first, rows, known, reach
+    reach = gl.minimum(known + gl.minimum(first + tokens, rows), paged.held).to(gl.int32)
+    return gl.load(paged.begin + request), gl.load(paged.slots + request), item % kv_heads, first, rows, known, reach
 
 
 @gluon.jit
@@ -161,7 +161,8 @@ def copy_tiles(
 
     Values after the last position may be NaN, so they are set to 0. copied_last: barrier for the arrival of such values
     """
-    keys, values, few_keys, few_values, table, table_row, table_column = pools
+    keys, values, few_keys, few_values = pools
+    paged = work[0]
     key_tiles, value_tiles, full_keys, full_values, free_keys, free_values = tiles
     ROWS: gl.constexpr = PAGE if PAGE < FEW else FEW
     numbers = _tiles(work, BT)
@@ -170,7 +171,7 @@ def copy_tiles(
     _tell(orders, 0, code)
     while code >= 0:
         of = tile_of(code, work)
-        pages, column, reach = (table + of[1] * table_row, table_column), of[2] * DT, of[6]
+        pages, column, reach = (paged.table + of[1] * paged.table_row, paged.table_column), of[2] * DT, of[6]
         whole = reach // NT * NT
         done = copied(done, 0, whole, (keys, values), (None, None), column, pages, tiles, None, NT, DT, PAGE, STAGES, 1)
         if whole < reach:

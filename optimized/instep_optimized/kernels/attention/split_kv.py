@@ -13,18 +13,14 @@ import triton.language as tl
 
 from ..device.programmatic_dependent_launch import wait, wait_before_product
 from ..rowwise.pointwise import opening
-from .online_softmax import across, joined, nothing
+from .online_softmax import across, joined, nothing, of_head, rows_of_heads
 
 
 @triton.jit(do_not_specialize=["most", "skipped", "few", "room", "requests", "tokens"])
 def read_parts(
-    query, query_row, query_head,
-    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    key_scales, key_scales_page, value_scales, value_scales_page,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group, width, scale, means, sums, most, skipped, few, room, requests, kv_heads, tokens,
+    query, keys, values, paged, sizes, means, sums, most, skipped, few, room, requests, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
-    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr,
+    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Read parts of the positions of one request, for `tokens` rows and the heads of one KV head. Grid: any.
 
@@ -34,12 +30,9 @@ def read_parts(
     the ancestors in order, as consecutive positions: node a_j of the path (a_0 is the root) as position before + j. So
     such a tile computes exactly what the same chain computes, and loads only what it sees.
     """
-    rows_of, first_unit, shared, units, each_of = division(
-        held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
-        PT, GROUP, BT,
-    )  # fmt: skip
+    rows_of, first_unit, shared, units, each_of = division(paged, most, skipped, few, requests, PT, GROUP, BT)
     tiles = tl.cdiv(rows_of, tokens)
-    ends = tl.cumsum(kv_heads * (tiles * shared + rows_of * (units - shared)), axis=0)
+    ends = tl.cumsum(sizes.kv_heads * (tiles * shared + rows_of * (units - shared)), axis=0)
     b, d = tl.arange(0, BT), tl.arange(0, DT)
     for item in range(tl.program_id(0), tl.max(ends, axis=0), tl.num_programs(0)):
         request = tl.sum((ends <= item).to(tl.int32), axis=0)
@@ -47,35 +40,30 @@ def read_parts(
         at = item - tl.max(tl.where(ends <= item, ends, 0), axis=0)
         base = tl.sum(tl.where(chosen, first_unit, 0), axis=0)
         common = tl.sum(tl.where(chosen, shared, 0), axis=0)
-        rows = tl.minimum(tl.load(count + request).to(tl.int32) - skipped, most)
-        slot, row = tl.load(slots + request), tl.load(begin + request)
-        known = tl.load(before + request).to(tl.int32)
+        rows = tl.minimum(tl.load(paged.rows + request).to(tl.int32) - skipped, most)
+        slot, row = tl.load(paged.slots + request), tl.load(paged.begin + request)
+        known = tl.load(paged.before + request).to(tl.int32)
         high = tl.cdiv(rows, tokens)
-        alone = at >= common * high * kv_heads  # one token of a tree
-        at -= tl.where(alone, common * high * kv_heads, 0)
+        alone = at >= common * high * sizes.kv_heads  # one token of a tree
+        at -= tl.where(alone, common * high * sizes.kv_heads, 0)
         high, each = tl.where(alone, rows, high), tl.where(alone, 1, tokens)
-        first, kv_head, unit = skipped + at % high * each, at // high % kv_heads, at // high // kv_heads
+        first, kv_head, unit = skipped + at % high * each, at // high % sizes.kv_heads, at // high // sizes.kv_heads
         unit += tl.where(alone, common, 0)
 
         m = tl.arange(0, MT)
-        token, head = first + m // group, kv_head * group + m % group
-        live = (m // group < each) & (token < tl.where(base + unit < room, skipped + rows, 0))
-        inside = live[:, None] & (d < width)[None, :]  # [MT, DT]
-        queries = tl.load(
-            query + ((row + token) * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
-        )
+        token, head = first + m // sizes.group, kv_head * sizes.group + m % sizes.group
+        live = (m // sizes.group < each) & (token < tl.where(base + unit < room, skipped + rows, 0))
+        inside = live[:, None] & (d < sizes.width)[None, :]  # [MT, DT]
+        queries = rows_of_heads(query, row + token, head, inside, DT)
         last = known + token
-        reach = tl.minimum(known + tl.minimum(first + each, skipped + rows), held).to(tl.int32)
-        line = table + slot * table_row
+        reach = tl.minimum(known + tl.minimum(first + each, skipped + rows), paged.held).to(tl.int32)
+        pools = of_head(keys, values, paged, sizes, slot, kv_head)
         start = unit * PT * each_of
-        pools = (keys + kv_head.to(tl.int64) * keys_head, keys_page, keys_entry,
-                 values + kv_head.to(tl.int64) * values_head, values_page, values_entry, key_scales, key_scales_page,
-                 value_scales, value_scales_page, table_column, held, width)  # fmt: skip
         path, full = 0, known + first + 1
-        if ancestors is not None:
-            path = tl.load(ancestors + (row + first) * ancestors_step)
+        if paged.ancestors is not None:
+            path = tl.load(paged.ancestors + (row + first) * paged.ancestors_step)
             seen = known
-            for node in range(nodes):
+            for node in range(paged.nodes):
                 seen += ((path >> node) & 1).to(tl.int32)
             path = tl.where(alone, path, 0)
             full = tl.where(path == 0, full, known)
@@ -83,24 +71,21 @@ def read_parts(
         best, total, mean = nothing(MT, DT)
         for place in range(start, tl.minimum(start + PT * each_of, reach), PT):
             more, sum_of_more, mean_of_more = across(
-                queries, last, place, full, tl.minimum(place + PT, reach), known, path, nodes, line, pools,
-                kv_head, kv_heads, scale, MT, NT, DT, PAGE, ancestors is not None, WIDEN, True, ORDERED, TILED,
+                queries, last, place, full, tl.minimum(place + PT, reach), known, path, pools,
+                MT, NT, DT, PAGE, paged.ancestors is not None, WIDEN, True, ORDERED,
             )  # fmt: skip
             if each_of == 1:
                 best, total, mean = more, sum_of_more, mean_of_more
             else:
                 best, total, mean = joined(best, total, mean, more, sum_of_more, mean_of_more)
-        spot = ((base + unit).to(tl.int64) * most + token - skipped) * (kv_heads * group) + head
-        tl.store(means + (spot * width)[:, None] + d[None, :], mean, mask=inside)
+        spot = ((base + unit).to(tl.int64) * most + token - skipped) * (sizes.kv_heads * sizes.group) + head
+        tl.store(means + (spot * sizes.width)[:, None] + d[None, :], mean, mask=inside)
         tl.store(sums + spot * 2, best, mask=live)
         tl.store(sums + spot * 2 + 1, total, mask=live)
 
 
 @triton.jit
-def division(
-    held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few,
-    requests, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
+def division(paged, most, skipped, few, requests, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr):
     """Divide every request [BT] into units.
 
     -> its rows that are read in parts, the number of its first unit, how many units all rows of a tile read together,
@@ -109,16 +94,17 @@ def division(
     """
     b = tl.arange(0, BT)
     there = b < requests
-    rows, slot = tl.load(count + b, mask=there, other=0), tl.load(slots + b, mask=there, other=-1)
-    known = tl.load(before + b, mask=there, other=0)
+    rows, slot = tl.load(paged.rows + b, mask=there, other=0), tl.load(paged.slots + b, mask=there, other=-1)
+    known = tl.load(paged.before + b, mask=there, other=0)
     here = tl.minimum(rows - skipped, most)  # rows of this launch
-    reach = tl.minimum(known + skipped + here, held)
+    reach = tl.minimum(known + skipped + here, paged.held)
     tree = rows < 0
-    if ancestors is not None:
-        row = tl.load(begin + b, mask=there, other=0)
-        tree = tl.load(ancestors + row * ancestors_step, mask=there & (rows > 0), other=0) != 0
-        reach = tl.where(tree, tl.minimum(known + nodes, held), reach)  # a row's path may be longer than there are rows
-    rows = tl.where((slot < 0) | ((rows > window) & ~tree) | (here < 0), 0, here).to(tl.int32)
+    if paged.ancestors is not None:
+        row = tl.load(paged.begin + b, mask=there, other=0)
+        tree = tl.load(paged.ancestors + row * paged.ancestors_step, mask=there & (rows > 0), other=0) != 0
+        of_tree = tl.minimum(known + paged.nodes, paged.held)  # a row's path may be longer than there are rows
+        reach = tl.where(tree, of_tree, reach)
+    rows = tl.where((slot < 0) | ((rows > paged.window) & ~tree) | (here < 0), 0, here).to(tl.int32)
     reach = tl.where(rows > 0, reach, 0).to(tl.int32)
     each = tl.where(tl.sum(tl.cdiv(reach, PT), axis=0) <= few, 1, GROUP)
     units = tl.cdiv(reach, PT * each)
@@ -128,9 +114,7 @@ def division(
 
 @triton.jit(do_not_specialize=["most", "skipped", "few", "room", "requests", "rows_of_all"])
 def join_parts(
-    attended, attended_row, attended_head, gate, gate_row, gate_head, means, sums,
-    held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, room, requests,
-    heads, width, rows_of_all,
+    attended, gate, means, sums, paged, most, skipped, few, room, requests, heads, width, rows_of_all,
     RT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
     CT: tl.constexpr, ALONE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -142,14 +126,11 @@ def join_parts(
     that belong to no request become 0, or 0 with the gate applied.
     """
     b = tl.arange(0, BT)
-    rows_of, first_unit, _, units_of, each = division(
-        held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
-        PT, GROUP, BT,
-    )  # fmt: skip
-    begins = tl.load(begin + b, mask=b < requests, other=0)
-    served = tl.load(slots + b, mask=b < requests, other=-1) >= 0
-    behind = begins + tl.where(served, tl.load(count + b, mask=b < requests, other=0), 0)
-    known_of, blocks = tl.load(before + b, mask=b < requests, other=0), tl.cdiv(most * heads, RT)
+    rows_of, first_unit, _, units_of, each = division(paged, most, skipped, few, requests, PT, GROUP, BT)
+    begins = tl.load(paged.begin + b, mask=b < requests, other=0)
+    served = tl.load(paged.slots + b, mask=b < requests, other=-1) >= 0
+    behind = begins + tl.where(served, tl.load(paged.rows + b, mask=b < requests, other=0), 0)
+    known_of, blocks = tl.load(paged.before + b, mask=b < requests, other=0), tl.cdiv(most * heads, RT)
     for number in range(tl.program_id(0), blocks * requests * (DT // CT), tl.num_programs(0)):
         item, d = number // (DT // CT), number % (DT // CT) * CT + tl.arange(0, CT)
         mine, block = b == item // blocks, item % blocks
@@ -160,10 +141,10 @@ def join_parts(
         token, head = r // heads, r % heads  # token: of this launch
         live = token < rows
         row, last = first + skipped + token, known + skipped + token
-        if ancestors is not None:
-            path = tl.load(ancestors + row * ancestors_step, mask=live, other=0)
+        if paged.ancestors is not None:
+            path = tl.load(paged.ancestors + row * paged.ancestors_step, mask=live, other=0)
             seen = known - 1 + last * 0
-            for node in range(nodes):
+            for node in range(paged.nodes):
                 seen += (path >> node) & 1
             last = tl.where(path == 0, last, seen)
         reads = tl.where(live, tl.minimum(last // (PT * each) + 1, units), 0).to(tl.int32)  # [RT]: units of a row
@@ -178,7 +159,7 @@ def join_parts(
                       tl.cast(between, tl.int64), width, d)  # fmt: skip
             inside = live[:, None] & (d < width)[None, :]
             if gate is not None:
-                opened_by = opening(gate + (row * gate_row + head * gate_head)[:, None] + d[None, :], inside)
+                opened_by = opening(gate.at + (row * gate.row + head * gate.head)[:, None] + d[None, :], inside)
             best, total, mean = nothing(RT, CT)
             if each != 1:
                 for start in range(0, units, GROUP):
@@ -193,10 +174,11 @@ def join_parts(
                 best, total, mean = groups(best, total, mean, stored, 0, RT, CT, GROUP, 1)
             mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]
             mean = tl.where((base + reads > room)[:, None], float("nan"), mean)  # shared pages: no room was left
-            found = mean.to(attended.dtype.element_ty)
+            found = mean.to(attended.at.dtype.element_ty)
             if gate is not None:
-                found = (found.to(tl.float32) / opened_by).to(attended.dtype.element_ty)
-            tl.store(attended + (row * attended_row + head * attended_head)[:, None] + d[None, :], found, mask=inside)
+                found = (found.to(tl.float32) / opened_by).to(attended.at.dtype.element_ty)
+            goal = attended.at + (row * attended.row + head * attended.head)[:, None] + d[None, :]
+            tl.store(goal, found, mask=inside)
     if EARLY:  # programs without rows wait, too: the next launch then waits for all that this launch waits for
         wait()
     if tl.sum(tl.where(begins >= 0, behind - begins, 0), axis=0) != rows_of_all:
@@ -207,9 +189,9 @@ def join_parts(
                 for some_head in range(heads):
                     zero = tl.zeros((DT,), tl.float32)
                     if gate is not None:  # the gate may be NaN
-                        zero /= opening(gate + far * gate_row + some_head * gate_head + d, d < width)
-                    tl.store(attended + far * attended_row + some_head * attended_head + d,
-                             zero.to(attended.dtype.element_ty), mask=d < width)  # fmt: skip
+                        zero /= opening(gate.at + far * gate.row + some_head * gate.head + d, d < width)
+                    goal = attended.at + far * attended.row + some_head * attended.head + d
+                    tl.store(goal, zero.to(attended.at.dtype.element_ty), mask=d < width)
 
 
 @triton.jit

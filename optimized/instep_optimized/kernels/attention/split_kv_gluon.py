@@ -31,7 +31,7 @@ from .eight_bit_kv_gluon import (
     shuffled_from,
     values_of,
 )
-from .split_kv_work_items_gluon import chosen, copy, listed, of_one
+from .split_kv_work_items_gluon import Work, chosen, copy, listed, of_one
 from .warp_specialized_steps_gluon import holes, over_columns, places, seen, weights_of
 
 HANDED = gl.constexpr(2)  # steps whose weights wait for their values, at most
@@ -161,7 +161,8 @@ def _weigh(
     Each warp has a quarter of a step's positions. Maxima and sums of the quarters go through shared memory here, with
     one barrier each; the compiler's own reduction uses three.
     """
-    query, query_row, query_head, table, table_row, table_column, begin, group, scale, _, sums, room = given
+    query, group, scale, _, sums, room = given
+    paged = work.paged
     key_tiles, _, full_keys, _, free_keys, _ = tiles
     weights, factors, full, free = hands
     kept_of, old_of, own_of, sees_of = factors
@@ -173,21 +174,21 @@ def _weigh(
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [W, 1], [1, 0])
     if EARLY:
         gdc_wait()
-    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
+    skipped, kv_heads, tokens = work.skipped, work.kv_heads, work.tokens
     lists, each = listed(work, PT, GROUP, BT, SIDES)
-    begins = gl.load(begin + lists[0], mask=lists[0] < work[8], other=0)
+    begins = gl.load(paged.begin + lists[0], mask=lists[0] < work.requests, other=0)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
         request, slot, kv_head, first, behind_last, known, unit, base = of
-        line, row = table + slot.to(gl.int64) * table_row, of_one(lists[0] == request, begins)
+        line, row = paged.table + slot.to(gl.int64) * paged.table_row, of_one(lists[0] == request, begins)
         head = kv_head * group
         m, d = along(0, ROWS, LOADED), along(1, DT, LOADED)
         token = first + m // MT * tokens + m % MT // group
         inside = (m % MT // group < tokens) & (token < behind_last) & (d >= 0)
-        source = query + (row + token) * query_row + (head + m % MT % group) * query_head + d
+        source = query.at + (row + token) * query.row + (head + m % MT % group) * query.head + d
         loaded = gl.load(source, mask=inside, other=0.0)
-        missing = holes(line, table_column, start, stop, PAGE)
+        missing = holes(line, paged.table_column, start, stop, PAGE)
         barrier()
         query_tile.store(loaded if beside is None else shuffled(loaded))
         barrier()
@@ -209,7 +210,7 @@ def _weigh(
                     scales = key_scales_of(beside.index(place), kv_head, gl.SliceLayout(0, TILE), NT, KV)
                     score *= gl.expand_dims(scales, 0)
                 if step + NT > full_rows:
-                    score = seen(score, step, stop, last, (line, table_column), missing, NT, PAGE)
+                    score = seen(score, step, stop, last, (line, paged.table_column), missing, NT, PAGE)
                 maxima.store(gl.max(_by_warp(score), axis=2))
                 barrier()
                 mbarrier.arrive(free_keys.index(place), count=1)
@@ -237,7 +238,7 @@ def _weigh(
                     mbarrier.arrive(full.index(hand), count=1)
                 done += 1
         live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
-        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head + m % MT % group
+        spot = ((base + unit).to(gl.int64) * work.most + token - skipped) * (kv_heads * group) + head + m % MT % group
         gl.store(sums + spot * 2, best, mask=live, eviction_policy="evict_last")
         gl.store(sums + spot * 2 + 1, total, mask=live, eviction_policy="evict_last")
 
@@ -259,7 +260,7 @@ def _gather(
 
     beside: the scales of values, or None
     """
-    _, _, _, _, _, _, _, group, _, means, _, room = given
+    _, group, _, means, _, room = given
     _, value_tiles, _, full_values, _, free_values = tiles
     weights, factors, full, free = hands
     kept_of, old_of, own_of, sees_of = factors
@@ -272,7 +273,7 @@ def _gather(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, TILE, 2)
     if EARLY:
         gdc_wait()
-    most, skipped, kv_heads, tokens = work[5], work[6], work[9], work[10]
+    skipped, kv_heads, tokens = work.skipped, work.kv_heads, work.tokens
     position = gl.arange(0, NT if beside is None else SHUFFLED, gl.SliceLayout(1, RIGHT))
     if beside is not None:
         position = shuffled_from(position)
@@ -322,7 +323,7 @@ def _gather(
                 done += 1
         live = (m % MT // group < tokens) & (token < gl.where(base + unit < room, behind_last, 0))
         head = kv_head * group + m % MT % group
-        spot = ((base + unit).to(gl.int64) * most + token - skipped) * (kv_heads * group) + head
+        spot = ((base + unit).to(gl.int64) * work.most + token - skipped) * (kv_heads * group) + head
         stored = mean if beside is None else in_columns(mean)
         STORED: gl.constexpr = stored.type.layout
         d = along(1, DT, STORED)
@@ -332,18 +333,16 @@ def _gather(
 
 @gluon.jit(do_not_specialize=["most", "skipped", "few", "room", "requests"])
 def read_parts_staged(
-    query, query_row, query_head, keys, values, key_scales, value_scales,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group: gl.constexpr, width, scale, means, sums, most, skipped, few, room, requests, kv_heads: gl.constexpr,
-    tokens: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr,
-    BT: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr,
-    EARLY: gl.constexpr, SIDES: gl.constexpr,
+    query, keys, values, key_scales, value_scales, paged, scale, means, sums, most, skipped, few, room, requests,
+    group: gl.constexpr, kv_heads: gl.constexpr, tokens: gl.constexpr, MT: gl.constexpr, NT: gl.constexpr,
+    DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr, COPIER_REGISTERS: gl.constexpr, EARLY: gl.constexpr,
+    SIDES: gl.constexpr,
 ):  # fmt: skip
     """Read parts of the positions of one request, for SIDES tiles of rows and the heads of one KV head. Grid: any."""
-    DTYPE: gl.constexpr = query.dtype.element_ty
-    work = (slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens,
-            (begin, ancestors, ancestors_step, nodes))  # fmt: skip
-    given = (query, query_row, query_head, table, table_row, table_column, begin, group, scale, means, sums, room)
+    DTYPE: gl.constexpr = query.at.dtype.element_ty
+    work = Work(paged, most, skipped, few, requests, kv_heads, tokens)
+    given = (query, group, scale, means, sums, room)
     query_tile = gl.allocate_shared_memory(DTYPE, [SIDES * MT, DT], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
     TO: gl.constexpr = SIDES if key_scales is None else 1  # groups of warps that sum values
     hands = _hands(DTYPE, MT, NT, SIDES, TO)
@@ -361,8 +360,8 @@ def read_parts_staged(
                           STAGES, EARLY, SIDES, kv_heads)),
                 (_gather, (given, work, tiles, beside[1], hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES,
                            kv_heads, 0, SIDES)),
-                (copy, (keys, values, scales, table, table_row, table_column, work, tiles, beside, NT, DT, PT, GROUP,
-                        BT, PAGE, STAGES, EARLY, SIDES, kv_heads)),
+                (copy, (keys, values, scales, work, tiles, beside, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, SIDES,
+                        kv_heads)),
             ],
             [4, 1], [REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip
@@ -375,8 +374,8 @@ def read_parts_staged(
                            0, 1)),
                 (_gather, (given, work, tiles, None, hands, MT, NT, DT, PT, GROUP, BT, STAGES, EARLY, SIDES, kv_heads,
                            1, 1)),
-                (copy, (keys, values, scales, table, table_row, table_column, work, tiles, beside, NT, DT, PT, GROUP,
-                        BT, PAGE, STAGES, EARLY, SIDES, kv_heads)),
+                (copy, (keys, values, scales, work, tiles, beside, NT, DT, PT, GROUP, BT, PAGE, STAGES, EARLY, SIDES,
+                        kv_heads)),
             ],
             [4, 4, 1], [REGISTERS, REGISTERS, COPIER_REGISTERS],
         )  # fmt: skip

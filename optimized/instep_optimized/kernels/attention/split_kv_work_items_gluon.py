@@ -8,11 +8,25 @@ Leaves out: the kernel (`split_kv_gluon.py`) and the functions that prompts shar
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..device.gluon_helpers import gdc_launch_dependents, gdc_wait
 from .warp_specialized_steps_gluon import copied, plus
+
+
+class Work(NamedTuple):
+    """What all groups of warps of a launch know: the arguments of `read_parts_staged` that divide the positions."""
+
+    paged: Any
+    most: Any
+    skipped: Any
+    few: Any
+    requests: Any
+    kv_heads: Any
+    tokens: Any
 
 
 @gluon.jit
@@ -29,20 +43,19 @@ def listed(work, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, SIDES:
     unit, a KV head, and SIDES tiles of rows. For a tree it covers the parts before its window, which all nodes see
     (`read_alone` reads the others).
     """
-    slots, count, before, held, window, most, skipped, few, requests, kv_heads, tokens, trees = work
-    begin, ancestors, ancestors_step, nodes = trees
+    paged, most, skipped, few, requests, kv_heads, tokens = work
     b = gl.arange(0, BT, gl.BlockedLayout([BT // 32], [32], [gl.num_warps()], [0]))
     there = b < requests
-    rows, slot = gl.load(count + b, mask=there, other=0), gl.load(slots + b, mask=there, other=-1)
-    known = gl.load(before + b, mask=there, other=0)
+    rows, slot = gl.load(paged.rows + b, mask=there, other=0), gl.load(paged.slots + b, mask=there, other=-1)
+    known = gl.load(paged.before + b, mask=there, other=0)
     here = gl.minimum(rows - skipped, most)
-    reach, too_many = gl.minimum(known + skipped + here, held), rows > window
+    reach, too_many = gl.minimum(known + skipped + here, paged.held), rows > paged.window
     common = reach
-    if ancestors is not None:  # as in `division`
-        row = gl.load(begin + b, mask=there, other=0)
-        tree = gl.load(ancestors + row * ancestors_step, mask=there & (rows > 0), other=0) != 0
-        reach, too_many = gl.where(tree, gl.minimum(known + nodes, held), reach), too_many & ~tree
-        common = gl.where(tree, gl.minimum(known // PT * PT, held), reach)
+    if paged.ancestors is not None:  # as in `division`
+        row = gl.load(paged.begin + b, mask=there, other=0)
+        tree = gl.load(paged.ancestors + row * paged.ancestors_step, mask=there & (rows > 0), other=0) != 0
+        reach, too_many = gl.where(tree, gl.minimum(known + paged.nodes, paged.held), reach), too_many & ~tree
+        common = gl.where(tree, gl.minimum(known // PT * PT, paged.held), reach)
     rows = gl.where((slot < 0) | too_many | (here < 0), 0, here).to(gl.int32)
     reach, common = gl.where(rows > 0, reach, 0).to(gl.int32), gl.where(rows > 0, common, 0).to(gl.int32)
     each = gl.where(gl.sum((reach + PT - 1) // PT, axis=0) <= few, 1, GROUP)
@@ -64,7 +77,7 @@ def of_one(mine, numbers):
 def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
     """Locate an item -> its request, slot, KV head, first row, unit, the request's first unit; its positions."""
     b, rows, slot, known, high, whole, first, whole_ends, ends, common = lists
-    held, skipped, kv_heads, tokens = work[3], work[6], work[9], work[10]
+    held, kv_heads, tokens = work.paged.held, work.kv_heads, work.tokens
     all_whole = gl.max(whole_ends, axis=0)
     broken = item >= all_whole
     behind = gl.where(broken, ends, whole_ends)
@@ -73,8 +86,9 @@ def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
     at, mine = item - begun, b == request
     its = gl.maximum(of_one(mine, high), 1)
     unit = at // its // kv_heads + gl.where(broken, of_one(mine, whole), 0)
-    row, behind_last, its_known = skipped + at % its * SIDES * tokens, skipped + of_one(mine, rows), of_one(mine, known)
-    if work[11][1] is not None:
+    row, behind_last = work.skipped + at % its * SIDES * tokens, work.skipped + of_one(mine, rows)
+    its_known = of_one(mine, known)
+    if work.paged.ancestors is not None:
         held = of_one(mine, common)  # this kernel reads a tree only up to the positions that all nodes share
     reach = gl.minimum(its_known + gl.minimum(row + SIDES * tokens, behind_last), held).to(gl.int32)
     start = unit * unit_size
@@ -84,20 +98,20 @@ def chosen(item, lists, work, unit_size, SIDES: gl.constexpr):
 
 @gluon.jit
 def copy(
-    keys, values, scales, table, table_row, table_column, work, tiles, beside,
+    keys, values, scales, work, tiles, beside,
     NT: gl.constexpr, DT: gl.constexpr, PT: gl.constexpr, GROUP: gl.constexpr, BT: gl.constexpr, PAGE: gl.constexpr,
     STAGES: gl.constexpr, EARLY: gl.constexpr, SIDES: gl.constexpr, KV: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys and values of all items of this program, with their scales if there are any."""
     if EARLY:
         gdc_wait()
-        if work[11][1] is not None:  # the next launch, `read_alone`, uses idle multiprocessors and waits itself
+        if work.paged.ancestors is not None:  # the next launch, `read_alone`, uses idle multiprocessors, and waits
             gdc_launch_dependents()
     lists, each = listed(work, PT, GROUP, BT, SIDES)
     done = 0
     for item in range(gl.program_id(0), gl.max(lists[8], axis=0), gl.num_programs(0)):
         of, start, stop = chosen(item, lists, work, PT * each, SIDES)
-        pages = (table + of[1].to(gl.int64) * table_row, table_column)
+        pages = (work.paged.table + of[1].to(gl.int64) * work.paged.table_row, work.paged.table_column)
         done = copied(done, start, stop, (keys, values), scales, of[2] * DT, pages, tiles, beside,
                       NT, DT, PAGE, STAGES, KV)  # fmt: skip
     if EARLY:  # late, so that programs of the next launch do not crowd the multiprocessors that finish first

@@ -13,19 +13,15 @@ import triton
 import triton.language as tl
 
 from ..device.programmatic_dependent_launch import next_comes, wait_alone
-from .online_softmax import joined, nothing, over
+from .online_softmax import joined, nothing, of_head, over, rows_of_heads
 from .split_kv import division
 
 
 @triton.jit(do_not_specialize=["most", "skipped", "few", "room", "requests", "tokens"])
 def read_alone(
-    query, query_row, query_head,
-    keys, keys_page, keys_entry, keys_head, values, values_page, values_entry, values_head,
-    key_scales, key_scales_page, value_scales, value_scales_page,
-    table, table_row, table_column, held, slots, begin, count, before, ancestors, ancestors_step, nodes, window,
-    group, width, scale, means, sums, most, skipped, few, room, requests, kv_heads, tokens,
+    query, keys, values, paged, sizes, means, sums, most, skipped, few, room, requests, tokens,
     MT: tl.constexpr, NT: tl.constexpr, DT: tl.constexpr, PT: tl.constexpr, GROUP: tl.constexpr, BT: tl.constexpr,
-    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, TILED: tl.constexpr, EARLY: tl.constexpr,
+    PAGE: tl.constexpr, WIDEN: tl.constexpr, ORDERED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Read the parts of one node that reach into its window. Grid: [nodes, KV heads, requests].
 
@@ -39,42 +35,34 @@ def read_alone(
     if EARLY:
         next_comes()
     token, kv_head, request = skipped + tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    row, rows, slot = tl.load(begin + request), tl.load(count + request), tl.load(slots + request)
-    known = tl.load(before + request).to(tl.int32)
-    path = tl.load(ancestors + (row + token) * ancestors_step, mask=token < tl.where(slot >= 0, rows, 0), other=0)
+    row, rows, slot = tl.load(paged.begin + request), tl.load(paged.rows + request), tl.load(paged.slots + request)
+    known, served = tl.load(paged.before + request).to(tl.int32), token < tl.where(slot >= 0, rows, 0)
+    path = tl.load(paged.ancestors + (row + token) * paged.ancestors_step, mask=served, other=0)
     if path != 0:
         m, d = tl.arange(0, MT), tl.arange(0, DT)
-        live, head = m < group, kv_head * group + m % group
-        inside = live[:, None] & (d < width)[None, :]  # [MT, DT]
-        queries = tl.load(
-            query + ((row + token) * query_row + head * query_head)[:, None] + d[None, :], mask=inside, other=0.0
-        )
-        line, begun = table + slot * table_row, known // PT * PT
-        _, first_unit, _, _, each = division(
-            held, slots, begin, count, before, ancestors, ancestors_step, nodes, window, most, skipped, few, requests,
-            PT, GROUP, BT,
-        )  # fmt: skip
+        live, head = m < sizes.group, kv_head * sizes.group + m % sizes.group
+        inside = live[:, None] & (d < sizes.width)[None, :]  # [MT, DT]
+        queries = rows_of_heads(query, row + token, head, inside, DT)
+        begun = known // PT * PT
+        _, first_unit, _, _, each = division(paged, most, skipped, few, requests, PT, GROUP, BT)
         base = tl.sum(tl.where(tl.arange(0, BT) == request, first_unit, 0), axis=0)
         seen = known
-        for node in range(nodes):
+        for node in range(paged.nodes):
             seen += ((path >> node) & 1).to(tl.int32)
-        pools = (keys + kv_head.to(tl.int64) * keys_head, keys_page, keys_entry,
-                 values + kv_head.to(tl.int64) * values_head, values_page, values_entry, key_scales, key_scales_page,
-                 value_scales, value_scales_page, table_column, held, width)  # fmt: skip
+        pools = of_head(keys, values, paged, sizes, slot, kv_head)
         size = PT * each
         best, total, mean = nothing(MT, DT)
-        for place in range(begun, tl.minimum(seen, held).to(tl.int32), PT):
+        for place in range(begun, tl.minimum(seen, paged.held).to(tl.int32), PT):
             more, sum_of_more, mean_of_more = nothing(MT, DT)
             more, sum_of_more, mean_of_more = over(
                 more, sum_of_more, mean_of_more, queries, seen - 1 + m * 0, place, tl.minimum(place + PT, seen), known,
-                path, nodes, line, pools, kv_head, kv_heads, scale,
-                NT, DT, PAGE, True, True, WIDEN, True, ORDERED, TILED,
+                path, pools, NT, DT, PAGE, True, True, WIDEN, True, ORDERED,
             )  # fmt: skip
             unit = base + place // size
-            spot = (unit.to(tl.int64) * most + token - skipped) * (kv_heads * group) + head
-            there = m < tl.where(unit < room, group, 0)
-            behind = m < tl.where(place % size != 0, group, 0)  # the unit has an earlier part
-            at_means, at_sums = means + (spot * width)[:, None] + d[None, :], sums + spot * 2
+            spot = (unit.to(tl.int64) * most + token - skipped) * (sizes.kv_heads * sizes.group) + head
+            there = m < tl.where(unit < room, sizes.group, 0)
+            behind = m < tl.where(place % size != 0, sizes.group, 0)  # the unit has an earlier part
+            at_means, at_sums = means + (spot * sizes.width)[:, None] + d[None, :], sums + spot * 2
             if place == begun:
                 if EARLY:
                     wait_alone()
