@@ -1,6 +1,6 @@
 """Conv kernels of other packages through `pooled_conv` and `dense_conv`: right ones agree, wrong ones are found.
 
-Leaves out: the page's file (`test_adapter_fla.py`), and SGLang's adapter (`test_peers_kernels.py`).
+Leaves out: the page's file (`test_adapter_gdn.py`), and SGLang's adapter (`test_peers_kernels.py`).
 """
 
 from __future__ import annotations

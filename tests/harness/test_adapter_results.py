@@ -1,6 +1,6 @@
 """Results of the wrong kind are found at the kernel's own call, in the words of its contract.
 
-Leaves out: wrong numbers (`test_adapter_pooled.py`, `test_adapter_conv.py`).
+Leaves out: wrong numbers (`test_adapter_gdn.py`, `test_adapter_conv.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`instep audit`: right recordings agree at every level, errors of wrong ones are named, and bad ones are refused.
 
-Leaves out: the page (`test_audit_page.py`), and models that are larger than memory (`tests/perf/audit_large.py`).
+Leaves out: the page (`test_audit_steps.py`), and models that are larger than memory (`tests/perf/audit_large.py`).
 """
 
 from __future__ import annotations

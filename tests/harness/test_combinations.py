@@ -1,7 +1,7 @@
 """Every supported pair of options agrees in some row, in all tiers; every unsupported one is refused at once.
 
-A row of `few` ends after its second round. Only the rows of `to_the_end` continue to a plain step.
-Leaves out: the whole product (`tests/perf/combinations.py`).
+A row of `few` ends after its second round. Only the rows of `to_the_end` continue to a plain step. The few traces that
+`make test` replays meet what all of them meet. Leaves out: the whole product (`tests/perf/combinations.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pytest
 
 from documentation.tables import RESULTS
 from instep.run.replay import Replay
-from instep.trace.file import Trace
+from instep.setting import Setting
+from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_optimized import load
@@ -26,6 +27,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
 from support.inputs.checkpoints import config_of
+from support.inputs.few_channels import few_channels, same_events
 from support.inputs.option_combinations import (
     CONSTRAINED,
     FACTORS,
@@ -43,7 +45,17 @@ from support.inputs.option_combinations import (
     whole,
     words,
 )
-from support.running.covering import few
+from support.running.covering import (
+    BEGUN,
+    BY_REPLAY,
+    ON_FEW_CHANNELS,
+    THROUGH_PLAIN,
+    TRACES,
+    WHOLE,
+    every_trace,
+    few,
+    met,
+)
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +171,36 @@ def test_the_result_has_every_pair_of_the_whole_product() -> None:
     found = json.loads((RESULTS / "combinations.json").read_text())
     run, of = found["met"]["pairs"]
     assert (found["exit"], found["found"]) == (0, []) and run == of > 500
+
+
+def begun(name: str) -> Trace:
+    """The events of a trace that are among the few."""
+    if name in BEGUN:
+        whole, most = read(TRACES / "faults" / f"{name}.jsonl"), BEGUN[name]
+    else:
+        whole, most = (same_events if name == "tiers" else few_channels)(name, 2), ON_FEW_CHANNELS[name]
+    return replace(whole, events=whole.events[:most])
+
+
+@pytest.mark.slow
+def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
+    every = every_trace()
+    found = {name: met(trace) for name, trace in every.items()}
+    few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}
+    few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS)}
+    assert set().union(*few.values()) == set().union(*found.values())
+    for name in few.keys() - {*BY_REPLAY}:  # and none is there for nothing
+        others = set().union(*(few[other] for other in few if other not in (name, *BY_REPLAY[1:])))
+        assert few[name] - others, f"{name} meets nothing that another one of the few does not meet"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ops"), [
+    pytest.param(name, ops, marks=WHOLE if ops == "ledger" else ())
+    for name in (*BEGUN, *ON_FEW_CHANNELS) for ops in ("plain", "ledger")
+    if (name, ops) != ("handed", "plain")  # `test_engines.py` looks at that run more closely
+])
+def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:
+    trace = begun(name)
+    verdict = Replay(trace, Setting(ops)).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]

@@ -1,32 +1,42 @@
-"""Planted faults are found, named and located; and what proves nothing is void, not a success and not a miss.
+"""Planted faults are found, named and located; what proves nothing is void; a campaign in pieces is one campaign.
 
+Of several rows of a fault one that is not void counts, then the latest; each keeps its session. The page on adding
+faults shows one as the catalogue has it.
 Leaves out: the whole catalogue (`instep faults` runs it; `tests/test_house.py` holds its texts to the source).
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from instep.campaign.runner import TrialRunner
+from instep.diagnose.mistakes import CATALOGUE
+from instep.report.result import read
 from instep.report.svg import picture
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_proof.faults import plant, result_data
+from instep_proof.commands.faults import _part
+from instep_proof.faults import plant, result_data, resume
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, recorded, speaking
-from instep_proof.faults.compare_with_control import Judged, Result, hear, judge, updated
+from instep_proof.faults.compare_with_control import HYPOTHESIS, Heard, Judged, Result, Session, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
+from instep_proof.faults.result_data import data_of
 from instep_proof.faults.result_document import matrix_of, surprises
 from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.inputs.outcomes import shown
-from support.running.command import Runner
+from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 from support.wrong.harmless import HARMLESS, Harmless
@@ -325,3 +335,172 @@ def test_update_writes_the_expected_findings(instep: Runner, tmp_path: Path, mon
     assert after.keys() == before.keys() and after.pop("commit-index-last")["event"] == 7
     assert all(Expected(**one) == before[name] for name, one in after.items())
     assert instep("faults", "commit-index-last", "--update", "--dtype", "bfloat16").code == 2
+
+TOP = Path(__file__).resolve().parents[2]
+
+
+def test_fault_on_the_page_is_one_of_the_catalogue() -> None:
+    page = (TOP / "docs" / "faults-adding.md").read_text()
+    example = re.search(r"```python\n(Fault\(.*?\n\)),?\n```", page, re.DOTALL)
+    right = by_id()["commit-index-minus-one"]
+    assert example is not None
+    shown = eval(example[1], {"Fault": Fault, "Edit": Edit, "Setting": type(right.how)})
+    assert replace(shown, edits=(), blind=()) == replace(right, edits=(), blind=())
+    (edit,) = shown.edits
+    source = " ".join((TOP / "optimized" / edit.file).read_text().split())
+    assert source.count(edit.old) == 1 and edit.new not in source
+
+
+def test_faults_with_a_mistake_are_those_that_a_hypothesis_named() -> None:
+    recorded = read(TOP / "fixtures" / "results" / "faults.json")["results"]
+    named = {row["id"]: row["named_by"] for row in recorded if row["named_by"]}
+    written = {fault.id for fault in by_id().values() if fault.mistake and fault.says}
+    assert written and {one for one, by in named.items() if by == HYPOTHESIS} == written
+
+
+def test_every_fault_has_an_expected_finding_and_every_mistake_is_in_the_catalogue() -> None:
+    assert recorded().keys() == by_id().keys()
+    assert {fault.mistake for fault in by_id().values()} - {""} <= CATALOGUE.keys()
+
+
+def test_list_of_faults_has_both_gaps(instep: Runner) -> None:
+    done = instep("faults", "--list")
+    faults, out = by_id().values(), done.out
+    planted = {fault.mistake for fault in faults}
+    unnamed, unplanted = out.partition("Planted and not named:")[2].split("Named and not planted")
+    assert re.findall("^  ([a-z0-9-]+)  ", unnamed, re.M) == [fault.id for fault in faults if not fault.says]
+    assert re.findall("^  ([a-z0-9-]+)  ", unplanted, re.M) == [name for name in CATALOGUE if name not in planted]
+    named, written = (sum(bool(fault.says and has) for fault, has in zip(faults, of, strict=True))
+                      for of in ([True] * len(faults), [fault.mistake for fault in faults]))  # fmt: skip
+    assert done.code == 0 and (
+        f"{len(faults)} faults: {written} named by a mistake of the catalogue, {named - written} by a general "
+        f"explanation, {len(faults) - named} not named") in " ".join(out.split())
+
+
+def test_a_fault_named_by_another_part_is_reported() -> None:
+    fault = by_id()["row-before-decays"]
+    found = {"check": "derived", "tier": "T2", "diagnosis": "", "event": fault.event, "stage": fault.place.stage,
+             "layer": fault.place.layer, "component": fault.place.component}  # fmt: skip
+    for by, reported in (("hypothesis", False), ("bank", True)):
+        finding = {**found, "explained": {"by": by, "says": fault.says, "names": [fault.mistake]}}
+        arm = Arm(1, 0.0, findings=(finding,), looked={"derived": "T2"})
+        one = Judged(fault, Arm(0, 0.0), arm, "")
+        assert any("named by bank" in line for line in surprises(data_of(one))) is reported
+COMMITTED = TOP / "fixtures" / "results" / "faults.json"
+EXPERTS = TOP / "fixtures" / "experts"
+EVERY = [fault for faults in FAMILIES.values() for fault in faults]
+BEGUN = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a",), events=1, of=1)
+FIRST, SECOND, THIRD = EVERY[:3]
+
+
+def row(name: str, day: int, void: bool = False) -> Judged:
+    """A fault that is found, located and named, or void, on that day."""
+    fault = by_id()[name]
+    said = {"check": fault.seen_by[0], "tier": "T1", "event": fault.event, "explained": None, "where": "there",
+            "diagnosis": f"it {fault.says}", **fault.place._asdict()}  # fmt: skip
+    also = {"check": "decisions", "tier": "T4"}
+    arm = Arm(Exit.DIVERGED, 2.0, (said, also), {"bytes": "T1", "decisions": "T4"}, PLANTED, ("0 b",))
+    session = Session(f"2026-01-0{day}T00:00:00+00:00", f"of day {day}", {"device": f"machine {day}"}, 3.0, day, 9.0)
+    one = judge(fault, BEGUN, replace(BEGUN, served=PLANTED) if void else arm, RIGHT, PLANTED)
+    return replace(one, session=session, heard=Heard(0.5, 0.5, 0.25, True))
+
+
+def written(path: Path, *rows: Judged) -> Path:
+    result_data.of(Result(rows)).write(path)
+    return path
+
+
+@pytest.mark.parametrize(("earlier", "later", "day"), [(False, False, 2), (True, False, 2), (False, True, 1)],
+                         ids=["the latest", "what was void", "a later void one"])  # fmt: skip
+def test_fault_in_several_files_has_one_row(
+    earlier: bool, later: bool, day: int, tmp_path: Path, instep: Runner
+) -> None:
+    out = written(tmp_path / "all.json", row(SECOND.id, 2, void=later))
+    other = written(tmp_path / "other.json", row(SECOND.id, 1, void=earlier), row(FIRST.id, 1))
+    ran = instep("faults", "--json", out, "--join", other, "--picture", tmp_path / "all.svg")
+    found = json.loads(out.read_text())
+    assert ran.code == found["exit"] == Exit.AGREED and (found["found"], found["located"], found["void"]) == (2, 2, 0)
+    assert [one["id"] for one in found["results"]] == [FIRST.id, SECOND.id], "the catalogue's order"
+    sessions = [found["sessions"][one["session"]] for one in found["results"]]
+    assert [one["commit"] for one in sessions] == ["of day 1", f"of day {day}"] and len(found["sessions"]) == day
+    assert sessions[1]["machine"] == {"device": f"machine {day}"} and f"{9 * day} processor seconds" in ran.out
+    assert FIRST.id in (tmp_path / "all.svg").read_text()
+
+
+def test_missing_plants_what_is_void_or_not_there(tmp_path: Path, instep: Runner) -> None:
+    there = written(tmp_path / "a.json", row(FIRST.id, 1), row(SECOND.id, 1, void=True))
+    ran = instep("faults", FIRST.id, SECOND.id, THIRD.id, "--missing", "--json", there, "--list")
+    assert [line.partition(" ")[0] for line in ran.out.splitlines()[:-1]] == [SECOND.id, THIRD.id]
+    before = there.read_bytes()
+    assert instep("faults", FIRST.id, "--missing", "--json", there).code == Exit.INCONCLUSIVE, "one is void still"
+    assert json.loads(before)["results"] == json.loads(there.read_text())["results"]
+
+
+def test_interrupted_campaign_keeps_what_was_judged_and_goes_on_with_the_rest(
+    tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed_at_the_second(chosen: list[Fault], traces: Path, run: TrialRunner, **more: object) -> Iterator[Judged]:
+        for fault in run.trials(chosen, str):
+            if fault.id == SECOND.id:
+                raise KeyboardInterrupt
+            yield row(fault.id, 1)
+
+    monkeypatch.setattr("instep_proof.faults.campaign.campaign", pressed_at_the_second)
+    monkeypatch.setattr("instep_proof.faults.run_in_forks.warm", nullcontext)  # nothing is planted
+    words = ("faults", FIRST.id, SECOND.id, THIRD.id, "--json", tmp_path / "a.json")
+    ran = instep(*words)
+    assert ran.code == Exit.INCONCLUSIVE and "interrupted" in ran.out, ran
+    assert [one["id"] for one in json.loads((tmp_path / "a.json").read_text())["results"]] == [FIRST.id]
+    left = instep(*words, "--missing", "--list").out.splitlines()[:-1]
+    assert [line.partition(" ")[0] for line in left] == [SECOND.id, THIRD.id]
+
+
+@pytest.mark.parametrize("words", [("--missing",), ("--missing", "--checkpoint", "{experts}"), ("--join", "{other}")])
+def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_path: Path, instep: Runner) -> None:
+    """Each names a file of one model together with faults or rows of another one."""
+    traced, anew = row(FIRST.id, 1), row(SECOND.id, 1)
+    anew.session.model = "0123456789abcdef"
+    there = written(tmp_path / "a.json", anew if words == ("--missing",) else traced)
+    before, places = there.read_bytes(), {"other": tmp_path / "b.json", "experts": EXPERTS}
+    written(places["other"], anew)
+    names = () if words[0] == "--join" else (THIRD.id,)
+    ran = instep("faults", *names, *(word.format(**places) for word in words), "--json", there)
+    assert "rows of a model of digest 0123456789ab and of the traces" in complaint(ran) or words[-1] == "{experts}"
+    assert "expected those of one model in a file" in complaint(ran) and there.read_bytes() == before
+
+
+def test_file_is_read_as_it_was_written() -> None:
+    found = json.loads(COMMITTED.read_text())
+    again = json.loads(json.dumps(result_data.of(resume.read(COMMITTED)).data()))
+    for one in (*found["results"], *again["results"]):  # files of earlier revisions do not name the mistake
+        mistake = one["expected"].pop("mistake", by_id()[one["id"]].mistake)
+        assert mistake == by_id()[one["id"]].mistake
+        one["expected"].pop("written_for", None)
+    assert found["results"] == again["results"] and found["sessions"] == again["sessions"]
+    assert all(found[name] == again[name] for name in ("exit", "faults", "named_by", "failures"))
+
+
+def test_parts_are_all_of_it_and_share_no_control() -> None:
+    parts = [_part(EVERY, f"{number}/16") for number in range(1, 17)]
+    assert sorted(fault.id for part in parts for fault in part) == sorted(by_id()) and all(parts)
+    where = {(fault.trace, *fault.how.words()): number for number, part in enumerate(parts) for fault in part}
+    assert all(where[fault.trace, *fault.how.words()] == n for n, part in enumerate(parts) for fault in part)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--part", "0/3"), "--part"), (("--part", "4/3"), "--part"), (("--part", "3"), "3/16"),
+        (("--part", "1/99999999999"), "3/16"), (("--missing",), "--json"), (("--join", "{there}"), "--json"),
+        *((("--json", "{out}", "--join", "{there}", *more), "to join plants nothing")
+          for more in (("--part", "1/2"), ("--list",), ("--dtype", "bfloat16"))),
+        (("--json", "{out}", "--join", "{out}.none"), "no file"),
+        (("--json", "{out}", "--join", "{other}"), "instep faults"),
+    ],
+)  # fmt: skip
+def test_incompatible_files_are_refused(words: tuple[str, ...], says: str, tmp_path: Path, instep: Runner) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"schema": 2, "results": 3}')
+    places = {"there": COMMITTED, "out": tmp_path / "out.json", "other": other}
+    assert says in complaint(instep("faults", *(word.format(**places) for word in words)))
+    assert not (tmp_path / "out.json").exists()

@@ -1,20 +1,29 @@
-"""The first steps of a user, in fresh processes outside the checkout: a Triton kernel under pytest, a pasted command.
+"""The first steps of a user: a Triton kernel under pytest, a pasted command, `instep demo`, and shipped fixtures.
 
-Leaves out: what the kit and the plugin find (`test_kit.py`, `test_plugin.py`).
+They work in fresh processes, from any folder, without a clone. Leaves out: what the kit and the plugin find
+(`test_kit.py`, `test_plugin.py`), and building a wheel: its contents are read from `pyproject.toml`.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from instep import bundled
+from instep.threads import SMALL, threads_for
 from instep_optimized.ops.import_by_name import attribute_at, module_at
+from instep_proof.commands import demo
+from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.plant import PACKAGES, digests, source
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.installation import TOP, install
@@ -177,3 +186,113 @@ def test_file_of_a_package_is_imported_as_its_module(
     assert attribute_at("pack/one.py:X") == 2 and sys.modules["pack.one"] is module_at("pack/one.py")
     assert attribute_at("types.py:X") == 3 and attribute_at("other/types.py:X") == 4, "types is a module of Python"
     assert attribute_at("types:SimpleNamespace") and module_at("types.py") is module_at(str(tmp_path / "types.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_demo_plants_in_a_copy_and_shows_message_and_page(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    monkeypatch.chdir(tmp_path)
+    before = {package: digests(source(package).parent)[package] for package in PACKAGES}
+    fault = by_id()["row-for-slot"]
+    ran = instep("demo", fault.id, "--html", "page.html", "--open")
+    assert ran.code == 0, ran
+    assert fault.what in ran.out and "  + " in ran.out and fault.edits[0].file in ran.out
+    assert f"  event {fault.event} " in ran.out and fault.says in ran.out and "instep replay " in ran.out
+    assert opened == [(tmp_path / "page.html").as_uri()] and "DIVERGED" in (tmp_path / "page.html").read_text()
+    assert before == {package: digests(source(package).parent)[package] for package in PACKAGES}
+
+
+@WHOLE
+@pytest.mark.usefixtures("warm")
+def test_printed_command_shows_the_fault_in_a_kept_copy(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --keep it prints that the command agrees, because the copy is gone."""
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    copy, page = tmp_path / "a copy", tmp_path / "page.html"
+    ran = instep("demo", "row-for-slot", "--html", page, "--keep", copy)
+    (line,) = [line for line in ran.out.splitlines() if "PYTHONPATH=" in line]
+    done = subprocess.run(line, shell=True, check=False, capture_output=True, text=True)
+    assert ran.code == 0 and done.returncode == 1 and "DIVERGED" in done.stdout, done
+    assert '<section class="made"><pre>instep replay ' in page.read_text()
+    assert "not empty" in complaint(instep("demo", "--keep", copy))
+    assert "That command agrees here" in instep("demo", "row-for-slot", "--html", page).out
+
+
+def test_unknown_fault_is_refused_and_a_missed_one_fails(
+    instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "instep faults --list" in complaint(instep("demo", "no-such-fault"))
+    assert demo.FAULT in by_id() and by_id()[demo.FAULT].relation is None
+    monkeypatch.setattr("instep_proof.faults.plant.planted", lambda folder, *edits: folder)
+    monkeypatch.setattr("instep_proof.faults.plant.run", lambda *words, **how: type("Done", (), {
+        "returncode": 0, "stdout": "small agrees", "stderr": ""}))
+    assert instep("demo").code == 3
+
+
+
+def test_a_wheel_carries_what_commands_ask_for() -> None:
+    wheel = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"] == {f"fixtures/{name}": f"instep/fixtures/{name}" for name in bundled.CARRIED}
+    assert all((bundled.fixtures() / name).exists() for name in bundled.CARRIED)
+
+
+def test_an_installed_package_uses_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "site-packages" / "instep"
+    (package / "fixtures").mkdir(parents=True)
+    monkeypatch.setattr(bundled, "__file__", str(package / "carried.py"))
+    assert bundled.trace() == package / "fixtures" / "traces" / "adaptive.jsonl"
+
+
+@pytest.mark.slow
+def test_replay_without_a_trace_replays_the_main_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instep: Runner
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = instep("replay", "--ops", "ledger", "--until", "3")
+    assert ran.code == 0, ran.err
+    assert "4 of 115 events" in ran.out and "adaptive" in ran.out
+
+
+def test_fixtures_are_written_to_a_new_folder_only(tmp_path: Path, instep: Runner) -> None:
+    folder = tmp_path / "here"
+    ran = instep("fixtures", str(folder))
+    assert ran.code == 0, ran.err
+    written = {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
+    some = ("mine.py", "pytest.ini", "tiny/model.safetensors", "traces/adaptive.jsonl")
+    assert {Path(name) for name in some} <= written
+    assert (folder / "tiny/model.safetensors").read_bytes() == (TOP / "fixtures/tiny/model.safetensors").read_bytes()
+    assert "an empty one" in complaint(instep("fixtures", str(folder)))
+    assert {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()} == written
+    assert "DIR" in complaint(instep("fixtures", str(folder / "mine.py" / "below")))
+    assert "DIR" in complaint(instep("fixtures", "x" * 300)), "too long a name to be looked for"
+    assert f"cd '{tmp_path / 'two words'}' &&" in " ".join(instep("fixtures", str(tmp_path / "two words")).out.split())
+
+
+def test_the_example_is_the_one_of_the_page() -> None:
+    code = re.search(r"```python\n(.*?)```", (TOP / "docs" / "adapters.md").read_text(), re.S)
+    assert code is not None
+    assert (TOP / "fixtures" / "example" / "mine.py").read_text().endswith(code[1])
+
+
+def test_small_models_get_one_thread_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        with threads_for(SMALL - 1):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with threads_for(SMALL):
+            assert torch.get_num_threads() == 2
+        monkeypatch.setitem(os.environ, "OMP_NUM_THREADS", "2")
+        with threads_for(1):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

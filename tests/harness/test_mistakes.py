@@ -1,6 +1,6 @@
 """Mistakes inside one op: each is planted in a kernel's text and named by `instep op`, by the kit and by a replay.
 
-Leaves out: explanations of other ops (`test_diagnose.py`), and memory (`test_diagnose_memory.py`).
+Leaves out: explanations of other ops and memory (`test_diagnose.py`).
 """
 
 from __future__ import annotations

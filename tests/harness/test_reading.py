@@ -1,6 +1,6 @@
 """docs/reading-a-divergence.md matches the tool: its messages word for word, its table of checks, its constants.
 
-Leaves out: the README's message (`test_faults_readme.py`), and whether the checks are right.
+Leaves out: the README's message (`tests/test_blocks.py`), and whether the checks are right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Drafts that are handed in: the engine runs no MTP layer, whatever the model has, and is right all the same.
 
-Leaves out: who proposes (`instep.subject.proposers`), and replays (`tests/harness/test_external_replay.py`).
+Leaves out: who proposes (`instep.subject.proposers`), and replays (`tests/harness/test_engines.py`).
 """
 
 from __future__ import annotations

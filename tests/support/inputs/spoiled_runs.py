@@ -1,6 +1,6 @@
 """A run in which one place, or one piece of memory, is spoiled, and what the findings then say.
 
-Leaves out: what is wrong with it (`test_diagnose.py`, `test_diagnose_memory.py`).
+Leaves out: what is wrong with it (`test_diagnose.py`).
 """
 
 from __future__ import annotations
