@@ -175,9 +175,9 @@ RELATION = Relation("never_idle", "No event is idle.", "an idle event", (Tier.BI
 
 from .fault import Edit, Fault
 
-FAULTS = (Fault("eps-of-a-hundredth", "norm-eps", "The gated norm is given a hundredth of the epsilon.", "", (
-    Edit("instep_optimized/model/gdn.py", "eps=config.eps, gate=config.output_gate",
-         "eps=config.eps / 100, gate=config.output_gate"),), "accepted", Setting(), ("derived",)),)
+FAULTS = (Fault("eps-of-a-hundredth", "norm-eps", "The gated norm is given a hundredth of the epsilon.", (
+    Edit.of("instep_optimized/model/gdn.py", "eps=config.eps{ => / 100}, gate=config.output_gate"),
+), "accepted", Setting(), ("derived",)),)
 ''',
         ((f"{FAULTS}/__init__.py", "    slots,\n    storage", "    slots,\n    smaller,\n    storage"),
          (f"{FAULTS}/__init__.py", '    "others": ', '    "smaller": smaller.FAULTS,\n    "others": ')), (1, 2)),
@@ -226,8 +226,8 @@ from instep.cli.record import make
 from instep.setting import Setting
 from instep.trace.policy import ScheduledAction
 from instep_reference.contract.controllers import Controlled
-from support.build.traces import PROMPTS, TWO_LAYERS, VOCAB, brief
-from support.build.checkpoints import write
+from support.inputs.traces import PROMPTS, TWO_LAYERS, VOCAB, brief
+from support.inputs.checkpoints import write
 told = msgspec.structs.replace(brief(), controller=Controlled("one-less"), adaptive=None, steps=(), follow=True,
                                 deeds=(ScheduledAction(4, "idle"),))
 model = write(Path("model"), vocab_size=VOCAB, **TWO_LAYERS)

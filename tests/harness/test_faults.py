@@ -53,7 +53,7 @@ IDLE = replace(ROW_FOR_SLOT, id="the-same-number", edits=(SAME,), other=ROW_FOR_
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, trail=("0 a", "1 b"), events=2, of=2)
 FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), ("bytes",),
+    "made-up", "commit-index", "Nothing is wrong.", (), "accepted", Setting(), ("bytes",),
     other=Expected(1, "trunk", 0, "conv", "holds the state after 2"),
 )
 

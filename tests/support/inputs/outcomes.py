@@ -34,7 +34,7 @@ STATE = Place("trunk", 3, "state")
 RIGHT, PLANTED = {"instep": "right"}, {"instep": "planted"}
 CONTROL = Arm(Exit.AGREED, 1.0, served=RIGHT, events=2, of=2)
 FAULT = Fault(
-    "made-up", "commit-index", "Nothing is wrong.", "", (), "accepted", Setting(), ("bytes",), ("tokens",),
+    "made-up", "commit-index", "Nothing is wrong.", (), "accepted", Setting(), ("bytes",), ("tokens",),
     other=Expected(1, "trunk", 0, "conv", "holds the state after 2"),
 )
 PLANTING = Session("", None, {}, seconds=12.0, jobs=2, processor_seconds=20.0)

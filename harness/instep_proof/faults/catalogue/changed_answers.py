@@ -32,7 +32,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "answer-of-two-rounds-ago", "answer-overwritten",
         "Drafts are answered from two buffers in turn: after two rounds an answer that was given is another one.",
-        "",
         (
             Edit(ENGINE, SAID, SAID + IN_TURN),
             Edit("instep_optimized/draft_answers.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
@@ -43,7 +42,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kept-in-one-buffer", "kept-copy-changed",
         "Saves and preemptions share one staging buffer, so the second copy overwrites the first.",
-        "",
         (
             Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
             Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n"),
@@ -53,7 +51,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "kept-by-reference", "kept-copy-changed",
         "A save keeps a view of the slot's state: it keeps changing with the request.",
-        "",
         (Edit(ENGINE, SAVE,
               "        kept, memory = self._kept(request)\n"
               "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"

@@ -12,18 +12,14 @@ from .fault import Edit, Fault
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "requests_of_part"))
 CHUNK, RERUN = "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "instep_optimized/commit/rerun.py"
 
-FRESH = Edit(
-    "instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill and not begin", "fresh=prefill",
-)
+FRESH = Edit.of("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill{ and not begin => }")
 NO_STATE = Edit(
     GDN, "    state = _settle(before(part, who, work), part, who)\n",
     "    memory = before(part, who, work)\n"
     "    state = _settle(torch.zeros_like(memory) if part.form == \"chunk\" else memory, part, who)\n",
 )
 # The mask of a block's rows has <= for <: a request shorter than the longest one takes its last row twice.
-TWICE = Edit(
-    LANES, "inside.sum(dim=0).tolist(), again[which]", "(token <= length[:, None]).sum(dim=0).tolist(), again[which]",
-)
+TWICE = Edit.of(LANES, "{inside => (token <= length[:, None])}.sum(dim=0).tolist(), again[which]")
 ZERO_PADDED = Edit(
     CONV, "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n",
     "    ends = who.length[:, None] + torch.arange(history, device=x.device)\n"
@@ -39,16 +35,10 @@ PARTIAL_BLOCK = Edit(
     "        writes = writes._replace(decay=writes.decay.where(whole[..., None], 1.0))\n",
 )
 # The other rows' mask: by batch row, where the lanes are sorted by length.
-UNSORTED_MASK = Edit(
-    LANES, "~part.fresh[who.which]", "~part.fresh[: len(who.which)]",
-)
-BLOCK_FORGETS = Edit(
-    CHUNK, "        state = tl.exp(tl.sum(forget, axis=0)) * state + added\n", "        state = added\n",
-)
-LAST_BLOCK_UNGATED = Edit(
-    CHUNK, "        state = tl.exp(tl.sum(forget, axis=0)) * state + added\n",
-    "        state = tl.where(first + TOKENS <= rows, tl.exp(tl.sum(forget, axis=0)), 1.0) * state + added\n",
-)
+UNSORTED_MASK = Edit.of(LANES, "~part.fresh[{who.which => : len(who.which)}]")
+BLOCK_FORGETS = Edit.of(CHUNK, "state = {tl.exp(tl.sum(forget, axis=0)) * state +  => }added")
+LAST_BLOCK_UNGATED = Edit.of(CHUNK, "state = tl.{exp(tl.sum(forget, axis=0)) => where(first + TOKENS <= rows, "
+                             "tl.exp(tl.sum(forget, axis=0)), 1.0)} * state + added")
 
 TURNED = (
     "type(state)(state.pool.as_strided(state.pool.shape, (*state.pool.stride()[:2], state.pool.shape[3], 1)), "
@@ -85,73 +75,78 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "chunk-boundary-begins-anew", "chunk-boundary",
         "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
-        "sglang-jax 1039", (FRESH,), "rounds", Setting(), ("derived", "directed"), ("identity",), mistake="from-zero",
+        (FRESH,), "rounds", Setting(), ("derived", "directed"), ("identity",), mistake="from-zero",
+        origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-begins-anew-labels", "chunk-boundary",
         "Every chunk of a prompt is taken for its first, seen in labels.",
-        "sglang-jax 1039", (FRESH,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
+        (FRESH,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
+        origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-state-dropped", "chunk-boundary",
         "The delta rule of a chunk is given no initial state; the conv has its history.",
-        "sglang-jax 1039", (NO_STATE,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="previous-step-lost",
+        (NO_STATE,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
+        mistake="previous-step-lost", origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-counted-twice", "chunk-boundary",
         "A chunk packed next to a longer one folds its last token in twice.",
-        "sglang-jax 1039", (TWICE,), "rounds", Setting(), ("directed",), ("identity", "bytes"),
-        mistake="last-token-twice",
+        (TWICE,), "rounds", Setting(), ("directed",), ("identity", "bytes"),
+        mistake="last-token-twice", origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-conv-zero-padded", "chunk-boundary",
         "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
-        "sglang-jax 1039", (ZERO_PADDED,), "rounds", Setting(), ("bytes",), ("identity", "derived"),
-        mistake="from-zero",
+        (ZERO_PADDED,), "rounds", Setting(), ("bytes",), ("identity", "derived"),
+        mistake="from-zero", origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-partial-block", "chunk-boundary",
         "The tokens of a chunk's last, partial block are folded in without their decay.",
-        "sglang-jax 1039", (PARTIAL_BLOCK,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="last-decays-dropped",
+        (PARTIAL_BLOCK,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
+        mistake="last-decays-dropped", origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-unsorted-mask", "chunk-boundary",
         "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
-        "", (UNSORTED_MASK,), "arriving", Setting(), ("poison", "derived"), ("identity",),
+        (UNSORTED_MASK,), "arriving", Setting(), ("poison", "derived"), ("identity",),
     ),
     Fault(
         "chunk-boundary-kernel-block", "chunk-boundary",
         "The chunk kernel forgets the state from one block of 16 tokens to the next.",
-        "sglang-jax 1039", (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), ("derived", "directed"),
-        ("identity", "bytes"), mistake="forgotten-by-block",
+        (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), ("derived", "directed"),
+        ("identity", "bytes"), mistake="forgotten-by-block", origin="sglang-jax 1039",
     ),
     Fault(
         "chunk-boundary-kernel-last-block", "chunk-boundary",
         "The chunk kernel does not decay the state over a last block that is not full.",
-        "sglang-jax 1039", (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), ("directed",), ("identity", "bytes"),
-        mistake="last-decays-dropped",
+        (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), ("directed",), ("identity", "bytes"),
+        mistake="last-decays-dropped", origin="sglang-jax 1039",
     ),
     Fault(
         "state-transpose-store", "state-transpose",
         "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
-        "sglang, chunked prefill on NPU", (STORED_TURNED,), "rounds", Setting(), ("contracts", "directed"),
-        ("identity",),
+        (STORED_TURNED,), "rounds", Setting(), ("contracts", "directed"),
+        ("identity",), origin="sglang, chunked prefill on NPU",
     ),
     Fault(
         "state-transpose-read", "state-transpose",
         "A further chunk reads the state in the other layout and stores it in the right one.",
-        "sglang, chunked prefill on NPU", (READ_TURNED,), "rounds", Setting(), ("contracts",), ("identity", "bytes"),
+        (READ_TURNED,), "rounds", Setting(), ("contracts",), ("identity", "bytes"),
+        origin="sglang, chunked prefill on NPU",
     ),
     Fault(
         "checkpoint-boundary-count", "checkpoint-boundary",
         "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
-        "vllm 43559", (UNDER_THE_INTERVAL,), "kept", Setting(), ("identity", "bytes"), ("directed",),
+        (UNDER_THE_INTERVAL,), "kept", Setting(), ("identity", "bytes"), ("directed",),
+        origin="vllm 43559",
     ),
     Fault(
         "checkpoint-boundary-state", "checkpoint-boundary",
         "A state is saved under the right count, but was taken before the chunk that reached it.",
-        "vllm 43559", (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), ("bytes", "labels"), ("identity",),
+        (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), ("bytes", "labels"), ("identity",),
+        origin="vllm 43559",
     ),
 )

@@ -14,22 +14,12 @@ ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/for
 
 # The prompt's rows reach the head as the last layer left them; rounds use them after the final norm.
 PRE_NORM = (
-    Edit(
-        "instep_optimized/model/trunk.py",
-        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed',
-        'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final"))',
-    ),
-    Edit(
-        ROUND, "        final = self.model.trunk(ops, batch, bound)\n",
-        "        _, final = self.model.trunk(ops, batch, bound)\n",
-    ),
-    Edit(
-        MIXED, "    final = model.trunk(ops, batch, bound)\n", "    hidden, final = model.trunk(ops, batch, bound)\n",
-    ),
-    Edit(
-        MIXED, "ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
-        "ops, hidden, [row for p, begin in committed for row in range(begin, begin + p.span.count)]",
-    ),
+    Edit.of("instep_optimized/model/trunk.py",
+            'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")){.normed => }'),
+    Edit.of(ROUND, "{ => _, }final = self.model.trunk(ops, batch, bound)"),
+    Edit.of(MIXED, "{ => hidden, }final = model.trunk(ops, batch, bound)"),
+    Edit.of(MIXED,
+            "ops, {final => hidden}, [row for p, begin in committed for row in range(begin, begin + p.span.count)]"),
 )
 CHAIN = (
     "            hidden = self.mtp.rows(ops, hidden, batch, stage)\n"
@@ -40,17 +30,11 @@ NOT_CHAINED = Edit(
     "            y = self.mtp.rows(ops, hidden, batch, stage)\n            own.append(self.mtp.pick(ops, y, stage))\n",
 )
 # The head begins its chain on the target's row after the root, not on its own.
-TARGETS_ROW = Edit(
-    EAGLE, "hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)",
-    "hidden = ops.select(x=memory.slot_table.final[:, 0], index=who.slots)",
-)
+TARGETS_ROW = Edit.of(EAGLE, "hidden = ops.select(x=memory.slot_table.{proposed => final[:, 0]}, index=who.slots)")
 # If every request has one row, nothing is gathered, and rows to gather are not kept either.
 STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
 # The last rows of packed requests; but a window's rows are a window apart.
-PACKED_ROWS = Edit(
-    ROUND, "            asked = (PickRows(batch.last, who.slots),) * drafter.layers\n",
-    "            asked = (PickRows(batch.count.cumsum(0) - 1, who.slots),) * drafter.layers\n",
-)
+PACKED_ROWS = Edit.of(ROUND, "asked = (PickRows(batch.{last => count.cumsum(0) - 1}, who.slots),) * drafter.layers")
 # Right for the widest window of pools that are not guarded.
 ROW_STRIDE = Edit(
     ROUND, "            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)\n",
@@ -62,18 +46,13 @@ NO_EXTEND_AT_ZERO = Edit(
     ROUND, "        self._extend(ops, inputs.who(), chosen, final, 1)\n",
     "        if self.num_steps:\n            self._extend(ops, inputs.who(), chosen, final, 1)\n",
 )
-LAST_ROW_MISSING = Edit(
-    ROUND, "            who = replace(inputs.who(), count=acceptance.accept_lens)\n",
-    "            who = replace(inputs.who(), count=acceptance.accept_lens.clamp(max=self.num_steps))\n",
-)
-PADDED_TOKEN = Edit(
-    MIXED, "    return torch.cat([known, root]) if planned.rooted else known\n",
-    "    return torch.cat([known, root]) if planned.rooted else torch.cat([known[:-1], known[:1] * 0])\n",
-)
-NOT_SHIFTED = Edit(
-    MIXED, "planned.request.tokens[planned.begin + 1 : planned.begin + planned.span.count + 1]\n",
-    "planned.request.tokens[planned.begin : planned.begin + planned.span.count - int(planned.rooted)]\n",
-)
+LAST_ROW_MISSING = Edit.of(ROUND,
+                           "who = replace(inputs.who(), count=acceptance.accept_lens{ => .clamp(max=self.num_steps)})")
+PADDED_TOKEN = Edit.of(MIXED,
+                       "return torch.cat([known, root]) if planned.rooted else {known => torch.cat([known[:-1], "
+                       "known[:1] * 0])}")
+NOT_SHIFTED = Edit.of(MIXED, "planned.request.tokens[planned.begin {+ 1 : planned.begin + planned.span.count + 1 => : "
+                      "planned.begin + planned.span.count - int(planned.rooted)}]")
 FURTHER_ON = Edit(EAGLE, "shift=step - 1", "shift=step")
 OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\"")
 HIDDEN_FIRST = Edit("instep_optimized/ops/fused/draft_inputs.py", "x=left, y=right", "x=right, y=left")
@@ -87,88 +66,92 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "mtp-hidden-pre-norm", "mtp-hidden",
         "After a prompt the head reads the target's rows before the final norm.",
-        "vllm 36531", PRE_NORM, "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-        mistake="rows-before-the-norm",
+        PRE_NORM, "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        mistake="rows-before-the-norm", origin="vllm 36531",
     ),
     Fault(
         "mtp-hidden-not-chained", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-        mistake="row-of-another-step",
+        (NOT_CHAINED,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        mistake="row-of-another-step", origin="sglang 22041",
     ),
     Fault(
         "mtp-hidden-not-chained-labels", "mtp-hidden",
         "Every step of a draft chain reads the head's row of the first one, seen in labels.",
-        "sglang 22041", (NOT_CHAINED,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
+        (NOT_CHAINED,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
+        origin="sglang 22041",
     ),
     Fault(
         "mtp-hidden-targets-row", "mtp-hidden",
         "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
-        "vllm 36531", (TARGETS_ROW,), "accepted", Setting(), ("poison", "derived"), ("identity", "bytes"),
+        (TARGETS_ROW,), "accepted", Setting(), ("poison", "derived"), ("identity", "bytes"),
+        origin="vllm 36531",
     ),
     Fault(
         "mtp-hidden-stale", "mtp-hidden",
         "After a plain step the head's row after draft 1 is that of the round before.",
-        "sglang 22041", (STALE,), "rounds", Setting(), ("bytes",), ("identity", "directed"),
+        (STALE,), "rounds", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 22041",
     ),
     Fault(
         "mtp-hidden-packed-rows", "mtp-hidden",
         "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
-        "vllm 36531", (PACKED_ROWS,), "accepted", Setting(), ("bytes", "derived"), ("identity", "directed"),
+        (PACKED_ROWS,), "accepted", Setting(), ("bytes", "derived"), ("identity", "directed"),
+        origin="vllm 36531",
     ),
     Fault(
         "mtp-hidden-row-stride", "mtp-hidden",
         "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
-        "vllm 36531", (ROW_STRIDE,), "accepted", Setting(), ("poison", "derived"), ("identity", "directed"),
+        (ROW_STRIDE,), "accepted", Setting(), ("poison", "derived"), ("identity", "directed"),
+        origin="vllm 36531",
     ),
     Fault(
         "draft-kv-behind-at-zero-steps", "draft-kv",
         "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(), ("identity",), ("directed",),
+        (NO_EXTEND_AT_ZERO,), "steps", Setting(), ("identity",), ("directed",),
     ),
     Fault(
         "draft-kv-behind-at-zero-steps-labels", "draft-kv",
         "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
-        "", (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), ("identity", "labels"),
+        (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), ("identity", "labels"),
     ),
     Fault(
         "draft-kv-last-row", "draft-kv",
         "After full acceptance the last accepted position's row is missing from the draft KV.",
-        "", (LAST_ROW_MISSING,), "accepted", Setting(), ("identity",), ("directed",),
+        (LAST_ROW_MISSING,), "accepted", Setting(), ("identity",), ("directed",),
     ),
     Fault(
         "draft-prefill-padded-token", "draft-prefill",
         "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
-        "", (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
+        (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
     ),
     Fault(
         "draft-prefill-not-shifted", "draft-prefill",
         "After a prompt, row p of the head is paired with token p, not with token p + 1.",
-        "", (NOT_SHIFTED,), "accepted", Setting(), ("derived",), ("identity", "directed"),
+        (NOT_SHIFTED,), "accepted", Setting(), ("derived",), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-position", "draft-chain",
         "Every step of a draft chain runs one position too far on.",
-        "", (FURTHER_ON,), "accepted", Setting(), ("contracts", "derived"), ("identity", "directed"),
+        (FURTHER_ON,), "accepted", Setting(), ("contracts", "derived"), ("identity", "directed"),
     ),
     Fault(
         "draft-chain-own-drafts", "draft-chain",
         "A draft chain continues from the head's own picks although others are in use.",
-        "", (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
+        (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
     ),
     Fault(
         "draft-hidden-first", "draft-input",
         "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
-        "", (HIDDEN_FIRST,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (HIDDEN_FIRST,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "config-alias-kinds", "config-alias",
         "Making the draft head writes its layer kinds into the configuration that the target holds too.",
-        "sglang 23330", (ALIASED_KINDS,), "accepted", Setting(), ("aliasing",),
+        (ALIASED_KINDS,), "accepted", Setting(), ("aliasing",), origin="sglang 23330",
     ),
     Fault(
         "config-alias-eps", "config-alias",
         "Making the draft head changes the norms' epsilon in the configuration that everybody holds.",
-        "sglang 23330", (ALIASED_EPS,), "accepted", Setting(), ("aliasing",),
+        (ALIASED_EPS,), "accepted", Setting(), ("aliasing",), origin="sglang 23330",
     ),
 )

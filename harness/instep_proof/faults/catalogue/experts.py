@@ -24,7 +24,7 @@ def _fault(
 ) -> Fault:
     """One that the first prompts show."""
     edits = edit if isinstance(edit, tuple) else (edit,)
-    return Fault(id, kind, what, origin, edits, "experts", how, SEEN, BLIND)
+    return Fault(id, kind, what, edits, "experts", how, SEEN, BLIND, origin=origin)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -60,8 +60,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "head-with-one-expert-fewer", "expert-left-out", "The draft head takes one expert fewer than the target.",
-        Edit("instep_optimized/model/mlp.py", "top_k=config.experts_per_token",
-             "top_k=config.experts_per_token - (to.stage != 'trunk')"),
+        Edit.of("instep_optimized/model/mlp.py", "top_k=config.experts_per_token{ =>  - (to.stage != 'trunk')}"),
     ),
     _fault(
         "shares-not-normalised", "share-numerics", "The shares of the chosen experts are left as they are.",
@@ -69,8 +68,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "shared-gate-skipped", "share-numerics", "The shared expert is added as it is, without its gate.",
-        Edit(MLP, "opened * _swiglu(x, weights.shared_gate_up, weights.shared_down)",
-             "_swiglu(x, weights.shared_gate_up, weights.shared_down)"),
+        Edit.of(MLP, "{opened *  => }_swiglu(x, weights.shared_gate_up, weights.shared_down)"),
     ),
     _fault(
         "router-in-16-bits", "share-numerics", "The router's product runs in bfloat16.",
@@ -88,23 +86,20 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(GROUPED, "tl.store(blocks + block, tl.minimum(alike - sooner, RT), mask=begins)",
               "tl.store(blocks + block, tl.minimum(alike - sooner, RT) + (at == 0)"
               " - (at + alike - sooner == pairs), mask=begins)"),
-         Edit(GROUPED, "tl.store(blocks + room + block, at, mask=begins)",
-              "tl.store(blocks + room + block, at + (at > 0), mask=begins)")),
+         Edit.of(GROUPED, "tl.store(blocks + room + block, at{ =>  + (at > 0)}, mask=begins)")),
         how=GROUPS,
     ),
     _fault(
         "grouped-shares-by-place", "expert-of-another",
         "Rows are grouped by expert; their answers are mixed with the shares in that order, not in the rows'.",
-        Edit(GROUPED, "answer, share, out, width, EACH=each, DT=columns",
-             "answer, share.view(-1)[order.long()], out, width, EACH=each, DT=columns"),
+        Edit.of(GROUPED, "answer, share{ => .view(-1)[order.long()]}, out, width, EACH=each, DT=columns"),
         how=GROUPS,
     ),
     _fault(
         "grouped-last-block-dropped", "expert-left-out",
         "Rows are grouped by expert and cut into blocks; a partial block after a full one is skipped.",
         (Edit(GROUPED, "FEW, MANY, MANY_FROM = 16, 64, 512", "FEW, MANY, MANY_FROM = 2, 2, 512"),
-         Edit(GROUPED, "(p < pairs) & (sooner % RT == 0)",
-              "(p < pairs) & (sooner % RT == 0) & ((sooner == 0) | (alike - sooner >= RT))"),
+         Edit.of(GROUPED, "(p < pairs) & (sooner % RT == 0){ =>  & ((sooner == 0) | (alike - sooner >= RT))}"),
          Edit(GROUPED, "x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)",
               "x.new_empty(pairs, most), torch.zeros(pairs, width, dtype=torch.float32, device=x.device)")),
         how=GROUPS,
@@ -128,7 +123,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "experts-summed-by-arrival", "expert-order",
         "The order of a row's experts in the sum depends on the number of rows, as if each were added when done.",
-        "", tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
+        tuple(Edit(KERNEL, old, old.replace("TOP + n", "TOP + (n + tl.num_programs(1)) % TOP")) for old in (
             "down + tl.load(chosen + row * TOP + n) * expert_step", "middle + (row * TOP + n) * inner + i",
             "tl.load(share + row * TOP + n) * answer")),
         "experts", Setting(ops="invariant"), ("alone",), ("identity", "bytes", "derived", "propagated"),

@@ -21,6 +21,7 @@ from instep_reference.contract.place_names import Place
 BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|next_num_steps requests|"
                   "labels that do not belong")
 
+CHANGE = re.compile("{(.*?) => (.*?)}", re.DOTALL)
 TRACES = fixtures() / "traces" / "faults"
 EXPECTED = TRACES / "expected.json"
 
@@ -69,6 +70,11 @@ class Edit:
     old: str
     new: str
 
+    @classmethod
+    def of(cls, file: str, text: str) -> Edit:
+        """An edit as one text, in which `{was => is}` marks what changes."""
+        return cls(file, *(CHANGE.sub(side, text) for side in (r"\1", r"\2")))
+
 
 @dataclass(frozen=True)
 class Wrap:
@@ -94,7 +100,6 @@ class Fault:
     id       kebab case, unique over all families: the class, then the variant
     kind     its class, as the design names it ("commit-index")
     what     one sentence: what the planted source does
-    origin   the project and number of the bug that it copies; empty if the class is ours
     trace    stem of a file under `fixtures/traces/faults`: the smallest trace that shows it
     seen_by  names of the checks that are meant to see it: at least one must
     blind    names of checks that compare there and cannot see it
@@ -102,6 +107,7 @@ class Fault:
     mistake  the entry of the catalogue of mistakes that names it (`instep/diagnose/mistakes/__init__.py`). Empty: a
              general sentence names it, which also describes unforeseen faults: a check reports what it compared
              ("length is 4; expected 6"), or the bank a change that any op may have ("is twice the right value")
+    origin   the project and number of the bug that it copies; empty if the class is ours
     relation the relation that must find it (`instep relations`), where no single run can
     other    an expected finding that is not the recorded one
     """
@@ -109,7 +115,6 @@ class Fault:
     id: str
     kind: str
     what: str
-    origin: str
     edits: tuple[Edit | Wrap, ...]
     trace: str
     how: Setting
@@ -117,6 +122,7 @@ class Fault:
     blind: tuple[str, ...] = ()
     relation: str | None = None
     mistake: str = ""
+    origin: str = ""
     other: Expected | None = None
 
     @property

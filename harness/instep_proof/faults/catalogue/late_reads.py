@@ -23,7 +23,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "host-copies-of-one-size", "written-before-read",
         "Copies to the host of one size share their memory: the next copy overwrites one that was not read.",
-        "",
         (Edit(TO_HOST, f"        self._numbers = {NUMBERS}\n",
               "        staging = HostCopy.list.__dict__.setdefault(\"staging\", {})\n"
               f"        self._numbers = staging.setdefault(numbers.shape, {NUMBERS})\n"),),
@@ -32,7 +31,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "root-looked-up-in-the-slot", "written-before-read",
         "An answer's root is looked up in the slot table: after the next commit it is the root of that commit.",
-        "",
         (
             Edit(TO_HOST, "self._copy = None if roots is None else HostCopy(roots, immutable=True)",
                  "self._roots = roots"),
@@ -49,7 +47,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "wish-of-the-latest-counts", "lost-unless-read",
         "The controller receives accepted counts only if its wish is read, and then those of the latest round alone.",
-        "",
         (
             Edit(ENGINE, CATCH_UP + COMMIT, COMMIT),
             Edit(ENGINE, "        self._unreported.append(counts)\n" + ANSWER,
@@ -60,7 +57,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "count-resolved-by-reading", "lost-unless-read",
         "A length keeps the counts of one commit, and adds them only if it is read: an unread commit is lost.",
-        "",
         (
             Edit(TO_HOST, "        self.most += most\n        self._owed.append((counts, number))\n",
                  "        self.most += most\n        self._owed = [(counts, number)]\n"),
@@ -78,7 +74,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "preempted-as-last-read", "lost-unless-read",
         "A preemption keeps the state that was folded last, for a save or for a reader, and not the state of now.",
-        "",
         (
             Edit(ENGINE, "        self._preempted[request] = self._kept(request)\n",
                  "        folded = self.__dict__.setdefault(\"_folded\", {}).get(request)\n"

@@ -24,10 +24,8 @@ ASSERTED = Edit(
     "        assert int(acceptance.accept_lens.max()) <= width\n"
     "        self._note(ops, acceptance.bonus, inputs.slots, 0)\n",
 )
-IN_A_LAUNCHER = Edit(
-    "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "    blocks = ceil_div(part.most, TOKENS)\n",
-    "    blocks = ceil_div(int(part.count.max()), TOKENS)\n",
-)
+IN_A_LAUNCHER = Edit.of("instep_optimized/kernels/gdn_prefill/chunk16_fp32.py",
+                        "blocks = ceil_div({part.most => int(part.count.max())}, TOKENS)")
 LAST_ONE_UNTOLD = Edit(
     ENGINE,
     "        for served in self._unreported:\n"
@@ -62,47 +60,47 @@ STEPS_BY_ROWS = Edit(
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "empty-batch-division", "empty-batch", "An idle step is a round without requests, and divides by zero.",
-        "LightLLM 1338", EMPTY_DIVISION, "controller", Setting(ops="ledger"), ("serves",),
+        EMPTY_DIVISION, "controller", Setting(ops="ledger"), ("serves",), origin="LightLLM 1338",
     ),
     Fault(
         "empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.",
-        "", (IDLE_COUNTS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        (IDLE_COUNTS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
         mistake="controller-counts-idle-steps",
     ),
     Fault(
         "hot-sync-assertion", "hot-sync", "A commit asserts that its counts are within the window, and waits for them.",
-        "LightLLM 1338", (ASSERTED,), "accepted", Setting(), ("hostreads",),
-        ("identity", "bytes", "directed", "derived"),
+        (ASSERTED,), "accepted", Setting(), ("hostreads",),
+        ("identity", "bytes", "directed", "derived"), origin="LightLLM 1338",
     ),
     Fault(
         "hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
-        "LightLLM 1338", (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), ("hostreads",),
-        ("identity", "bytes", "directed", "derived"),
+        (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), ("hostreads",),
+        ("identity", "bytes", "directed", "derived"), origin="LightLLM 1338",
     ),
     Fault(
         "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
-        "", (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
         mistake="controller-one-batch-late",
     ),
     Fault(
         "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
-        "", (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
         mistake="controller-counts-the-bonus",
     ),
     Fault(
         "controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
-        "", (NO_WARM_UP,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
+        (NO_WARM_UP,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
         mistake="controller-no-warm-up",
     ),
     Fault(
         "controller-mid-round", "controller",
         "A wish switches the round at once, where the driver has not yet put it in force.",
-        "", (MID_ROUND,), "late", Setting(ops="ledger"), ("serves",),
+        (MID_ROUND,), "late", Setting(ops="ledger"), ("serves",),
     ),
     Fault(
         "batch-dependent-tile", "batch-dependent-tile",
         "A single row is multiplied in deeper steps than several, so its bits depend on the batch.",
-        "vllm 42960", (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), ("alone",),
-        ("identity", "bytes", "derived", "propagated"), relation="alone",
+        (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), ("alone",),
+        ("identity", "bytes", "derived", "propagated"), relation="alone", origin="vllm 42960",
     ),
 )

@@ -14,26 +14,23 @@ GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "atte
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "norm-eps-ten-times", "norm-eps", "The gated norm is given ten times the epsilon.",
-        "", (Edit("instep_optimized/model/gdn.py", "eps=config.eps, gate=config.output_gate",
-                  "eps=10 * config.eps, gate=config.output_gate"),),
+        (Edit.of("instep_optimized/model/gdn.py", "eps={ => 10 * }config.eps, gate=config.output_gate"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "norm-eps-outside-the-root", "norm-eps", "The gated norm adds its epsilon to the root, not inside it.",
-        "", (Edit(GDN, "x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)",
+        (Edit(GDN, "x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)",
                   "x / (x.square().mean(dim=-1, keepdim=True).sqrt() + eps)"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "norm-eps-of-another-class", "norm-eps", "The draft head's norm of embeddings has the 1e-5 of another class.",
-        "",
-        (Edit("instep_optimized/ops/fused/draft_inputs.py", "weight=weights[0], eps=eps",
-              "weight=weights[0], eps=1e-5"),),
+        (Edit.of("instep_optimized/ops/fused/draft_inputs.py", "weight=weights[0], eps={eps => 1e-5}"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "norm-weight-without-one", "norm-weight", "Keys are multiplied by their norm's weight, not by one plus it.",
-        "", (Edit(ATTEND, "rms_norm(key_raw.to(work), k_norm, eps)", "rms_norm(key_raw.to(work), k_norm - 1, eps)"),),
+        (Edit(ATTEND, "rms_norm(key_raw.to(work), k_norm, eps)", "rms_norm(key_raw.to(work), k_norm - 1, eps)"),),
         "accepted", Setting(), ("derived",), ("identity", "directed"),
     ),
 )

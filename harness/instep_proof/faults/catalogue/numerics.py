@@ -42,9 +42,7 @@ BETA_IN_SNAPSHOTS = (
         "        along(part.per_row, who, row, aside[:alive], trail.depth(row, alive))\n",
     ),
 )
-STORED_NARROW = Edit(
-    GDN, "    after(part.store, who, state)\n\n", "    after(part.store, who, state.bfloat16().to(work))\n\n",
-)
+STORED_NARROW = Edit.of(GDN, "after(part.store, who, state{ => .bfloat16().to(work)})")
 NARROW_POOL = Edit(
     BUDGET, "_stored(sizes.types.state) if state else (sizes.types.conv, None)",
     "(torch.bfloat16 if state else sizes.types.conv, None)",
@@ -71,10 +69,7 @@ LOG2E = Edit(
     "    powers = torch.exp2((scores - scores.amax(dim=-1, keepdim=True)) * 1.443)\n"
     "    chances = powers / powers.sum(dim=-1, keepdim=True)\n",
 )
-NARROW_CHANCES = Edit(
-    ATTEND, "    return torch.einsum(\"htp,phd->thd\", chances, values)\n",
-    "    return torch.einsum(\"htp,phd->thd\", chances.bfloat16().to(work), values)\n",
-)
+NARROW_CHANCES = Edit.of(ATTEND, 'return torch.einsum("htp,phd->thd", chances{ => .bfloat16().to(work)}, values)')
 DEFAULT_THETA = Edit(
     "instep_optimized/model/attention.py", "theta=config.rope_theta,", "theta=10000.0,",
 )
@@ -92,118 +87,114 @@ LOUD_TILES = {
     )
     for component, part in (("qkv", 1e-5), ("mixer", 1e-5), ("fused", 1e-4))
 }
-CAST_BEFORE_THE_WEIGHT = Edit(
-    GDN, "    return (normed * wide(weight) * opened).to(core.dtype)\n",
-    "    return (normed.bfloat16() * wide(weight) * opened).to(core.dtype)\n",
-)
-ONE_PLUS = Edit(
-    GDN, "    return (normed * wide(weight) * opened).to(core.dtype)\n",
-    "    return (normed * (1 + wide(weight)) * opened).to(core.dtype)\n",
-)
+CAST_BEFORE_THE_WEIGHT = Edit.of(GDN, "return (normed{ => .bfloat16()} * wide(weight) * opened).to(core.dtype)")
+ONE_PLUS = Edit.of(GDN, "return (normed * {wide(weight) => (1 + wide(weight))} * opened).to(core.dtype)")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "gate-l2-eps-on-the-mean", "gate-numerics",
         "The l2 norm of q and k adds its epsilon to the mean of the squares, not to their sum.",
-        "transformers 40842", (EPS_ON_THE_MEAN,), "accepted", Setting(), ("derived",),
-        ("identity", "bytes", "directed"),
+        (EPS_ON_THE_MEAN,), "accepted", Setting(), ("derived",),
+        ("identity", "bytes", "directed"), origin="transformers 40842",
     ),
     Fault(
         "gate-l2-eps-outside-the-root", "gate-numerics",
         "The l2 norm of q and k adds its epsilon to the root, not inside it.",
-        "transformers 40842", (EPS_OUTSIDE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (EPS_OUTSIDE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        origin="transformers 40842",
     ),
     Fault(
         "gate-exp-of-running-sums", "gate-numerics",
         "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
-        "fla 463", (OF_RUNNING_SUMS,), "long", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="decay-of-running-sums",
+        (OF_RUNNING_SUMS,), "long", Setting(), ("derived", "directed"), ("identity", "bytes"),
+        mistake="decay-of-running-sums", origin="fla 463",
     ),
     Fault(
         "gate-in-16-bits", "gate-numerics",
         "The decay's logarithm goes through the activations' 16 bits.",
-        "", (GATE_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        (GATE_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "gate-beta-in-16-bits", "gate-numerics", "beta is rounded to 16 bits, where fp32 is declared.",
-        "sglang 12335", (BETA_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        (BETA_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        origin="sglang 12335",
     ),
     Fault(
         "gate-beta-in-snapshots", "gate-numerics",
         "Verify reads with the right beta, and snapshots states that took a rounded one.",
-        "", BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), ("derived",), ("identity", "bytes"),
+        BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), ("derived",), ("identity", "bytes"),
         mistake="beta-rounded",
     ),
     Fault(
         "state-stored-narrow", "state-narrowed",
         "A state goes through bf16 on its way to the pool, where fp32 is declared.",
-        "", (STORED_NARROW,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        (STORED_NARROW,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
         mistake="state-stored-in-bfloat16",
     ),
     Fault(
         "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
-        "", (NARROW_POOL,), "accepted", Setting(), ("derived", "contracts"), ("identity", "bytes"),
+        (NARROW_POOL,), "accepted", Setting(), ("derived", "contracts"), ("identity", "bytes"),
     ),
     Fault(
         "state-narrow-ring", "state-narrowed",
         "The ring keeps keys, decays and updates in bf16: what is run again is not what was run.",
-        "", (NARROW_RING,), "accepted", Setting(), ("contracts",), ("identity",),
+        (NARROW_RING,), "accepted", Setting(), ("contracts",), ("identity",),
     ),
     Fault(
         "fold-of-its-own", "fold-formula",
         "Accepted tokens are run again by a formula of their own, which decays after it has written.",
-        "", (FOLD_OF_ITS_OWN,), "accepted", Setting(), ("directed", "derived"), ("identity", "bytes"),
+        (FOLD_OF_ITS_OWN,), "accepted", Setting(), ("directed", "derived"), ("identity", "bytes"),
         mistake="run-again-written-first",
     ),
     Fault(
         "fold-rounds-in-between", "fold-formula",
         "Every token that is run again rounds the state to 16 bits: an error that grows with every round.",
-        "", (HALF_OF_THE_FOLD,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
+        (HALF_OF_THE_FOLD,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
         mistake="state-in-bfloat16",
     ),
     Fault(
         "attention-short-log2e", "attention-numerics",
         "The softmax takes powers of 2 and writes log2(e) as 1.443.",
-        "", (LOG2E,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (LOG2E,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-narrow-chances", "attention-numerics",
         "Probabilities are rounded to 16 bits before they weigh values of 32.",
-        "", (NARROW_CHANCES,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (NARROW_CHANCES,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "attention-default-theta", "attention-numerics",
         "Rotary positions turn by the class's default theta, not by the file's.",
-        "", (DEFAULT_THETA,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (DEFAULT_THETA,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "product-narrow-tile", "product-numerics",
         "The last eight columns of one product are multiplied in 16 bits.",
-        "", (NARROW_TILE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (NARROW_TILE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "product-loud-tile-qkv", "product-numerics",
         "One tile of eight columns of the conv's input is too large by a hundred-thousandth.",
-        "", (LOUD_TILES["qkv"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
+        (LOUD_TILES["qkv"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-mixer", "product-numerics",
         "One tile of eight columns of the mixer's product is too large by a hundred-thousandth.",
-        "", (LOUD_TILES["mixer"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
+        (LOUD_TILES["mixer"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "product-loud-tile-fused", "product-numerics",
         "One tile of eight columns of the draft head's input is too large by a ten-thousandth.",
-        "", (LOUD_TILES["fused"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
+        (LOUD_TILES["fused"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
     ),
     Fault(
         "norm-cast-before-the-weight", "gate-numerics",
         "The gated norm is cast to 16 bits before its weight and its gate.",
-        "", (CAST_BEFORE_THE_WEIGHT,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (CAST_BEFORE_THE_WEIGHT,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(
         "norm-one-plus-weight", "gate-numerics",
         "The gated norm multiplies by one plus its weight, as the other norms do.",
-        "", (ONE_PLUS,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
+        (ONE_PLUS,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
 )

@@ -54,66 +54,66 @@ def _without(part: str, emptied: str) -> Edit:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "offload-without-conv", "tier-component", "A prefix goes to the host without its conv windows.",
-        "", (_without("conv", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
+        (_without("conv", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
-        "", (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN,
+        (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN,
         ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-scales", "tier-component",
         "States that are stored in tiles go to the host, without their scales.",
-        "", (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
+        (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
         "tiers", Setting(state_dtype="float8_e4m3fn"), ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-draft-kv", "tier-component", "A prefix goes to the host without the KV of the draft head.",
-        "", (_without("draft_values", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
+        (_without("draft_values", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-final-row", "tier-component",
         "A prefix goes to the host without the target's final row, and an empty one comes back.",
-        "", (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS,
+        (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS,
         ("bytes",), ("identity",),
     ),
     Fault(
         "offload-newer-than-its-key", "tier-other",
         "A prefix whose donor is there goes to the host with the state that the donor has by then.",
-        "", (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), ("bytes",), ("identity",),
+        (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), ("bytes",), ("identity",),
         mistake="content-of-now",
     ),
     Fault(
         "offload-through-one-buffer", "tier-other",
         "All that goes to the host goes into the same buffers: the next prefix is written over the last one.",
-        "", (Edit(TIERS, POP, f"        {POP}\n{OVER}"),),
+        (Edit(TIERS, POP, f"        {POP}\n{OVER}"),),
         "tiers", LABELS, ("copies",), ("identity",),
     ),
     Fault(
         "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
-        "", (Edit(TIERS, "request, kept, _ = self.aside[name]",
+        (Edit(TIERS, "request, kept, _ = self.aside[name]",
                   "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, ("identity",),
     ),
     Fault(
         "hit-into-the-donor-s-ring", "tier-other",
         "A request that continues from a prefix settles its donor's ring and state, too.",
-        "", (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, ("bytes",), ("identity",),
+        (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-frees-nothing", "tier-evicted",
         "An offloaded prefix is still held on the device, so nothing is freed.",
-        "", (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
+        (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
         "tiers", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(
         "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
-        "", (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, ("copies",),
+        (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, ("copies",),
         ("identity", "bytes"),
     ),
     Fault(
         "evicted-and-served-again", "tier-evicted",
         "A copy on the host outlives its eviction: whatever is put there under that name later is taken for it.",
-        "", (Edit(TIERS, FORGET,
+        (Edit(TIERS, FORGET,
                   "        if self.here.pop(name, None) is None:\n"
                   "            self.__dict__.setdefault(\"_old\", {})[name] = self.aside.pop(name)\n"),
              Edit(TIERS, "Aside(request, copied(kept, _to_host), Arrival(self._device))",
@@ -124,6 +124,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "evicted-with-a-shared-page", "tier-evicted",
         "An eviction frees the page on which the prefix began, while its donor still uses it.",
-        "", (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, ("bytes",), ("identity",),
+        (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, ("bytes",), ("identity",),
     ),
 )

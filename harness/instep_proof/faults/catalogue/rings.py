@@ -23,19 +23,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "update-of-another-row", "ring-update",
         "Keys and decays are kept by slot, updates by batch row: one request's meet another's keys.",
-        "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
+        (Edit(RING, STORE, STORE.replace("x[wanted]", "(x[wanted].flip(0) if pool is ring.own else x[wanted])")),),
         "ragged", Setting(), ("derived",), ("identity",), mistake="update-of-another-request",
     ),
     Fault(
         "update-stored-narrow", "ring-update",
         "An update is rounded to 16 bits before it is stored, in a ring that is wide.",
-        "", (Edit(RING, STORE, STORE.replace("x[wanted]", "(x.bfloat16() if pool is ring.own else x)[wanted]")),),
+        (Edit(RING, STORE, STORE.replace("x[wanted]", "(x.bfloat16() if pool is ring.own else x)[wanted]")),),
         "accepted", Setting(), ("derived",), ("identity", "bytes", "contracts"),
     ),
     Fault(
         "update-before-the-decay", "ring-update",
         "The update that is kept was made before the state decayed; the one that is written was made after it.",
-        "", (Edit(GDN, "        update = _absorb(S, write)\n",
+        (Edit(GDN, "        update = _absorb(S, write)\n",
                   "        update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))\n"
                   "        _absorb(S, write)\n"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes"), mistake="update-before-the-decay",
@@ -43,7 +43,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rerun-next-decay", "ring-rerun",
         "A token is run again with its own key and update, and with the decay of the next token.",
-        "", (Edit(GDN, AGAIN,
+        (Edit(GDN, AGAIN,
                   "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
                   "            _again(S, kept._replace(decay=behind.decay))\n"),),
         "ragged", Setting(), ("directed", "derived"), ("identity", "bytes"), mistake="run-again-with-other-decays",
@@ -51,14 +51,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rerun-rejected-update", "ring-rerun",
         "Updates are read one entry too far: the last one is that of the first rejected token.",
-        "", (Edit(RING, RECALL, RECALL.replace("pool[units, entries % pool.shape[1]]",
+        (Edit(RING, RECALL, RECALL.replace("pool[units, entries % pool.shape[1]]",
                                                "pool[units, (entries + (pool is ring.own)) % pool.shape[1]]")),),
         "ragged", Setting(), ("directed", "derived"), ("identity", "bytes"), mistake="run-again-with-other-updates",
     ),
     Fault(
         "update-of-a-stale-state", "ring-update",
         "The kept update is computed from the stored state, without the pending tokens.",
-        "", (
+        (
             Edit(LEDGER, "    after(part.settled, who, expand(chain, *block))\n",
                  "    stale = read(memory)\n    after(part.settled, who, expand(chain, *block))\n"),
             Edit(LEDGER, "        keep(part.ring, who.which[:alive], row, token, did)\n",
@@ -70,23 +70,20 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "update-kernel-keeps-the-value", "ring-update",
         "The kernel of the recurrence keeps a token's value where its update belongs, as rings of inputs do.",
-        "", (Edit(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE",
-              "kept_u + (entry % ring_u_size) * ring_u_entry, value, in_v, WHOLE"),),
+        (Edit.of(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, {update => value}, in_v, WHOLE"),),
         "short", Setting(ops="triton"), ("derived",), ("identity", "bytes"), mistake="value-for-the-update",
     ),
     Fault(
         "flush-margin-of-the-window-that-was", "flush-margin",
         "A ring is folded if it has no room for a window as wide as this one; the next one is wider.",
-        "", (MARGIN,), "rising", Setting(strategy="lazy_rerun"), ("derived", "contracts"), ("bytes",),
+        (MARGIN,), "rising", Setting(strategy="lazy_rerun"), ("derived", "contracts"), ("bytes",),
     ),
     Fault(
         "flush-round-masked-with-the-old-cursor", "flush-store",
         "The round that folds a ring stores only the rows that would fit after the tokens that it folds.",
-        "", (
-            MARGIN, Edit(PLAN, "torch.where(busy, before - settled[slot], 0).clamp(0, size - most)",
-                         "torch.where(busy, before - settled[slot], 0).clamp(0, size)"),
-            Edit(RING, "(units >= 0) & (first >= 0)",
-                 "(units >= 0) & (first >= 0) & (ring.pending[requests] + row < ring.size)"),
+        (
+            MARGIN, Edit.of(PLAN, "torch.where(busy, before - settled[slot], 0).clamp(0, size{ - most => })"),
+            Edit.of(RING, "(units >= 0) & (first >= 0){ =>  & (ring.pending[requests] + row < ring.size)}"),
         ),
         "rising", Setting(strategy="lazy_rerun"), ("derived", "contracts"), ("bytes",),
     ),

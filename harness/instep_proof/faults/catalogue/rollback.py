@@ -29,115 +29,99 @@ def _node(what: str) -> Edit:
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-index-minus-one", "commit-index", "The commit takes the state one token before the accepted node.",
-        "sglang 25029", (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        (_node("(acceptance.last_correct_step_indices - 1).clamp(min=0)"),),
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="sglang 25029",
     ),
     Fault(
         "commit-index-plus-one", "commit-index", "The number of accepted tokens serves as the index of the last one.",
-        "sglang 25029", (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        (_node("acceptance.accept_lens.clamp(max=self.num_steps)"),),
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="sglang 25029",
     ),
     Fault(
         "commit-index-last", "commit-index", "The commit takes the state of the last node, whatever was accepted.",
-        "sglang 25029", (_node("inputs.width - 1"),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        (_node("inputs.width - 1"),),
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="sglang 25029",
     ),
     Fault(
         "commit-index-column-zero", "commit-index", "The commit takes column 0 of the snapshots, the root's.",
-        "sglang 25029",
         (Edit(SNAPSHOT, ACCEPTED, "source=Units(pair.snapshots.pool[:, 0]).at(accepted.rows),"),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="sglang 25029",
     ),
     Fault(
         "commit-index-offset", "commit-index",
         "The mark of a widened conv line is the number of accepted tokens, one further than the accepted window.",
-        "sglang 25029",
-        (Edit(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.nodes)",
-              "self._marks.write(ops, accepted.slots, accepted.lens)"),),
-        "ragged", Setting(conv="widened"), ("bytes",), ("directed",), mistake="another-count",
+        (Edit.of(COLUMNS, "self._marks.write(ops, accepted.slots, accepted.{nodes => lens})"),),
+        "ragged", Setting(conv="widened"), ("bytes",), ("directed",), mistake="another-count", origin="sglang 25029",
     ),
     Fault(
         "zero-accept-skipped", "zero-accept", "The commit skips a request none of whose drafts is accepted.",
-        "vllm 56419",
         (Edit(ROUND, ACCEPTED_WINDOWS, ACCEPTED_WINDOWS.replace(
             "inputs.slots", "torch.where(acceptance.num_correct_drafts > 0, inputs.slots, -1)",
         )),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="vllm 56419",
     ),
     Fault(
         "zero-accept-wraps", "zero-accept",
         "The index of no accepted draft, -1, is not clamped: it is the last column.",
-        "vllm 56419",
         (_node("torch.where(acceptance.num_correct_drafts > 0, acceptance.last_correct_step_indices, -1)"),),
-        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count",
+        "ragged", Setting(strategy="snapshot"), ("bytes", "directed"), mistake="another-count", origin="vllm 56419",
     ),
     Fault(
         "unwritten-snapshot", "unwritten-snapshot",
         "Snapshots begin with the first draft: after a full rejection the commit takes the root's, which is not there.",
-        "llama.cpp 28466",
-        (Edit(PLAIN_GDN, "along(part.per_row, who, row, S, trail.depth(row, alive))",
-              "along(part.per_row if row else None, who, row, S, trail.depth(row, alive))"),),
-        "ragged", Setting(strategy="snapshot"), ("poison", "directed", "derived"),
+        (Edit.of(PLAIN_GDN, "along(part.per_row{ =>  if row else None}, who, row, S, trail.depth(row, alive))"),),
+        "ragged", Setting(strategy="snapshot"), ("poison", "directed", "derived"), origin="llama.cpp 28466",
     ),
     Fault(
         "conv-no-rollback", "conv-no-rollback", "The conv window is taken after the whole window, rejected drafts too.",
-        "vllm 50272",
         (Edit(SNAPSHOT, ACCEPTED, "source=pair.snapshots.at(\n                    accepted.rows, "
               "accepted.nodes if self.component == \"state\" "
               "else accepted.nodes * 0 + pair.snapshots.pool.shape[1] - 1,\n"
               "                ),"),),
-        "ragged", Setting(), ("bytes",), ("directed",), mistake="another-count",
+        "ragged", Setting(), ("bytes",), ("directed",), mistake="another-count", origin="vllm 50272",
     ),
     Fault(
         "path-handover-column-zero", "path-handover",
         "A plain step reads column 0, as if the round before had accepted the root alone.",
-        "vllm 39273",
         (Edit(COLUMNS, "own, store=None if verify else own,",
               "own if group.kind != \"decode\" else columns.at(group.slots, column * 0),"
               "store=None if verify else own,"),),
         "rounds", Setting(strategy="columns"), ("derived", "directed"), mistake="previous-step-in-part",
+        origin="vllm 39273",
     ),
     Fault(
         "path-handover-pending", "path-handover",
         "A plain step does not run again what is pending from the round before.",
-        "vllm 39273",
         (Edit(RERUN, RING, "ring=self._ring(layer, group.slots, plan) if verify else None,"),),
-        "rounds", Setting(), ("derived", "directed"), mistake="previous-step-lost",
+        "rounds", Setting(), ("derived", "directed"), mistake="previous-step-lost", origin="vllm 39273",
     ),
     Fault(
         "scratch-replay-state", "scratch-replay", "Accepted tokens are run again on an empty state.",
-        "rMLX 436",
-        (Edit(PLAIN_GDN, "            S = state[owing]\n",
-              "            S = state[owing] if age else torch.zeros_like(state[owing])\n"),),
-        "ragged", Setting(), ("directed",), mistake="from-zero",
+        (Edit.of(PLAIN_GDN, "S = state[owing]{ =>  if age else torch.zeros_like(state[owing])}"),),
+        "ragged", Setting(), ("directed",), mistake="from-zero", origin="rMLX 436",
     ),
     Fault(
         "scratch-replay-kv", "scratch-replay", "Accepted tokens go through the draft head again with an empty KV.",
-        "rMLX 436",
         (Edit(ROUND, "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n",
               "            batch = windows(ops, memory, who, tokens, \"draft\", width)\n"
               "            batch = replace(batch, table=torch.full_like(batch.table, -1))\n"),),
-        "ragged", Setting(), ("contracts", "derived"),
+        "ragged", Setting(), ("contracts", "derived"), origin="rMLX 436",
     ),
     Fault(
         "positional-arguments-slots", "positional-arguments",
         "Snapshot rows and slots are swapped in the state update.",
-        "sglang 25029",
-        (Edit(ROUND, "inputs.rows, inputs.slots, acceptance.last_correct_step_indices",
-              "inputs.slots, inputs.rows, acceptance.last_correct_step_indices"),),
-        "graphs", Setting(ops="ledger", strategy="snapshot"), ("bytes", "labels", "contracts"),
+        (Edit.of(ROUND, "inputs.{rows, inputs.slots => slots, inputs.rows}, acceptance.last_correct_step_indices"),),
+        "graphs", Setting(ops="ledger", strategy="snapshot"), ("bytes", "labels", "contracts"), origin="sglang 25029",
     ),
     Fault(
         "positional-arguments-ring", "positional-arguments",
         "The start and the number of the pending tokens are swapped in the ring of a launch.",
-        "sglang 25029",
         (Edit(RERUN, "slots, plan.begin, plan.pending, plan.keep", "slots, plan.pending, plan.begin, plan.keep"),),
-        "ragged", Setting(), ("poison", "derived"),
+        "ragged", Setting(), ("poison", "derived"), origin="sglang 25029",
     ),
     Fault(
         "pending-twice", "pending-count",
         "A verify stores the state after the pending tokens, and its mark stays: they are pending once more.",
-        "",
         (
             Edit(RERUN, "                self._marks.write(ops, group.slots, plan.after)",
                  "                if group.kind != \"verify\":\n"
@@ -149,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "mark-of-a-step-count", "switch-loss",
         "Every step count has a mark of its own for each slot, so a change leaves the last accepted node unknown.",
-        "", (
+        (
             Edit(COLUMNS, "positions(cls.component, config, sizes), mark(cls.mark, sizes)",
                  "positions(cls.component, config, sizes), Demand(cls.mark, 'slot', (0,), max(sizes.capacity.slots)"
                  " + 1, (sizes.widest,), torch.int64, means=mark(cls.mark, sizes).means)"),
@@ -164,27 +148,23 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pending-never-stored", "pending-count",
         "The lazy strategy never stores: at last more is pending than the ring holds.",
-        "",
         (Edit(LAZY_RERUN, "return size - width - widest", "return size"),),
         "full", Setting(strategy="lazy_rerun"), ("derived", "contracts"),
     ),
     Fault(
         "pending-overwritten", "pending-count",
         "The ring has room for one window: what is pending from the last one is dropped for the new one.",
-        "",
         (Edit(RERUN, "        return 2 * widest\n", "        return widest\n"),),
         "ragged", Setting(), ("capacity",),
     ),
     Fault(
         "pending-after-load", "pending-count",
         "A loaded or resumed state claims that all its tokens are pending.",
-        "",
         (Edit(RERUN, "self._marks.put(slot, length)", "self._marks.put(slot, 0)"),),
         "kept", Setting(ops="ledger"), ("bytes", "labels"),
     ),
     Fault(
         "stale-tile", "stale-tile", "The commit leaves out one tile of 8 columns of one head.",
-        "",
         (Edit("instep_optimized/ops/plain/copy_units.py",
               "target.pool[there] = source.pool[here]",
               "block, old = source.pool[here], target.pool[there]\n"

@@ -15,60 +15,57 @@ PLAIN = Setting()
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
-        "draw-uniform-row", "draw-uniform", "Uniforms are looked up one batch row further on.", "",
+        "draw-uniform-row", "draw-uniform", "Uniforms are looked up one batch row further on.",
         (Wrap(DRAW, "draw", "uniforms, final = uniforms.roll(1, 0), final.roll(1, 0)"),),
         "drawn", PLAIN, ("draws",), mistake="uniforms-of-another-request",
     ),
     Fault(
-        "draw-uniform-node", "draw-uniform", "A node compares its children with the uniform of the next node.", "",
+        "draw-uniform-node", "draw-uniform", "A node compares its children with the uniform of the next node.",
         (Wrap(DRAW, "draw", "uniforms = uniforms.roll(-1, 1)"),),
         "drawn", PLAIN, ("draws",), mistake="uniform-of-the-node-after",
     ),
     Fault(
-        "draw-uniform-final", "draw-uniform", "The bonus is drawn with the uniform of its node, not the final one.", "",
+        "draw-uniform-final", "draw-uniform", "The bonus is drawn with the uniform of its node, not the final one.",
         (Edit(DRAW, "last * along[:, -1]", "first * along[:, -1]"),),
         "drawn", PLAIN, ("draws",), mistake="final-uniform-of-the-node",
     ),
     Fault(
         "draw-uniform-packed", "draw-uniform",
-        "The final uniform of a short row is not at the end of its row: next to windows it is read as 0.", "",
+        "The final uniform of a short row is not at the end of its row: next to windows it is read as 0.",
         (Edit(UNITS, "*row.uniforms[:-1], *[0.0] * (width + 1 - len(row.uniforms)), *row.uniforms[-1:]",
               "*row.uniforms, *[0.0] * (width + 1 - len(row.uniforms))"),),
         "drawn", PLAIN, ("draws",), mistake="uniforms-of-zero",
     ),
     Fault(
-        "draw-uniform-stale", "draw-uniform", "A graph's uniforms are copied in once, and stay.", "",
+        "draw-uniform-stale", "draw-uniform", "A graph's uniforms are copied in once, and stay.",
         (Wrap(RUNNER, "_fill", "if name.endswith(\"uniforms\"):\n"
               "    given = torch.where(own.any(), own[: len(given)], given)"),),
         "drawn", Setting(ops="ledger", graphs=True), ("graphs", "labels"),
     ),
     Fault(
-        "draw-rest-children", "draw-rest", "A refused draft may be drawn again as the bonus.", "",
+        "draw-rest-children", "draw-rest", "A refused draft may be drawn again as the bonus.",
         (Edit(DRAW, "along = rest.cumsum(dim=1)", "along = weights.cumsum(dim=1)"),),
         "drawn", PLAIN, ("draws",), mistake="children-stay",
     ),
     Fault(
-        "draw-numbers-row", "draw-numbers", "A request is drawn by the temperature of the batch row before it.", "",
+        "draw-numbers-row", "draw-numbers", "A request is drawn by the temperature of the batch row before it.",
         (Wrap(DRAW, "draw", "sampling = sampling.roll(1, 0)"),),
         "drawn", PLAIN, ("draws",), mistake="sampling-of-another-request",
     ),
     Fault(
-        "draw-numbers-top-p", "draw-numbers", "Top-p cuts before the temperature is applied.", "",
-        (Edit(DRAW, "weights.gather(1, order).cumsum(dim=1)",
-              "torch.where(weights > 0, (logits - logits.amax(dim=1, keepdim=True)).exp(), 0)"
-              ".gather(1, order).cumsum(dim=1)"),),
+        "draw-numbers-top-p", "draw-numbers", "Top-p cuts before the temperature is applied.",
+        (Edit.of(DRAW, "{weights => torch.where(weights > 0, (logits - logits.amax(dim=1, keepdim=True)).exp(), "
+                 "0)}.gather(1, order).cumsum(dim=1)"),),
         "drawn", PLAIN, ("draws",), mistake="top-p-first",
     ),
     Fault(
-        "draw-numbers-inverse", "draw-numbers", "Logits are multiplied by the temperature.", "",
-        (Edit(DRAW, "(logits - logits.amax(dim=1, keepdim=True)) / heat[:, None]",
-              "(logits - logits.amax(dim=1, keepdim=True)) * heat[:, None]"),),
+        "draw-numbers-inverse", "draw-numbers", "Logits are multiplied by the temperature.",
+        (Edit.of(DRAW, "(logits - logits.amax(dim=1, keepdim=True)) {/ => *} heat[:, None]"),),
         "drawn", PLAIN, ("draws",), mistake="temperature-inverted",
     ),
     Fault(
-        "draw-numbers-resumed", "draw-numbers", "A request that is resumed has lost how it samples.", "",
-        (Edit(ENGINE, "self._claim(request, kept.length.exact, kept.sampling)",
-              "self._claim(request, kept.length.exact, None)"),),
+        "draw-numbers-resumed", "draw-numbers", "A request that is resumed has lost how it samples.",
+        (Edit.of(ENGINE, "self._claim(request, kept.length.exact, {kept.sampling => None})"),),
         "drawn", PLAIN, ("draws",), mistake="argmax",
     ),
 )

@@ -29,86 +29,80 @@ UNSETTLED = Edit(
     "        raw = {layer: states.units(layer)[slot].clone() for layer in memory.state}\n"
     "        self._preempted[request] = (kept, replace(memory, state=raw))\n",
 )
-NO_DRAFT_KV = Edit(
-    SAVED, 'PAGED = ("keys", "values", "draft_keys", "draft_values")', 'PAGED = ("keys", "values")',
-)
-NO_PROPOSAL = Edit(
-    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
-    "        slot_table.proposed[slot] = kept.proposed\n",
-)
-NO_PROPOSED = Edit(
-    SAVED, "        slot_table.proposals[slot], slot_table.proposed[slot] = kept.proposal, kept.proposed\n",
-    "        slot_table.proposals[slot] = kept.proposal\n",
-)
+NO_DRAFT_KV = Edit.of(SAVED, 'PAGED = ("keys", "values"{, "draft_keys", "draft_values" => })')
+NO_PROPOSAL = Edit.of(SAVED,
+                      "slot_table.{proposals[slot], slot_table.proposed[slot] = kept.proposal, => proposed[slot] =} "
+                      "kept.proposed")
+NO_PROPOSED = Edit.of(SAVED,
+                      "slot_table.proposals[slot]{, slot_table.proposed[slot] = kept.proposal, kept.proposed =>  = "
+                      "kept.proposal}")
 NO_ROOT = Edit(SAVED, "        slot_table.window[slot, 0] = kept.root\n", "        pass\n")
 NO_CONV = Edit(
     ENGINE, "length, memory.conv, memory.state",
     "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
 )
-SLOT_STAYS = Edit(
-    ENGINE, "self._preempted.pop(request, None) is None",
-    "self._preempted.pop(request, None) is None and self._requests[request].row is None",
-)
-PAGES_STAY = Edit(
-    "instep_optimized/memory/__init__.py", "self.slots.give(request), self.pages.release(request)",
-    "self.slots.give(request), self.pages.of(request)",
-)
+SLOT_STAYS = Edit.of(ENGINE, "self._preempted.pop(request, None) is None{ =>  and self._requests[request].row is None}")
+PAGES_STAY = Edit.of("instep_optimized/memory/__init__.py",
+                     "self.slots.give(request), self.pages.{release => of}(request)")
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "count-permute-batch", "count-permute",
         "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
-        "vllm 53919", (BY_SLOT,), "accepted", Setting(), ("bytes", "directed", "identity"),
+        (BY_SLOT,), "accepted", Setting(), ("bytes", "directed", "identity"), origin="vllm 53919",
     ),
     Fault(
         "count-permute-lengths", "count-permute",
         "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
-        "vllm 53919", (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), ("labels", "identity"),
+        (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), ("labels", "identity"),
+        origin="vllm 53919",
     ),
     Fault(
         "count-permute-rows", "count-permute",
         "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
-        "vllm 53919", (CONDENSED_ROWS,), "aborted", Setting(), ("bytes",), ("identity",),
-        mistake="window-of-another-request",
+        (CONDENSED_ROWS,), "aborted", Setting(), ("bytes",), ("identity",),
+        mistake="window-of-another-request", origin="vllm 53919",
     ),
     Fault(
         "lifecycle-loss-pending", "lifecycle-loss",
         "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
-        "sglang 35957", (UNSETTLED,), "kept", Setting(ops="ledger"), ("labels", "bytes"), ("identity",),
+        (UNSETTLED,), "kept", Setting(ops="ledger"), ("labels", "bytes"), ("identity",),
+        origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-draft-kv", "lifecycle-loss",
         "A saved request is restored without the draft head's KV.",
-        "sglang 35957", (NO_DRAFT_KV,), "kept", Setting(), ("bytes",), ("identity", "directed", "decisions"),
+        (NO_DRAFT_KV,), "kept", Setting(), ("bytes",), ("identity", "directed", "decisions"),
+        origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-proposal", "lifecycle-loss",
         "A resumed request has lost the draft that was already proposed.",
-        "sglang 35957", (NO_PROPOSAL,), "kept", Setting(), ("bytes", "identity"), ("directed",),
+        (NO_PROPOSAL,), "kept", Setting(), ("bytes", "identity"), ("directed",), origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-proposed-row", "lifecycle-loss",
         "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
-        "sglang 35957", (NO_PROPOSED,), "kept", Setting(), ("bytes",), ("identity", "directed"),
+        (NO_PROPOSED,), "kept", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-root", "lifecycle-loss",
         "A resumed request continues from the old root of its new slot.",
-        "sglang 35957", (NO_ROOT,), "kept", Setting(ops="ledger"), ("identity",),
+        (NO_ROOT,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-conv", "lifecycle-loss",
         "A request comes back with its recurrent state and an empty conv window.",
-        "sglang 35957", (NO_CONV,), "kept", Setting(), ("bytes",), ("identity", "directed"),
+        (NO_CONV,), "kept", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-slot", "lifecycle-loss",
         "An abort between verify and commit does not free the slot and its pages.",
-        "sglang 35957", (SLOT_STAYS,), "kept", Setting(ops="ledger"), ("identity",),
+        (SLOT_STAYS,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
     ),
     Fault(
         "lifecycle-loss-pages", "lifecycle-loss",
         "A request that leaves gives its slot back, and none of its pages.",
-        "sglang 35957", (PAGES_STAY,), "kept", Setting(ops="ledger"), ("identity",),
+        (PAGES_STAY,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
     ),
 )

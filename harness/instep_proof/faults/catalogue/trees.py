@@ -39,46 +39,41 @@ def _node(what: str) -> Edit:
 
 def _grown(name: str, what: str, edits: tuple[Edit, ...], mistake: str, how: Setting | None = None) -> Fault:
     """A grown tree is another one than its own scores give."""
-    return Fault(f"grown-{name}", "grown-tree", what, "", edits, "grown", how or Setting(), ("grown",), ("bytes",),
+    return Fault(f"grown-{name}", "grown-tree", what, edits, "grown", how or Setting(), ("grown",), ("bytes",),
                  mistake=mistake)  # fmt: skip
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "tree-as-chain-state", "tree-as-chain", "A node's state continues from the row before it, whatever its parent.",
-        "", (Edit(GDN, "trail = Trail(state, ancestry(part, who))", "trail = Trail(state, None)"),),
+        (Edit(GDN, "trail = Trail(state, ancestry(part, who))", "trail = Trail(state, None)"),),
         "branching", Setting(), ("derived", "directed"), ("identity", "bytes"),
     ),
     Fault(
         "tree-as-chain-conv", "tree-as-chain", "The conv of a node reads the rows before it, whatever its parent.",
-        "", (Edit(CONV, "    parents = ancestry(part, who)\n", "    parents = None\n"),),
+        (Edit(CONV, "    parents = ancestry(part, who)\n", "    parents = None\n"),),
         "branching", Setting(), ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "tree-as-chain-mask", "tree-as-chain",
         "A node attends to every row before it, also to those of other branches.",
-        "",
-        (Edit(ATTEND, "    nodes = nodes_seen(pages, begin, count)\n",
-              "    nodes = None if count > 1 else nodes_seen(pages, begin, count)\n"),),
+        (Edit.of(ATTEND, "nodes = { => None if count > 1 else }nodes_seen(pages, begin, count)"),),
         "branching", Setting(), ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "tree-as-chain-rotary", "tree-as-chain",
         "A row of the target turns by the number of its node, not by its depth.",
-        "",
-        (Edit(INDEX, "torch.where(covered, before[owner] + depth, 0), locations",
-              "torch.where(covered, before[owner] + (depth if lead else inside), 0), locations"),),
+        (Edit.of(INDEX, "torch.where(covered, before[owner] + {depth => (depth if lead else inside)}, 0), locations"),),
         "branching", Setting(), ("derived",), ("identity", "bytes"),
     ),
     Fault(
         "commit-depth-for-node", "commit-node", "The length of the path, less one, is taken for its last node.",
-        "", (_node("(acceptance.accept_lens - 1).clamp(min=0)"),),
+        (_node("(acceptance.accept_lens - 1).clamp(min=0)"),),
         "branching", SNAPSHOT, ("bytes", "directed"), mistake="another-node",
     ),
     Fault(
         "commit-first-child", "commit-node",
         "The commit takes the last node's oldest sibling: the first child of its parent.",
-        "",
         (Edit(ROUND, PATH,
               PATH + "        node = acceptance.last_correct_step_indices\n"
               "        shapes = ops.select(x=parents, index=inputs.slots)\n"
@@ -89,7 +84,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-window-before-node", "commit-node",
         "The window that is committed ends with the row before the last accepted node, the state is right.",
-        "",
         (Edit("instep_optimized/commit/strategy_pair.py", "self.of_conv.commit(ops, accepted)",
               "from dataclasses import replace\n"
               "self.of_conv.commit(ops, replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0)))"),),
@@ -98,7 +92,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "packed-offset-of-sizes", "commit-node",
         "The last node is looked up among the packed paths, less an offset that counts nodes; rows are T apart.",
-        "",
         (Edit(ROUND, PATH, PATH + PACKED.format(offset="inputs.width.cumsum(0) - inputs.width")),
          _node("node")),
         "branching", SNAPSHOT, ("bytes", "directed"),
@@ -106,24 +99,22 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "ring-not-moved", "path-not-moved",
         "Kept tokens of the accepted path stay at their nodes' places in the ring.",
-        "", (Edit(RERUN, "accepted.path is None", "accepted.path is not None"),),
+        (Edit(RERUN, "accepted.path is None", "accepted.path is not None"),),
         "branching", Setting(), ("directed", "bytes"), mistake="tree-as-chain",
     ),
     Fault(
         "kv-not-moved", "path-not-moved", "Keys and values of the accepted path stay at their nodes' places.",
-        "", (Edit(ACCEPTED, '("keys", "values", f"keys{SCALES}", f"values{SCALES}")', "()"),),
+        (Edit(ACCEPTED, '("keys", "values", f"keys{SCALES}", f"values{SCALES}")', "()"),),
         "branching", Setting(), ("bytes", "derived"),
     ),
     Fault(
         "path-moved-from-behind", "path-not-moved",
         "Entries of the path are moved from the last to the first: one is written before it was read.",
-        "",
         (Edit(MOVE, "source.T, target.T", "source.T.flip(0), target.T.flip(0)"),),
         "branching", SNAPSHOT, ("bytes", "derived"),
     ),
     Fault(
         "parents-by-batch-row", "parents-of-another", "The shape of a window is looked up by batch row, not by slot.",
-        "",
         (Edit(BATCH, "ops.plan_tree(parents=ops.select(x=parents, index=slots), slots=slots, count=count)",
               "ops.plan_tree(parents=parents[: len(slots)], slots=slots, count=count)"),),
         "branching", Setting(), ("contracts", "serves"),
@@ -131,22 +122,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "parents-of-the-last-replay", "parents-of-another",
         "The shapes of windows are not copied into a graph's inputs: it keeps those of its capture.",
-        "vllm 44868",
         (Edit("instep_optimized/graphs/capture_and_replay.py", "    return own[: len(given)], given\n",
               "    kept = given.dim() > 1 and given.shape[1] > 8\n"
               "    return own[: len(given)], own[: len(given)] if kept else given\n"),),
-        "branching", Setting(ops="ledger", graphs=True), ("graphs", "labels", "identity"),
+        "branching", Setting(ops="ledger", graphs=True), ("graphs", "labels", "identity"), origin="vllm 44868",
     ),
     Fault(
         "walk-first-child", "walk",
         "The engine's own walk goes to a node's first child, whatever the target picks there.",
-        "",
         (Edit(PICK, "(window == picks.gather(1, at[:, None]))", "(window >= 0)"),),
         "branching", Setting(), ("identity", "decisions"),
     ),
     Fault(
         "hidden-of-the-node-before", "draft-node", "The head runs on a node with the hidden row of the node before it.",
-        "",
         (Edit(EAGLE, "ops.select(x=rows, index=parent)", "y"),),
         "branching", Setting(), ("derived",), ("identity", "bytes"),
     ),
@@ -180,13 +168,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "grown-kv-of-the-column", "draft-node",
         "A beam attends to the rows of the beams with its own number, whatever its parent is.",
-        "", (Edit(GROW, "before.ancestors[row]", "before.ancestors.view(requests, topk)"),),
+        (Edit(GROW, "before.ancestors[row]", "before.ancestors.view(requests, topk)"),),
         "grown", Setting(), ("contracts", "derived"),
     ),
     Fault(
         "grown-hidden-of-the-column", "draft-node",
         "From the second step on a beam reads the row of the beam with its own number, whatever its parent is.",
-        "", (Edit(EAGLE, "ops.select(x=y, index=beams.rows)",
+        (Edit(EAGLE, "ops.select(x=y, index=beams.rows)",
                   "(y if len(y) == len(beams.rows) else ops.select(x=y, index=beams.rows))"),),
         "grown", Setting(), ("derived",), ("identity", "bytes"), mistake="row-of-another-step",
     ),
@@ -194,21 +182,21 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "own-window-in-the-given-shape", "own-window",
         "The parents that the host gives are noted for the verify, also where it gives none: the tree has no shape.",
-        "", (Edit(ROUND, "ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)",
+        (Edit(ROUND, "ops.store_rows(rows=parents, pool=table.parents[:, None], locations=inputs.slots)",
                   "ops.store_rows(rows=inputs.tree, pool=table.parents[:, None], locations=inputs.slots)"),),
         "own", Setting(), ("contracts", "derived"),
     ),
     Fault(
         "own-window-of-given-drafts", "own-window",
         "The drafts that the host gives are verified, also where it gives none: then those of token 0.",
-        "", (Edit(ROUND, "rows=drafts, pool=table.window[:, None, 1 : self.width]",
+        (Edit(ROUND, "rows=drafts, pool=table.window[:, None, 1 : self.width]",
                   "rows=inputs.forced.clamp(min=0), pool=table.window[:, None, 1 : self.width]"),),
         "own", Setting(), ("derived",),
     ),
     Fault(
         "own-window-in-another-s-shape", "own-window",
         "The host reads the shape of the first request's tree for all requests of a batch.",
-        "", (Edit("instep_optimized/engine.py", "Parents(copy, number * grown, grown)", "Parents(copy, 0, grown)"),),
+        (Edit("instep_optimized/engine.py", "Parents(copy, number * grown, grown)", "Parents(copy, 0, grown)"),),
         "own", Setting(), ("serves",),
     ),
 )
