@@ -317,7 +317,7 @@ def controller_of(scheduler: Any, release: str, names: Names) -> tuple[dict[str,
     elif release >= NEWEST_RULES:
         found["defaults"] = release
     captured = names.captured and getattr(adaptive.params, names.captured)
-    return found | ({"captured": sorted(captured)} if captured else {}), steps
+    return found | ({"captured": sorted(set(captured))} if captured else {}), steps
 
 
 def plain(request: Any) -> bool:

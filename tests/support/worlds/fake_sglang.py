@@ -250,7 +250,7 @@ class Served:
         runner = self.at["model_executor/model_runner"].ModelRunner
         self.runner = runner(rows, _Fields(model_path=str(checkpoint)), self._computed)
         self.scheduler = self.at["managers/scheduler"].Scheduler(self, overlap)
-        controller = _Fields(params=_Fields(_cuda_graph_bs=[1, 2, 4, 8]))
+        controller = _Fields(params=_Fields(_cuda_graph_bs=[1, 2, 4, 4, 8]))
         self.scheduler.server_args = _Fields(speculative_adaptive_config=str(adaptive))
         self.scheduler.draft_worker = _Fields() if adaptive is None else _Fields(
             speculative_num_steps=3, adaptive_controller=controller)
