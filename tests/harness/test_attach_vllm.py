@@ -6,18 +6,22 @@ Leaves out: the names of released engines (`test_attach_names.py`), and what rec
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import instep.attach as room
 from instep.attach import vllm
 from instep.attach.vllm import places, window
 from instep.audit.audit import Audit, audit
 from instep.verdict import Exit
+from instep_reference.contract.checkpoint import OnDisk
 from peers.live import bundle_vllm
 from support.inputs.recordings import TINY, lines
 from support.running.covering import WHOLE
@@ -260,3 +264,13 @@ def test_a_bundle_of_vllm_has_one_extension_and_says_what_it_lacks() -> None:
     assert module["is_fa_version_supported"](3) is False
     with pytest.raises(RuntimeError, match="flash_attn_varlen_func: its extension was left out"):
         module["__getattr__"]("flash_attn_varlen_func")(1)
+
+
+def test_a_bundle_of_vllm_has_the_small_model_as_that_release_loads_it(tmp_path: Path) -> None:
+    bundle_vllm.write_model(tmp_path / "model")
+    opened = OnDisk.open(tmp_path / "model")
+    assert (opened.config.key_dim, opened.config.value_dim) == (64, 64)
+    names = load_file(tmp_path / "model" / "model.safetensors")
+    assert {name[: name.index(".", 6)] for name in names if name[:5] == "model"} == {"model.language_model"}
+    # the recorded process imports it with the recorder alone, which has no commands
+    subprocess.run([sys.executable, "-c", "import peers.live.bundle_vllm"], check=True, env={"PYTHONPATH": "tests"})

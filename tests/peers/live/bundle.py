@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from instep.cli.fixtures import Engine, config_for
-
 from . import ARCHIVE, TOP
 
 MODEL = TOP / "fixtures" / "tiny"
@@ -219,6 +217,8 @@ def pack(releases: Sequence[str], out: Path, wheels: Path) -> Path:
 
 def fill(root: Path, releases: Sequence[str], wheels: Path) -> None:
     """Write the files of a bundle: engines and kernels in a folder of each version, then what they share."""
+    from instep.cli.fixtures import Engine, config_for  # here, because a recorded engine's instep has no commands
+
     chosen = {name: RELEASES[name] for name in releases}
     kernels = {one.kernel for one in chosen.values()}
     download(wheels, f"transformers=={TRANSFORMERS}", *SITE)

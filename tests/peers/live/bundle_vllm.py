@@ -12,7 +12,6 @@ import argparse
 import json
 import lzma
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,7 +19,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from instep.cli.fixtures import Engine, config_for
+from safetensors.torch import load, save_file
 
 from .bundle import LIMIT, MODEL, PACKED, download, unpack, wheel_of
 from .cases import prompts
@@ -61,8 +60,15 @@ def __getattr__(name):
 
     return absent
 '''
-# Modules that the CUDA platform imports.
-EXTENSIONS = {"_C": EMPTY, "_moe_C": EMPTY, "vllm_flash_attn/__init__": FLASH}
+PASSES = '''"""Passes over compiled graphs, which need an extension."""
+
+
+class PostGradPassManager:
+    pass
+'''
+# Modules that the CUDA platform and the drafter import.
+EXTENSIONS = {"_C": EMPTY, "_moe_C": EMPTY, "vllm_flash_attn/__init__": FLASH,
+              "compilation/passes/pass_manager": PASSES}  # fmt: skip
 NATIVE = {"rms_norm": ["native"], "fused_add_rms_norm": ["native"]}
 QUIET = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
@@ -88,11 +94,7 @@ def pack(release: str, out: Path, wheels: Path) -> Path:
             file.write_text(text)
         for package in SITE:
             unpack(wheel_of(wheels, package), root / "site")
-        (root / "model").mkdir()
-        shutil.copyfile(MODEL / "model.safetensors", root / "model" / "model.safetensors")
-        # 0.22 has no text model either
-        config = config_for(Engine.SGLANG, json.loads((MODEL / "config.json").read_text()))
-        (root / "model" / "config.json").write_bytes(config)
+        write_model(root / "model")
         with lzma.open(out / "bundle.tar.xz", "w", format=lzma.FORMAT_XZ, filters=PACKED) as packed, \
                 tarfile.open(fileobj=packed, mode="w") as archive:  # fmt: skip
             archive.add(root, ".")
@@ -101,6 +103,20 @@ def pack(release: str, out: Path, wheels: Path) -> Path:
     if size > LIMIT:
         raise SystemExit(f"{size} bytes; at most {LIMIT} can be carried")
     return out
+
+
+def write_model(folder: Path) -> None:
+    """Write the small model as 0.22 loads it: nested, as it has no text model, and with keys as wide as values."""
+    from instep.cli.fixtures import Engine, config_for, with_wider_keys  # here, as in `bundle.py`
+
+    text = json.loads((MODEL / "config.json").read_text())
+    wide = load(with_wider_keys((MODEL / "model.safetensors").read_bytes(), text))
+    nested = {name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
+              for name, tensor in wide.items()}  # fmt: skip
+    folder.mkdir()
+    save_file(nested, folder / "model.safetensors")
+    as_text = json.loads(config_for(Engine.VLLM_CPU, text))
+    (folder / "config.json").write_bytes(config_for(Engine.SGLANG, as_text))
 
 
 def record(bundle: Path, out: Path, drafts: int) -> int:
@@ -122,7 +138,8 @@ def generate(files: Path, drafts: int) -> None:
     """Run the engine in this process. drafts: of the MTP layer; 0: no speculation."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
-    speculative = {"speculative_config": {"method": "mtp", "num_speculative_tokens": drafts}} if drafts else {}
+    speculative = {"speculative_config": {"method": "mtp", "num_speculative_tokens": drafts,
+                                              "attention_backend": "TRITON_ATTN"}} if drafts else {}
     engine = LLM(
         str(files / "model"), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True, max_model_len=2048,
         max_num_seqs=8, gpu_memory_utilization=0.3, enable_prefix_caching=False, attention_backend="TRITON_ATTN",
