@@ -4,8 +4,6 @@ Leaves out: how sharply a new strategy is looked at
 (`harness/test_new_strategy.py`); what a gate per channel computes (`reference/test_gdn.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import json

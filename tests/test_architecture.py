@@ -3,8 +3,6 @@
 The same of the table of files in harness/README.md, and its example runs. Leaves out: whether the sentences are right.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: whether the pages have them as the files say (`test_readme.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: links, tables and commands within a sentence (`test_readme.py`).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

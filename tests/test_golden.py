@@ -3,8 +3,6 @@
 Leaves out: what the files hold.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace

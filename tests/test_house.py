@@ -3,8 +3,6 @@
 Leaves out: taste.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

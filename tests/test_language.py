@@ -3,8 +3,6 @@
 The rules are in CONTRIBUTING.md, and `documentation.prose` counts the sentences that break them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ Leaves out: running the README's two commands (CI does), and what other pages sa
 `harness/test_reading.py`).
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

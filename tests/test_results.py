@@ -3,8 +3,6 @@
 Leaves out: making them (`tests/on_gpu.sh`).
 """
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The set-up of the repository: pinned versions, the steps of CI, and the division of the tests among commands."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Leaves out: building it (`make docs`, which CI runs), and the links of the Markdown sources (`test_readme.py`).
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -4,8 +4,6 @@ The witness (`support/independent/dense_model.py`) shares no code with either. L
 `transformers` covers.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Every test must leave all function modes of torch: one that remains makes every 
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: whether the bits are right. Both arms serve one trace; one has nothing around its ops and is never asked.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, is_dataclass
 from typing import Any
 

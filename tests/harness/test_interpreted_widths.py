@@ -3,8 +3,6 @@
 Leaves out: the fixes of the interpreter (`tests/optimized/test_kernels_runtime.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: the callers (`test_checks.py`, `test_relations.py`, `test_generate.py`, `test_gate.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import ne

@@ -4,8 +4,6 @@ Leaves out: built-in strategies (`tests/optimized/test_strategies.py`), and a st
 (`test_new_strategy.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

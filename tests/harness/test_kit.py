@@ -3,8 +3,6 @@
 Leaves out: the cases themselves (`tests/optimized`), and the replay.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`kit.over_barriers` on the text of kernels. Leaves out: compiled kernels (`tests/optimized/test_compiled.py`)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -4,8 +4,6 @@ Without a GPU a tensor type imitates one: it refuses to combine with CPU tensors
 (`test_kit.py`), and the kernels (`tests/optimized`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

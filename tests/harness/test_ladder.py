@@ -3,8 +3,6 @@
 Leaves out: faults in the source, which the catalogue plants (`instep faults`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

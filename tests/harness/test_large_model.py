@@ -3,8 +3,6 @@
 Leaves out: real sizes, which need a GPU (`tests/perf/real_shapes_gpu.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

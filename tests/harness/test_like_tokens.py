@@ -4,8 +4,6 @@ A text repeats itself: padding, rulers, tables. Then the rows of a block are ali
 add up instead of averaging out. Leaves out: prompts of all kinds (`test_declared_rounding.py`).
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 import torch

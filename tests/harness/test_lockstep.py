@@ -3,8 +3,6 @@
 Leaves out: the checks one by one, and faults planted in the source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@
 Leaves out: the strategy's table itself, which is the engine's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

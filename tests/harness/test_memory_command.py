@@ -3,8 +3,6 @@
 Leaves out: how an engine allocates (`tests/optimized/test_memory_pools.py`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: explanations of other ops and memory (`test_diagnose.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: what must be the same bits (`tests/optimized/test_mixed_steps.py`, which runs every commit strategy too).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

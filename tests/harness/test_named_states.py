@@ -3,8 +3,6 @@
 Leaves out: the bank itself (`test_directed.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Leaves out: what strategies compute. The new one is `snapshot` with a pool of an
 (`support/inputs/new_strategy.py`), which `tests/test_adding.py` adds to a copy of the product.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from instep.run.replay import Replay

@@ -3,8 +3,6 @@
 Leaves out: how prefixes are tracked and shared (`test_prefixes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: finding anything.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

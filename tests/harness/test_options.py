@@ -3,8 +3,6 @@
 Leaves out: what the values mean (`test_setting` and the engine's own tests).
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -3,8 +3,6 @@
 Leaves out: what is made of its answers (`test_checks.py`, `test_directed.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

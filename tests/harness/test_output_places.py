@@ -3,8 +3,6 @@
 Leaves out: the contents of the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -3,8 +3,6 @@
 Leaves out: the engine's own end of it (`tests/optimized/test_engine_rounds.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: what is judged with it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: the words, which are those of the terminal (`test_report.py`).
 """
 
-from __future__ import annotations
-
 import gzip
 import re
 import time

@@ -3,8 +3,6 @@
 Leaves out: the page in a browser (`test_page_family.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

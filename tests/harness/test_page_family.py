@@ -3,8 +3,6 @@
 Leaves out: the page of a replay (`test_page.py`), and the words of messages (`test_printed.py`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

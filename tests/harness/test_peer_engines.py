@@ -3,8 +3,6 @@
 Leaves out: the packages themselves, which `make peers` runs.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

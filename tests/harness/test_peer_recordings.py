@@ -3,8 +3,6 @@
 Leaves out: the engines themselves, which `make peers` runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 Leaves out: real peers (`make peers`), and their kernels (`test_peers_kernels.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`peers.live.cost`: the variants of the recorder, what makes a repetition count, and the result. Leaves out: a GPU."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -3,8 +3,6 @@
 Leaves out: running the entries (`test_peers.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

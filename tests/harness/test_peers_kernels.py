@@ -3,8 +3,6 @@
 Leaves out: the real kernels (`make peers`; those that need a GPU: `tests/perf/peers_gpu.py`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

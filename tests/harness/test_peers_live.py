@@ -1,7 +1,5 @@
 """`peers.live`: released SGLangs packed for a GPU machine, and cases run in made-up engines. Leaves out: a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`peers.live.judge`: verdicts of cases that were run on a GPU, without an audit. Leaves out: the audit itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

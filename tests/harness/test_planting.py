@@ -3,8 +3,6 @@
 Leaves out: what the faults do (`test_faults.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

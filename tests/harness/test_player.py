@@ -3,8 +3,6 @@
 Leaves out: what comparisons make of it (`test_lockstep.py`, `test_relations.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

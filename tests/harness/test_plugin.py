@@ -3,8 +3,6 @@
 Leaves out: what replaying finds (its own tests). A session runs within the test's own; one of other roots in a process.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

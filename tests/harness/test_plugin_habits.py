@@ -3,8 +3,6 @@
 Leaves out: what the plugin collects and prints (`test_plugin.py`).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: the two engines against each other (`tests/optimized/test_prefixes.py`), and the catalogue's faults.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

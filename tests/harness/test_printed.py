@@ -3,8 +3,6 @@
 Leaves out: `replay` (`test_report.py`), and commands that run (`test_cli.py` and its neighbours).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

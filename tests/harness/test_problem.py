@@ -1,7 +1,5 @@
 """The sentence of a problem: every field is in it once, and decisions are made by the code."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: engines driven through callbacks (`test_relations_engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

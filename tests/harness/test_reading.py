@@ -3,8 +3,6 @@
 Leaves out: the README's message (`tests/test_blocks.py`), and whether the checks are right.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: the command (`test_relations_command.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

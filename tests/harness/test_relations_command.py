@@ -3,8 +3,6 @@
 Leaves out: what the relations find (`test_relations.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: relations of our own engine (`test_relations.py`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: commands (`test_cli.py`).
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Leaves out: pools by slot, batch row or page, which every strategy of ours has.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from instep.run.replay import Outcome, Replay

@@ -3,8 +3,6 @@
 Leaves out: the findings of the commands.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex

@@ -3,8 +3,6 @@
 Leaves out: the contents of the rows (`test_checks.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from instep.watch.event_context import EventContext

@@ -3,8 +3,6 @@
 Leaves out: the trials of each command, and the result of an interrupted one (`test_relations_command.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from instep.campaign import runner

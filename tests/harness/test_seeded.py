@@ -1,7 +1,5 @@
 """The same seed draws the same, whatever modules are imported by then. Leaves out: what a campaign draws."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from random import Random

@@ -4,8 +4,6 @@ The ring of a release is wrong where its entries do not reach: `write_pos` + acc
 also in a flush round that is wider than the round before. Leaves out: step changes under our strategies.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Leaves out: running them at full size (`tests/perf/real_shapes_gpu.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: what an engine makes of the events.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: what is checked at events (`tests/harness/test_replay*.py`), and time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: the rules of dialects (`tests/reference/test_controllers.py`).
 """
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

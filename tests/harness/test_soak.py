@@ -3,8 +3,6 @@
 Leaves out: drawing (`test_fuzz.py`) and constant memory, which takes hours to show.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: the wrong states themselves (`test_directed.py`), and rings of other projects (`test_sglang_ring.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: the correct rules (`tests/reference`), and an engine's controller (`test_diagnose_planted.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from random import Random

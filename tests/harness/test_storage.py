@@ -3,8 +3,6 @@
 Leaves out: the kernels (`tests/optimized/test_tiles.py`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

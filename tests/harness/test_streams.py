@@ -3,8 +3,6 @@
 Leaves out: slightly wrong numbers, which labels cannot show.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

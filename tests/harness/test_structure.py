@@ -4,8 +4,6 @@ Leaves out: faults planted in the source (`instep faults`), and what a contract'
 Every wrong engine here is a right one with an edit that is planted in this process while the test runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache

@@ -3,8 +3,6 @@
 Leaves out: what a declaration allows in a replay (`test_declared_rounding.py`, `test_declared_products.py`).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

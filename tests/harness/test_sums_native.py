@@ -3,8 +3,6 @@
 Leaves out: other cards, and the yardstick that uses the sums (`test_declared_products.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

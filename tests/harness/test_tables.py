@@ -3,8 +3,6 @@
 Leaves out: what the tables say.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import itertools

@@ -3,8 +3,6 @@
 Leaves out: the comparisons of each tier.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: whether its events are legal (`test_event_rules.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

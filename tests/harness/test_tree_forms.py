@@ -1,7 +1,5 @@
 """A window that is a tree as one run over its nodes: the same as the reference's, which decodes node by node."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -4,8 +4,6 @@ Leaves out: the oracle's form of a tree (`test_tree_forms.py`), the catalogue's 
 grow (`tests/reference/test_growing.py`), and the engine (`tests/optimized/test_engine_grown.py`).
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: what the drafter does (`tests/optimized/test_vanilla.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: which variant is tried when (`test_ladder.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

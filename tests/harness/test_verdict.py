@@ -3,8 +3,6 @@
 Leaves out: the checks that yield comparisons.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

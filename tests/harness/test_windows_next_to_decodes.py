@@ -3,8 +3,6 @@
 Leaves out: the same without graphs and next to prompts (`test_mixed_steps.py`), and its speed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

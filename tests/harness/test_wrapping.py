@@ -3,8 +3,6 @@
 Leaves out: edits inside of functions (`test_planting.py`).
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

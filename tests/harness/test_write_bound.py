@@ -3,8 +3,6 @@
 Leaves out: writes inside the table (`tails`), and the strategies' tables one by one (`tests/optimized`).
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: the tests' other engines (`test_engines.py`).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator

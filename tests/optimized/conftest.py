@@ -3,8 +3,6 @@
 Leaves out: a GPU, where the same tests run natively.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType

@@ -3,8 +3,6 @@
 Leaves out: reading and refusing files (the contract's tests), and the released modules (`tests/peers`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: what the ops compute.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: what the harness makes of what it sees.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

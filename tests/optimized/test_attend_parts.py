@@ -4,8 +4,6 @@ Leaves out: further promises of `invariant` (`test_invariant.py`), trees next to
 requests that share pages. Every body runs interpreted on a CPU, native on a GPU at real sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace

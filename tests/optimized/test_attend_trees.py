@@ -4,8 +4,6 @@ The first has explicit layouts, which cannot be interpreted: on a CPU chains on 
 one launch for both (`test_attend_parts.py`, `test_kernels_trees.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

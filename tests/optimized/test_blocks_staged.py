@@ -3,8 +3,6 @@
 Leaves out: what the right numbers are (`test_kernels_blocks.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

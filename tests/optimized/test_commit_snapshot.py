@@ -3,8 +3,6 @@
 Leaves out: whether a whole engine obeys the table (`test_engine_reference.py`, after every event).
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -4,8 +4,6 @@ A kernel whose key is in the record of `compiled.py` is not compiled again; `mak
 Leaves out: their bits, which their own tests compare on a GPU. Any machine can compile them: no GPU is needed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

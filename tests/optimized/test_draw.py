@@ -3,8 +3,6 @@
 Leaves out: rounds in which it is called (`test_engine_reference.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: the rules of the dialects (`test_adaptive_controller.py`).
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any

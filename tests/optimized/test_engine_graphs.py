@@ -4,8 +4,6 @@ Leaves out: graphs by themselves (`test_graphs.py`). On a CPU the emulator recor
 two replays; on a GPU the same tests capture for real.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: the definition (`tests/reference/test_growing.py`), and the ops (`test_ops_grow.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

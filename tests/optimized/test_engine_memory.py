@@ -3,8 +3,6 @@
 Leaves out: pools by themselves (`test_memory_pools.py`) and their values (`test_engine_reference.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace

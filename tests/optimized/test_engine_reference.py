@@ -4,8 +4,6 @@ Requests sample next to greedy ones. Leaves out: narrower widths, whose rounding
 the op that draws (`test_draw.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: the legal order of events (the harness's event rules).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: the usual orders (`test_engine_reference.py`), and graphs by themselves (`test_engine_graphs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: the ops (`test_ops_trees.py`), room and refusals (`test_trees_room.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from random import Random

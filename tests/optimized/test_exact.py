@@ -4,8 +4,6 @@ Leaves out: the strategies that choose the addresses, and races (`test_exact_ord
 interpreted on a CPU, native on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

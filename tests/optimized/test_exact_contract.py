@@ -3,8 +3,6 @@
 Leaves out: the other clauses of a part (`test_around_contracts.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

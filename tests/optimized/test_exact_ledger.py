@@ -3,8 +3,6 @@
 Leaves out: numbers (`test_exact.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

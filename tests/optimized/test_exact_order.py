@@ -4,8 +4,6 @@ Leaves out: what the right bits are (`test_exact.py`). Interpreted, the programs
 a ring that is too small for its window is caught so; native, launches of real size are repeated.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Leaves out: who proposes (`instep.subject.proposers`), and replays (`tests/harness/test_engines.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

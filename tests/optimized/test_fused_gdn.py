@@ -3,8 +3,6 @@
 Leaves out: `verify_gdn` (`test_verify_gdn.py`), other fusions (`test_fusions.py`), whole runs (the relation `fused`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

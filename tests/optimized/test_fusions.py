@@ -3,8 +3,6 @@
 Leaves out: `prefill_gdn` (`test_fused_gdn.py`), whole runs (the relations `unseen` and `fused`), and real sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial, wraps

@@ -3,8 +3,6 @@
 Leaves out: the engine's own bodies. On a CPU all of it runs through the emulator; on a GPU the same runs are captured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: plain against Triton (`test_kernels.py` runs the shared cases of `instep.kit.cases.integer_ops`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 from typing import Any

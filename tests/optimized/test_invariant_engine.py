@@ -3,8 +3,6 @@
 Leaves out: single ops (`test_invariant.py`). Tiny models; every body runs interpreted on a CPU, native on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import cycle

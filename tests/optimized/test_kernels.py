@@ -3,8 +3,6 @@
 Leaves out: what is exact between kernels (`test_kernels_exact.py`) and real sizes (`instep bench`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

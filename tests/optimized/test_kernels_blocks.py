@@ -3,8 +3,6 @@
 Leaves out: the precise form (`test_kernels_exact.py`), and red zones, padding and layouts (`test_kernels.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: the shared op cases (`test_kernels.py`). Every body runs interpreted on a CPU, native on a GPU.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

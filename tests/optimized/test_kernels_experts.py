@@ -3,8 +3,6 @@
 Leaves out: the shared cases of `moe` (`test_kernels.py`), real sizes (`instep bench`), whole engines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

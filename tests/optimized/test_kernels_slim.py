@@ -3,8 +3,6 @@
 Leaves out: which sizes take them on a GPU (`instep bench`), and the library's products.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ Leaves out: the plain ops (`test_ops_trees.py`), these against Triton's (`test_k
 Every body runs interpreted on a CPU, native on a GPU at real sizes.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

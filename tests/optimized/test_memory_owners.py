@@ -3,8 +3,6 @@
 Leaves out: their memory (`test_memory_pools.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -3,8 +3,6 @@
 Leaves out: who owns a unit (`test_memory_owners.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import fields, replace
 from typing import get_args

@@ -4,8 +4,6 @@ Leaves out: tiers (`tests/harness/test_mixed_steps.py`); here labels and fp64 ar
 must be the same bits with its twin.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache

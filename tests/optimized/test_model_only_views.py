@@ -4,8 +4,6 @@ A graph captures exactly this code, so another call would be recorded or missed.
 (`mixed_steps.py`, `inputs_of`), which makes a graph's inputs.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Callable, Iterator

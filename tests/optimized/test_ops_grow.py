@@ -3,8 +3,6 @@
 Leaves out: kernels (`test_kernels.py`), and rounds of an engine (`test_engine_grown.py`).
 """
 
-from __future__ import annotations
-
 import re
 from contextlib import suppress
 from random import Random

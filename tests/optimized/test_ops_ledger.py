@@ -4,8 +4,6 @@ Leaves out: ops with memory (`test_ops_ledger_memory.py`) and whole models (the 
 compared with the optimized engine elsewhere).
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep.kit.cases.guarded_pools import same_bits

@@ -3,8 +3,6 @@
 Leaves out: ops on rows alone (`test_ops_ledger.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: ops with memory (`test_ops_plain_recurrent.py`, `test_ops_plain_paged.py`).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

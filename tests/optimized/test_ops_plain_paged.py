@@ -3,8 +3,6 @@
 Leaves out: the inputs of attention and its gate (`test_ops_plain.py`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

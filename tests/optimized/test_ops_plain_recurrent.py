@@ -3,8 +3,6 @@
 Leaves out: the inputs of gdn and the gated norm (`test_ops_plain.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Leaves out: the whole-number ops (`test_index_ops.py`), and rounds of an engine (`test_engine_trees.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 from typing import Any

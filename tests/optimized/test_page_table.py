@@ -3,8 +3,6 @@
 Leaves out: the owners of pages (`test_memory_owners.py`) and attention itself (`test_ops_plain_paged.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

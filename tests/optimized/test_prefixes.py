@@ -3,8 +3,6 @@
 Leaves out: the checks that look at them in a replay (`tests/harness/test_prefixes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: operators and broadcasts (`test_kernels_runtime.py`).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

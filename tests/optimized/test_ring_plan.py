@@ -3,8 +3,6 @@
 Leaves out: running it (`test_exact*.py`), and who asks for it (`test_strategies.py`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

@@ -4,8 +4,6 @@ Leaves out: what the right bits are (`test_exact.py`), which a GPU asks of stage
 they are compiled (`test_compiled.py`).
 """
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ Leaves out: replays with it (`tests/harness/test_storage.py`).
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -3,8 +3,6 @@
 Leaves out: the addresses that a strategy chooses (`test_commit_*.py`), and faults in them (`instep faults`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

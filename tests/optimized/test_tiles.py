@@ -3,8 +3,6 @@
 Leaves out: `plain` itself (`tests/harness/test_storage.py`). Every body runs interpreted on a CPU, native on a GPU.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Leaves out: rounds over trees (`test_engine_trees.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: `eagle` (the other engine tests). Labels say who read what; numbers in fp64 say that it was computed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

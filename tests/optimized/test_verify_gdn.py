@@ -3,8 +3,6 @@
 Leaves out: what all fusions share (`test_fusions.py`), and whole runs (the relation `fused`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

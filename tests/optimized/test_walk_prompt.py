@@ -3,8 +3,6 @@
 Leaves out: the right numbers (`test_kernels.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate

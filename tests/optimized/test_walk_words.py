@@ -3,8 +3,6 @@
 Leaves out: what the right numbers are (`test_kernels.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any

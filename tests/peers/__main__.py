@@ -3,8 +3,6 @@
 Leaves out: what the entries are (`engines/`, `kernels/`, `recordings/`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

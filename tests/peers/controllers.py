@@ -4,8 +4,6 @@ One module is loaded out of each wheel, and stubs replace what it imports. Decis
 bit. Leaves out: the engines around the controllers.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -7,8 +7,6 @@ open does not exclude the call. A call in a private function or in a package of 
 called, too. `"fold(track)"` asks for calls that pass the keyword `track`. Leaves out: whether an open condition holds.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The environment sees the packages of the one that runs this (torch, triton), so 
 Leaves out: running anything.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

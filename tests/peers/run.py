@@ -3,8 +3,6 @@
 Leaves out: which entries there are, and what they need.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@
 dependencies are missing; a script needs only the package that it names.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -8,8 +8,6 @@ The layers of `transformers` generate the text in fp32. They are loaded one afte
 memory than the audit. Leaves out: speed; every token is a pass over all layers.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

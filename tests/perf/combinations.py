@@ -6,8 +6,6 @@ in random order:
 Leaves out: what a row is (`tests/support/inputs/option_combinations.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

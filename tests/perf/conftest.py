@@ -3,8 +3,6 @@
 In `make test` every benchmark runs its event once, as a test. `make perf` passes --benchmark-enable, which times it.
 """
 
-from __future__ import annotations
-
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 

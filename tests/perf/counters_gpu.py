@@ -7,8 +7,6 @@ It calls itself below the profiler. A round is that of `instep bench --kind roun
 is one of `instep bench`, once through the layers of its arms; of windows with the round's index ops.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -7,8 +7,6 @@ weights drawn at random, fp32 states. Both op sets see the same rows, so what th
 `--narrow --device cpu` it runs anywhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -8,8 +8,6 @@ not show how one process differs from the next, nor effects that last longer tha
 `instep gate --calibrate` has. Leaves out: checks, time, and files of a GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter

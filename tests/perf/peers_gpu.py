@@ -7,8 +7,6 @@ Both want K = V = 128. So the traces are recorded first: the policies of `fixtur
 width and random weights (`record`). {unpacked} in a row is the folder where they lie.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -5,8 +5,6 @@ Leaves out: speed (`instep bench`). Run it as a script on a machine with a GPU:
 bf16 weights drawn at random, bf16 activations, fp32 states; the fp64 pieces run on the GPU too.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -1,7 +1,5 @@
 """The table that `counters_gpu.py` makes from a profiler's output."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_speed import bench

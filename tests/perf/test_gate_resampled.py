@@ -3,8 +3,6 @@
 Leaves out: figures of a machine.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

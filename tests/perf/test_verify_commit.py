@@ -3,8 +3,6 @@
 Leaves out: comparing two versions (`instep gate`), and any threshold: a time does not hold for another machine.
 """
 
-from __future__ import annotations
-
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 

@@ -3,8 +3,6 @@
 Leaves out: rounds, in which an engine accepts (`test_engine.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import product
 

@@ -3,8 +3,6 @@
 Leaves out: the other side's controller (`tests/optimized/test_adaptive_controller.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: computing with them (`test_oracle.py`).
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import struct

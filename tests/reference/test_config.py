@@ -3,8 +3,6 @@
 Leaves out: weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: the dialect sglang-0.5.12 (`test_adaptive.py`), and the released modules (`tests/peers/controllers.py`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: the comparison of the head with `transformers` (`test_oracle.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

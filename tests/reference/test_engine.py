@@ -3,8 +3,6 @@
 Leaves out: the meaning of a round (`test_properties.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Leaves out: the layer as a whole (`test_trunk.py`, `test_oracle.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: the optimized engine (`tests/optimized/test_engine_grown.py`).
 """
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from random import Random

@@ -3,8 +3,6 @@
 Leaves out: that a round equals decoding (`test_properties.py` tests it for labels too).
 """
 
-from __future__ import annotations
-
 import time
 from zlib import crc32
 

@@ -3,8 +3,6 @@
 Leaves out: rounds of speculation, because transformers has no counterpart that keeps the state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ Any round equals decoding its accepted tokens; the split of a prompt does not ma
 chain; a kept state is restored completely. Leaves out: single layers (`test_gdn.py`, `test_trunk.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 

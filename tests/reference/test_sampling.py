@@ -3,8 +3,6 @@
 Leaves out: acceptance with given probabilities (`test_acceptance.py`), and the optimized op.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence

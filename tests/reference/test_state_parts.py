@@ -3,8 +3,6 @@
 Leaves out: the contents of the tensors.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: the correctness of the numbers (`test_oracle.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: what of a tree is accepted (`test_acceptance.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Scripts of `docs/found/` that need a GGUF file get one by `with_gguf.py`. Leaves out: running them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 LED = "instep replay {trace} --engine peers.engines."

@@ -7,8 +7,6 @@ them; -exp(A_log) in place of A_log; 1 + w for every norm but the gated one. Lea
 one token a byte, with one merge that no text reaches, for a list of merges may not be empty.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Structs move between releases. So defaults are taken from the library, and the f
 their known defaults first. The values that the library adopted are read back. Leaves out: the purpose of the calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os

@@ -5,8 +5,6 @@
 Leaves out: what is in the file (`gguf_writer.py`).
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 import tempfile

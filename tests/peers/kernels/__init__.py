@@ -3,8 +3,6 @@
 Leaves out: how each kernel is called (the other files here), and native kernels (`tests/perf/`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 # The windows of a trace: `wider` 2, 4, 2 in pools of 4; `ragged` 5, rolled back to 3, 1, 5, 2; `lengths` 8, rolled

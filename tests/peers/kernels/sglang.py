@@ -3,8 +3,6 @@
 Leaves out: everything else. With SGLang installed, `--ops instep.adapters.sglang:SIGMOID` does not need this file.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 from instep.adapters.stubbed_imports import sglang

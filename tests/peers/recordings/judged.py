@@ -3,8 +3,6 @@
 Leaves out: how an engine is run (the other files here).
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

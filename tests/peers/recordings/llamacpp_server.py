@@ -6,8 +6,6 @@ Ends with the exit code of the audit. The answers of a server can depend on when
 repeated. Leaves out: the judgement (`judged.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ Ends with the exit code of the audit, or with 1 if vLLM raises. It has no Triton
 Leaves out: the judgement (`judged.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
