@@ -39,7 +39,6 @@ def options() -> dict[str, dict[str, tuple[str, str | None]]]:
     """Option -> command -> the kind of its value and what `--help` calls it."""
     found: dict[str, dict[str, tuple[str, str | None]]] = {}
     for made in app.registered_commands:
-        assert made.callback is not None
         for each in inspect.signature(made.callback, eval_str=True).parameters.values():
             kind, said = get_args(each.annotation)[:2]
             one = next((inner for inner in get_args(kind) if inner is not NoneType), kind)

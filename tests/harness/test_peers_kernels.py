@@ -142,7 +142,6 @@ def test_kit_for_another_tree_lists_the_failing_step_counts(
 ) -> None:
     put(Kernels(slip=slips))
     spec = spec_from_file_location("kit", Path(__file__).resolve().parents[2] / "docs" / "kit" / "test_gdn_kernels.py")
-    assert spec is not None and spec.loader is not None
     kit: Any = module_from_spec(spec)
     spec.loader.exec_module(kit)
     assert len(kit.KERNELS) == 4 and all(few_channels(trace, 2) for trace in kit.TRACES.values())

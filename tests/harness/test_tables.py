@@ -7,7 +7,7 @@ import ast
 import io
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ NUMBER = re.compile(r"[-+±\d.,%e→]*\d[-+±\d.,%e→kMG]*")
 
 
 def table(made: Listing) -> Table:
-    assert isinstance(made.heads, Mapping)
     return terminal_tables.table_of(made, made.heads)
 
 

@@ -87,7 +87,6 @@ def test_correct_engine_agrees_with_any_place_patched(trace: Trace, ops: str) ->
     """Every place of two events, and all memory after them: what follows is held to the very bits that were put."""
     forward, draft = first(trace, e.Forward), first(trace, e.Draft)
     seen = Replay(trace, Setting(ops)).run(until=draft).last
-    assert seen is not None
     places = [place for place in seen.truth.places if place.component not in ("logits", "pick")]
     memory = [Place("trunk", 0, "conv"), Place("trunk", 0, "state"), Place("trunk", 1, "keys"),
               Place("extend", 0, "values")]  # fmt: skip

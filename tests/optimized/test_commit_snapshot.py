@@ -101,7 +101,6 @@ def test_a_narrower_window_keeps_the_strides_of_the_widest() -> None:
     subject = memory()
     launch = batch(subject)
     narrow, wide = (made(subject, width).bind(PLAIN, launch).state(0)[1].per_row for width in (2, WIDEST))
-    assert narrow is not None and wide is not None
     assert (narrow.pool.shape[1], wide.pool.shape[1]) == (2, WIDEST)
     assert narrow.pool.stride() == wide.pool.stride()
     assert narrow.pool.data_ptr() == wide.pool.data_ptr()
@@ -130,7 +129,6 @@ def test_the_table_names_real_regions_and_is_printed() -> None:
     names = {region.name for region in subject.regions()}
     assert {region for regions in made(subject, 4).may.values() for region in regions} <= names
     for text, table in ((Snapshot.__doc__, Snapshot.may), (Windows.__doc__, Windows.may)):
-        assert text is not None
         for deed, regions in table.items():
             line = next(line for line in text.splitlines() if line.split()[:1] == [deed])
             assert all(f"{region} ({which})" in line for region, which in regions.items())

@@ -130,7 +130,6 @@ def test_wrapped_or_full_ring_runs_in_order_with_clamped_counts(ops: Ops, swap: 
         folds.append(Turn(slot, nothing, before, true, kept=False, settled=False, goal="scratch"))
     part = world.part(folds)
     said = Draw(0, HERE).ints([count for *_, count in asked])
-    assert part.ring is not None
     part = replace(part, ring=replace(part.ring, pending=said))
     was = [pool.raw.clone() for pool in (world.state, *world.rings)]
     empty = world.scratch.raw.clone()
@@ -184,7 +183,6 @@ def test_a_turn_without_a_ring_unit_is_a_plain_window(ops: Ops) -> None:
     world = World.of(ops, ONE, HERE, size=8)
     world.state.view[2] = right.states[0]
     part = world.part([Turn(2, cut(right.rows, 0, 2), before=4, pending=4, settled=False, goal="slot")])
-    assert part.ring is not None
     part = replace(part, ring=replace(part.ring, units=torch.full_like(part.begin, -1)))
     was = [pool.raw.clone() for pool in world.rings]
     ops.gdn(inputs=cut(right.rows, 0, 2), parts=(part,), dtype=torch.float32, to=at("core"))

@@ -64,7 +64,6 @@ def test_a_right_part_and_a_fold_to_scratch_break_no_clause() -> None:
 ])  # fmt: skip
 def test_a_ring_that_breaks_a_clause_is_named(fields: dict[str, list[int]], sentence: str) -> None:
     part = world().part(TURNS)
-    assert part.ring is not None
     changed: dict[str, Any] = {name: torch.tensor(numbers) for name, numbers in fields.items()}
     said = found(replace(part, ring=replace(part.ring, **changed)))
     assert any(sentence in line and line.startswith("gdn (trunk layer 0 core)") for line in said), said
@@ -73,7 +72,6 @@ def test_a_ring_that_breaks_a_clause_is_named(fields: dict[str, list[int]], sent
 def test_mismatched_pools_windows_and_slot_0_are_named() -> None:
     part = world().part(TURNS)
     ring = part.ring
-    assert ring is not None and part.settled is not None
     uneven = replace(part, ring=replace(ring, kept=ring.kept._replace(update=ring.own[:, :3])))
     assert any("pools of (6, 4), (6, 4), (6, 3) units and entries" in line for line in found(uneven))
     few = replace(part, ring=replace(ring, kept=ring.kept._replace(update=ring.own[:, :1])))

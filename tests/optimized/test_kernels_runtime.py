@@ -248,7 +248,6 @@ def test_quick_operators_agree_with_tritons() -> None:
     for name in (*list(quick_operators.OPERATORS)[::2], *quick_operators.REVERSED):
         inner = getattr(vars(tl.tensor)[name], "__wrapped__", vars(tl.tensor)[name])
         made = quick.of(name, inner)
-        assert made is not None
         with np.errstate(all="ignore"):
             for one, other in product(several, several + numbers):
                 for seed in (1, 2):

@@ -180,7 +180,6 @@ def test_a_product_that_begins_early_reads_the_rows_of_the_launch_before(
     def rows_of(x: torch.Tensor) -> torch.Tensor:
         if before == "norm":
             return TRITON.norm(x=x, weight=scale, eps=1e-6, to=at("normed"))
-        assert TRITON.gated_attend is not None
         return TRITON.gated_attend(query=x.view(8, 16, 256), pages=pages, projected=projected,
                                    to=(at("attended"), at("opened"))).view(8, 4096)  # fmt: skip
 

@@ -46,7 +46,6 @@ def test_beams_and_windows_are_those_of_the_definition(topk: int, steps: int) ->
                 parent = tree.candidates[beam].parent
                 assert row == (number if step == 1 else number * topk + tree.beams[-2].index(parent))
         before = beams
-    assert before is not None
     for nodes in (2, 5, 40):
         window = PLAIN.build_tree(tokens=before.tokens, parents=before.parents, scores=before.scores, nodes=nodes)
         for number, tree in enumerate(trees):
@@ -70,7 +69,6 @@ def test_best_tokens_match_the_reference() -> None:
 
 def under_way(**changes: Any) -> Beams:
     tree = grown(Draw(1, "cpu"), 2, 3, 1, 3, False)
-    assert tree is not None
     return tree._replace(**changes)
 
 

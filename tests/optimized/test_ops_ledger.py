@@ -9,7 +9,7 @@ import torch
 from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.ops.label_algebra import code, expand, mix, read
 from instep_optimized.ops.ledger_label_ops import LEDGER
-from instep_optimized.ops.op_protocols import AttentionInputs, ExpertWeights, GdnInputs
+from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
 from instep_reference.contract.place_names import COMPONENTS, Place
 from support.independent.integer_labels import BIG, SPREAD, WORD, block, here, ints, mixed, rows, stamp
 
@@ -89,7 +89,6 @@ def test_gdn_and_attention_inputs_have_the_labels_of_the_contract() -> None:
     made = LEDGER.attention_inputs(projected=rows([m, a], 4, 2, 6), key_raw=rows([b, a], 2, 6), positions=ints(11, 0),
                                    q_norm=NONE, k_norm=NONE, eps=0.0, rotary_dim=2, theta=1.0,
                                    to=(here("query"), here("key")))
-    assert isinstance(made, AttentionInputs)
     assert torch.equal(made.query, rows([mixed(m, 11, stamp("query")), mixed(a, 0, stamp("query"))], 4, 6))
     assert torch.equal(made.key, rows([mixed(b, 11, stamp("key")), mixed(a, 0, stamp("key"))], 2, 6))
 

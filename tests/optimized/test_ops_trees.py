@@ -207,7 +207,6 @@ def test_chain_next_to_trees_has_no_ancestor_bits(ops: Ops) -> None:
     """A prefill chunk may be longer than there are bits. Its rows see what they see without trees."""
     launch, draw = Launch((FORKED, chain(7)), width=7), Draw(ops)
     query, pages = reading(draw, launch)
-    assert pages.ancestors is not None
     bits = pages.ancestors.clone()
     bits[7:] = 0
     beside = ops.attend(query=query, pages=replace(pages, ancestors=bits), to=here("attended"))

@@ -215,7 +215,6 @@ def test_a_fault_in_the_kernel_changes_bits(fault: str, tmp_path: Path, monkeypa
     # Unowned rows become zero as far as the kernel knows of them.
     one = Verify(REAL, (4, 1, 2, 3), skip=0) if look else Verify(REAL, RAGGED, by_column=True, unkept=2)
     kept, settled = one.window.per_row, one.state.settled
-    assert kept is not None and settled is not None
     # Stores without a request have unit -1. Pools without their first units have memory there, too.
     units = torch.where(settled.units > 0, settled.units - 1, -1)
     pools = {"windows": (replace(one.window, per_row=replace(kept, pool=kept.pool[1:])),),
@@ -327,6 +326,5 @@ def test_call_is_checked_by_the_contracts_of_its_parts() -> None:
     one.ran(told)
     assert broken == []
     kept = one.window.per_row
-    assert kept is not None
     one.ran(told, windows=(replace(one.window, per_row=replace(kept, units=kept.units * 0)),))
     assert any("per_row" in clause for clause in broken), broken

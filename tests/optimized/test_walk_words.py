@@ -109,7 +109,6 @@ def consumed(
     keys = min(3, CHANNELS // head // 2 - 1)
     values = CHANNELS // head - 2 * keys
     own, memory = anew(*given["parts"])
-    assert TRITON.conv_inputs is not None
     found = TRITON.conv_inputs(
         x=given["x"], weight=given["weight"], parts=(own,), key_heads=keys, key_dim=head,
         a=draw.normal(len(given["x"]), values), b=draw.normal(len(given["x"]), values), A_log=draw.normal(values),

@@ -68,7 +68,6 @@ def test_eagle_passes_its_own_hidden_row_to_the_next_step(one: Weights) -> None:
     y, cache, token = proposed.hidden, proposed.caches[0], proposed.proposals[0]
     expected, ys = [token], []
     for position in (5, 6):
-        assert y is not None
         y, cache = model.head(0, (token,), y, cache, position, "chain.1", unseen)
         token = model.pick(y, "chain.1", unseen)[0]
         expected.append(token)

@@ -101,7 +101,6 @@ def test_forced_root_is_in_force_and_the_own_one_is_reported(dense: Weights) -> 
     free, forced = ReferenceEngine(dense, num_steps=1), ReferenceEngine(dense, num_steps=1)
     begin(free, PROMPT)
     own = free.state("a").root
-    assert own is not None
     other = (own + 1) % dense.config.vocab
     forced.admit("a", PROMPT)
     said = forced.forward((Row("a", "prefill", 5, other),))
