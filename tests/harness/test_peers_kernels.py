@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 from support.worlds.fake_kernels import FlashInfer, FlashQla, Kernels
+from support.worlds.installed_modules import forgotten, public, put_modules
 
 OPS = "sglang.kernels.ops"
 PLACES = [f"{OPS}.{name}" for name in (
@@ -41,23 +41,8 @@ THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and 
 def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """`put(kernels)`: from now on SGLang's modules have them."""
 
-    def place(kernels: Any) -> None:
-        for module in OURS:
-            sys.modules.pop(module, None)
-        for name in PLACES:
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                made = ModuleType(".".join(parts[:end]))
-                made.__path__ = []
-                made.__spec__ = import_module("importlib.machinery").ModuleSpec(made.__name__, None, is_package=True)
-                monkeypatch.setitem(sys.modules, made.__name__, sys.modules.get(made.__name__, made))
-            for kernel in dir(kernels):
-                if not kernel.startswith("_"):
-                    setattr(sys.modules[name], kernel, getattr(kernels, kernel))
-
-    yield place
-    for module in OURS:
-        sys.modules.pop(module, None)
+    with forgotten(*OURS):
+        yield lambda kernels: put_modules(monkeypatch, dict.fromkeys(PLACES, public(kernels)), *OURS)
 
 
 @pytest.fixture(scope="module")
@@ -158,13 +143,10 @@ def test_kit_for_another_tree_lists_the_failing_step_counts(
 @contextmanager
 def installed(kernels: Any) -> Iterator[None]:
     """Put fake kernels into the packages, and import the adapters again."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("flashinfer", "flashinfer.gdn_decode", "flashinfer.gdn_prefill", "flash_qla"):
-            patch.setitem(sys.modules, name, ModuleType(name))
-            for kernel in (each for each in dir(kernels) if not each.startswith("_")):
-                patch.setattr(sys.modules[name], kernel, getattr(kernels, kernel), raising=False)
-        for adapter in ("flashinfer", "flashqla"):
-            patch.delitem(sys.modules, f"instep.adapters.{adapter}", raising=False)
+    places, adapters = ("flashinfer.gdn_decode", "flashinfer.gdn_prefill", "flash_qla"), ("flashinfer", "flashqla")
+    ours = [f"instep.adapters.{name}" for name in adapters]
+    with pytest.MonkeyPatch.context() as patch, forgotten(*ours):
+        put_modules(patch, dict.fromkeys(places, public(kernels)), *ours)
         yield
 
 

@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import pytest
 import torch
@@ -28,6 +26,7 @@ from peers.environment import TOP, environment
 from support.inputs.step_schedules import SCHEDULES, first_wrong
 from support.running.covering import few
 from support.worlds.fake_ring import modules
+from support.worlds.installed_modules import forgotten, put_modules
 
 OPS, STRATEGY = "instep.adapters.sglang_ring:RING", "sglang_ring"
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_ring")
@@ -45,21 +44,8 @@ Put = Callable[..., None]
 def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     """`put("0.5.23")`: from now on SGLang's modules have the functions of `fake_ring`."""
 
-    def place(release: str, margin: int | None = None) -> None:
-        for module in OURS:
-            sys.modules.pop(module, None)
-        for name, functions in modules(release, margin).items():
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                made = ModuleType(".".join(parts[:end]))
-                made.__path__ = []
-                made.__spec__ = ModuleSpec(made.__name__, None, is_package=True)
-                monkeypatch.setitem(sys.modules, made.__name__, sys.modules.get(made.__name__, made))
-            vars(sys.modules[name]).update(functions)
-
-    yield place
-    for module in OURS:
-        sys.modules.pop(module, None)
+    with forgotten(*OURS):
+        yield lambda release, margin=None: put_modules(monkeypatch, modules(release, margin), *OURS)
 
 
 def wrong(release: str) -> dict[str, int | None]:
