@@ -1,6 +1,6 @@
 """Step counts by batch size: the driver, the two recorded traces, and a controller that pads no batch.
 
-Leaves out: the rules of dialects (`tests/reference/test_controllers.py`).
+Leaves out: the rules of dialects (`tests/optimized/test_controllers.py`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """The engine with controllers of all dialects: which results it counts, in which order, and when it reads them.
 
-Leaves out: the rules of the dialects (`test_adaptive_controller.py`).
+Leaves out: the rules of the dialects (`test_controllers.py`).
 """
 
 from contextlib import nullcontext

@@ -1,33 +1,25 @@
-"""Controllers of every dialect by hand: slots, routing, ceilings, probes, late results, tables.
+"""Adaptive step counts by hand: files, fields, candidates, and every decision of the dialect sglang-0.5.12.
 
-Leaves out: the dialect sglang-0.5.12 (`test_adaptive.py`), and the released modules (`tests/peers/controllers.py`).
+Leaves out: the rules that both sides have (`tests/optimized/test_controllers.py`), and the released modules
+(`tests/peers/controllers.py`).
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from instep_reference.contract.adaptive_controller_file import DEFAULT_FILES, DIALECTS, RELEASES, AdaptiveFile, Slot
+from instep_reference.contract.adaptive_controller_file import (
+    DEFAULT_FILES,
+    DIALECTS,
+    RELEASES,
+    AdaptiveFile,
+    Bracket,
+    Slot,
+)
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
-from instep_reference.controllers import TABLE, Controller, controller
-
-QUICK = {"warmup_batches": 0, "update_interval": 1, "ema_alpha": 1.0}  # every batch decides, by itself alone
-
-
-def slots(file: dict[str, Any], initial: int | None = None, lag: int = 0, **fields: Any) -> Controller:
-    return controller(Controlled(fields.pop("dialect", "sglang-0.5.14"), file=file, **fields), initial, None, lag)
-
-
-def round_of(course: Controller, accepted: list[int]) -> int:
-    """Run one round with the count that is wished for, and return that count."""
-    steps = course.next_num_steps(len(accepted), len(accepted))
-    course.set_num_steps(steps)
-    course.forwarded(0 if steps else len(accepted))
-    if steps:
-        course.committed(accepted)
-    return steps
-
+from instep_reference.controllers.sglang_0_5_12 import Brackets, decide, resolve
 
 # -- the files of releases -----------------------------------------------------------------------
 
@@ -48,7 +40,31 @@ def test_slot_takes_defaults_of_the_file_and_its_own_fields_win() -> None:
                           16: Slot((0,), ema_alpha=0.5, update_interval=2, ceiling_coeff=2.0)}  # fmt: skip
 
 
+FLAT = "sglang-0.5.12"
+
+
 @pytest.mark.parametrize(("dialect", "text", "field"), [
+    (FLAT, '{"candidate_steps": [1, "x"]}', "adaptive.candidate_steps[1]"),
+    (FLAT, '{"candidate_steps": []}', "adaptive.candidate_steps"),
+    (FLAT, '{"candidate_steps": [-1]}', "adaptive.candidate_steps"),
+    (FLAT, '{"candidate_steps": [true]}', "adaptive.candidate_steps[0]"),
+    (FLAT, '{"ema_alpha": 0}', "adaptive.ema_alpha"),
+    (FLAT, '{"ema_alpha": NaN}', "adaptive.ema_alpha"),
+    (FLAT, '{"warmup_batches": -1}', "adaptive.warmup_batches"),
+    (FLAT, '{"update_interval": 0}', "adaptive.update_interval"),
+    (FLAT, '{"up_hysteresis": 1e999}', "adaptive.up_hysteresis"),
+    (FLAT, '{"steps": [1]}', "adaptive"),
+    (FLAT, '{"8": {"update_interval": 0}}', "adaptive.8.update_interval"),
+    (FLAT, '{"0": {}}', "adaptive.0"),
+    (FLAT, '{"08": {}}', "adaptive.08"),
+    (FLAT, '{"one": {}}', "adaptive.one"),
+    (FLAT, '{"1": {}, "1": {}}', "adaptive.1"),
+    (FLAT, '{"1": {}, "ema_alpha": 1}', "adaptive"),
+    (FLAT, "[1, 3]", "adaptive"),
+    (FLAT, '{"candidate_steps": [1', "adaptive"),
+    (FLAT, '{"candidate_steps": [1.0]}', "adaptive.candidate_steps[0]"),
+    pytest.param(FLAT, '{"a":' * 100_000, "adaptive", id="too deep"),
+    pytest.param(FLAT, f'{{"{"9" * 5000}": {{}}}}', f"adaptive.{'9' * 5000}", id="too long a key"),
     ("sglang-0.5.14", '{"candidate_steps": [1, 3]}', "adaptive"),
     ("sglang-0.5.14", '{"1": {}}', "adaptive.1.candidate_steps"),
     ("sglang-0.5.14", '{"1": 3}', "adaptive.1.candidate_steps"),
@@ -104,133 +120,179 @@ def test_contradicting_fields_are_refused(fields: dict[str, Any], num_steps: int
     assert refused.value.field == field
 
 
-def test_every_dialect_is_in_the_table() -> None:
-    assert tuple(TABLE) == DIALECTS
-
-
-# -- slots ---------------------------------------------------------------------------------------
-
-
-def test_initial_count_is_inserted_nowhere() -> None:
-    named = {"1": [7, 1, 3], "8": [0], "4": [1, 7]}
-    course = slots({key: {"candidate_steps": counts} for key, counts in named.items()}, 7)
-    assert course.slots == {1: (7, 6.0), 8: (0, -1.0), 4: (7, 6.0)}
-    assert slots({"1": {"candidate_steps": [1, 5]}, "8": {"candidate_steps": [0, 1, 3]}}, 3).slots == {
-        1: (5, 4.0), 8: (3, 2.0)}  # fmt: skip
-    assert course.candidates == (0, 1, 3, 7) and course.messages == []
-
-
-def test_initial_count_is_the_middle_of_all_counts_if_none_is_given() -> None:
-    assert controller(Controlled("sglang-0.5.14"), None).initial == 3
-    assert controller(Controlled("sglang-0.5.14", defaults="0.5.18"), None).initial == 3
-    assert slots({"1": {"candidate_steps": [1, 7]}, "8": {"candidate_steps": [0, 5]}}).initial == 5
-
-
-@pytest.mark.parametrize(("captured", "keys"), [
-    ((), {0: 2, 1: 2, 2: 2, 7: 2, 8: 8, 31: 8, 32: 32, 99: 32}),
-    ((1, 8), {0: 2, 1: 2, 2: 8, 8: 8, 9: 8, 31: 8, 40: 32}),  # above the largest size a batch stays as it is
-    ((3, 33), {1: 2, 3: 2, 4: 32, 33: 32}),
-])  # fmt: skip
-def test_batch_is_padded_to_a_captured_size_before_its_slot_is_found(
-    captured: tuple[int, ...], keys: dict[int, int]
-) -> None:
-    file = {str(key): {"candidate_steps": [count]} for key, count in ((2, 1), (8, 3), (32, 7))}
-    course = slots(file, 1, captured=captured)
-    named = {1: 2, 3: 8, 7: 32}
-    assert {batch: named[course.next_num_steps(batch, batch)] for batch in keys} == keys
-
-
-def test_slots_keep_their_counts_while_others_run() -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [1, 3]}, "2": {"candidate_steps": [1, 7]}}, 1)
-    assert [round_of(course, accepted) for accepted in ([1], [3], [0, 0], [3])] == [1, 3, 1, 3]
-    course.set_num_steps(0)
-    assert course.next_num_steps(1, 1) == 3 and course.next_num_steps(2, 2) == 1
-
-
-def test_probe_lasts_until_the_next_decision() -> None:
-    course = slots({"1": {"candidate_steps": [0, 1], "warmup_batches": 0, "update_interval": 2}}, 1)
-    assert [round_of(course, [0]) for _ in range(9)] == [1, 1, 0, 0, 1, 1, 0, 0, 1]
-
-
-def test_average_is_frozen_at_zero_and_a_first_probe_starts_neutral() -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [0, 3]}, "2": {"candidate_steps": [0]}}, 0)
-    assert course.slots == {1: (0, -1.0), 2: (0, -1.0)}
-    round_of(course, [0])
-    assert course.slots[1] == (3, 2.0), "the probe begins at its count - 1"
-    round_of(course, [0, 0])
-    assert course.slots[2] == (0, -1.0), "0 is the only count"
-
-
-@pytest.mark.parametrize(("coefficient", "accepted", "wish"), [
-    (0.5, 3, 7),  # a rise
-    (1.5, 2, 3), (1.0, 2, 1), (0.5, 2, 1), (0.0, 2, 3), (-1.0, 2, 3),
-])
-def test_ceiling_lowers_or_holds_and_never_prevents_a_rise(coefficient: float, accepted: int, wish: int) -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [1, 3, 7], "ceiling_coeff": coefficient}}, 3)
-    round_of(course, [accepted])
-    assert course.next_num_steps(1, 1) == wish
-
-
-def test_older_slots_step_up_again_after_steps_down() -> None:
-    file = {**QUICK, "1": {"candidate_steps": [1, 3, 7], "down_hysteresis": 2.0, "up_hysteresis": -2.0}}
-    counts = {}
-    for dialect in ("sglang-0.5.13", "sglang-0.5.14"):
-        course = slots(file, 3, dialect=dialect)
-        round_of(course, [2])
-        counts[dialect] = course.next_num_steps(1, 1)
-    assert counts == {"sglang-0.5.13": 7, "sglang-0.5.14": 1}
-
-
-def test_results_are_processed_as_many_forwards_late_as_the_lag() -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [0, 1, 3]}}, 1, lag=1)
-    wishes = []
-    for accepted in ([0], [0], [0], [1], [1], [1]):
-        round_of(course, accepted)
-        wishes.append(course.next_num_steps(1, 1))
-    # Round 2 still ran at 1 while its predecessor led to 0; its zeros arrive at 0 and freeze the average. The zeros of
-    # round 3, at 0, arrive after the probe has begun, and are averaged: it fails at once.
-    assert wishes == [1, 0, 1, 0, 1, 0]
-    assert course.slots[1][1] == 0.0
-
-
-def test_forward_without_a_batch_brings_late_results() -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [1, 3]}}, 3, lag=1)
-    course.forwarded(0)
-    course.committed([0])
-    assert course.next_num_steps(1, 1) == 3
-    course.forwarded(0)  # a prompt
-    assert course.next_num_steps(1, 1) == 1
-
-
-def test_asking_changes_nothing() -> None:
-    course = slots({**QUICK, "1": {"candidate_steps": [0, 1, 3]}}, 3)
-    before = course.slots
-    assert [course.next_num_steps(batch, batch) for batch in (0, 1, 5, 1)] == [3] * 4 and course.slots == before
-    course.committed([])
-    assert course.slots == before, "a commit without requests is no batch"
-
-
-# -- the others ----------------------------------------------------------------------------------
-
-
-def test_table_gives_gaps_and_the_tail_the_count_before_them() -> None:
-    controlled = Controlled("vllm-table", table=((8, 9, 1), (1, 2, 5), (4, 4, 3)), num_speculative_tokens=4)
-    course = controller(controlled, None)
-    assert (course.initial, course.candidates) == (4, (0, 1, 3, 4))
-    wishes = {scheduled: course.next_num_steps(1, scheduled) for scheduled in (0, 1, 2, 3, 4, 7, 8, 9, 99)}
-    assert wishes == {0: 4, 1: 4, 2: 4, 3: 4, 4: 3, 7: 3, 8: 1, 9: 1, 99: 1}
-
-
-def test_constant_count_ignores_everything() -> None:
-    course = controller(Controlled("constant"), 3)
-    course.set_num_steps(0)
-    course.forwarded(4)
-    course.committed([0])
-    assert course.next_num_steps(9, 9) == 3 and course.candidates == (0, 3)
-
-
 def test_delays_of_wishes_are_those_of_the_dialects() -> None:
     assert {dialect: [Controlled(dialect).wish_delay(lag) for lag in (0, 1, 2)] for dialect in DIALECTS} == {
         "sglang-0.5.12": [0, 1, 2], "sglang-0.5.13": [0, 0, 0], "sglang-0.5.14": [0, 0, 0], "vllm-table": [1, 1, 1],
         "constant": [0, 0, 0],
     }  # fmt: skip
+
+
+EAGER = '"warmup_batches": 0, "update_interval": 1'
+
+
+def controller(text: str, initial: int) -> Brackets:
+    return Brackets(resolve(AdaptiveFile.read(text), initial))
+
+
+# -- the file ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_kept_as_written(tmp_path: Path) -> None:
+    text = '{"1": {"candidate_steps": [7, 1, 7]}, "8": {"ema_alpha": 0.5}}'
+    (tmp_path / "adaptive.json").write_text(text)
+    file = AdaptiveFile.open(tmp_path / "adaptive.json")
+    assert file.by_batch == {1: Bracket(candidate_steps=(7, 1, 7)), 8: Bracket(ema_alpha=0.5)}
+    assert AdaptiveFile.of(file.written()) == file
+    assert AdaptiveFile.read("{}").flat == Bracket()
+
+
+def test_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nowhere"):
+        AdaptiveFile.open(tmp_path / "nowhere.json")
+
+
+# -- candidates ----------------------------------------------------------------------------------
+
+
+def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
+    found = resolve(AdaptiveFile.read('{"1": {"candidate_steps": [9, 2, 9]}, "4": {"candidate_steps": [5]}}'), 5)
+    assert found.by_bracket == {1: (2, 5, 9), 4: (5,)}
+    assert found.maximum == 9, "pools take the maximum over all brackets"
+    assert len(found.messages) == 1 and "5" in found.messages[0] and "bracket 1" in found.messages[0]
+
+
+@pytest.mark.parametrize(("batch", "key"), [(0, 2), (1, 2), (2, 2), (7, 2), (8, 8), (9, 8), (64, 32)])
+def test_bracket_of_a_batch_has_the_largest_key_not_above_it(batch: int, key: int) -> None:
+    found = resolve(AdaptiveFile.read('{"8": {}, "2": {}, "32": {}}'), 3)
+    assert found.bracket(batch) == key
+
+
+# -- one decision --------------------------------------------------------------------------------
+
+STEPS = (0, 1, 3, 7)
+
+
+@pytest.mark.parametrize(("steps", "ema", "wish"), [
+    (3, 0.26, 3),  # above 1 - 0.5 - 0.25
+    (3, 0.25, 0),  # a tie goes down, and through 1, whose own threshold is 0.5 - 0.25 too
+    (7, 2.25, 3),  # a tie with 3 - 0.5 - 0.25
+    (7, 2.26, 7),
+    (3, 2.5, 3),  # a tie does not go up
+    (3, 2.51, 7),
+    (1, 0.5, 1),
+    (1, 0.51, 3),
+    (1, 2.6, 7),  # stepping up repeats while it may
+    (7, 9.0, 7),
+    (2, 0.3, 2),  # a count from elsewhere is judged by its neighbours
+    (2, 1.6, 3),
+])  # fmt: skip
+def test_decision_follows_the_thresholds(steps: int, ema: float, wish: int) -> None:
+    assert decide(steps, ema, STEPS, Bracket()) == wish
+
+
+def test_decision_never_steps_up_after_a_step_down() -> None:
+    """With thresholds that cross, down wins: 3 -> 1, although 1 alone would go up."""
+    rule = Bracket(down_hysteresis=2.0, up_hysteresis=-2.0)
+    assert decide(3, 2.0, (1, 3, 7), rule) == 1
+    assert decide(1, 2.0, (1, 3, 7), rule) == 7
+
+
+# -- several decisions ----------------------------------------------------------------------------
+
+
+def test_ema_moves_in_warm_up_without_a_decision() -> None:
+    course = controller("{}", 3)
+    ema = 2.0
+    for batch in range(1, 16):
+        assert course.wish() == 3, f"decided before batch {batch}"
+        course.update(2, [3, 3])
+        ema = (1 - 0.2) * ema + 0.2 * 3.0
+        assert course.opinions[1].ema == ema
+    assert course.wish() == 7
+
+
+def test_controller_goes_to_zero_and_returns_by_a_probe() -> None:
+    course = controller('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 2}', 1)
+    course.update(1, [0])
+    assert course.wish() == 1
+    course.update(1, [0])
+    assert course.wish() == 0, "ema 0 is at most 0.25"
+    course.set_num_steps(0)
+    course.update(1)
+    assert course.wish() == 0
+    course.update(1)
+    assert course.wish() == 1, "every interval one probe round at the next candidate up"
+    assert course.opinions[1].ema == 0.0, "frozen at 0"
+    course.set_num_steps(1)
+    course.update(1, [1])
+    assert (course.opinions[1].ema, course.wish()) == (0.2, 0), "one good round is not enough"
+    course.set_num_steps(0)
+    course.update(1)
+    assert course.wish() == 1
+    course.set_num_steps(1)
+    course.update(1, [1])
+    assert course.opinions[1].ema == pytest.approx(0.36)
+    assert course.wish() == 1, "judged at once, off the interval, and it stays"
+
+
+def test_a_probe_is_judged_once() -> None:
+    course = controller('{"candidate_steps": [0, 1], "warmup_batches": 0, "update_interval": 10}', 0)
+    for _ in range(10):
+        course.update(3)
+    assert course.wish() == 1
+    course.set_num_steps(1)
+    course.update(3, [0, 0, 0])
+    assert course.wish() == 0
+    course.opinions[1].ema = 0.9
+    course.update(3, [1, 1, 1])
+    assert course.wish() == 0, "granted late: the next decision is due at the interval"
+
+
+@pytest.mark.parametrize(("course_of_steps", "judged"), [((1,), True), ((1, 3), True), ((1, 0), False), ((0,), False)])
+def test_a_probe_lasts_until_a_commit_or_until_zero(course_of_steps: tuple[int, ...], judged: bool) -> None:
+    course = controller('{"candidate_steps": [0, 1, 3], "warmup_batches": 0, "update_interval": 10}', 0)
+    for steps in course_of_steps:
+        course.set_num_steps(steps)
+    assert course.probing is judged
+    course.update(1, [0])
+    assert course.wish() == 0 and course.probing is False
+
+
+def test_commit_at_zero_steps_counts_without_moving_the_ema() -> None:
+    course = controller('{"candidate_steps": [0, 1], "warmup_batches": 0, "update_interval": 2}', 0)
+    course.update(1, [0])
+    course.update(1, [0])
+    assert (course.opinions[1].ema, course.opinions[1].batches, course.wish()) == (0.0, 2, 1)
+
+
+def test_no_probe_is_judged_in_warm_up() -> None:
+    course = controller('{"candidate_steps": [0, 1], "warmup_batches": 5, "update_interval": 1}', 0)
+    course.set_num_steps(1)
+    course.update(1, [0])
+    assert course.wish() == 1
+
+
+def test_each_bracket_has_its_own_ema_and_wish() -> None:
+    each = f'{{"candidate_steps": [1, 3], {EAGER}}}'
+    course = controller(f'{{"1": {each}, "4": {each}}}', 3)
+    course.update(2, [3, 3])
+    for _ in range(10):
+        course.update(4, [0, 0, 0, 0])
+    assert course.wish(4) == 1 and course.wish() == 1
+    assert course.wish(2) == 3 and course.opinions[1].batches == 1
+    course.update(1, [3])
+    assert course.wish() == 3, "the wish is that of the last counted batch"
+
+
+def test_set_count_is_the_wish_until_the_next_decision() -> None:
+    course = controller("{}", 3)
+    course.set_num_steps(7)
+    assert course.wish() == 7
+    course.update(1, [0])
+    assert course.wish() == 7
+
+
+def test_empty_batches_change_nothing() -> None:
+    course = controller(f'{{{EAGER}}}', 3)
+    course.update(0, [])
+    assert (course.opinions[1].batches, course.batch, course.wish()) == (0, 0, 3)

@@ -1,39 +1,53 @@
-"""The controllers on this side: the rules of each dialect, worked out by hand, and the reference's writing of them.
+"""The controllers of both sides: the rules of each dialect, worked out by hand, and that both have the same wishes.
 
 Leaves out: reading and refusing files (the contract's tests), and the released modules (`tests/peers`).
 """
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instep_optimized.controllers import TABLE, Controller, controller
+from instep_optimized.controllers import TABLE
+from instep_optimized.controllers import controller as optimized
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket, Dialect
 from instep_reference.contract.controllers import DIALECTS, Controlled
 from instep_reference.contract.errors import BadInput
+from instep_reference.controllers import TABLE as OF_REFERENCE
 from instep_reference.controllers import controller as reference
 
-QUICK = Bracket(candidate_steps=(1, 3, 7), warmup_batches=2, update_interval=2)
+Make = Callable[..., Any]
 # Each batch decides, by its own mean alone.
 AT_ONCE = {"ema_alpha": 1, "warmup_batches": 0, "update_interval": 1}
 
 
-def flat(initial: int, **changes: object) -> Controller:
+@pytest.fixture(params=[reference, optimized], ids=["reference", "optimized"])
+def controller(request: pytest.FixtureRequest) -> Make:
+    return request.param
+
+
+@pytest.fixture
+def flat(controller: Make) -> Make:
     """A controller of sglang-0.5.12 with one bracket."""
-    file = {"candidate_steps": [1, 3, 7], "warmup_batches": 2, "update_interval": 2, **changes}
-    return controller(None, initial, AdaptiveFile.of(file))
+    usual = {"candidate_steps": [1, 3, 7], "warmup_batches": 2, "update_interval": 2}
+    return lambda initial, **changes: controller(None, initial, AdaptiveFile.of({**usual, **changes}))
 
 
-def slots(
-    file: dict[str, Any] | None, initial: int | None = None, *, lag: int = 0, dialect: Dialect = "sglang-0.5.14",
-    captured: tuple[int, ...] = (), defaults: str | None = None,
-) -> Controller:
-    return controller(Controlled(dialect, captured=captured, file=file, defaults=defaults), initial, None, lag)
+@pytest.fixture
+def slots(controller: Make) -> Make:
+    def made(
+        file: dict[str, Any] | None, initial: int | None = None, *, lag: int = 0, dialect: Dialect = "sglang-0.5.14",
+        **fields: Any,
+    ) -> Any:
+        return controller(Controlled(dialect, file=file, **fields), initial, None, lag)
+
+    return made
 
 
-def rounds(made: Controller, *batches: list[int]) -> list[int]:
+def rounds(made: Any, *batches: list[int]) -> list[int]:
     """Verify and commit these batches; return the wish for a batch of as many requests after each."""
     wishes = []
     for accepted in batches:
@@ -43,40 +57,46 @@ def rounds(made: Controller, *batches: list[int]) -> list[int]:
     return wishes
 
 
-def test_table_has_every_dialect() -> None:
-    assert tuple(TABLE) == DIALECTS
+def test_tables_have_every_dialect() -> None:
+    assert tuple(TABLE) == tuple(OF_REFERENCE) == DIALECTS
 
 
 # sglang-0.5.12
 
 
-def test_wish_is_the_count_in_force_without_a_file() -> None:
+def test_wish_is_the_count_in_force_without_a_file(controller: Make) -> None:
     made = controller(None, 3)
-    assert (made.candidates, made.slots) == ((0, 3), {})
-    assert rounds(made, [0, 0]) == [3]
+    assert made.candidates == (0, 3)
+    assert rounds(made, *[[0, 0]] * 40) == [3] * 40
     made.set_num_steps(0)
     assert made.next_num_steps(1, 1) == 0
-    with pytest.raises(BadInput, match="set_num_steps"):
-        made.set_num_steps(1)
 
 
-def test_initial_count_is_inserted_in_each_bracket_with_a_message() -> None:
+def test_count_that_is_no_candidate_is_refused_by_our_engines_controllers() -> None:
+    file = {"1": {"candidate_steps": [1, 3]}, "4": {"candidate_steps": [0, 1]}}
+    for made in (optimized(None, 3), optimized(Controlled("sglang-0.5.14", file=file), 1)):
+        with pytest.raises(BadInput, match="set_num_steps: found 2"):
+            made.set_num_steps(2)
+
+
+def test_initial_count_is_inserted_in_each_bracket_with_a_message(controller: Make) -> None:
     by_batch = AdaptiveFile(by_batch={1: Bracket(candidate_steps=(4, 1, 4)), 8: Bracket()})
     made = controller(None, 3, by_batch)
     assert made.candidates == (0, 1, 3, 4, 7)
-    assert made.messages == ["the initial step count 3 was added to the candidates of batch size 1"]
+    (message,) = made.messages
+    assert "initial step count 3" in message and re.search(r"(bracket|batch size) 1\b", message)
 
 
-def test_controller_decides_only_after_warm_up_and_on_intervals() -> None:
+def test_controller_decides_only_after_warm_up_and_on_intervals(flat: Make) -> None:
     # ema starts at 2, 2.5 is passed at the third batch; batches 4 and 6 are due
     assert rounds(flat(3), *[[3, 3]] * 6) == [3, 3, 3, 7, 7, 7]
 
 
-def test_controller_steps_down_while_little_is_accepted() -> None:
+def test_controller_steps_down_while_little_is_accepted(flat: Make) -> None:
     assert rounds(flat(7, ema_alpha=1.0), *[[0]] * 4)[-1] == 1
 
 
-def test_controller_goes_to_0_and_returns_by_a_probe() -> None:
+def test_controller_goes_to_0_and_returns_by_a_probe(flat: Make) -> None:
     made = flat(1, candidate_steps=[0, 1, 3], ema_alpha=1.0)
     assert rounds(made, *[[0]] * 4)[-1] == 0
     made.set_num_steps(0)
@@ -89,7 +109,13 @@ def test_controller_goes_to_0_and_returns_by_a_probe() -> None:
     assert rounds(made, [1, 1]) == [3]  # judged at once, although the batch is not due
 
 
-def test_decode_rows_count_only_without_speculation() -> None:
+def test_controller_without_a_rule_in_its_file_has_the_usual_numbers(controller: Make) -> None:
+    """1, 3 and 7 drafts; a warm-up of 10 batches, and a decision every 5."""
+    made = controller(None, 3, AdaptiveFile.read("{}"))
+    assert made.candidates == (0, 1, 3, 7) and rounds(made, *[[3, 3]] * 15) == [3] * 14 + [7]
+
+
+def test_decode_rows_count_only_without_speculation(flat: Make) -> None:
     made = flat(1, candidate_steps=[0, 1])
     for _ in range(20):
         made.forwarded(1)
@@ -97,7 +123,7 @@ def test_decode_rows_count_only_without_speculation() -> None:
     assert made.next_num_steps(1, 1) == 1
 
 
-def test_flat_dialect_ignores_the_batch_that_comes_and_the_lag() -> None:
+def test_flat_dialect_ignores_the_batch_that_comes_and_the_lag(controller: Make) -> None:
     controlled = Controlled("sglang-0.5.12", file={"candidate_steps": [1, 3, 7], **AT_ONCE})
     made = controller(controlled, 3, None, lag=1)
     made.committed([3])
@@ -113,14 +139,14 @@ def test_flat_dialect_ignores_the_batch_that_comes_and_the_lag() -> None:
     ("sglang-0.5.14", "0.5.20", 3, {1: (3, 2.0), 8: (3, 2.0), 32: (1, 0.0), 64: (0, -1.0)}),
 ])  # fmt: skip
 def test_default_file_starts_at_the_middle_count(
-    dialect: Dialect, defaults: str | None, initial: int, begun: dict[int, tuple[int, float]]
+    slots: Make, dialect: Dialect, defaults: str | None, initial: int, begun: dict[int, tuple[int, float]]
 ) -> None:
     made = slots(None, dialect=dialect, defaults=defaults)
     assert (made.initial, made.slots) == (initial, begun)
     assert made.candidates == ((0, 1, 3, 5, 7) if defaults == "0.5.20" else (0, 1, 3, 7))
 
 
-def test_initial_count_in_no_slot_is_refused_and_elsewhere_replaced() -> None:
+def test_initial_count_in_no_slot_is_refused_and_elsewhere_replaced(slots: Make) -> None:
     file = {"1": {"candidate_steps": [7, 1, 7, 4]}, "4": {"candidate_steps": [0, 2]}}
     made = slots(file, 2)
     assert made.slots == {1: (4, 3.0), 4: (2, 1.0)}  # 4 is the middle of 1, 4, 7
@@ -134,45 +160,47 @@ def test_initial_count_in_no_slot_is_refused_and_elsewhere_replaced() -> None:
     ((1, 2, 4, 8, 16), {0: 1, 2: 1, 3: 2, 8: 2, 9: 3, 10: 3, 17: 3}),  # 3 is padded to 4, 9 to 16; 17 stays
     ((1, 3), {2: 1, 3: 1, 4: 2, 9: 2, 10: 3}),  # 4 is above the largest graph
 ])  # fmt: skip
-def test_batch_is_padded_to_its_graph_and_routed_to_a_slot(captured: tuple[int, ...], wishes: dict[int, int]) -> None:
+def test_batch_is_padded_to_its_graph_and_routed_to_a_slot(
+    slots: Make, captured: tuple[int, ...], wishes: dict[int, int]
+) -> None:
     file = {"10": {"candidate_steps": [3]}, "2": {"candidate_steps": [1]}, "4": {"candidate_steps": [2]}}
     made = slots(file, captured=captured)
     assert {batch: made.next_num_steps(batch, 99) for batch in wishes} == wishes
 
 
-def test_padded_batch_counts_in_the_slot_that_serves_it() -> None:
+def test_padded_batch_counts_in_the_slot_that_serves_it(slots: Make) -> None:
     file = {"1": {"candidate_steps": [1, 3]}, "4": {"candidate_steps": [1, 3]}, **AT_ONCE}
     made = slots(file, 1, captured=(4,))
     rounds(made, [1, 1, 1])
     assert made.slots == {1: (1, 0.0), 4: (3, 1.0)}
 
 
-def test_average_moves_by_the_mean_of_a_batch() -> None:
+def test_average_moves_by_the_mean_of_a_batch(slots: Make) -> None:
     made = slots({"0": {"candidate_steps": [3]}})
     rounds(made, [3, 0, 0], [2])
     first = 0.8 * 2.0 + 0.2 * 1.0  # ema_alpha is 0.2
     assert made.slots == {0: (3, (1 - 0.2) * first + 0.2 * 2.0)}
 
 
-def test_slot_decides_after_warm_up_and_on_intervals() -> None:
+def test_slot_decides_after_warm_up_and_on_intervals(slots: Make) -> None:
     file = {"1": {"candidate_steps": [1, 3], "warmup_batches": 2, "update_interval": 3}, "ema_alpha": 1.0}
     assert rounds(slots(file, 1), *[[1]] * 6) == [1, 1, 1, 1, 3, 3]  # batch 5 is the first that is due
     wishes = rounds(slots(file, 1), [1], [], [1], [], [1], [1], [1])
     assert wishes[-2:] == [1, 3], "a batch without requests does not count"
 
 
-def test_field_of_a_slot_wins_over_the_default_of_the_file() -> None:
+def test_field_of_a_slot_wins_over_the_default_of_the_file(slots: Make) -> None:
     file = {**AT_ONCE, "1": {"candidate_steps": [1, 3]}, "4": {"candidate_steps": [1, 3], "warmup_batches": 1}}
     made = slots(file, 1)
     assert rounds(made, [1], [1] * 4, [1] * 4) == [3, 1, 3]
 
 
-def test_several_counts_are_passed_at_once() -> None:
+def test_several_counts_are_passed_at_once(slots: Make) -> None:
     made = slots({"1": {"candidate_steps": [1, 3, 5, 7]}, **AT_ONCE}, 1)
     assert rounds(made, [7], [0], [4], [2]) == [7, 1, 5, 3]
 
 
-def test_average_is_frozen_at_0_and_a_probe_lasts_an_interval() -> None:
+def test_average_is_frozen_at_0_and_a_probe_lasts_an_interval(slots: Make) -> None:
     file = {"1": {"candidate_steps": [0, 1]}, "ema_alpha": 0.5, "warmup_batches": 0, "update_interval": 2}
     made = slots(file, 1)
     assert rounds(made, [0], [0]) == [1, 0]  # 0 <= 0.5 - 0.25
@@ -186,7 +214,7 @@ def test_average_is_frozen_at_0_and_a_probe_lasts_an_interval() -> None:
     assert rounds(made, [0]) == [0] and made.slots == {1: (0, 0.25)}, "a probe that fails"
 
 
-def test_slot_that_begins_at_0_probes_with_a_neutral_average() -> None:
+def test_slot_that_begins_at_0_probes_with_a_neutral_average(slots: Make) -> None:
     made = slots({"1": {"candidate_steps": [0, 3, 5]}, **AT_ONCE, "warmup_batches": 1}, 0)
     assert made.slots == {1: (0, -1.0)}
     for _ in range(2):
@@ -197,33 +225,32 @@ def test_slot_that_begins_at_0_probes_with_a_neutral_average() -> None:
     assert alone.slots == {1: (0, -1.0)}, "there is nothing to probe"
 
 
-def test_ceiling_lowers_or_stops_but_never_prevents_a_rise() -> None:
+def test_ceiling_lowers_or_stops_but_never_prevents_a_rise(slots: Make) -> None:
     file = {"1": {"candidate_steps": [1, 3, 5, 7]}, **AT_ONCE, "ceiling_coeff": 1}
     # 2 of 5: down to 3 (2 <= 2.25), and the ceiling is 2, so 1. 1 of 1: up to 3, above the ceiling of 1.
     # 1 of 3: it would stay at 3 (0.25 < 1 <= 2.5), and the ceiling of 1 lowers it.
     assert rounds(slots(file, 5), [2], [1], [1]) == [1, 3, 1]
-    assert rounds(slots({**file, "ceiling_coeff": 0}, 5), [2], [1], [1]) == [3, 3, 3]
+    for off in (0, -1):
+        assert rounds(slots({**file, "ceiling_coeff": off}, 5), [2], [1], [1]) == [3, 3, 3]
     assert rounds(slots({**file, "ceiling_coeff": 1.5}, 5), [2]) == [3], "ceil(2 * 1.5) is 3"
 
 
 @pytest.mark.parametrize(("dialect", "wish"), [("sglang-0.5.13", 5), ("sglang-0.5.14", 3)])
-def test_only_the_older_dialect_rises_after_a_fall(dialect: Dialect, wish: int) -> None:
+def test_only_the_older_dialect_rises_after_a_fall(slots: Make, dialect: Dialect, wish: int) -> None:
     """3 of 5: down to 3 (3 <= 2.5 + 1), not to 1 (3 > 0.5 + 1); then 3 > 2.5 - 1 would lead up again."""
     file = {"1": {"candidate_steps": [1, 3, 5], "down_hysteresis": 1.0, "up_hysteresis": -1.0}, **AT_ONCE}
     assert rounds(slots(file, 5, dialect=dialect), [3]) == [wish]
 
 
-def test_slot_keeps_its_count_while_other_slots_run_and_steps_change() -> None:
+def test_slot_keeps_its_count_while_other_slots_run_and_steps_change(slots: Make) -> None:
     file = {"1": {"candidate_steps": [1, 3]}, "4": {"candidate_steps": [0, 1]}, **AT_ONCE}
     made = slots(file, 1)
     assert rounds(made, [1], [0] * 4) == [3, 0]
     made.set_num_steps(0)
     assert (made.next_num_steps(1, 1), made.slots) == (3, {1: (3, 1.0), 4: (0, 0.0)})
-    with pytest.raises(BadInput, match="set_num_steps: found 2"):
-        made.set_num_steps(2)
 
 
-def test_late_results_are_processed_under_the_new_count() -> None:
+def test_late_results_are_processed_under_the_new_count(slots: Make) -> None:
     """Rounds overlap: the batch of forward k is processed at forward k + 1, whatever that is a forward of."""
     made = slots({"1": {"candidate_steps": [0, 1], "down_hysteresis": -0.1}, **AT_ONCE, "ema_alpha": 0.5}, 0, lag=1)
     made.forwarded(2)
@@ -239,17 +266,25 @@ def test_late_results_are_processed_under_the_new_count() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_batch_is_processed_as_many_forwards_later_as_the_lag(lag: int) -> None:
+def test_batch_is_processed_as_many_forwards_later_as_the_lag(slots: Make, lag: int) -> None:
     made = slots({"1": {"candidate_steps": [1, 3]}, **AT_ONCE}, 1, lag=lag)
     assert rounds(made, *[[1]] * lag) == [1] * lag
     made.forwarded(0)  # a prefill
     assert made.next_num_steps(1, 1) == 3
 
 
+def test_asking_and_a_commit_without_requests_change_nothing(slots: Make) -> None:
+    made = slots({"1": {"candidate_steps": [0, 1, 3]}, **AT_ONCE}, 3)
+    before = made.slots
+    assert [made.next_num_steps(batch, batch) for batch in (0, 1, 5, 1)] == [3] * 4
+    made.committed([])
+    assert made.slots == before
+
+
 # vllm-table and constant
 
 
-def test_table_fills_gaps_and_the_tail_and_is_capped() -> None:
+def test_table_fills_gaps_and_the_tail_and_is_capped(controller: Make) -> None:
     table = ((8, 15, 1), (1, 4, 5), (20, 20, 0), (21, 21, 2))
     made = controller(Controlled("vllm-table", table=table, num_speculative_tokens=4), None, None, 1)
     expected = {0: 4, 1: 4, 4: 4, 5: 4, 7: 4, 8: 1, 15: 1, 19: 1, 20: 0, 21: 2, 22: 2, 10**6: 2}
@@ -257,13 +292,13 @@ def test_table_fills_gaps_and_the_tail_and_is_capped() -> None:
     assert (made.initial, made.candidates) == (4, (0, 1, 2, 4))
 
 
-def test_table_has_no_feedback() -> None:
+def test_table_has_no_feedback(controller: Make) -> None:
     made = controller(Controlled("vllm-table", table=((1, 2, 3), (3, 9, 1)), num_speculative_tokens=8), 2)
     assert (made.initial, made.candidates) == (2, (0, 1, 2, 3))
     assert rounds(made, *[[0]] * 9) == [3] * 9
 
 
-def test_constant_wish_is_the_initial_count() -> None:
+def test_constant_wish_is_the_initial_count(controller: Make) -> None:
     made = controller(Controlled("constant"), 2)
     assert rounds(made, [0], [2, 2]) == [2, 2]
     made.set_num_steps(0)
@@ -303,7 +338,7 @@ def test_both_sides_have_the_same_wishes(
     controlled: Controlled, begins: tuple[int | None, ...], happenings: list[tuple[str, Any]], begin: int, lag: int
 ) -> None:
     initial = begins[begin % len(begins)]
-    ours, theirs = controller(controlled, initial, None, lag), reference(controlled, initial, None, lag)
+    ours, theirs = optimized(controlled, initial, None, lag), reference(controlled, initial, None, lag)
     assert (ours.candidates, ours.initial) == (theirs.candidates, theirs.initial)
     for happening, value in happenings:
         for made in (ours, theirs):
