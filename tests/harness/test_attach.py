@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 import instep.attach as room
 from instep.attach import Options, options_in, sglang
 from instep.attach.sglang_names import RELEASES
-from instep.audit.audit import Audit, audit, opened
+from instep.audit.audit import opened
 from instep.cli.attach import attach
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
@@ -30,12 +31,11 @@ from support.inputs.recordings import TINY, lines, stated
 from support.inputs.recordings import shown as tensors_of
 from support.running.covering import WHOLE
 from support.worlds import fake_sglang
+from support.worlds.attached_engines import EVERY, A, B, accepted, attached, events, facts, judged
 from support.worlds.fake_sglang import Model, Served
 
 pytestmark = pytest.mark.slow
 
-A, B = b"Return the", b"def main(self):"
-EVERY: dict[str, Any] = {"layers": [], "every": 1}
 ROOTS = [str(Path(root).absolute()) for root in ("reference", "optimized", "harness", "tests")]
 
 
@@ -47,22 +47,18 @@ def model() -> fake_sglang.Model:
 @pytest.fixture
 def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
-    left: list[Any] = []
+    with ExitStack() as until:
 
-    def make(release: str, options: dict[str, Any] | None = EVERY, renamed: bool = False, **named: Any) -> Served:
-        monkeypatch.setattr(sglang, "_loaded", False)
-        entered = [fake_sglang.imported(fake_sglang.write(tmp_path, release, renamed=renamed)), torch.inference_mode()]
-        if options is not None:
-            entered.append(room.recording(tmp_path / "recording", **options))
-        for one in entered:
-            one.__enter__()
-            left.append(one)
-        __import__("sglang.srt.managers.scheduler")
-        return Served(model, release, TINY, **named)
+        def make(release: str, options: dict[str, Any] | None = EVERY, renamed: bool = False, **named: Any) -> Served:
+            monkeypatch.setattr(sglang, "_loaded", False)
+            until.enter_context(fake_sglang.imported(fake_sglang.write(tmp_path, release, renamed=renamed)))
+            until.enter_context(torch.inference_mode())
+            if options is not None:
+                until.enter_context(room.recording(tmp_path / "recording", **options))
+            __import__("sglang.srt.managers.scheduler")
+            return Served(model, release, TINY, **named)
 
-    yield make
-    for one in reversed(left):
-        one.__exit__(None, None, None)
+        yield make
 
 
 def serve(served: Served) -> None:
@@ -86,14 +82,6 @@ def serve(served: Served) -> None:
     served.settle()
 
 
-def judged(tmp_path: Path) -> Audit:
-    return audit(tmp_path / "recording", TINY)
-
-
-def attached(tmp_path: Path) -> dict[str, Any]:
-    return json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]
-
-
 def shown(tmp_path: Path) -> dict[int, set[str]]:
     """The names of the tensors of every event that has some."""
     found = {}
@@ -104,7 +92,7 @@ def shown(tmp_path: Path) -> dict[int, set[str]]:
 
 
 def kinds(tmp_path: Path) -> list[str]:
-    return [one["event"] for one in lines(tmp_path / "recording" / "events.jsonl")]
+    return [one["event"] for one in events(tmp_path)]
 
 
 # recordings that are right
@@ -121,16 +109,11 @@ def test_a_right_engine_agrees(engine: Callable[..., Any], tmp_path: Path, relea
     serve(engine(release, **how))
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
-    facts = {name: attached(tmp_path)[name] for name in ("missing", "stopped", "written", "dropped", "left_out")}
-    assert facts == {"missing": {}, "stopped": "", "written": 11, "dropped": 0, "left_out": 1}
-    events = lines(tmp_path / "recording" / "events.jsonl")
-    said = {name: [] for name in "abc"}
-    for one in events:
-        for name, path in zip(one.get("requests", ()), one.get("accepted", ()), strict=False):
-            said[name].append(len(path["nodes"]))
+    assert facts(tmp_path) == {"missing": {}, "stopped": "", "written": 11, "dropped": 0, "left_out": 1}
+    said = accepted(tmp_path, "abc")
     # with overlap the round that was in flight when b lost its memory has no result of b
     assert said == {"a": [3, 0, 1, 1, 3], "b": [1, 2, 3, 3] if how.get("overlap") else [1, 2, 0, 3], "c": [0, 1, 2]}
-    assert [one["num_steps"] for one in events if one["event"] == "set_num_steps"] == [3, 1, 0, 3]
+    assert [one["num_steps"] for one in events(tmp_path) if one["event"] == "set_num_steps"] == [3, 1, 0, 3]
     assert found.told.windows == sum(map(len, said.values()))
 
 
@@ -188,8 +171,8 @@ def test_slots_and_rows_are_those_of_the_engine(engine: Callable[..., Any], tmp_
     found = lines(tmp_path / "recording" / "batches.jsonl")
     assert found[1]["batch"] == 3 and found[1]["rows"] == {"a": 0, "b": 1}, "the third request of the batch samples"
     assert found[1]["slots"] == {"a": 3, "b": 5}, "rows 7 and 6, which have the slots 2 * (8 - row) + 1"
-    events = kinds(tmp_path)
-    assert all(events[one["event"]] in ("forward", "commit") for one in found)
+    names = kinds(tmp_path)
+    assert all(names[one["event"]] in ("forward", "commit") for one in found)
 
 
 # recordings that are wrong
@@ -248,12 +231,12 @@ def test_a_damaged_selection_is_refused(engine: Callable[..., Any], tmp_path: Pa
 def test_triggers_are_chosen(engine: Callable[..., Any], tmp_path: Path, triggers: list[str], written: int) -> None:
     served = engine("0.5.14", {"triggers": triggers, "every": 0})
     serve(served)
-    facts = attached(tmp_path)
-    assert (facts["written"], facts["triggers"]) == (written, triggers)
-    assert facts["written"] + facts["dropped"] <= 11 and len(shown(tmp_path)) == written
-    assert (facts["dropped"] == 0 and "no trigger" in facts["no_states"]) == (not triggers)
+    found = attached(tmp_path)
+    assert (found["written"], found["triggers"]) == (written, triggers)
+    assert found["written"] + found["dropped"] <= 11 and len(shown(tmp_path)) == written
+    assert (found["dropped"] == 0 and "no trigger" in found["no_states"]) == (not triggers)
     if written:
-        assert f"dropped at {facts['dropped']}" in opened(tmp_path / "recording").notes[-1]
+        assert f"dropped at {found['dropped']}" in opened(tmp_path / "recording").notes[-1]
 
 
 def test_every_nth_event_is_written(engine: Callable[..., Any], tmp_path: Path) -> None:
@@ -266,10 +249,10 @@ def test_every_nth_event_is_written(engine: Callable[..., Any], tmp_path: Path) 
 def test_a_retracted_request_is_recorded_again_with_its_text(engine: Callable[..., Any], tmp_path: Path) -> None:
     served = engine("0.5.14", overlap=True)
     serve(served)
-    events = [one for one in lines(tmp_path / "recording" / "events.jsonl") if one.get("request") == "b"]
-    assert [one["event"] for one in events] == ["admit", "abort", "admit", "finish"]
-    assert events[2]["prompt"][: len(events[0]["prompt"])] == events[0]["prompt"] == list(B)
-    assert len(events[2]["prompt"]) > len(B)
+    found = [one for one in events(tmp_path) if one.get("request") == "b"]
+    assert [one["event"] for one in found] == ["admit", "abort", "admit", "finish"]
+    assert found[2]["prompt"][: len(found[0]["prompt"])] == found[0]["prompt"] == list(B)
+    assert len(found[2]["prompt"]) > len(B)
 
 
 # the engine goes on
@@ -313,8 +296,8 @@ def test_nothing_is_hooked_without_the_variable(engine: Any, tmp_path: Path, mon
 
 def test_an_unknown_release_records_what_it_can(engine: Callable[..., Any], tmp_path: Path) -> None:
     serve(engine("0.5.99", renamed=True))
-    facts = attached(tmp_path)
-    assert facts["names"] == "0.5.23" and "commit_mamba_states_after_verify" in facts["missing"]["commit"]
+    told = attached(tmp_path)
+    assert told["names"] == "0.5.23" and "commit_mamba_states_after_verify" in told["missing"]["commit"]
     assert "state.a.0" in set.union(*shown(tmp_path).values()), "the states of prefills are there"
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED and any("no commit that the recorder knows" in one for one in found.recorded.notes)
@@ -379,7 +362,8 @@ def test_the_command_prints_where_the_recording_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-               "from pathlib import Path\nfrom support import fake_sglang\nimport sglang.srt.managers.scheduler\n"
+               "from pathlib import Path\nfrom support.worlds import fake_sglang\n"
+               "import sglang.srt.managers.scheduler\n"
                f"model = fake_sglang.Model(Path({str(TINY.absolute())!r}))\n"
                "served = fake_sglang.Served(model, '0.5.14', Path('nowhere'))\n"
                "served.request('a', b'Return the', 4)\nserved.prefill('a')\nserved.verify(4, a=3)\nserved.settle()")

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,18 @@ from safetensors.torch import load_file
 import instep.attach as room
 from instep.attach import vllm
 from instep.attach.vllm import places, window
-from instep.audit.audit import Audit, audit
 from instep.verdict import Exit
 from instep_reference.contract.checkpoint import OnDisk
 from peers.live import bundle_vllm
 from support.inputs.recordings import TINY, lines
 from support.running.covering import WHOLE
 from support.worlds import fake_vllm
+from support.worlds.attached_engines import EVERY, A, B, accepted, attached, events, facts, judged
 from support.worlds.fake_sglang import Model
 from support.worlds.fake_vllm import Served
 
 pytestmark = pytest.mark.slow
 
-A, B = b"Return the", b"def main(self):"
-EVERY: dict[str, Any] = {"layers": [], "every": 1}
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +42,16 @@ def model() -> Model:
 @pytest.fixture
 def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """A function that makes a fake engine of a release, which records itself to `tmp_path/recording`."""
-    left: list[Any] = []
+    with ExitStack() as until:
 
-    def make(runner: str, options: dict[str, Any] | None = None, release: str = "0.33.0", **named: Any) -> Served:
-        monkeypatch.setattr(vllm, "_loaded", False)
-        entered = [fake_vllm.imported(release), torch.inference_mode(),
-                   room.recording(tmp_path / "recording", **(EVERY if options is None else options))]  # fmt: skip
-        at = None
-        for one in entered:
-            at = one.__enter__() if at is None else (one.__enter__(), at)[1]
-            left.append(one)
-        return Served(at, model, TINY, runner, **named)
+        def make(runner: str, options: dict[str, Any] = EVERY, release: str = "0.33.0", **named: Any) -> Served:
+            monkeypatch.setattr(vllm, "_loaded", False)
+            at = until.enter_context(fake_vllm.imported(release))
+            until.enter_context(torch.inference_mode())
+            until.enter_context(room.recording(tmp_path / "recording", **options))
+            return Served(at, model, TINY, runner, **named)
 
-    yield make
-    for one in reversed(left):
-        one.__exit__(None, None, None)
+        yield make
 
 
 def serve(served: Served) -> None:
@@ -80,18 +74,6 @@ def serve(served: Served) -> None:
     served.idle()
 
 
-def judged(tmp_path: Path) -> Audit:
-    return audit(tmp_path / "recording", TINY)
-
-
-def attached(tmp_path: Path) -> dict[str, Any]:
-    return json.loads((tmp_path / "recording" / "recording.json").read_text())["attached"]
-
-
-def events(tmp_path: Path) -> list[dict[str, Any]]:
-    return lines(tmp_path / "recording" / "events.jsonl")
-
-
 @pytest.mark.parametrize(("runner", "how"), [
     ("v1", {}), pytest.param("v1", {"dims_first": True}, marks=WHOLE),
     pytest.param("v2", {"dims_first": True, "overlap": True}, marks=WHOLE),
@@ -100,12 +82,8 @@ def test_a_right_vllm_agrees(engine: Callable[..., Any], tmp_path: Path, runner:
     serve(engine(runner, **how))
     found = judged(tmp_path)
     assert found.exit is Exit.AGREED, found.replay and found.replay.verdict.findings
-    facts = {name: attached(tmp_path)[name] for name in ("missing", "stopped", "written", "dropped", "left_out")}
-    assert facts == {"missing": {}, "stopped": "", "written": 10, "dropped": 0, "left_out": 1}
-    said: dict[str, list[int]] = {name: [] for name in "abc"}
-    for one in events(tmp_path):
-        for name, path in zip(one.get("requests", ()), one.get("accepted", ()), strict=False):
-            said[name].append(len(path["nodes"]))
+    assert facts(tmp_path) == {"missing": {}, "stopped": "", "written": 10, "dropped": 0, "left_out": 1}
+    said = accepted(tmp_path, "abc")
     assert said == {"a": [3, 0, 1, 1, 0, 3], "b": [1, 0, 3, 3], "c": [3]}
     assert found.told.windows == sum(map(len, said.values()))
     kinds = [one["event"] for one in events(tmp_path)]
@@ -182,9 +160,9 @@ def test_an_unknown_release_of_vllm_records_what_it_can(
     monkeypatch.delattr(fake_vllm.RunnerV1, "_build_attention_metadata")
     monkeypatch.setattr(fake_vllm.RunnerV1, "execute_model", renamed(fake_vllm.RunnerV1.execute_model))
     serve(engine("v1", release="0.99.1"))
-    facts = attached(tmp_path)
-    assert facts["names"] == "0.33.0" and "RunnerV1 has no _build_attention_metadata" in facts["missing"]["prepared"]
-    assert facts["stopped"] == "" and facts["no_states"] == "no recurrent layer that was chosen"
+    told = attached(tmp_path)
+    assert told["names"] == "0.33.0" and "RunnerV1 has no _build_attention_metadata" in told["missing"]["prepared"]
+    assert told["stopped"] == "" and told["no_states"] == "no recurrent layer that was chosen"
     assert judged(tmp_path).exit is Exit.AGREED, "the tokens are there"
 
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -93,13 +94,12 @@ class ScheduleBatch:
         self.prefix_lens, self.extend_lens = prefix_lens, extend_lens
 '''
 RESULT = '''
-class GenerationBatchResult:
-    def __init__(self, **fields):
-        self.accept_lens = self.num_correct_drafts_per_req_cpu = self.speculative_num_draft_tokens = None
-        self.speculative_output_stride = None
-        vars(self).update(fields)
+from types import SimpleNamespace
+class GenerationBatchResult(SimpleNamespace):
+    accept_lens = num_correct_drafts_per_req_cpu = speculative_num_draft_tokens = speculative_output_stride = None
 '''
 FORWARD = '''
+from types import SimpleNamespace
 class ForwardMode:
     def __init__(self, name):
         self.name = name
@@ -109,10 +109,8 @@ class ForwardMode:
         return self.name == "target_verify"
     def is_decode(self):
         return self.name == "decode"
-class ForwardBatch:
-    def __init__(self, **fields):
-        self.spec_info = None
-        vars(self).update(fields)
+class ForwardBatch(SimpleNamespace):
+    spec_info = None
 '''
 RUNNER = '''
 import torch
@@ -238,7 +236,7 @@ class Served:
         empty: Any = model.nothing()[model.gdn[0]]
         self.conv = torch.zeros(layers, 2 * room + 2, *empty.window.shape)
         self.temporal = torch.zeros(layers, 2 * room + 2, config.value_heads, config.value_dim, config.key_dim)
-        self.cache = _Fields(conv=[self.conv], temporal=self.temporal)
+        self.cache = SimpleNamespace(conv=[self.conv], temporal=self.temporal)
         self.mapping = torch.tensor([2 * (room - row) + 1 for row in range(room)], dtype=torch.int32)
         pools = self.at["mem_cache/memory_pool"]
         self.pool = pools.MambaPool(self.cache)
@@ -248,11 +246,11 @@ class Served:
         rows = pools.HybridReqToTokenPool(
             self.pool, {layer: index for index, layer in enumerate(model.gdn)}, self.mapping)
         runner = self.at["model_executor/model_runner"].ModelRunner
-        self.runner = runner(rows, _Fields(model_path=str(checkpoint)), self._computed)
+        self.runner = runner(rows, SimpleNamespace(model_path=str(checkpoint)), self._computed)
         self.scheduler = self.at["managers/scheduler"].Scheduler(self, overlap)
-        controller = _Fields(params=_Fields(_cuda_graph_bs=[1, 2, 4, 4, 8]))
-        self.scheduler.server_args = _Fields(speculative_adaptive_config=str(adaptive))
-        self.scheduler.draft_worker = _Fields() if adaptive is None else _Fields(
+        controller = SimpleNamespace(params=SimpleNamespace(_cuda_graph_bs=[1, 2, 4, 4, 8]))
+        self.scheduler.server_args = SimpleNamespace(speculative_adaptive_config=str(adaptive))
+        self.scheduler.draft_worker = SimpleNamespace() if adaptive is None else SimpleNamespace(
             speculative_num_steps=3, adaptive_controller=controller)
         self.overlap = overlap
         self.free = list(range(room))
@@ -334,7 +332,7 @@ class Served:
             forward_mode=mode, req_pool_indices=rows,
             input_ids=torch.tensor([token for _, _, ran in self.ran for token in ran]),
             positions=torch.tensor([at + n for _, at, ran in self.ran for n in range(len(ran))]),
-            spec_info=_Fields(topk=TOPK),
+            spec_info=SimpleNamespace(topk=TOPK),
         )).logits_output  # fmt: skip
         picks = output.next_token_logits.argmax(-1)
         self.rows = rows
@@ -375,7 +373,7 @@ class Served:
             finals.append(final)
             if not verify:
                 self._put(name, row, after)
-        return _Fields(next_token_logits=torch.cat(scores), hidden_states=torch.cat(finals))
+        return SimpleNamespace(next_token_logits=torch.cat(scores), hidden_states=torch.cat(finals))
 
     def write(self, steps: torch.Tensor) -> None:
         """Commit: the memory after the accepted tokens of each window."""
@@ -459,7 +457,3 @@ def keys_before_norm(mixed: torch.Tensor, config: Any) -> torch.Tensor:
     size = config.key_heads * config.key_dim
     return mixed[size : 2 * size].view(config.key_heads, config.key_dim)
 
-
-class _Fields:
-    def __init__(self, **fields: Any) -> None:
-        vars(self).update(fields)
