@@ -6,7 +6,8 @@ Leaves out: faults of the engine itself (`test_diagnose_planted.py`), and wrong 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,12 +21,15 @@ from torch.nn import functional as F
 from instep.checks import for_labels
 from instep.checks.known_wrong_states import scene_of
 from instep.checks.poison import Poison
+from instep.checks.recomputed_values import Derived
+from instep.checks.unchanged_bytes import Bytes
 from instep.checks.wrong_state_inputs import Scene, add, step
 from instep.diagnose import RunHistory, explained, explanation_bank
 from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.finding_case import Case, Explanation
 from instep.diagnose.mistakes.misplaced_entries import elsewhere
 from instep.finding_problem import UNEXPLAINED, Explained, Problem
+from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.verdict import Comparison, Tier
 from instep.watch.event_context import EventContext, RowSpan
@@ -35,11 +39,83 @@ from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.norms import gated_norm, rms_norm
+from instep_reference.weights import Weights
 from support.inputs import check_contexts as m
-from support.inputs.spoiled_runs import Rows, Scenario, with_row
 from support.running.covering import few
 
-pytestmark = pytest.mark.slow  # a table of many pieces, each run again in many ways
+Rows = Mapping[str, torch.Tensor]
+
+
+class Scenario:
+    """A run of the reference in fp32 as the subject, up to the event that is spoiled."""
+
+    def __init__(self, directory: Any) -> None:
+        self.opened = m.checkpoint(directory)
+        self.contexts = m.run(self.opened, m.events_of(self.opened)[:24])
+        self._oracles: dict[int, tuple[Oracle, torch.Tensor]] = {}  # by the event that follows
+        self.weights, self.config = Weights.of(self.opened), self.opened.config
+
+    def oracle(self) -> Oracle:
+        return Oracle(self.opened, m.declared(torch.float32, torch.float32), torch.float32)
+
+    def said(self, spoiled: EventContext, *, bits: bool = False) -> Sequence[Comparison]:
+        """The event's findings, explained as at the end of a replay."""
+        oracle, history = self._oracle_before(spoiled.index), RunHistory()
+        check = Bytes() if bits else Derived(oracle)
+        for context in self.contexts[: spoiled.index]:
+            history(context)
+        findings = [found for found in check(spoiled) if isinstance(found, Comparison) and not found.agrees]
+        history(spoiled)
+        return sorted(explained(findings, spoiled, oracle, history), key=Comparison.order)
+
+    def _oracle_before(self, index: int) -> Oracle:
+        """The oracle before an event, with its draws. Its memory of the right events is computed once."""
+        if index not in self._oracles:
+            made = self.oracle()
+            for context in self.contexts[:index]:
+                made.at(context)
+            self._oracles[index] = made, made.runner.generator.get_state()
+        kept, draws = self._oracles[index]
+        mine = copy(kept)
+        mine.flights, mine.previous = dict(kept.flights), dict(kept.previous)
+        mine.runner.generator.set_state(draws)
+        return mine
+
+    def own(self, context: EventContext, layer: int, span: RowSpan) -> Rows:
+        """The subject's rows of a layer, in fp64, and the layer's hidden rows."""
+        found = {place.component: rows(context.subject, place, span).double()
+                 for place in context.subject.places if (place.stage, place.layer) == ("trunk", layer)}  # fmt: skip
+        before = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
+        return {**found, "before": rows(context.subject, before, span).double()}
+
+    def at_place(self, place: Place, change: Callable[[Scenario, Rows, RowSpan], torch.Tensor]) -> Comparison:
+        """The first finding, once the longest request's rows of a place are what `change` makes of them."""
+        context = self.packed(second=place.component in ("attended", "core", "query", "mixed"))
+        span = max(row_spans(context, "trunk"), key=lambda each: each.count)
+        wrong = change(self, self.own(context, max(place.layer, 0), span), span)
+
+        def put(tensor: torch.Tensor) -> torch.Tensor:
+            tensor[span.begin : span.begin + span.count] = wrong.to(tensor)
+            return tensor
+
+        found = self.said(m.with_rows(context, place, put))
+        assert found, "nothing was found"
+        assert found[0].place == place
+        return found[0]
+
+    def packed(self, *, second: bool) -> EventContext:
+        """A forward with rows of two requests, several of one of them. second: whether it follows other forwards"""
+        return next(
+            context for context in self.contexts if isinstance(context.event, Forward)
+            and len(spans := row_spans(context, "trunk")) > 1
+            and (most := max(spans, key=lambda span: span.count)).count > 3 and bool(most.start) == second
+        )
+
+
+def with_row(x: torch.Tensor, row: Any, other: Any) -> torch.Tensor:
+    changed = x.clone()
+    changed[row] = other
+    return changed
 
 GDN, ATTENTION = 0, 3
 
@@ -186,6 +262,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @few(10)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
 def test_a_result_with_one_known_mistake_is_explained(
@@ -208,6 +285,7 @@ def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
     return 0.1 * gated(s, r) + 0.9 * gated(s, r, z=r["z"].roll(1, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("component", "change"), [
     ("z", noise), ("gated", smooth), ("gated", near_but_not),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
@@ -217,6 +295,7 @@ def test_a_finding_without_explanation_is_unexplained(scene: Scenario, component
     assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
 
 
+@pytest.mark.slow
 def test_a_bank_that_raises_loses_no_finding(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(case: Case) -> None:
         raise ValueError("no such row")
@@ -227,6 +306,7 @@ def test_a_bank_that_raises_loses_no_finding(scene: Scenario, monkeypatch: pytes
     assert said.startswith("relative error") and said.endswith(raised)
 
 
+@pytest.mark.slow
 def test_another_requests_row_is_named_by_what_is_right_there(scene: Scenario) -> None:
     context = scene.packed(second=False)
     mine = max(row_spans(context, "trunk"), key=lambda span: span.count)
@@ -246,6 +326,7 @@ def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Cas
     return Case(finding, context, found, right, torch.full((2, 1), granted).double(), RunHistory())
 
 
+@pytest.mark.slow
 def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:
     right, wrong = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nearly, close = wrong * (1 + 9e-7), wrong * (1 + 1e-7)
@@ -255,6 +336,7 @@ def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:
     assert best(case(wrong, right), [Explanation("a", nearly * 2), Explanation("b", right)]) == (None, 0)
 
 
+@pytest.mark.slow
 def test_a_number_that_matches_at_random_explains_nothing() -> None:
     """One number within a hundredth of the way, out of a thousand that were tried."""
     right = torch.ones(1, 1, dtype=torch.float64)
@@ -264,6 +346,7 @@ def test_a_number_that_matches_at_random_explains_nothing() -> None:
     assert best(case(2 * many, many, 0.01), [Explanation("a", 2.009 * many)] * 1000) == ("a", 1)
 
 
+@pytest.mark.slow
 def test_an_explanation_of_some_cells_names_them() -> None:
     right = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = right.clone()
@@ -275,6 +358,7 @@ def test_an_explanation_of_some_cells_names_them() -> None:
 # Further parts of a finding
 
 
+@pytest.mark.slow
 def test_labels_in_other_rows_are_named(tmp_path: Path) -> None:
     opened = m.checkpoint(tmp_path)
     labels = m.run_labels(opened, m.events_of(opened)[:6])
@@ -292,6 +376,7 @@ def test_labels_in_other_rows_are_named(tmp_path: Path) -> None:
     assert said[0].diagnosis.startswith("each row is that of the row before it; row 0 is wrong")
 
 
+@pytest.mark.slow
 def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     place = Place("trunk", GDN, "gated")
     context = scene.packed(second=False)
@@ -303,6 +388,7 @@ def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
 
+@pytest.mark.slow
 def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> None:
     """Both are wrong by the layer's boundary; the second is right for what it was computed from."""
     context = scene.packed(second=False)
@@ -321,12 +407,14 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> N
     assert follows.diagnosis.startswith("follows from an earlier error")
 
 
+@pytest.mark.slow
 def test_a_run_that_agrees_is_not_explained(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep.diagnose.explanation_bank.case_of", None)
     assert explained([], scene.contexts[3], None, RunHistory()) == []
     assert not scene.said(scene.contexts[3])
 
 
+@pytest.mark.slow
 def test_findings_beyond_the_first_places_are_left_as_they_are(scene: Scenario) -> None:
     context = scene.packed(second=False)
     wrong = context
@@ -339,6 +427,7 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene: Scenario) 
 
 
 
+@pytest.mark.slow
 def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
                      problem=Problem("poison", "is poison"))  # fmt: skip
@@ -349,6 +438,7 @@ def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.Monk
     assert 'is all zero (seen in request "a"); is poison' in second.diagnosis
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0 of keys"), (None, None)])
 def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, says: str | None) -> None:
     """Two requests begin alike, so page 2 holds what page 1 lacks; page 3 does, too."""
@@ -394,6 +484,7 @@ MEMORY: list[tuple[str, int, Callable[[Scenario, EventContext, str, Any], torch.
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("field", "layer", "change", "sentence"), MEMORY, ids=[f"{w[0]}: {w[3]}" for w in MEMORY])
 def test_bits_that_were_moved_wrongly_are_explained(
     scene: Scenario, field: str, layer: int, change: Callable[..., Any], sentence: str
@@ -401,6 +492,7 @@ def test_bits_that_were_moved_wrongly_are_explained(
     assert of_memory(scene, field, layer, lambda *given: change(scene, *given)).startswith(sentence)
 
 
+@pytest.mark.slow
 def test_bits_that_nothing_explains_are_counted_as_before(scene: Scenario) -> None:
     noise = torch.Generator().manual_seed(0)
     said = of_memory(scene, "conv", GDN, lambda c, name, x: torch.randn(x.shape, generator=noise).to(x))
@@ -461,18 +553,21 @@ def rounded_after_every_token(mine: Scene, _: Scene, __: torch.Tensor) -> torch.
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "sentence"), STATES, ids=[sentence for _, sentence in STATES])
 def test_a_state_that_was_made_of_something_else_is_explained(scene: Scenario, change: Any, sentence: str) -> None:
     said = scene.said(of_state(scene, change))[0]
     assert sentence in said.diagnosis and said.explained.by == "bank", said
 
 
+@pytest.mark.slow
 def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene: Scenario) -> None:
     said = scene.said(of_state(scene, rounded_after_every_token))[0]
     due = Explained("hypothesis", "the state is rounded to bfloat16 after every token", names=("state-in-bfloat16",))
     assert said.explained == due, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("change", "ends"), [
     (STATES[3][0], "; the nearest known wrong state: holds the state from before the step"),
     (lambda mine, other, state: mine.base, "holds the state from before the step"),

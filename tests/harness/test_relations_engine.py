@@ -43,12 +43,12 @@ def test_correct_engine_agrees_in_every_relation_that_applies(name: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("relation", "name", "component"), [
-    ("unseen", "differing_engines:disturbed", "conv"), ("slots", "differing_engines:by_slots", "final"),
-    ("later_rows", "differing_engines:looks_ahead", "final"),
-    ("speculation_off", "differing_engines:by_speculation", "final"),
-    ("alone", "differing_engines:in_a_batch", "final"), ("schedule", "engines:one_more", "conv"),
-    ("rejected_is_plain", "engines:no_rollback", "conv"), ("split", "differing_engines:chunks_alone", "conv"),
-    ("read_late", "differing_engines:kept_when_read", "state"),
+    ("unseen", "engines:disturbed", "conv"), ("slots", "engines:by_slots", "final"),
+    ("later_rows", "engines:looks_ahead", "final"),
+    ("speculation_off", "engines:by_speculation", "final"),
+    ("alone", "engines:in_a_batch", "final"), ("schedule", "engines:one_more", "conv"),
+    ("rejected_is_plain", "engines:no_rollback", "conv"), ("split", "engines:chunks_alone", "conv"),
+    ("read_late", "engines:kept_when_read", "state"),
 ])  # fmt: skip
 def test_relation_detects_its_wrong_engine(relation: str, name: str, component: str) -> None:
     layers = 4 if name.endswith("chunks_alone") else 2  # its windows are wrong only after a wrong layer

@@ -76,7 +76,7 @@ def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
-    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 4)
+    monkeypatch.setattr(subjects.LATE.gated_norm, "wrong", range(5, 10**9))
     soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again
@@ -84,7 +84,7 @@ def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
     assert soaking.soaked.stretches > 0 and 0 < len(trace.events) < soaking.soaked.events
     again = instep("replay", found.trace, "--no-ladder", "--ops", LATE)
     assert again.code == Exit.DIVERGED and "DIVERGED" in again.out
-    monkeypatch.setattr(subjects.LATE.gated_norm, "begin", 10**9)
+    monkeypatch.setattr(subjects.LATE.gated_norm, "wrong", ())
     assert instep("replay", found.trace, "--ops", LATE).code == Exit.AGREED, "without the fault"
 
 

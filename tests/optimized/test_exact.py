@@ -22,8 +22,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from support.running.covering import each_value, few
-from support.worlds.ring_rounds import DEED, WIDEST, Deed, Life, Right, walk
-from support.worlds.rings import Turn, World, cut, garbage, stream
+from support.worlds.rings import DEED, WIDEST, Deed, Life, Right, Turn, World, cut, garbage, stream, walk
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []

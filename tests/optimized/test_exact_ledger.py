@@ -15,8 +15,7 @@ from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from support.independent.integer_labels import block, folded, labels_of, mixed, rows
 from support.running.covering import few
-from support.worlds.ring_rounds import DEED, WIDEST, Deed, Life, Right, walk
-from support.worlds.rings import Turn, World, cut
+from support.worlds.rings import DEED, WIDEST, Deed, Life, Right, Turn, World, cut, walk
 
 HEADS = Heads(1, 2, 3, 5)
 TOKENS = 30

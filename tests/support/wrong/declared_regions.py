@@ -9,13 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Commit, Committed, Event, Region
 from instep_reference.contract.pool_meaning import Meaning, Positions
-
-PLAIN = load("plain")
+from support.wrong.subjects import maker
 
 
 class _Wide(OptimizedEngine):
@@ -38,16 +35,6 @@ class _Wide(OptimizedEngine):
         return super().commit(requests, accepted)
 
 
-def maker(base: type[_Wide] = _Wide, **members: Any) -> Any:
-    """Makes such an engine; without poison, as an engine of somebody else's."""
-    kind = type("Wide", (base,), members)
-
-    def make(checkpoint: Any, capacity: Any, *, layout: str, device: str, dtype: torch.dtype, **told: Any) -> Any:
-        return kind(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
-
-    return make
-
-
 def _every_unit(self: _Wide, event: Event, own: dict[str, set[int]]) -> dict[str, set[int]]:
     return {region.name: set(range(len(region.units))) for region in OptimizedEngine.regions(self)}
 
@@ -67,16 +54,18 @@ def _scratch(*units: int) -> Callable[[Any, Region], Region]:
     return lambda self, region: replace(region, scratch=frozenset(units)) if region.name == "state" else region
 
 
-EVERYTHING = maker(table=_every_unit, units=(0, 2))  # the reserved slot, and one that is free
-BEHIND_THE_TABLE = maker(units=(0, 2))
-OLD_PAGES = maker(table=_all_pages)
-OTHERS = maker(table=_somebody_elses)
-SCRATCH = maker(shown=_scratch(0), units=(0,))
-OWNED_SCRATCH = maker(shown=_scratch(0, 1), units=(0,))
-UNDECLARED = maker(shown=lambda self, region: replace(region, means=None))
-UNKNOWN = maker(table=lambda self, event, own: {**own, "states": {1}})
-NO_UNITS = maker(shown=lambda self, region: replace(region, units=region.units[:0], gaps=None, scratch=frozenset()))
-EMPTY = maker(regions=lambda self: [], may_change=lambda self, event: {})
+EVERYTHING = maker(_Wide, table=_every_unit, units=(0, 2))  # the reserved slot, and one that is free
+BEHIND_THE_TABLE = maker(_Wide, units=(0, 2))
+OLD_PAGES = maker(_Wide, table=_all_pages)
+OTHERS = maker(_Wide, table=_somebody_elses)
+SCRATCH = maker(_Wide, shown=_scratch(0), units=(0,))
+OWNED_SCRATCH = maker(_Wide, shown=_scratch(0, 1), units=(0,))
+UNDECLARED = maker(_Wide, shown=lambda self, region: replace(region, means=None))
+UNKNOWN = maker(_Wide, table=lambda self, event, own: {**own, "states": {1}})
+NO_UNITS = maker(
+    _Wide, shown=lambda self, region: replace(region, units=region.units[:0], gaps=None, scratch=frozenset())
+)
+EMPTY = maker(_Wide, regions=lambda self: [], may_change=lambda self, event: {})
 
 
 class _Hiding(_Wide):
@@ -97,7 +86,7 @@ HIDING = maker(_Hiding, units=(0, 2))
 
 def _states(**changed: Any) -> Any:
     """An engine whose pools of states are declared so."""
-    return maker(shown=lambda self, region: replace(region, **changed) if region.name == "state" else region)
+    return maker(_Wide, shown=lambda self, region: replace(region, **changed) if region.name == "state" else region)
 
 
 BY_PAIR = _states(by="pair")

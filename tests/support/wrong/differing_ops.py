@@ -13,14 +13,14 @@ from unittest.mock import patch
 
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine, load
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.fused import AddNorm
 from instep_optimized.ops.integer_op_protocols import Acceptance, RingPlan, RowPlacement
 from instep_optimized.ops.op_protocols import GdnInputs
-from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Capacity, Forwarded, Row
+from instep_reference.contract.engine import Forwarded, Row
 from instep_reference.contract.place_names import See
+from support.wrong.subjects import maker
 
 PLAIN, LEDGER = load("plain"), load("ledger")
 SCALES = 1 << 10  # steps of a number format with one scale for a whole tensor
@@ -198,13 +198,4 @@ class _OtherLayout(OptimizedEngine):
         return answer
 
 
-def shy(
-    checkpoint: Checkpoint, capacity: Capacity, *, layout: Any, device: str, dtype: torch.dtype, **told: Any
-) -> Any:
-    return _Shy(checkpoint, PLAIN, Options(device=device, activation=dtype, layout=layout), capacity, **told)
-
-
-def other_layout(
-    checkpoint: Checkpoint, capacity: Capacity, *, layout: Any, device: str, dtype: torch.dtype, **told: Any
-) -> Any:
-    return _OtherLayout(checkpoint, PLAIN, Options(device=device, activation=dtype, layout=layout), capacity, **told)
+shy, other_layout = maker(_Shy), maker(_OtherLayout)

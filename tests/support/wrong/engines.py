@@ -1,11 +1,13 @@
 """Engines driven through verbs, with the reference's model: right ones, and others that are wrong on purpose.
 
+Some faults show only in two runs.
+
 Found by the harness as `support.wrong.engines:NAME`. Leaves out: engines of other projects (`tests/peers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,18 @@ from instep_reference.contract.place_names import unseen
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
 from support.inputs.check_contexts import declared
+
+
+def with_changed_layers(memory: Sequence[Any], change: Callable[[GdnMemory], GdnMemory]) -> tuple[Any, ...]:
+    """A request's memory after a change in every GDN layer."""
+    return tuple(change(one) if isinstance(one, GdnMemory) else one for one in memory)
+
+
+def with_changed_state(memory: Sequence[Any], change: Callable[[torch.Tensor], None]) -> tuple[Any, ...]:
+    """A request's memory after a change in a copy of the first layer's state."""
+    state = memory[0].state.clone()
+    change(state)
+    return replace(memory[0], state=state), *memory[1:]
 
 
 class Right:
@@ -198,10 +212,8 @@ class ShiftedWindow(Right):
 
     def keep(self, request: str, length: int) -> None:
         super().keep(request, length)
-        self.memory[request] = tuple(
-            replace(one, window=one.window.roll(1, 1)) if isinstance(one, GdnMemory) else one
-            for one in self.memory[request]
-        )
+        self.memory[request] = with_changed_layers(
+            self.memory[request], lambda one: replace(one, window=one.window.roll(1, 1)))
 
 
 class StaleTile(Right):
@@ -213,10 +225,8 @@ class StaleTile(Right):
 
     def keep(self, request: str, length: int) -> None:
         super().keep(request, length)
-        memory = list(self.memory[request])
-        state = memory[0].state.clone()
-        state[1, :, 8:16] = self.was[request][0].state[1, :, 8:16]
-        self.memory[request] = (replace(memory[0], state=state), *memory[1:])
+        was = self.was[request][0].state[1, :, 8:16]
+        self.memory[request] = with_changed_state(self.memory[request], lambda state: state[1, :, 8:16].copy_(was))
 
 
 class Neighbour(Right):
@@ -225,10 +235,8 @@ class Neighbour(Right):
     def step(self, rows: Sequence[Any]) -> Any:
         idle = [name for name in self.memory if name not in {row.request for row in rows}]
         for name in idle[:1]:
-            memory = list(self.memory[name])
-            state = memory[0].state.clone()
-            state[0, 0, 0] = torch.nextafter(state[0, 0, 0], torch.tensor(9.0))
-            self.memory[name] = (replace(memory[0], state=state), *memory[1:])
+            self.memory[name] = with_changed_state(
+                self.memory[name], lambda state: state[0, 0, 0].nextafter_(torch.tensor(9.0)))
         return super().step(rows)
 
 
@@ -272,7 +280,9 @@ class Mute(Right):
 
 def made(kind: type[Right]) -> Any:
     def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Right:
-        return kind(model, dtype)
+        engine: Any = kind(model, dtype)
+        engine.room, engine.num_steps = room, num_steps
+        return engine
 
     return make
 
@@ -398,3 +408,82 @@ class Narrow(Reordered):
 
 
 reordered, narrow = made(Reordered), made(Narrow)
+
+
+def _scaled(found: Any, factor: float) -> Any:
+    return {key: {name: x * factor for name, x in mine.items()} for key, mine in found.items()}
+
+
+class InABatch(Right):
+    """Its rows depend on how many requests there are in the step."""
+
+    def step(self, rows: Sequence[Any]) -> Any:
+        return _scaled(super().step(rows), 1 + (len(rows) - 1) / 100)
+
+
+class LooksAhead(Right):
+    """The rows of a window depend on its last token."""
+
+    def run(self, row: Any) -> torch.Tensor:
+        return super().run(row) * (1 + row.tokens[-1] * 1e-6 * (row.kind == "verify"))
+
+
+class ChunksAlone(Right):
+    """A chunk begins with an empty conv window."""
+
+    def run(self, row: Any) -> torch.Tensor:
+        if row.kind == "prefill" and row.first:
+            self.memory[row.request] = with_changed_layers(
+                self.memory[row.request], lambda one: replace(one, window=torch.zeros_like(one.window)))
+        return super().run(row)
+
+
+class Disturbed(Watching):
+    """Observing its layers changes them."""
+
+    def watch(self, see: Any) -> None:
+        super().watch(lambda place, tensor: (see(place, tensor), tensor.mul_(1.001))[1])
+
+
+class BySpeculation(Right):
+    """It answers otherwise where it may draft."""
+
+    def step(self, rows: Sequence[Any]) -> Any:
+        return _scaled(super().step(rows), 1 + bool(self.num_steps) / 1000)
+
+
+class BySlots(Right):
+    """Declares the trace's order of slots, and the state after a window depends on the number of the slot."""
+
+    declares = {"order": True}  # noqa: RUF012
+
+    def slots(self) -> dict[str, int]:
+        return {name: self.room.slots[number] for number, name in enumerate(self.memory)}
+
+    def step(self, rows: Sequence[Any]) -> Any:
+        return _scaled(super().step(rows), 1 + self.room.slots[0] / 1000)
+
+
+class KeptWhenRead(Right):
+    """A window is cut to its kept tokens only when the state is read."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.owed: dict[str, int] = {}
+
+    def keep(self, request: str, length: int) -> None:
+        self.owed[request] = length
+
+    def state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+        if request in self.owed:
+            super().keep(request, self.owed.pop(request))
+        return super().state(request)
+
+    def run(self, row: Any) -> torch.Tensor:
+        self.owed.pop(row.request, None)
+        return super().run(row)
+
+
+in_a_batch, looks_ahead, chunks_alone, disturbed, by_speculation, by_slots, kept_when_read = map(
+    made, (InABatch, LooksAhead, ChunksAlone, Disturbed, BySpeculation, BySlots, KeptWhenRead)
+)

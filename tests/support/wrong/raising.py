@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Commit, Event
 from instep_reference.contract.place_names import Place
-
-PLAIN = load("plain")
+from support.wrong.subjects import PLAIN, maker
 
 
 class _Fallen(OptimizedEngine):
@@ -27,12 +26,7 @@ class _Fallen(OptimizedEngine):
 
 def engine(method: str, wrong: Any) -> Any:
     """A maker of a right engine, but for one method."""
-    kind = type("Fallen", (_Fallen,), {method: wrong})
-
-    def make(checkpoint: Any, capacity: Any, *, layout: str, device: str, dtype: torch.dtype, **told: Any) -> Any:
-        return kind(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
-
-    return make
+    return maker(_Fallen, **{method: wrong})
 
 
 def _raises(self: Any, *given: Any, **named: Any) -> Any:

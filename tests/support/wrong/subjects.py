@@ -6,6 +6,7 @@ They are outside the source. Leaves out: faults planted in the source (the produ
 from __future__ import annotations
 
 import time
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -26,18 +27,19 @@ def _louder(**given: Any) -> torch.Tensor:
 LOUDER = replace(PLAIN, name="louder", gated_norm=_louder)  # one percent too much in every gated norm
 
 
-class _Once:
-    """Wrong at one call in the life of the process, and never again."""
+class _AtCalls:
+    """Wrong at some calls in the life of the process."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    def __init__(self, wrong: Container[int]) -> None:
+        self.wrong, self.calls = wrong, 0
 
     def __call__(self, **given: Any) -> torch.Tensor:
         self.calls += 1
-        return PLAIN.gated_norm(**given) * (1.01 if self.calls == 7 else 1.0)
+        return PLAIN.gated_norm(**given) * (1.01 if self.calls in self.wrong else 1.0)
 
 
-ONCE = replace(PLAIN, name="once", gated_norm=_Once())
+ONCE = replace(PLAIN, name="once", gated_norm=_AtCalls((7,)))
+LATE = replace(PLAIN, name="late", gated_norm=_AtCalls(range(26, 10**9)))  # as an engine that wears out
 
 
 def _slow(**given: Any) -> torch.Tensor:
@@ -51,28 +53,30 @@ SLOW = replace(PLAIN, name="slow", gated_norm=_slow)  # wrong, and it takes its 
 SAID = "row 3 of 2"
 
 
+def maker(kind: type[OptimizedEngine] = OptimizedEngine, **members: Any) -> Any:
+    """Makes such an engine, with these members in the place of its own, as somebody else's that is right otherwise."""
+    spoiled = type(kind.__name__, (kind,), members)
+
+    def make(checkpoint: Any, capacity: Any, *, layout: Any, device: str, dtype: torch.dtype, **told: Any) -> Any:
+        options = Options(device=device, activation=dtype, layout=layout)
+        return spoiled(checkpoint, PLAIN, options, capacity, **told)
+
+    return make
+
+
 class _Refusing(OptimizedEngine):
     def commit(self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None) -> Committed:
         raise IndexError(SAID)
 
 
-def refusing(
-    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
-) -> Any:
-    """An engine of somebody else's that falls over at its first commit."""
-    return _Refusing(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
+right, declared, misdeclared, refusing = maker(), maker(), maker(), maker(_Refusing)  # the last: at its first commit
+declared.rounds = PLAIN.rounds  # the dtypes in which it stores its results
+misdeclared.rounds = lambda activation, state: {"everything": activation}  # it names no component
 
 
 def declining(*_: Any, num_steps: int, adaptive: Any, device: str, dtype: torch.dtype, layout: str) -> Any:
     """An engine of somebody else's that does not serve this combination."""
     raise Unsupported(f"declining: state layout {layout}")
-
-
-def right(
-    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
-) -> OptimizedEngine:
-    """An engine of somebody else's that is right."""
-    return OptimizedEngine(checkpoint, PLAIN, Options(device=device, activation=dtype), capacity, **told)
 
 
 class WithoutNumbers(OptimizedEngine):
@@ -94,35 +98,4 @@ def without_numbers(
     return WithoutNumbers(checkpoint, PLAIN, options, capacity, num_steps=num_steps, adaptive=adaptive)
 
 
-def declared(
-    checkpoint: Checkpoint, capacity: Capacity, *, layout: str, device: str, dtype: torch.dtype, **told: Any
-) -> Any:
-    """The same engine, whose maker declares the dtypes in which it stores its results."""
-    return right(checkpoint, capacity, layout=layout, device=device, dtype=dtype, **told)
-
-
-declared.rounds = PLAIN.rounds
-
-
-def misdeclared(checkpoint: Checkpoint, capacity: Capacity, **told: Any) -> Any:
-    """The same, with a declaration that names no component."""
-    return right(checkpoint, capacity, **told)
-
-
-misdeclared.rounds = lambda activation, state: {"everything": activation}
-
 NOT_AN_ENGINE = "nothing that could be run"
-
-
-class _Late:
-    """Wrong from a call on, as an engine is that wears out."""
-
-    def __init__(self, begin: int) -> None:
-        self.begin, self.calls = begin, 0
-
-    def __call__(self, **given: Any) -> torch.Tensor:
-        self.calls += 1
-        return PLAIN.gated_norm(**given) * (1.01 if self.calls > self.begin else 1.0)
-
-
-LATE = replace(PLAIN, name="late", gated_norm=_Late(25))
