@@ -16,7 +16,7 @@ from support.running.covering import WHOLE
 
 SAYS = """
 import os, sys, instep, torch
-print(instep.SAID, os.getcwd(), os.environ["COLUMNS"], sys.argv, __name__, sys.flags.safe_path, torch.get_num_threads())
+print(instep.SAID, os.getcwd(), os.environ["COLUMNS"], sys.argv, __name__, torch.get_num_threads())
 print("beside", file=sys.stderr)
 """
 WORDS = (
@@ -45,11 +45,7 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
             plant.run_python(tmp_path, "-c", "import time; time.sleep(60)")
         monkeypatch.setattr(plant, "TIMEOUT_S", 60.0)
         assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "one that was ended ends no other"
-        server = plant.forks._server
-    assert plant.forks is None and server.returncode == 0
-    with run_in_forks.warm():
-        assert plant.forks is not None
-        plant.forks._server.kill()
-        for _ in range(2):
-            late = plant.run_python(tmp_path, "-c", "print(1)")
-            assert late.returncode == -9 and "every run is forked from has ended with -9" in late.stderr
+        lost = plant.run_python(tmp_path, "-c", "import os; os.kill(os.getppid(), 9)")
+        assert lost.returncode == run_in_forks.LOST and "every run is forked from has ended" in lost.stderr
+        assert plant.run_python(tmp_path, "-c", "print(1)").stdout == "1\n", "the server is started again"
+    assert plant.forks is None

@@ -1,26 +1,51 @@
 """Run copies of the source as forks of a process that has imported torch, which saves about a second each.
 
 Only on Linux: elsewhere a fork of such a large process is unsafe, and every run is a new Python.
-Leaves out: the forking process (`fork_server.py`).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from unittest.mock import patch
 
 from . import plant
 
-SERVER = Path(__file__).with_name("fork_server.py")
+THEIRS = ["torch", "numpy", "msgspec", "rich.console", "rich.table", "safetensors.torch", "typer"]
+SERVER = get_context("forkserver")
+LOST = 255  # the exit code of a fork whose server has ended
+# In a fork, which has imported nothing of ours: it starts like a new Python with these words, files and environment.
+BEGIN = """
+import atexit, os, resource, runpy, sys
+assert not {"instep", "instep_optimized", "instep_reference"} & {name.partition(".")[0] for name in sys.modules}
+for number, file in enumerate((os.devnull, folder + "/out", folder + "/err")):
+    os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))
+os.chdir(cwd)
+os.environ.clear()
+os.environ.update(environment)
+sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+how, what, *rest = words
+sys.argv = [how, *rest]
+try:
+    if how == "-m":
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+finally:
+    atexit._run_exitfuncs()
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    with open(folder + "/spent", "w") as file:
+        file.write(str(sum(each.ru_utime + each.ru_stime for each in used)))
+"""
 
 
 @contextmanager
@@ -29,67 +54,42 @@ def warm() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    with Forks() as plant.forks:
-        try:
-            yield
-        finally:
-            plant.forks = None
+    SERVER.set_forkserver_preload(THEIRS)
+    plant.forks = Forks()
+    try:
+        yield
+    finally:
+        plant.forks = None
 
 
 class Forks:
-    """The server. spent: processor seconds of the runs that have ended."""
+    """Forks of the server. spent: processor seconds of the runs that have ended."""
 
     def __init__(self) -> None:
-        self.spent, self._lock = 0.0, threading.Lock()
-        self._control, end = socket.socketpair()
-        with end:
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", str(SERVER), str(end.fileno())], pass_fds=(end.fileno(),),
-                stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=plant.environment(),
-            )  # fmt: skip
-
-    def __enter__(self) -> Forks:
-        return self
-
-    def __exit__(self, *failed: object) -> None:
-        self._control.close()
-        self._server.wait()
+        self.spent, self._lock = 0.0, threading.Lock()  # `multiprocessing` is used by one thread at a time
 
     def run(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run like `subprocess.run` of `python -P WORDS`, with output as text. Raises if the server has ended."""
-        try:
-            return self._run(words, folder, environment, timeout)
-        except (OSError, ValueError):  # the other end is closed, or silent
-            with suppress(subprocess.TimeoutExpired):
-                self._server.wait(5)
-            if (code := self._server.returncode) is None:
-                raise
-            said = f"the process that every run is forked from has ended with {code}: is there enough memory?\n"
-            return subprocess.CompletedProcess([*words], code or 1, "", said)
-
-    def _run(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], timeout: float
-    ) -> subprocess.CompletedProcess[str]:
-        mine, its = socket.socketpair()
-        with mine, TemporaryFile() as out, TemporaryFile() as err:
-            with its, self._lock:
-                socket.send_fds(self._control, [b"."], [its.fileno(), out.fileno(), err.fileno()])
-            request = {"words": [*words], "folder": str(folder), "environment": {**environment}}
-            mine.sendall(json.dumps(request).encode() + b"\n")
-            answer = mine.makefile()
-            pid = int(answer.readline())
-            mine.settimeout(timeout)
-            try:
-                code, seconds = json.loads(answer.readline())
-            except TimeoutError:
-                os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired([*words], timeout) from None
+        """Run like `subprocess.run` of `python -P WORDS`, with output as text."""
+        with TemporaryDirectory() as files:
+            given = {"words": [*words], "cwd": str(folder), "environment": {**environment}, "folder": files}
+            process = SERVER.Process(target=exec, args=(BEGIN, given), daemon=True)
+            # The main module would be imported in the fork. The server takes the number of threads from its start.
+            with self._lock, patch.dict("sys.modules", __main__=ModuleType("__main__")), patch.dict(
+                    "os.environ", OMP_NUM_THREADS="1"):
+                process.start()
+            ended = wait([process.sentinel], timeout)
             with self._lock:
-                self.spent += seconds
-            said = []
-            for file in (out, err):
-                file.seek(0)
-                said.append(file.read().decode(errors="replace"))
+                if not ended:
+                    process.kill()
+                process.join()
+                code, spent = process.exitcode or 0, Path(files, "spent")
+                self.spent += float(spent.read_text()) if spent.exists() else 0.0
+            if not ended:
+                raise subprocess.TimeoutExpired([*words], timeout)
+            said = [file.read_text(errors="replace") if (file := Path(files, end)).exists() else ""
+                    for end in ("out", "err")]  # fmt: skip
+            if code == LOST:
+                said[1] += "the process that every run is forked from has ended: is there enough memory?\n"
             return subprocess.CompletedProcess([*words], code, *said)
