@@ -180,11 +180,11 @@ def test_fusion_gives_the_results_of_its_parts(case: Case, device: str) -> None:
 
 
 GATES = {
-    "another head's gate": ("(row * gate.row + head * gate.head)", "(row * gate.row + (head + 1) % heads * gate.head)"),
-    "the queries in place of the gate": ("gate.at + (row * gate.row", "gate.at - gate.head // 2 + (row * gate.row"),
+    "another head's gate": ("row * gate.per_row + head *", "row * gate.per_row + (head + 1) % heads *"),
+    "the queries in place of the gate": ("gate.at + (row *", "gate.at - gate.per_head // 2 + (row *"),
     "a gate before the rows are rounded": ("found = (found.to(tl.float32) / opened_by)", "found = (mean / opened_by)"),
     "unowned rows without a gate": (
-        "zero /= opening(gate.at + far * gate.row + some_head * gate.head + d, d < width)", "zero += 0.0"),
+        "zero /= opening(gate.at + far * gate.per_row + some_head * gate.per_head + d, d < width)", "zero += 0.0"),
 }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from instep_optimized.kernels.convs import bf16_prompts as prompt_file
 from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
 from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
 from instep_optimized.kernels.products import few_rows as slim_file
-from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results
+from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results, rule_of
 from instep_optimized.memory_addresses import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.op_protocols import GdnInputs
@@ -276,8 +276,7 @@ def convs() -> None:
         prompt_file.walk_prompt(x, weight, part, x, 8)
         for dtypes in (stored(x.dtype), WIDE):
             found = results(x, H, K, HV, dtypes)
-            rule = gate, HV, gate, HV, a_log, a_log, *found, H, HV, K**-0.5
-            prompt_file.walk_prompt(x, weight, part, None, 8, rule, K)
+            prompt_file.walk_prompt(x, weight, part, None, 8, rule_of(found, gate, gate, a_log, a_log), K)
 
 
 def clocks() -> None:

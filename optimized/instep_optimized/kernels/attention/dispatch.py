@@ -16,9 +16,10 @@ from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Pages
 from ...ops.fused import fuses
+from ..device.pool_address import Pool, Rows
 from ..rowwise.pointwise import output_gate
 from ..runtime import INTERPRETED, ceil_div, explicit, launch, multiprocessors, power_of_2, tile
-from .online_softmax import Heads, Paged, Pool, Sizes
+from .online_softmax import Paged, Sizes
 from .prefill_chunks import read_chunk
 from .split_kv import join_parts, read_parts
 from .tree_node_parts import read_alone
@@ -220,11 +221,11 @@ class Call(NamedTuple):
 
     query: torch.Tensor
     pages: Pages
-    queries: Heads
+    queries: Rows
     pools: tuple[Pool, Pool]
     paged: Paged
     sizes: Sizes
-    attended: Heads
+    attended: Rows
     constants: dict[str, Any]
 
     @classmethod
@@ -236,11 +237,11 @@ class Call(NamedTuple):
             pages.table.shape[1] * page_size, pages.slots, pages.begin, pages.count, pages.before, pages.ancestors,
             ancestors_step, pages.nodes, WINDOW, pages.table, *pages.table.stride(),
         )  # fmt: skip
-        pools = _pool(pages.keys, pages.key_scales), _pool(pages.values, pages.value_scales)
+        pools = Pool.of(pages.keys, pages.key_scales), Pool.of(pages.values, pages.value_scales)
         kv_heads = pages.keys.shape[2]
         sizes = Sizes(query.shape[1] // kv_heads, width, width**-0.5 * LOG2_E, kv_heads)
         constants = {"DT": max(power_of_2(width), SMALLEST_DOT), "PAGE": page_size, "WIDEN": INTERPRETED}
-        return cls(query, pages, _heads(query), pools, paged, sizes, _heads(attended), constants)
+        return cls(query, pages, Rows.of(query), pools, paged, sizes, Rows.of(attended), constants)
 
     def height(self, shape: Shape) -> tuple[int, int]:
         """(rows, tokens) of a tile."""
@@ -315,7 +316,7 @@ class Call(NamedTuple):
                 fit = fit[0], fit[1] | {"REGISTERS": PARTS_STAGED[1]}
         items = requests * most_parts * kv_heads * ceil_div(tiles, sides)
         programs = max(min(places * (1 if fit else RESIDENT), items), 1)
-        opened = None if gate is None else _heads(gate)
+        opened = None if gate is None else Rows.of(gate)
         for skipped in range(0, most, at_once):
             counts = means, sums, at_once, skipped, few, room, requests
             if fit:
@@ -342,12 +343,3 @@ class Call(NamedTuple):
                 RT=join.rows, DT=self.constants["DT"], PT=part, GROUP=GROUP, BT=listed, ALONE=join.alone,
                 CT=self.constants["DT"] // join.pieces, warps=join.warps,
             )  # fmt: skip
-
-
-def _heads(rows: torch.Tensor) -> Heads:
-    return Heads(rows, *rows.stride()[:2])
-
-
-def _pool(pool: torch.Tensor, scales: torch.Tensor | None) -> Pool:
-    assert scales is None or scales[0].is_contiguous(), "the scales of a page lie side by side"
-    return Pool(scales, None if scales is None else scales.stride(0), pool, *pool.stride()[:3])

@@ -1,6 +1,6 @@
 """Attention over a run of positions: steps of online softmax over pages, and how two runs are joined. Device functions.
 
-Also the arguments that all kernels of attention share: `Heads`, `Pool`, `Paged` and `Sizes`.
+Also the arguments that all kernels of attention share, next to rows and pools: `Paged` and `Sizes`.
 Leaves out: which program reads which positions (`prefill_chunks.py`, `split_kv.py`).
 """
 
@@ -16,25 +16,6 @@ import triton
 import triton.language as tl
 
 from ..device.tile_dot_fp32 import dot
-
-
-class Heads(NamedTuple):
-    """Rows of heads in memory: their address, and the steps from a row and from a head to the next."""
-
-    at: torch.Tensor
-    row: int
-    head: int
-
-
-class Pool(NamedTuple):
-    """Keys or values: their scales or None, their address, and the steps of a page, an entry and a head."""
-
-    scales: torch.Tensor | None
-    scales_page: int | None
-    at: Any
-    page: Any
-    entry: Any
-    head: Any
 
 
 class Paged(NamedTuple):
@@ -89,15 +70,16 @@ def joined(best, total, mean, more, sum_of_more, mean_of_more):
 @triton.jit
 def of_head(keys, values, paged, sizes, slot, kv_head):
     """Gather what a step over the positions of one request and KV head takes."""
-    return (keys.at + kv_head.to(tl.int64) * keys.head, values.at + kv_head.to(tl.int64) * values.head, keys, values,
-            paged, sizes, paged.table + slot * paged.table_row, kv_head)  # fmt: skip
+    key_at = keys.at + kv_head.to(tl.int64) * keys.per_head
+    value_at = values.at + kv_head.to(tl.int64) * values.per_head
+    return key_at, value_at, keys, values, paged, sizes, paged.table + slot * paged.table_row, kv_head
 
 
 @triton.jit
 def rows_of_heads(rows, row, head, inside, DT: tl.constexpr):
     """Load the numbers of a head of some rows  ->  [MT, DT]; 0 where `inside` is false"""
     d = tl.arange(0, DT)
-    return tl.load(rows.at + (row * rows.row + head * rows.head)[:, None] + d[None, :], mask=inside, other=0.0)
+    return tl.load(rows.at + (row * rows.per_row + head * rows.per_head)[:, None] + d[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
@@ -146,14 +128,15 @@ def over(
             here, entry, listed = page, at % PAGE, at < tl.where(page >= 0, stop, 0)
             page = page_of(line, paged.table_column, step + NT, stop, PAGE, NT)  # one step ahead: its latency is hidden
         inside = listed[:, None] & (d < sizes.width)[None, :]  # [NT, DT]
-        at_keys, at_values = here * keys.page + entry * keys.entry, here * values.page + entry * values.entry
+        at_keys = here * keys.per_page + entry * keys.per_entry
+        at_values = here * values.per_page + entry * values.per_entry
         key = tl.load(key_at + at_keys[:, None] + d[None, :], mask=inside, other=0.0)
         if keys.scales is not None:  # numbers of 8 bits are exact in every other dtype, so scores are scaled, not keys
             key = key.to(queries.dtype)
         score = dot(queries, tl.trans(key), WIDEN, ORDERED)  # [MT, NT]
         if keys.scales is not None:
             beside = entry * sizes.kv_heads + kv_head
-            score = score * tl.load(keys.scales + here * keys.scales_page + beside, mask=listed, other=0.0)[None, :]
+            score = score * tl.load(keys.scales + here * keys.scales_per_page + beside, mask=listed, other=0.0)[None, :]
         if ONE_PAGE:  # then [MT] is masked instead of [MT, NT]
             higher = tl.where(here >= 0, tl.maximum(best, tl.max(score, axis=1) * sizes.scale), best)
         else:
@@ -169,7 +152,7 @@ def over(
         weight = tl.exp2(tl.fma(score, tl.zeros_like(score) + sizes.scale, tl.zeros_like(score) - shift[:, None]))
         value = tl.load(value_at + at_values[:, None] + d[None, :], mask=inside, other=0.0)
         if values.scales is not None:  # the values are cast as the weights are: to the dtype of the queries
-            each = tl.load(values.scales + here * values.scales_page + beside, mask=listed, other=0.0)
+            each = tl.load(values.scales + here * values.scales_per_page + beside, mask=listed, other=0.0)
             value = (value.to(tl.float32) * each[:, None]).to(queries.dtype)
         # The sum of weights is taken before they are cast to the values' dtype.
         new_mean = dot(weight.to(value.dtype), value, WIDEN, ORDERED, mean * kept[:, None])

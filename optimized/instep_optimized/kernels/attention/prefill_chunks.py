@@ -59,6 +59,6 @@ def read_chunk(
             best, total, mean = joined(best, total, mean, best_of, total_of, mean_of)
         mean = mean / tl.where(total == 0.0, 1.0, total)[:, None]  # as parts are, to the last bit
     tl.store(
-        attended.at + ((row + token) * attended.row + head * attended.head)[:, None] + d[None, :],
+        attended.at + ((row + token) * attended.per_row + head * attended.per_head)[:, None] + d[None, :],
         mean.to(attended.at.dtype.element_ty), mask=inside,
     )  # fmt: skip

@@ -49,11 +49,11 @@ def _fetch(given, of, query_tile, tokens, MT: gl.constexpr, DT: gl.constexpr, SI
     query, _, group, _ = given
     row, _, kv_head, first, rows, _, _ = of
     LOADED: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DT, DT // 8], [gl.num_warps(), 1], [1, 0])
-    source = query.at + (row * query.row + kv_head.to(gl.int64) * group * query.head)
+    source = query.at + (row * query.per_row + kv_head.to(gl.int64) * group * query.per_head)
     m = SIDE * MT + along(0, MT, LOADED)
     token, d = first + m // group, along(1, DT, LOADED)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    begin_copy(query_tile, source + token * query.row + m % group * query.head + d, mask=inside)
+    begin_copy(query_tile, source + token * query.per_row + m % group * query.per_head + d, mask=inside)
     async_copy.commit_group()
 
 
@@ -80,11 +80,11 @@ def _store(given, of, mean, tokens, MT: gl.constexpr, DT: gl.constexpr, SIDE: gl
     row, _, kv_head, first, rows, _, _ = of
     WIDE: gl.constexpr = _wide(MT, DT, gl.num_warps())
     mean = gl.convert_layout(mean.to(into.at.dtype.element_ty), WIDE)
-    goal = into.at + (row * into.row + kv_head.to(gl.int64) * group * into.head)
+    goal = into.at + (row * into.per_row + kv_head.to(gl.int64) * group * into.per_head)
     m = SIDE * MT + along(0, MT, WIDE)
     token, d = first + m // group, along(1, DT, WIDE)
     inside = (m // group < tokens) & (token < rows) & (d >= 0)
-    gl.store(goal + token * into.row + m % group * into.head + d, mean, mask=inside)
+    gl.store(goal + token * into.per_row + m % group * into.per_head + d, mean, mask=inside)
 
 
 @gluon.jit
@@ -169,11 +169,11 @@ def _read(
 def _zero(into, rows, HEADS: gl.constexpr, DT: gl.constexpr):
     """Set all rows to 0."""
     d = gl.arange(0, DT, gl.BlockedLayout([DT // 128], [32], [gl.num_warps()], [0]))
-    goal = into.at + (gl.program_id(0).to(gl.int64) * into.row + d)
+    goal = into.at + (gl.program_id(0).to(gl.int64) * into.per_row + d)
     for _row in range(gl.program_id(0), rows, gl.num_programs(0)):
         for head in range(HEADS):
-            gl.store(goal + head * into.head, gl.zeros_like(d).to(into.at.dtype.element_ty))
-        goal += gl.num_programs(0).to(gl.int64) * into.row
+            gl.store(goal + head * into.per_head, gl.zeros_like(d).to(into.at.dtype.element_ty))
+        goal += gl.num_programs(0).to(gl.int64) * into.per_row
 
 
 @gluon.jit(do_not_specialize=["requests", "rows_of_all"])

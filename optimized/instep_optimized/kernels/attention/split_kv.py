@@ -159,7 +159,7 @@ def join_parts(
                       tl.cast(between, tl.int64), width, d)  # fmt: skip
             inside = live[:, None] & (d < width)[None, :]
             if gate is not None:
-                opened_by = opening(gate.at + (row * gate.row + head * gate.head)[:, None] + d[None, :], inside)
+                opened_by = opening(gate.at + (row * gate.per_row + head * gate.per_head)[:, None] + d[None, :], inside)
             best, total, mean = nothing(RT, CT)
             if each != 1:
                 for start in range(0, units, GROUP):
@@ -177,7 +177,7 @@ def join_parts(
             found = mean.to(attended.at.dtype.element_ty)
             if gate is not None:
                 found = (found.to(tl.float32) / opened_by).to(attended.at.dtype.element_ty)
-            goal = attended.at + (row * attended.row + head * attended.head)[:, None] + d[None, :]
+            goal = attended.at + (row * attended.per_row + head * attended.per_head)[:, None] + d[None, :]
             tl.store(goal, found, mask=inside)
     if EARLY:  # programs without rows wait, too: the next launch then waits for all that this launch waits for
         wait()
@@ -189,8 +189,8 @@ def join_parts(
                 for some_head in range(heads):
                     zero = tl.zeros((DT,), tl.float32)
                     if gate is not None:  # the gate may be NaN
-                        zero /= opening(gate.at + far * gate.row + some_head * gate.head + d, d < width)
-                    goal = attended.at + far * attended.row + some_head * attended.head + d
+                        zero /= opening(gate.at + far * gate.per_row + some_head * gate.per_head + d, d < width)
+                    goal = attended.at + far * attended.per_row + some_head * attended.per_head + d
                     tl.store(goal, zero.to(attended.at.dtype.element_ty), mask=d < width)
 
 

@@ -186,7 +186,7 @@ def _weigh(
         m, d = along(0, ROWS, LOADED), along(1, DT, LOADED)
         token = first + m // MT * tokens + m % MT // group
         inside = (m % MT // group < tokens) & (token < behind_last) & (d >= 0)
-        source = query.at + (row + token) * query.row + (head + m % MT % group) * query.head + d
+        source = query.at + (row + token) * query.per_row + (head + m % MT % group) * query.per_head + d
         loaded = gl.load(source, mask=inside, other=0.0)
         missing = holes(line, paged.table_column, start, stop, PAGE)
         barrier()

@@ -13,6 +13,7 @@ Leaves out: trees, windows that are kept after every row, and channels that are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -20,12 +21,12 @@ import triton
 import triton.language as tl
 
 from ...memory_addresses import Part
-from ..device.pool_address import flat
+from ..device.pool_address import Spans, Windows
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covered, covering
-from ..rowwise.gdn_inputs import gates
+from ..rowwise.gdn_inputs import Rule, gates
 from ..runtime import INTERPRETED, ceil_div, launch, tile
-from .bf16_short_windows import Rule, bits, consume, normed, number, word
+from .bf16_short_windows import bits, consume, normed, number, word
 from .packed_16_bit_words import WIDTH, in_words, words
 from .short_windows import ROWS as WALKED
 
@@ -84,24 +85,23 @@ def shape_for(part: Part, channels: int, keys: int = 0) -> Shape:
 
 def walk_prompt(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
-    rule: Rule = (None,) * 14, columns: int = 0,
+    rule: Rule | None = None, columns: int = 0,
 ) -> None:  # fmt: skip
     """Run the conv of a part that `fits`. x, mixed [N, channels]
 
     look: number of rows to check; those that belong to no request become zero
     rule, columns: instead of `mixed`, the inputs of the delta rule to store, and the channels of a head
     """
-    keys = 0 if mixed is not None else rule[-3] * columns
-    shape, requests = shape_for(part, len(weight), keys), len(part.begin)
+    shape, requests = shape_for(part, len(weight), 0 if rule is None else rule.H * columns), len(part.begin)
     blocks = ceil_div(part.most, shape.rows)
-    flattened = (flat(one, 2, part.read) for one in (part.read, part.store))
-    read, store = ((words(pool, 1), *steps) for pool, *steps in flattened)
-    store = store if part.store is not None else (None, *store[1:])
-    out = (None, 0) if mixed is None else (words(mixed, 2), mixed.stride(0) // 2)
+    read, store = (one and Windows.of(replace(one, pool=words(one.pool, 1))) for one in (part.read, part.store))
+    out = (None, None) if mixed is None else (words(mixed, 2), mixed.stride(0) // 2)
+    if rule is not None:
+        rule = rule._replace(H=tl.constexpr(rule.H), HV=tl.constexpr(rule.HV))
     launch(
         conv_walk_prompt, (len(weight) // shape.channels, blocks, requests),
-        words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), part.begin, part.count, part.fresh,
-        *read, *store, look, ceil_div(look, blocks * requests), *rule,
+        words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), Spans.of(part), read, store, rule,
+        look, ceil_div(look, blocks * requests),
         RT=shape.rows, CT=shape.channels // OF_THREAD, HT=columns // OF_THREAD, NATIVE=not INTERPRETED,
         warps=shape.warps,
     )  # fmt: skip
@@ -109,10 +109,7 @@ def walk_prompt(
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk_prompt(
-    x, x_row: tl.constexpr, mixed, mixed_row: tl.constexpr, weight, begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_c, read_w,
-    store, store_units, store_columns, store_unit, store_column, store_c, store_w, look, share,
-    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H: tl.constexpr, HV: tl.constexpr, scale,
+    x, x_row: tl.constexpr, mixed, mixed_row: tl.constexpr, weight, spans, read, store, rule, look, share,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NATIVE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve RT rows of one request, at least 3; CT times NUMBERS channels, of which HT times NUMBERS make a head.
@@ -131,8 +128,8 @@ def conv_walk_prompt(
     if EARLY:
         wait()
     # All addresses and lengths are loaded at once. 32 bits are enough, and make short products.
-    unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
-    rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
+    unit, start = tl.load(spans.units + request).to(tl.int32), tl.load(spans.begin + request).to(tl.int32)
+    rows, known = tl.load(spans.rows + request).to(tl.int32), tl.load(spans.fresh + request) == 0
     at = NUMBERS * c[:, None] + tl.arange(0, NUMBERS)[None, :]
     at_word = NUMBERS // 2 * c[:, None] + tl.arange(0, NUMBERS // 2)[None, :]
     every = tl.num_programs(0) * CT * (NUMBERS // 2)  # words of a row: a bound of all
@@ -145,14 +142,14 @@ def conv_walk_prompt(
         for t in tl.static_range(RT):
             new = new + (tl.split(tl.load(row + t * x_row, mask=at_word * 0 + t < left)),)
         if first == 0:
-            past = read + window_of(unit, read_unit, tl.load(read_columns + request), read_column)
+            past = window_of(read, unit, tl.load(read.columns + request))
             there = at_word < tl.where(known, every, 0)  # a fresh request must not read its history
-            old = entry(past, 2 * at_word, read_c, there)
-            middle = entry(past + read_w, 2 * at_word, read_c, there)
-            newest = entry(past + 2 * read_w, 2 * at_word, read_c, there)
+            old = entry(past, 2 * at_word, read.per_channel, there)
+            middle = entry(past + read.per_entry, 2 * at_word, read.per_channel, there)
+            newest = entry(past + 2 * read.per_entry, 2 * at_word, read.per_channel, there)
             if store is not None:
-                goal = tl.load(store_units + request).to(tl.int32)
-                target = store + window_of(goal, store_unit, tl.load(store_columns + request), store_column)
+                goal = tl.load(store.units + request).to(tl.int32)
+                target = window_of(store, goal, tl.load(store.columns + request))
                 kept = at_word < tl.where(goal >= 0, every, 0)
                 last = ()
                 for w in tl.static_range(3):
@@ -162,7 +159,7 @@ def conv_walk_prompt(
                 tl.debug_barrier()  # a thread may have read what another one stores
                 for w in tl.static_range(3):
                     for at_pair in tl.static_range(2):
-                        goes = target + (2 * at_word + at_pair) * store_c + w * store_w
+                        goes = target + (2 * at_word + at_pair) * store.per_channel + w * store.per_entry
                         tl.store(goes, bits(last[w], at_pair).to(tl.uint16), mask=kept)
         inputs = (tl.split(old), tl.split(middle), tl.split(newest)) + new
         if mixed is not None:
@@ -173,23 +170,22 @@ def conv_walk_prompt(
                 tl.store(out + t * mixed_row, tl.join(pairs[0], pairs[1]), mask=live)
         else:
             heads: tl.constexpr = CT // HT
-            head, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, HV * HT * NUMBERS
-            if head < 2 * H:  # all heads are queries, or all are keys, which are not scaled
-                query = head < H
-                factor, out = tl.where(query, scale, 1.0), tl.where(query, q, k)
+            head, keys, width = tl.program_id(0) * heads, rule.H * HT * NUMBERS, rule.HV * HT * NUMBERS
+            if head < 2 * rule.H:  # all heads are queries, or all are keys, which are not scaled
+                query = head < rule.H
+                factor, out = tl.where(query, rule.scale, 1.0), tl.where(query, rule.q, rule.k)
                 out += (start + first).to(tl.int64) * keys + (at - tl.where(query, 0, keys))
                 for t in tl.static_range(RT):
                     live = at * 0 + t < left
                     unit_of = normed(numbers_of(convolved(inputs, t, taps, NATIVE)), HT)
                     tl.store(out + t * keys, unit_of * factor, mask=live)
             else:
-                out = v + (start + first).to(tl.int64) * width + (at - 2 * keys)
+                out = rule.v + (start + first).to(tl.int64) * width + (at - 2 * keys)
                 for t in tl.static_range(RT):
                     live = at * 0 + t < left
                     tl.store(out + t * width, numbers_of(convolved(inputs, t, taps, NATIVE)), mask=live)
-                line, of = (tl.arange(0, RT) + first)[:, None], (head - 2 * H + tl.arange(0, heads))[None, :]
-                gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, (start + line).to(tl.int64) + of * 0,
-                      of + line * 0, HV, line + of * 0 < rows)  # fmt: skip
+                line, of = (tl.arange(0, RT) + first)[:, None], (head - 2 * rule.H + tl.arange(0, heads))[None, :]
+                gates(rule, (start + line).to(tl.int64) + of * 0, of + line * 0, line + of * 0 < rows)
 
     # Rows without a request: every program checks its share of all rows, which its own request mostly covers.
     requests = tl.num_programs(2)
@@ -197,21 +193,20 @@ def conv_walk_prompt(
     ends = tl.minimum(begins + share, look)
     if (begins < ends) & ((unit < 0) | (start > begins) | (start + rows < ends)):
         lane = tl.arange(0, LANES)
-        if covered(begins, ends, lane, read_units, begin, count, requests) < ends - begins:
+        if covered(begins, ends, lane, spans.units, spans.begin, spans.rows, requests) < ends - begins:
             for other in range(begins, ends):
-                if covering(other, lane, read_units, begin, count, requests) == 0:
+                if covering(other, lane, spans.units, spans.begin, spans.rows, requests) == 0:
                     far = (start * 0 + other).to(tl.int64)
                     if mixed is not None:
                         tl.store(mixed + far * mixed_row + at_word, at_word * 0)
                     else:  # rows without a request still get the gates that a and b give
-                        consume(tl.zeros((CT, NUMBERS), tl.float32), far, a, a_row, b, b_row, A_log, dt_bias,
-                                q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
+                        consume(tl.zeros((CT, NUMBERS), tl.float32), far, rule, CT, HT)
 
 
 @triton.jit
-def window_of(unit, unit_step, column, column_step):
-    """Return the offset at which a window begins, in numbers."""
-    return unit.to(tl.int64) * unit_step + column.to(tl.int64) * column_step
+def window_of(windows, unit, column):
+    """Return the address at which a window begins."""
+    return windows.pool + (unit.to(tl.int64) * windows.per_unit + column.to(tl.int64) * windows.per_column)
 
 
 @triton.jit

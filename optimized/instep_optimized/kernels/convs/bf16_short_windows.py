@@ -14,16 +14,17 @@ Leaves out: other widths than 4, and channels that are no whole tiles (`fits`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from ...memory_addresses import Part
+from ..device.pool_address import Spans
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covering
-from ..rowwise.gdn_inputs import L2_EPS, STEPS, gates
+from ..rowwise.gdn_inputs import L2_EPS, STEPS, Rule, gates
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .packed_16_bit_words import WIDTH, in_words, windows, words
 from .short_windows import ROWS
@@ -53,7 +54,6 @@ SHAPES: Mapping[bool, tuple[tuple[int, Shape], ...]] = {
     True: ((128, Shape(4, WIDER)), (96, Shape(4, WIDEST)), (40, Shape(2, WIDER)), (32, Shape(4, WIDEST)),
            (16, Shape(2, WIDER)), (2, Shape(2))),
 }  # fmt: skip
-Rule = tuple[Any, ...]  # a, its row step, b, its row step, A_log, dt_bias; q, k, v, log_decay, beta; H, HV, scale
 
 
 def fits(x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, columns: int = 0) -> bool:
@@ -82,7 +82,7 @@ def shape_for(part: Part, channels: int) -> Shape | None:
 
 def walk_words(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
-    rule: Rule = (None,) * 14, columns: int = 0,
+    rule: Rule | None = None, columns: int = 0,
 ) -> None:  # fmt: skip
     """Run the conv of a part that `fits`. x, mixed [N, channels]
 
@@ -92,23 +92,19 @@ def walk_words(
     shape, requests = shape_for(part, len(weight)), len(part.begin)
     assert shape is not None
     numbers, channels = shape
-    read, store, each = (windows(one, part.read, numbers) for one in (part.read, part.store, part.per_row))
-    out = (None, 0) if mixed is None else (mixed, mixed.stride(0))
+    out = (None, None) if mixed is None else (mixed, mixed.stride(0))
+    held = part.read, part.store, part.per_row  # an absent argument compiles to no code
     launch(
         conv_walk_words, (len(weight) // channels, requests), words(x, numbers), x.stride(0) // numbers, *out,
-        words(weight, WIDTH), part.begin, part.count, part.fresh, *read, *store, *each, look,
-        ceil_div(look, requests), *rule,
+        words(weight, WIDTH), Spans.of(part), *(one and windows(one, numbers) for one in held),
+        rule, look, ceil_div(look, requests),
         RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=shape.warps,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk_words(
-    x, x_row, mixed, mixed_row, weight, begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column,
-    store, store_units, store_columns, store_unit, store_column,
-    each, each_units, each_columns, each_unit, each_column, look, share,
-    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
+    x, x_row, mixed, mixed_row, weight, spans, read, store, each, rule, look, share,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve all rows of one request, at most RT; CT words of a row, HT of a head. Grid (channel tiles, B).
@@ -129,23 +125,23 @@ def conv_walk_words(
     if EARLY:
         wait()
     # All addresses and lengths are loaded at once. 32 bits are enough, and make short products.
-    unit, start = tl.load(read_units + request).to(tl.int32), tl.load(begin + request).to(tl.int32)
-    rows, known = tl.load(count + request).to(tl.int32), tl.load(fresh + request) == 0
+    unit, start = tl.load(spans.units + request).to(tl.int32), tl.load(spans.begin + request).to(tl.int32)
+    rows, known = tl.load(spans.rows + request).to(tl.int32), tl.load(spans.fresh + request) == 0
     column, kept_unit, goal, goal_column = 0, -1, -1, 0
-    if read_columns is not None:
-        column = tl.load(read_columns + request).to(tl.int32)
+    if read.columns is not None:
+        column = tl.load(read.columns + request).to(tl.int32)
     if each is not None:
-        kept_unit = tl.load(each_units + request).to(tl.int32)
+        kept_unit = tl.load(each.units + request).to(tl.int32)
     if store is not None:
-        goal = tl.load(store_units + request).to(tl.int32)
-        if store_columns is not None:
-            goal_column = tl.load(store_columns + request).to(tl.int32)
+        goal = tl.load(store.units + request).to(tl.int32)
+        if store.columns is not None:
+            goal_column = tl.load(store.columns + request).to(tl.int32)
     rows = tl.where(unit >= 0, rows, 0)  # without a unit there are none, and nothing is read or written
     # Masks are bounds: all words are below the first one, none is below 0. One bit for all threads took longer.
     every = tl.num_programs(0) * CT
     busy = tl.minimum(rows, 1) * every
     there = c < tl.where(known, busy, 0)  # a fresh request must not read its history
-    history = window_of(read, unit, read_unit, column, read_column, c)
+    history = window_of(read, unit, column, c)
     old = (tl.load(history, mask=there, other=0), tl.load(history + 1, mask=there, other=0),
            tl.load(history + 2, mask=there, other=0))  # fmt: skip
     row = x + start.to(tl.int64) * x_row + c
@@ -170,14 +166,13 @@ def conv_walk_words(
             live = c < tl.where(t < rows, every, 0)
             tl.store(mixed + start.to(tl.int64) * mixed_row + (at + t * mixed_row), outs[t], mask=live[:, None])
         elif t < rows:
-            consume(outs[t].to(tl.float32), start.to(tl.int64) + t, a, a_row, b, b_row, A_log, dt_bias,
-                    q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
+            consume(outs[t].to(tl.float32), start.to(tl.int64) + t, rule, CT, HT)
 
     if each is not None:  # the window after every row
-        kept = window_of(each, kept_unit, each_unit, 0, each_column, c)
+        kept = window_of(each, kept_unit, 0, c)
         for t in tl.static_range(RT):
             live = c < tl.where((t < rows) & (kept_unit >= 0), every, 0)
-            put_window(kept + t * each_column, inputs[t + 1], inputs[t + 2], inputs[t + 3], live, NUMBERS)
+            put_window(kept + t * each.per_column, inputs[t + 1], inputs[t + 2], inputs[t + 3], live, NUMBERS)
     if store is not None:  # the window after the last row
         oldest, middle, newest = inputs[RT], inputs[RT + 1], inputs[RT + 2]
         for t in tl.static_range(RT - 1):
@@ -185,7 +180,7 @@ def conv_walk_words(
             oldest = tl.where(last, inputs[t + 1], oldest)
             middle = tl.where(last, inputs[t + 2], middle)
             newest = tl.where(last, inputs[t + 3], newest)
-        target = window_of(store, goal, store_unit, goal_column, store_column, c)
+        target = window_of(store, goal, goal_column, c)
         put_window(target, oldest, middle, newest, c < tl.where(goal >= 0, busy, 0), NUMBERS)
 
     # Rows without a request. If a request covers its share of all rows, as it mostly does, the program looks for none.
@@ -193,19 +188,19 @@ def conv_walk_words(
     if (unit < 0) | (start > first) | (start + rows < behind):
         for other in range(first, behind):
             if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
-                if covering(other, tl.arange(0, LANES), read_units, begin, count, tl.num_programs(1)) == 0:
+                if covering(other, tl.arange(0, LANES), spans.units, spans.begin, spans.rows, tl.num_programs(1)) == 0:
                     far, nothing = (start * 0 + other).to(tl.int64), tl.zeros((CT, NUMBERS), tl.float32)
                     if mixed is not None:
                         tl.store(mixed + far * mixed_row + at, nothing.to(tl.bfloat16))
                     else:  # rows without a request still get the gates that a and b give
-                        consume(nothing, far, a, a_row, b, b_row, A_log, dt_bias,
-                                q, k, v, log_decay, beta, H, HV, scale, CT, HT)  # fmt: skip
+                        consume(nothing, far, rule, CT, HT)
 
 
 @triton.jit
-def window_of(pool, unit, unit_step, column, column_step, c):
+def window_of(windows, unit, column, c):
     """Return the address at which the windows of the words c begin."""
-    return pool + unit.to(tl.int64) * unit_step + (unit * 0 + column).to(tl.int64) * column_step + 3 * c
+    first = windows.pool + unit.to(tl.int64) * windows.per_unit
+    return first + (unit * 0 + column).to(tl.int64) * windows.per_column + 3 * c
 
 
 @triton.jit
@@ -232,23 +227,20 @@ def put_window(target, old, middle, new, there, NUMBERS: tl.constexpr):
 
 
 @triton.jit
-def consume(
-    mixed, row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
-    CT: tl.constexpr, HT: tl.constexpr,
-):  # fmt: skip
+def consume(mixed, row, rule, CT: tl.constexpr, HT: tl.constexpr):
     """Store the delta rule's inputs of one row, from CT words [CT, NUMBERS] of it, for the heads of this program."""
     NUMBERS: tl.constexpr = mixed.shape[1]
     heads: tl.constexpr = CT // HT
-    first, keys, width = tl.program_id(0) * heads, H * HT * NUMBERS, NUMBERS * HT
+    first, keys, width = tl.program_id(0) * heads, rule.H * HT * NUMBERS, NUMBERS * HT
     channel = (tl.program_id(0) * CT + tl.arange(0, CT))[:, None] * NUMBERS + tl.arange(0, NUMBERS)[None, :]
     head = first + tl.arange(0, heads)
-    if first < 2 * H:
+    if first < 2 * rule.H:
         unit = normed(mixed, HT)
-        tl.store(q + row * keys + channel, unit * scale, mask=channel < keys)
-        tl.store(k + row * keys + channel - keys, unit, mask=(channel >= keys) & (channel < 2 * keys))
-    if first + heads > 2 * H:
-        tl.store(v + row * HV * width + channel - 2 * keys, mixed, mask=channel >= 2 * keys)
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row + head * 0, head - 2 * H, HV, head >= 2 * H)
+        tl.store(rule.q + row * keys + channel, unit * rule.scale, mask=channel < keys)
+        tl.store(rule.k + row * keys + channel - keys, unit, mask=(channel >= keys) & (channel < 2 * keys))
+    if first + heads > 2 * rule.H:
+        tl.store(rule.v + row * rule.HV * width + channel - 2 * keys, mixed, mask=channel >= 2 * keys)
+        gates(rule, row + head * 0, head - 2 * rule.H, head >= 2 * rule.H)
 
 
 @triton.jit

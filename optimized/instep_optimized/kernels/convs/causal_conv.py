@@ -10,8 +10,6 @@ Leaves out: the projections around it, and the choice of addresses (the commit s
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -21,10 +19,10 @@ from instep_reference.contract.place_names import Place
 from ...memory_addresses import Part
 from ...ops.fused import fuses
 from ...ops.op_protocols import GdnInputs
-from ..device.pool_address import flat
+from ..device.pool_address import Spans, Windows, window_of
 from ..device.zero_uncovered_rows import ROWS as CLEARED
 from ..device.zero_uncovered_rows import beyond, clear, result, rows_of
-from ..rowwise.gdn_inputs import clear_inputs, consume, gdn_inputs, made, results
+from ..rowwise.gdn_inputs import Rule, clear_inputs, consume, gdn_inputs, made, results, rule_of
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .bf16_prompts import fits as prompt_fits
 from .bf16_prompts import walk_prompt
@@ -67,55 +65,47 @@ def consumed(
     batch has several parts, the separate conv and inputs kernels run instead.
     rule: a, b, A_log and dt_bias;  to: the place of mixed
     """
-    a, b, A_log, dt_bias = rule
-    key_heads, key_dim = found.q.shape[1:]
+    key_dim = found.q.shape[2]
     fits = len(parts) == 1 and len(parts[0].begin) and key_dim <= _tiles(parts[0], *weight.shape)[2]
     if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
         made(found, conv(x=x, weight=weight, parts=parts, to=to), *rule)
         return
-    assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
-    gates = a, a.stride(0), b, b.stride(0), A_log, dt_bias
-    _over(x, weight, parts, len(x), None, (*gates, *found, key_heads, len(A_log), key_dim**-0.5), key_dim)
+    _over(x, weight, parts, len(x), None, rule_of(found, *rule), key_dim)
 
 
 def _over(
     x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
-    rule: tuple[Any, ...] = (None,) * 14, columns: int = 0,
+    rule: Rule | None = None, columns: int = 0,
 ) -> None:
     """Run the kernel over all parts. It stores its rows in `mixed`, or else the inputs of the delta rule."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
+    rows = x, x.stride(0), mixed, None if mixed is None else mixed.stride(0), weight, weight.stride(0)
     for part in parts:
         if words_fit(x, weight, part, mixed, columns):
             walk_words(x, weight, part, mixed, look, rule, columns)
             continue
-        if prompt_fits(x, weight, part, mixed, columns, rule[-3]):
+        if prompt_fits(x, weight, part, mixed, columns, 0 if rule is None else rule.H):
             walk_prompt(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)
         # An absent argument compiles to no code. No bit depends on that: every result is a separate sum.
-        read, store, each = (flat(at, 2, part.read) for at in (part.read, part.store, part.per_row))
-        store = store if part.store is not None else (None, *store[1:])
-        each = (each[0] if part.per_row is not None else None, each[1], *each[3:])  # row t is its column
+        memory = Spans.of(part), *(one and Windows.of(one) for one in (part.read, part.store, part.per_row))
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
         if part.parents is None and part.most <= WALKED and len(part.begin):
             launch(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
-                x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, channels, look,
-                ceil_div(look, len(part.begin)), *rule,
+                *rows, *memory, rule, channels, look, ceil_div(look, len(part.begin)),
                 W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0,
                 warps=1 if mixed is None and part.per_row is None and len(part.begin) >= MANY else WARPS,
             )  # fmt: skip
             continue
-        for head, rows, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):
+        for head, tall, blocks in ((True, ahead, 1), (False, ROWS, ceil_div(part.most - ahead, ROWS))):
             more = beyond(look, blocks) if head is (part.most <= ahead) else 0  # one launch clears
             launch(
                 _conv, (max(blocks, 0), ceil_div(channels, wide), part.begin.numel() + more),
-                x, x.stride(0), mixed, 0 if mixed is None else mixed.stride(0), weight, weight.stride(0),
-                part.begin, part.count, part.fresh, *read, *store, *each, part.parents, channels,
-                part.begin.numel(), look, 0 if head else ahead, *rule, HEAD=head, W=width, RT=rows, ST=step, CT=wide,
-                ET=entries, JT=power_of_2(wide * entries), QT=CLEARED,
+                *rows, *memory, part.parents, rule, channels, part.begin.numel(), look, 0 if head else ahead,
+                HEAD=head, W=width, RT=tall, ST=step, CT=wide, ET=entries, JT=power_of_2(wide * entries), QT=CLEARED,
             )  # fmt: skip
 
 
@@ -137,12 +127,8 @@ def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
 
 @triton.jit(do_not_specialize=["requests", "look", "ahead"])
 def _conv(
-    x, x_row, mixed, mixed_row, weight, weight_row, begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_c, read_w,
-    store, store_units, store_columns, store_unit, store_column, store_c, store_w,
-    each, each_units, each_unit, each_column, each_c, each_w,
-    parents, channels, requests, look, ahead,
-    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
+    x, x_row, mixed, mixed_row, weight, weight_row, spans, read, store, each, parents, rule,
+    channels, requests, look, ahead,
     HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
     JT: tl.constexpr, QT: tl.constexpr,
 ):  # fmt: skip
@@ -162,18 +148,17 @@ def _conv(
     if request >= requests:
         free = rows_of(request - requests, QT)
         if mixed is not None:
-            clear(mixed, mixed_row, c, in_c, free, read_units, begin, count, requests, look)
+            clear(mixed, mixed_row, c, in_c, free, spans.units, spans.begin, spans.rows, requests, look)
         else:
-            clear_inputs(c, in_c, free, read_units, begin, count, requests, look, a, a_row, b, b_row, A_log, dt_bias,
-                         q, k, v, log_decay, beta, H, HV, CT)
+            clear_inputs(c, in_c, free, spans, requests, look, rule, CT)
         return
-    unit, rows = tl.load(read_units + request), tl.load(count + request)
+    unit, rows = tl.load(spans.units + request), tl.load(spans.rows + request)
     if (unit < 0) | (first >= rows):
         return
-    row, start = first + tl.arange(0, RT), tl.load(begin + request)
+    row, start = first + tl.arange(0, RT), tl.load(spans.begin + request)
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
-    remembered = tl.where(tl.load(fresh + request) == 0, channels, 0)
-    history = read + unit * read_unit + tl.load(read_columns + request) * read_column
+    remembered = tl.where(tl.load(spans.fresh + request) == 0, channels, 0)
+    history = window_of(read, unit, tl.load(read.columns + request))
 
     # An input before row 0 (back < 0) is entry back + W-1 of the history.
     total = tl.zeros((RT, CT), tl.float32)  # [RT, CT]
@@ -185,7 +170,7 @@ def _conv(
         ).to(tl.float32)  # fmt: skip
         if HEAD:
             old = tl.load(
-                history + (c * read_c)[None, :] + ((back + W - 1) * read_w)[:, None],
+                history + (c * read.per_channel)[None, :] + ((back + W - 1) * read.per_entry)[:, None],
                 mask=((back < 0) & (row < rows))[:, None] & (c < remembered)[None, :], other=0.0,
             )  # fmt: skip
             value = tl.where((back >= 0)[:, None], value, old.to(tl.float32))
@@ -197,7 +182,7 @@ def _conv(
             mask=(row < rows)[:, None] & in_c[None, :],
         )  # fmt: skip
     else:
-        consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, q, k, v, H, HV, scale, CT)
+        consume(out.to(x.dtype.element_ty).to(tl.float32), start + row, row < rows, rule, CT)
     if not HEAD:
         return
 
@@ -205,35 +190,36 @@ def _conv(
     element = tl.arange(0, JT)  # [JT], entry w of channel d
     d, w = tl.program_id(1) * CT + element // ET, element % ET
     there = (element < CT * (W - 1)) & (d < channels)
-    history += d * read_c
+    history += d * read.per_channel
     if store is not None:  # the window after the last row: its inputs are read here, and stored at the end
         behind = rows.to(tl.int32) - (W - 1) + w  # the row of each entry; negative: it is in the history
         last = x + (start + rows - (W - 1)) * x_row + w * x_row + d
         last_new = tl.load(last, mask=there & (behind >= 0), other=0.0)
-        last_old = tl.load(history + (behind + W - 1) * read_w, mask=there & (behind < 0) & (d < remembered), other=0.0)
+        old = history + (behind + W - 1) * read.per_entry
+        last_old = tl.load(old, mask=there & (behind < 0) & (d < remembered), other=0.0)
 
     if each is not None:  # the window after every row, ST of them in a step
-        kept_unit = tl.load(each_units + request)
-        kept = each + kept_unit * each_unit + d * each_c + w * each_w
+        kept_unit = tl.load(each.units + request)
+        kept = each.pool + kept_unit * each.per_unit + d * each.per_channel + w * each.per_entry
         own = x + start * x_row + d
         for t in range(0, tl.where(kept_unit >= 0, rows.to(tl.int32), 0), ST):
             token = t + tl.arange(0, ST)
             reach = climb(token[:, None], (w - (W - 2))[None, :], parents, start, rows, W).to(tl.int32)  # [ST, JT]
             live = (token < rows)[:, None] & there[None, :]
             later = tl.load(own[None, :] + reach * x_row, mask=live & (reach >= 0), other=0.0)
-            earlier = tl.load(
-                history[None, :] + (reach + W - 1) * read_w, mask=live & (reach < 0) & (d < remembered)[None, :],
-                other=0.0,
-            )  # fmt: skip
+            at_earlier = history[None, :] + (reach + W - 1) * read.per_entry
+            earlier = tl.load(at_earlier, mask=live & (reach < 0) & (d < remembered)[None, :], other=0.0)
             tl.debug_barrier()  # all of the history is read (W-2 <= ST, or a tree) before a column is written over it
-            columns = tl.where(reach >= 0, later.to(each.dtype.element_ty), earlier.to(each.dtype.element_ty))
-            tl.store(kept[None, :] + (token * each_column)[:, None], columns, mask=live)
+            KEPT: tl.constexpr = each.pool.dtype.element_ty
+            columns = tl.where(reach >= 0, later.to(KEPT), earlier.to(KEPT))
+            tl.store(kept[None, :] + (token * each.per_column)[:, None], columns, mask=live)
 
     if store is not None:
         tl.debug_barrier()  # it may be the same memory as a window that was read or stored above
-        goal = tl.load(store_units + request)
-        target = store + goal * store_unit + tl.load(store_columns + request) * store_column + d * store_c + w * store_w
-        window = tl.where(behind >= 0, last_new.to(store.dtype.element_ty), last_old.to(store.dtype.element_ty))
+        goal = tl.load(store.units + request)
+        target = window_of(store, goal, tl.load(store.columns + request)) + d * store.per_channel + w * store.per_entry
+        STORED: tl.constexpr = store.pool.dtype.element_ty
+        window = tl.where(behind >= 0, last_new.to(STORED), last_old.to(STORED))
         tl.store(target, window, mask=there & (d < tl.where(goal >= 0, channels, 0)))
 
 

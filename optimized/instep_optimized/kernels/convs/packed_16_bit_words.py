@@ -5,6 +5,8 @@ Leaves out: kernels (`bf16_short_windows.py`, and `token_inputs_gluon.py` of win
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ...memory_addresses import Address
@@ -12,6 +14,16 @@ from ..device.pool_address import flat
 
 WIDTH = 4  # width of the conv: the taps of a channel are one word of 4
 TYPES = {1: torch.uint16, 2: torch.uint32, 4: torch.uint64}  # type of a word, by the number of its numbers
+
+
+class WordWindows(NamedTuple):
+    """Units of a pool of windows; steps count words. None: units have no columns."""
+
+    pool: torch.Tensor
+    units: torch.Tensor
+    columns: torch.Tensor | None
+    per_unit: int
+    per_column: int
 
 
 def in_words(x: torch.Tensor, numbers: int, inner: int = 1) -> bool:
@@ -25,13 +37,8 @@ def words(x: torch.Tensor, numbers: int) -> torch.Tensor:
     return x.view(TYPES[numbers])
 
 
-def windows(address: Address | None, otherwise: Address, numbers: int) -> tuple[object, ...]:
-    """Return (pool, units, columns, unit step, column step) of windows [channels, WIDTH - 1]; steps count words.
-
-    The pool is None without an address, and the columns are None if it has none. otherwise: as in `flat`.
-    """
-    pool, units, column, *steps = flat(address, 2, otherwise)
+def windows(address: Address, numbers: int) -> WordWindows:
+    """Return an address of windows [channels, WIDTH - 1] as a kernel argument."""
+    pool, units, _, *steps = flat(address, 2, address)
     flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (WIDTH - 1)), (*pool.stride()[:-2], 1))
-    held = None if address is None else words(flattened, numbers)
-    absent = address is None or address.column is None
-    return held, units, None if absent else column, steps[0] // numbers, steps[1] // numbers
+    return WordWindows(words(flattened, numbers), units, address.column, steps[0] // numbers, steps[1] // numbers)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..device.masked_loads_and_stores import fetch, put
+from ..device.pool_address import window_of
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covering
 from ..rowwise.gdn_inputs import consume_all
@@ -27,12 +28,7 @@ WARPS, MANY = 4, 16
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk(
-    x, x_row, mixed, mixed_row, weight, weight_row: tl.constexpr, begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_c, read_w,
-    store, store_units, store_columns, store_unit, store_column, store_c, store_w,
-    each, each_units, each_unit, each_column, each_c, each_w,
-    channels, look, share,
-    a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale,
+    x, x_row, mixed, mixed_row, weight, weight_row: tl.constexpr, spans, read, store, each, rule, channels, look, share,
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve all rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
@@ -52,34 +48,33 @@ def conv_walk(
     if EARLY:
         wait()
     # All addresses and lengths are loaded at once: a load that waits for no other costs nothing here.
-    unit, start = tl.load(read_units + request), tl.load(begin + request)
-    rows = tl.load(count + request).to(tl.int32)
-    known, column = tl.load(fresh + request) == 0, tl.load(read_columns + request)
+    unit, start = tl.load(spans.units + request), tl.load(spans.begin + request)
+    rows = tl.load(spans.rows + request).to(tl.int32)
+    known, column = tl.load(spans.fresh + request) == 0, tl.load(read.columns + request)
     if store is not None:
-        goal, goal_column = tl.load(store_units + request), tl.load(store_columns + request)
+        goal, goal_column = tl.load(store.units + request), tl.load(store.columns + request)
     if each is not None:
-        kept_unit = tl.load(each_units + request)
+        kept_unit = tl.load(each.units + request)
     requests = tl.num_programs(2)
     behind = tl.minimum((request + 1) * share, look)
     own = (unit >= 0) & (start <= request * share) & (start + rows >= behind)
     for other in range(tl.where(own, behind, request * share), behind):
         if (unit < 0) | (other < start) | (other >= start + rows):  # noqa: SIM102 (both tests of an `and` would run)
-            if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
+            if covering(other, tl.arange(0, LANES), spans.units, spans.begin, spans.rows, requests) == 0:
                 if mixed is not None:
                     put(mixed + (start * 0 + other) * mixed_row + c, tl.zeros((CT,), tl.float32), in_c, WHOLE)
                 else:  # rows without a request still get the gates that a and b give
                     free = start * 0 + other + tl.arange(0, 1)
-                    consume_all(tl.zeros((1, CT), tl.float32), free, free >= 0, a, a_row, b, b_row, A_log, dt_bias,
-                                q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
+                    consume_all(tl.zeros((1, CT), tl.float32), free, free >= 0, rule, CT)
     if (unit < 0) | (rows <= 0):
         return
     # A fresh request must not read its history. Then the bound is 0; no channel index is below 0, so nothing is loaded.
     remembered = tl.where(known, channels, 0)
-    history = read + unit * read_unit + column * read_column + c * read_c
+    history = window_of(read, unit, column) + c * read.per_channel
     # Oldest first: the window before row 0, then the rows; in the stored dtype, so that a window keeps their bits.
     inputs = ()
     for w in tl.static_range(W - 1):
-        inputs = inputs + (tl.load(history + w * read_w, mask=c < remembered, other=0.0),)
+        inputs = inputs + (tl.load(history + w * read.per_entry, mask=c < remembered, other=0.0),)
     row = x + start * x_row + c
     for t in tl.static_range(RT):  # after the last row, that row again; the copies are not used
         inputs = inputs + (fetch(row + tl.minimum(rows - 1, t) * x_row, in_c, WHOLE),)
@@ -97,23 +92,22 @@ def conv_walk(
             outs = outs + (tl.expand_dims(out.to(x.dtype.element_ty).to(tl.float32), 1),)
     if mixed is None:  # all rows at once: threads wait for each other once, not once a row
         t = tl.arange(0, RT)
-        consume_all(tl.trans(side_by_side(outs, RT)), start + t, t < rows, a, a_row, b, b_row, A_log, dt_bias,
-                    q, k, v, log_decay, beta, H, HV, scale, CT)  # fmt: skip
+        consume_all(tl.trans(side_by_side(outs, RT)), start + t, t < rows, rule, CT)
 
     # Windows may be kept in the memory that the history was read from, and a thread may have read for another one.
     tl.debug_barrier()
     if each is not None:  # the window after every row
-        kept = each + kept_unit * each_unit + c * each_c
+        kept = each.pool + kept_unit * each.per_unit + c * each.per_channel
         for t in tl.static_range(RT):
             if (t < rows) & (kept_unit >= 0):
                 for w in tl.static_range(W - 1):
-                    put(kept + t * each_column + w * each_w, inputs[t + 1 + w], in_c, WHOLE)
+                    put(kept + t * each.per_column + w * each.per_entry, inputs[t + 1 + w], in_c, WHOLE)
     if store is not None:  # the window after the last row
-        target = store + goal * store_unit + goal_column * store_column + c * store_c
+        target = window_of(store, goal, goal_column) + c * store.per_channel
         for t in tl.static_range(RT):
             if (t + 1 == rows) & (goal >= 0):
                 for w in tl.static_range(W - 1):
-                    put(target + w * store_w, inputs[t + 1 + w], in_c, WHOLE)
+                    put(target + w * store.per_entry, inputs[t + 1 + w], in_c, WHOLE)
 
 
 @triton.jit

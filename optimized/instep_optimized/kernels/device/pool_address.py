@@ -3,11 +3,81 @@
 Leaves out: the op that reads or writes it.
 """
 
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (device code: Triton's types are not Python's)
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...memory_addresses import Address
+import torch
+import triton
+
+from ...memory_addresses import Address, Part
+
+
+class Rows(NamedTuple):
+    """Packed rows [N, heads, width]; the last axis is contiguous."""
+
+    at: torch.Tensor
+    per_row: int
+    per_head: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> Rows:
+        assert x.dim() == 2 or x.stride(2) == 1, "rows have a contiguous last axis"
+        return cls(x, x.stride(0), x.stride(1))
+
+
+class Pool(NamedTuple):
+    """Keys or values [pages, page_size, heads, width], and their scales, if there are any."""
+
+    scales: torch.Tensor | None
+    scales_per_page: int | None
+    at: torch.Tensor
+    per_page: Any
+    per_entry: Any
+    per_head: Any
+
+    @classmethod
+    def of(cls, pool: torch.Tensor, scales: torch.Tensor | None = None) -> Pool:
+        assert scales is None or scales[0].is_contiguous(), "the scales of a page lie side by side"
+        return cls(scales, None if scales is None else scales.stride(0), pool, *pool.stride()[:3])
+
+
+class Spans(NamedTuple):
+    """The rows of each request of a part: the first one, and their number; its unit; whether it has no tokens yet."""
+
+    begin: torch.Tensor
+    rows: torch.Tensor
+    units: torch.Tensor
+    fresh: torch.Tensor
+
+    @classmethod
+    def of(cls, part: Part) -> Spans:
+        return cls(part.begin, part.count, part.read.units, part.fresh)
+
+
+class Windows(NamedTuple):
+    """Units of a pool of conv windows [channels, width - 1]: `flat`."""
+
+    pool: torch.Tensor
+    units: torch.Tensor
+    columns: torch.Tensor
+    per_unit: int
+    per_column: int
+    per_channel: int
+    per_entry: int
+
+    @classmethod
+    def of(cls, address: Address) -> Windows:
+        return cls(*flat(address, 2, address))
+
+
+@triton.jit
+def window_of(windows, unit, column):
+    """Return the address at which a window begins."""
+    return windows.pool + unit * windows.per_unit + column * windows.per_column
 
 
 def flat(address: Address | None, inner: int, otherwise: Address) -> tuple[Any, ...]:

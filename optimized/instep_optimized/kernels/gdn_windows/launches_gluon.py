@@ -192,8 +192,8 @@ def _conv(conv: Conv) -> tuple[Any, ...]:
     Windows before are pool, columns and steps; windows after are pool, units and steps.
     """
     weight, before, after = conv
-    past, _, column, *read = windows(before, before, TAPS)
-    kept, units, _, *each = windows(after, after, TAPS)
+    past, _, column, *read = windows(before, TAPS)
+    kept, units, _, *each = windows(after, TAPS)
     return words(weight, TAPS), past, column, *read, kept, units, *each
 
 

@@ -8,6 +8,8 @@ Leaves out: the conv before it (`causal_conv.py`) and the rule itself (`token_by
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,25 @@ from ..runtime import ceil_div, launch, power_of_2, tile
 L2_EPS = tl.constexpr(1e-6)  # added to the sum of squares, inside the root
 WIDE = (torch.float32,) * 5  # dtypes of q, k, v, log_decay and beta at the seam
 STEPS = tl.constexpr(12)  # steps of a pairwise sum: as many as the widest head may need
+
+
+class Rule(NamedTuple):
+    """What the delta rule's inputs are made of, without rows, and where they go: an argument of kernels."""
+
+    a: torch.Tensor
+    a_row: int
+    b: torch.Tensor
+    b_row: int
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    log_decay: torch.Tensor
+    beta: torch.Tensor
+    H: Any  # key heads; a kernel may take it as a constant
+    HV: Any
+    scale: float
 
 
 def gdn_inputs(
@@ -50,21 +71,27 @@ def made(
     found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
 ) -> None:
     """Write `found`, each tensor in its dtype: a store rounds to nearest."""
-    assert mixed.stride(1) == a.stride(1) == b.stride(1) == 1, "rows are contiguous"
-    (rows, heads), (key_heads, key_dim), width, tall = a.shape, found.q.shape[1:], found.v.shape[2], tile(8, 64)
+    assert mixed.stride(1) == 1, "rows are contiguous"
+    (rows, heads), key_dim, width, tall = a.shape, found.q.shape[2], found.v.shape[2], tile(8, 64)
     launch(
-        _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), b, b.stride(0),
-        A_log, dt_bias, *found, rows, key_heads, key_dim, heads, width, key_dim**-0.5,
-        RT=tall, CT=power_of_2(max(key_dim, width)),
+        _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), rule_of(found, a, b, A_log, dt_bias),
+        rows, key_dim, width, RT=tall, CT=power_of_2(max(key_dim, width)),
     )  # fmt: skip
+
+
+def rule_of(
+    found: GdnInputs, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+) -> Rule:
+    """Return `found` and what it is made of as a kernel argument."""
+    assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+    key_heads, key_dim = found.q.shape[1:]
+    return Rule(a, a.stride(0), b, b.stride(0), A_log, dt_bias, *found, key_heads, len(A_log), key_dim**-0.5)
 
 
 @triton.jit
 def _gdn_inputs(
-    mixed, mixed_row, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
-    rows, H, K, HV, V, scale,
-    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    mixed, mixed_row, rule, rows, K, V, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
+):
     """Compute RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
     if EARLY:
         wait()
@@ -72,71 +99,67 @@ def _gdn_inputs(
     pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
     at = tl.arange(0, CT)
     if kind == 2:
-        row, head, live = pair // HV, pair % HV, pair < rows * HV
+        row, head, live = pair // rule.HV, pair % rule.HV, pair < rows * rule.HV
         inside = live[:, None] & (at < V)[None, :]
-        value = tl.load(mixed + (row * mixed_row + 2 * H * K + head * V)[:, None] + at[None, :], mask=inside, other=0.0)
-        tl.store(v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live)
+        source = mixed + (row * mixed_row + 2 * rule.H * K + head * V)[:, None] + at[None, :]
+        value = tl.load(source, mask=inside, other=0.0)
+        tl.store(rule.v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
+        gates(rule, row, head, live)
     else:
-        row, head, live = pair // H, pair % H, pair < rows * H
+        row, head, live = pair // rule.H, pair % rule.H, pair < rows * rule.H
         inside = live[:, None] & (at < K)[None, :]
-        source = mixed + (row * mixed_row + kind * H * K + head * K)[:, None] + at[None, :]
+        source = mixed + (row * mixed_row + kind * rule.H * K + head * K)[:, None] + at[None, :]
         raw = tl.load(source, mask=inside, other=0.0).to(tl.float32)
         if kind == 0:
-            tl.store(q + pair[:, None] * K + at[None, :], unit(raw) * scale, mask=inside)
+            tl.store(rule.q + pair[:, None] * K + at[None, :], unit(raw) * rule.scale, mask=inside)
         else:
-            tl.store(k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
+            tl.store(rule.k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
 
 
 @triton.jit
-def gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, head, HV, live):
+def gates(rule, row, head, live):
     """Store log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
-    drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
-    drive += tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32)
-    rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
-    tl.store(log_decay + row * HV + head, -rate * softplus(drive), mask=live)
-    strength = tl.load(b + row * b_row + head, mask=live, other=0.0).to(tl.float32)
-    tl.store(beta + row * HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+    drive = tl.load(rule.a + row * rule.a_row + head, mask=live, other=0.0).to(tl.float32)
+    drive += tl.load(rule.dt_bias + head, mask=live, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(rule.A_log + head, mask=live, other=0.0).to(tl.float32))
+    tl.store(rule.log_decay + row * rule.HV + head, -rate * softplus(drive), mask=live)
+    strength = tl.load(rule.b + row * rule.b_row + head, mask=live, other=0.0).to(tl.float32)
+    tl.store(rule.beta + row * rule.HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
 
 
 @triton.jit
-def consume(mixed, row, live, q, k, v, H, HV, scale, CT: tl.constexpr):
+def consume(mixed, row, live, rule, CT: tl.constexpr):
     """Store rows [RT, CT] of one head, the second axis of the grid, as `gdn_inputs` computes them from memory."""
     head, at = tl.program_id(1), tl.arange(0, CT)
-    if head < H:
-        tl.store(q + ((row * H + head) * CT)[:, None] + at[None, :], unit(mixed) * scale, mask=live[:, None])
-    elif head < 2 * H:
-        tl.store(k + ((row * H + head - H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
+    if head < rule.H:
+        goal = rule.q + ((row * rule.H + head) * CT)[:, None] + at[None, :]
+        tl.store(goal, unit(mixed) * rule.scale, mask=live[:, None])
+    elif head < 2 * rule.H:
+        tl.store(rule.k + ((row * rule.H + head - rule.H) * CT)[:, None] + at[None, :], unit(mixed), mask=live[:, None])
     else:
-        tl.store(v + ((row * HV + head - 2 * H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
+        tl.store(rule.v + ((row * rule.HV + head - 2 * rule.H) * CT)[:, None] + at[None, :], mixed, mask=live[:, None])
 
 
 @triton.jit
-def consume_all(
-    mixed, row, live, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta, H, HV, scale, CT: tl.constexpr
-):
+def consume_all(mixed, row, live, rule, CT: tl.constexpr):
     """Do `consume`; for a value head also store its gates."""
-    consume(mixed, row, live, q, k, v, H, HV, scale, CT)
-    head = tl.program_id(1) - 2 * H
+    consume(mixed, row, live, rule, CT)
+    head = tl.program_id(1) - 2 * rule.H
     if head >= 0:
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row, row * 0 + head, HV, live)
+        gates(rule, row, row * 0 + head, live)
 
 
 @triton.jit
-def clear_inputs(
-    c, in_c, row, units, begin, count, requests, rows, a, a_row, b, b_row, A_log, dt_bias, q, k, v, log_decay, beta,
-    H, HV, CT: tl.constexpr,
-):  # fmt: skip
+def clear_inputs(c, in_c, row, spans, requests, rows, rule, CT: tl.constexpr):
     """Clear rows without a request: zeros of one head; gates of all rows, because they depend only on a and b."""
-    keys = H * CT
-    if tl.program_id(1) < H:
-        clear(q, keys, c, in_c, row, units, begin, count, requests, rows)
-    elif tl.program_id(1) < 2 * H:
-        clear(k, keys, c - keys, in_c, row, units, begin, count, requests, rows)
+    keys = rule.H * CT
+    if tl.program_id(1) < rule.H:
+        clear(rule.q, keys, c, in_c, row, spans.units, spans.begin, spans.rows, requests, rows)
+    elif tl.program_id(1) < 2 * rule.H:
+        clear(rule.k, keys, c - keys, in_c, row, spans.units, spans.begin, spans.rows, requests, rows)
     else:
-        clear(v, HV * CT, c - 2 * keys, in_c, row, units, begin, count, requests, rows)
-        gates(a, a_row, b, b_row, A_log, dt_bias, log_decay, beta, row.to(tl.int64),
-              row * 0 + tl.program_id(1) - 2 * H, HV, row < rows)  # fmt: skip
+        clear(rule.v, rule.HV * CT, c - 2 * keys, in_c, row, spans.units, spans.begin, spans.rows, requests, rows)
+        gates(rule, row.to(tl.int64), row * 0 + tl.program_id(1) - 2 * rule.H, row < rows)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from instep_reference.contract.place_names import Place
 
 from ...ops.fused import fuses
 from ...ops.op_protocols import AttentionInputs
+from ..device.pool_address import Pool, Rows
 from ..device.programmatic_dependent_launch import wait
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .copy_units import BITS
@@ -34,8 +35,8 @@ def attention_inputs(
     """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
     query = projected.new_empty(*projected.shape[:2], projected.shape[3])
     made = AttentionInputs(query, key_raw.new_empty(key_raw.shape))
-    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, made.query,
-            (made.key, 0, *made.key.stride()[:2]))  # fmt: skip
+    keys = Pool(None, None, made.key, 0, *made.key.stride()[:2])
+    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, made.query, keys)
     return made
 
 
@@ -52,19 +53,19 @@ def kv_inputs(
     assert keys.stride(3) == values.stride(3) == value.stride(2) == 1 and value.shape == key_raw.shape, "heads alike"
     assert locations.is_contiguous(), "locations are contiguous"
     source, target = (x.view(BITS[x.element_size()]) for x in (value, values))
-    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, query, (keys, *keys.stride()[:3]),
-            (source, *source.stride()[:2], target, *target.stride()[:3], locations, keys.shape[1]))  # fmt: skip
+    _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, query, Pool.of(keys),
+            (Rows.of(source), Pool.of(target), locations, keys.shape[1]))  # fmt: skip
     return query
 
 
 def _turned(
     projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor, k_norm: torch.Tensor,
-    eps: float, rotary_dim: int, theta: float, made: torch.Tensor, keys: tuple[object, ...],
-    stored: tuple[object, ...] = (None,) * 9,
+    eps: float, rotary_dim: int, theta: float, made: torch.Tensor, keys: Pool,
+    stored: tuple[object, ...] = (None,) * 4,
 ) -> None:
-    """Launch the kernel. keys: memory, and its steps over pages, entries and heads.
+    """Launch the kernel.
 
-    stored: values and their memory in the same form, locations, page size; without it row n of the keys is entry n.
+    stored: values and their pool, locations, page size; without it row n of the keys is entry n.
     """
     query, (rows, heads, width) = projected[:, :, 0], key_raw.shape
     assert query.stride(2) == key_raw.stride(2) == 1, "heads are contiguous"
@@ -73,9 +74,9 @@ def _turned(
     blocks, more = ceil_div(query.shape[1], tall), ceil_div(heads, tall)
     launch(
         _rotary, (ceil_div(rows, high), blocks + more * (1 if stored[0] is None else 2)),
-        query, query.stride(0), query.stride(1), q_norm, made, query.shape[1],
-        key_raw, key_raw.stride(0), key_raw.stride(1), k_norm, *keys, heads, *stored, blocks, more, positions,
-        rows, width, eps, rotary_dim // 2, *_halves(-2.0 / rotary_dim * math.log2(theta)), *_halves(math.tau),
+        Rows.of(query), q_norm, made, query.shape[1], Rows.of(key_raw), k_norm, keys, heads, *stored, blocks, more,
+        positions, rows, width, eps, rotary_dim // 2,
+        _halves(-2.0 / rotary_dim * math.log2(theta)), _halves(math.tau),
         RT=high, HT=tall, CT=power_of_2(width), ST=power_of_2(rotary_dim),
     )  # fmt: skip
 
@@ -88,16 +89,14 @@ def _halves(x: float) -> tuple[float, float]:
 
 @triton.jit
 def _rotary(
-    query, query_row, query_head, q_norm, query_out, query_heads,
-    key, key_row, key_head, k_norm, key_out, key_page, key_entry, key_step, key_heads,
-    value, value_row, value_head, value_out, value_page, value_entry, value_step, locations, page_size,
-    blocks, more, positions, rows, width, eps, half, step, step_rest, turn, turn_rest,
+    query, q_norm, query_out, query_heads, key, k_norm, key_out, key_heads, value, value_out, locations, page_size,
+    blocks, more, positions, rows, width, eps, half, step, turn,
     RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, ST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Rotate HT heads of RT rows. Grid (row tiles, head tiles).
 
     The first `blocks` programs have queries, then `more` programs have keys, and the rest have values. All heads of a
-    row turn by the same angles. Channel i turns by 2^(i * (step + step_rest)) per position; 2 pi is turn + turn_rest.
+    row turn by the same angles. Channel i turns by 2^(i * the sum of `step`) per position; 2 pi is the sum of `turn`.
     ST: width of a tile of the channels that turn.
     No launch writes weights, so they are loaded before the wait. A position may not be written yet, but mostly is. So
     the angles of the position that is in memory are computed before the wait, and again if the position differs after
@@ -107,7 +106,7 @@ def _rotary(
     number, few = tl.program_id(1), tl.arange(0, ST)  # few: the first 2 * half of these channels turn
     other = tl.where(few < half, few + half, few - half)  # a channel's partner
     channel = tl.where(few < half, few, few - half).to(tl.float64)
-    pace = tl.exp2(channel * step + channel * step_rest)
+    pace = tl.exp2(channel * step[0] + channel * step[1])
     of_queries = number < blocks
     scales = (_scales(q_norm, k_norm, of_queries, at, at >= 2 * half, width),
               _scales(q_norm, k_norm, of_queries, few, few < 2 * half, width),
@@ -116,31 +115,31 @@ def _rotary(
     cosine, sine = tl.zeros((RT, ST), tl.float32), tl.zeros((RT, ST), tl.float32)
     if EARLY:
         guess = tl.load(positions + row, mask=row < rows, other=0, cache_modifier=".cg")
-        cosine, sine = _angles(guess, pace, turn, turn_rest)
+        cosine, sine = _angles(guess, pace, turn)
         wait()
     position = tl.load(positions + row, mask=row < rows, other=0, cache_modifier=".cg")
-    turning = (position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half)
+    turning = (position, guess, cosine, sine, pace, turn, scales, at, few, other, half)
     if of_queries:
-        _turn(query, query_row, query_head, query_out, row * query_heads * width, width, row < rows, row,
+        _turn(query, query_out, row * query_heads * width, width, row < rows, row,
               number * HT + tl.arange(0, HT), rows, query_heads, width, eps, turning, EARLY)  # fmt: skip
     else:
         place, live = row, row < rows
-        key_place = row * key_entry
+        key_place = row * key_out.per_entry
         if locations is not None:
             # A location is page * page_size + offset, but a page's pitch in memory may be larger: pools have red zones.
             place = tl.load(locations + row, mask=live, other=-1)
             live = place >= 0
-            key_place = (place // page_size) * key_page + (place % page_size) * key_entry
+            key_place = (place // page_size) * key_out.per_page + (place % page_size) * key_out.per_entry
         if number < blocks + more:
-            _turn(key, key_row, key_head, key_out, key_place, key_step, live, row,
+            _turn(key, key_out.at, key_place, key_out.per_head, live, row,
                   (number - blocks) * HT + tl.arange(0, HT), rows, key_heads, width, eps, turning, EARLY)  # fmt: skip
         elif value is not None:
             head = (number - blocks - more) * HT + tl.arange(0, HT)
             inside = (live[:, None] & (head < key_heads)[None, :])[:, :, None] & (at < width)[None, None, :]
-            source = value + (row[:, None] * value_row + head[None, :] * value_head)[:, :, None] + at[None, None, :]
-            goal = value_out + ((place // page_size) * value_page + (place % page_size) * value_entry)[:, None, None]
-            goal = goal + (head * value_step)[None, :, None] + at[None, None, :]
-            tl.store(goal, tl.load(source, mask=inside, other=0), mask=inside)
+            of_head = (row[:, None] * value.per_row + head[None, :] * value.per_head)[:, :, None]
+            entry = (place // page_size) * value_out.per_page + (place % page_size) * value_out.per_entry
+            goal = value_out.at + entry[:, None, None] + (head * value_out.per_head)[None, :, None] + at[None, None, :]
+            tl.store(goal, tl.load(value.at + of_head + at[None, None, :], mask=inside, other=0), mask=inside)
 
 
 @triton.jit
@@ -154,17 +153,17 @@ def _scales(q_norm, k_norm, of_queries, at, there, width):
 
 
 @triton.jit
-def _angles(position, pace, turn, turn_rest):
+def _angles(position, pace, turn):
     """Compute cosine and sine [RT, ST] of the angles by which channels turn."""
     angle = position.to(tl.float64)[:, None] * pace[None, :]
-    whole = tl.floor(angle / turn)  # one more or less does not matter: sine and cosine stay the same
-    angle = (angle - whole * turn - whole * turn_rest).to(tl.float32)
+    whole = tl.floor(angle / turn[0])  # one more or less does not matter: sine and cosine stay the same
+    angle = (angle - whole * turn[0] - whole * turn[1]).to(tl.float32)
     return tl.cos(angle), tl.sin(angle)
 
 
 @triton.jit
 def _turn(
-    x, x_row, x_head, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning, GUESSED: tl.constexpr
+    x, out, out_at, out_head, live, row, head, rows, heads, width, eps, turning, GUESSED: tl.constexpr
 ):
     """Normalize and turn one tile. A row goes to its `out_at` if it is `live`.
 
@@ -177,10 +176,10 @@ def _turn(
     An angle is computed in fp64, and reduced to less than one turn there: in fp32 the angle at position 100 000 would
     have lost five digits. The loads of rows are issued first, and complete during that computation.
     """
-    position, guess, cosine, sine, pace, turn, turn_rest, scales, at, few, other, half = turning
+    position, guess, cosine, sine, pace, turn, scales, at, few, other, half = turning
     straight, mine, theirs = scales
     there = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None]
-    source = x + (row[:, None] * x_row + head[None, :] * x_head)[:, :, None]
+    source = x.at + (row[:, None] * x.per_row + head[None, :] * x.per_head)[:, :, None]
     goal = out + (out_at[:, None] + head[None, :] * out_head)[:, :, None]
     inside, turns = there & (at < width)[None, None, :], there & (few < 2 * half)[None, None, :]
     value = tl.load(source + at[None, None, :], mask=inside, other=0.0).to(tl.float32)
@@ -188,9 +187,9 @@ def _turn(
     partner = tl.load(source + other[None, None, :], mask=turns, other=0.0).to(tl.float32)
     if GUESSED:
         if tl.max((position != guess).to(tl.int32), axis=0) != 0:
-            cosine, sine = _angles(position, pace, turn, turn_rest)
+            cosine, sine = _angles(position, pace, turn)
     else:
-        cosine, sine = _angles(position, pace, turn, turn_rest)
+        cosine, sine = _angles(position, pace, turn)
     # The partner is normalized here too, so that no program waits for another one's result.
     scale = tl.rsqrt(tl.sum(value * value, axis=2) / width + eps)[:, :, None]
     value = value * scale * straight[None, None, :]
