@@ -4,12 +4,16 @@ Leaves out: what the harness makes of what it sees.
 """
 
 import sys
+from dataclasses import fields
+from inspect import signature
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from instep_optimized.ops import load
+from instep_optimized.ops import BY_NAME, load, op_protocols
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.errors import BadInput
@@ -102,6 +106,29 @@ def test_invalid_op_set_is_refused_with_the_valid_names(name: str, found: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_ops_of_a_set_have_the_signatures_of_their_protocols(name: str) -> None:
+    ops, checked = load(name), 0
+    for field in fields(Ops):
+        protocol = getattr(op_protocols, str(field.type).removesuffix(" | None"), None)
+        if not getattr(protocol, "_is_protocol", False) or (op := getattr(ops, field.name)) is None:
+            continue
+        _, *parameters = signature(protocol.__call__).parameters.values()
+        assert [*signature(op).parameters.values()] == parameters, field.name
+        checked += 1
+    assert checked > 30
+
+
+def test_functions_of_a_module_with_names_of_ops_are_its_ops() -> None:
+    def add() -> None: ...
+    def another() -> None: ...
+
+    add.__module__ = another.__module__ = "own"
+    module = ModuleType("own")
+    vars(module).update(add=add, another=another, norm=PLAIN.norm)
+    assert op_protocols.ops_of(module) == {"add": add}
+
+
 def test_triton_is_imported_only_on_request() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}

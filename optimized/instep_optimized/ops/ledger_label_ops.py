@@ -8,7 +8,9 @@ out: all arithmetic of the model, and so its weights.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -20,18 +22,13 @@ from instep_reference.contract.place_names import COMPONENTS, Place
 from ..memory_addresses import Inputs, Pages, Part, Updates
 from .integer_op_protocols import TopkTokens
 from .label_algebra import code, expand, mix, read, shift_right
-from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Ops, Types
-from .plain.argmax_and_acceptance import accept, pick
+from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Types, ops_of
+from .plain import PLAIN
 from .plain.attend import entries, extents, nodes_seen
 from .plain.causal_conv import taps_of
-from .plain.copy_units import move, move_rows, store_rows
-from .plain.embed_norm_linear_head import select
 from .plain.gdn import Trail
-from .plain.grow_draft_tree import build_tree, select_beams
 from .plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
-from .plain.rerun_ring import keep, kept_updates, recalled
-from .plain.rerun_ring_plan import plan_ring
-from .plain.row_places_and_lengths import advance, choose, place_rows, plan_path, plan_tree, shift
+from .plain.rerun_ring import keep, recalled
 from .plain.top_k_top_p_sampling import owned
 
 
@@ -282,43 +279,4 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     return out
 
 
-LEDGER = Ops(
-    name="ledger",
-    types=types,
-    rounds=rounds,
-    embed=embed,
-    norm=norm,
-    linear=linear,
-    add=add,
-    concat=concat,
-    select=select,
-    conv=conv,
-    gdn_inputs=gdn_inputs,
-    gdn=gdn,
-    kept_updates=kept_updates,
-    gated_norm=gated_norm,
-    attention_inputs=attention_inputs,
-    store_rows=store_rows,
-    attend=attend,
-    output_gate=output_gate,
-    mlp=mlp,
-    moe=moe,
-    lm_head=lm_head,
-    pick=pick,
-    draw=draw,
-    accept=accept,
-    place_rows=place_rows,
-    choose=choose,
-    advance=advance,
-    shift=shift,
-    plan_ring=plan_ring,
-    plan_tree=plan_tree,
-    plan_path=plan_path,
-    topk_tokens=topk_tokens,
-    select_beams=select_beams,
-    build_tree=build_tree,
-    move=move,
-    move_rows=move_rows,
-    keeps="update",
-    trees=True,
-)
+LEDGER = replace(PLAIN, name="ledger", tiled=False, chances=False, **ops_of(sys.modules[__name__]))

@@ -15,7 +15,8 @@ C = 2HK + HV*V conv channels, W conv width, M rows that need logits. `to` names 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -364,3 +365,10 @@ class Ops:
         object.__setattr__(self, "own", {**forms, **self.own})
         for name in not_of(self):
             object.__setattr__(self, name, None)
+
+
+def ops_of(*modules: ModuleType) -> dict[str, Any]:
+    """Return the functions of these modules that have the name of a field of `Ops`, by name."""
+    names = {one.name for one in fields(Ops)}
+    return {name: value for module in modules for name, value in vars(module).items()
+            if name in names and getattr(value, "__module__", None) == module.__name__}  # fmt: skip

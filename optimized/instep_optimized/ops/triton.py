@@ -12,29 +12,22 @@ import torch
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.place_names import COMPONENTS
 
-from ..kernels.attention.dispatch import attend, gated_attend, scratch
-from ..kernels.convs.causal_conv import conv, conv_inputs
-from ..kernels.decisions.argmax_and_acceptance import accept, pick
-from ..kernels.decisions.grow_draft_tree import build_tree, select_beams, topk_tokens
-from ..kernels.decisions.rerun_ring_plan import plan_ring
-from ..kernels.decisions.row_places_and_lengths import advance, choose, place_rows, shift
-from ..kernels.decisions.top_k_top_p_sampling import draw
-from ..kernels.decisions.tree_shapes_and_acceptance import plan_path, plan_tree
-from ..kernels.gdn_dispatch import gdn
+from ..kernels import gdn_dispatch, prefill_gdn, verify_gdn, window_gdn
+from ..kernels.attention import dispatch
+from ..kernels.convs import causal_conv
+from ..kernels.decisions import (
+    argmax_and_acceptance,
+    grow_draft_tree,
+    rerun_ring_plan,
+    row_places_and_lengths,
+    top_k_top_p_sampling,
+    tree_shapes_and_acceptance,
+)
 from ..kernels.gdn_prefill.chunk64 import TOKENS
-from ..kernels.prefill_gdn import prefill_gdn
-from ..kernels.products.linear import head_pick, linear, linears, lm_head, mlp
-from ..kernels.products.moe import moe
-from ..kernels.rowwise.copy_units import move, move_rows, moves
-from ..kernels.rowwise.gather_and_scatter_rows import concat, embed, select, store_rows
-from ..kernels.rowwise.gdn_inputs import gdn_inputs
-from ..kernels.rowwise.norms import add_norm, draft_inputs, gated_norm, norm
-from ..kernels.rowwise.pointwise import add, output_gate
-from ..kernels.rowwise.qk_norm_and_rotary import attention_inputs, kv_inputs
+from ..kernels.products import linear, moe
+from ..kernels.rowwise import copy_units, gather_and_scatter_rows, gdn_inputs, norms, pointwise, qk_norm_and_rotary
 from ..kernels.runtime import must_round
-from ..kernels.verify_gdn import verify_gdn
-from ..kernels.window_gdn import window_gdn
-from .op_protocols import Ops, Types
+from .op_protocols import Ops, Types, ops_of
 from .plain.rerun_ring import kept_updates
 from .rowwise_op_names import BY_ROW
 
@@ -65,51 +58,13 @@ TRITON = Ops(
     name="triton",
     types=types,
     rounds=rounds,
-    embed=embed,
-    norm=norm,
-    linear=linear,
-    add=add,
-    concat=concat,
-    select=select,
-    conv=conv,
-    gdn_inputs=gdn_inputs,
-    gdn=gdn,
+    **ops_of(
+        gdn_dispatch, prefill_gdn, verify_gdn, window_gdn, dispatch, causal_conv, argmax_and_acceptance,
+        grow_draft_tree, rerun_ring_plan, row_places_and_lengths, top_k_top_p_sampling, tree_shapes_and_acceptance,
+        linear, moe, copy_units, gather_and_scatter_rows, gdn_inputs, norms, pointwise, qk_norm_and_rotary,
+    ),
     kept_updates=kept_updates,
-    gated_norm=gated_norm,
-    attention_inputs=attention_inputs,
-    store_rows=store_rows,
-    attend=attend,
-    output_gate=output_gate,
-    mlp=mlp,
-    moe=moe,
-    lm_head=lm_head,
-    pick=pick,
-    draw=draw,
-    accept=accept,
-    place_rows=place_rows,
-    choose=choose,
-    advance=advance,
-    shift=shift,
-    plan_ring=plan_ring,
-    plan_tree=plan_tree,
-    plan_path=plan_path,
-    topk_tokens=topk_tokens,
-    select_beams=select_beams,
-    build_tree=build_tree,
-    move=move,
-    move_rows=move_rows,
     keeps="update",
-    add_norm=add_norm,
-    conv_inputs=conv_inputs,
-    draft_inputs=draft_inputs,
-    gated_attend=gated_attend,
-    head_pick=head_pick,
-    kv_inputs=kv_inputs,
-    linears=linears,
-    moves=moves,
-    prefill_gdn=prefill_gdn,
-    verify_gdn=verify_gdn,
-    window_gdn=window_gdn,
     products={
         "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits
@@ -118,6 +73,5 @@ TRITON = Ops(
     trees=True,
     tiled=True,
     chances=True,
-    scratch=scratch,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

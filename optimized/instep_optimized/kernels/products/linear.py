@@ -16,6 +16,7 @@ import torch
 from instep_reference.contract.place_names import Place
 
 from ...ops.fused import fuses
+from ...ops.fused.linears import Shapes
 from ..decisions.argmax_and_acceptance import joined, pick
 from ..rowwise.pointwise import silu_mul
 from .few_rows import fits, largest, product
@@ -31,7 +32,7 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
 
 @fuses(linear=linear)
 def linears(
-    *, x: torch.Tensor, weight: torch.Tensor, shapes: tuple[tuple[int, ...], ...], to: tuple[Place, ...]
+    *, x: torch.Tensor, weight: torch.Tensor, shapes: Shapes, to: tuple[Place, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Implement `Linears`: views on one product, so the row stride is the product's full width."""
     whole = torch.split(_product(x.flatten(1), weight), [math.prod(shape) for shape in shapes], dim=1)
