@@ -3,8 +3,6 @@
 Leaves out: which result (`readme.py`), and tables (`bench_tables.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ compares them with our arm that does the same, and notes it if the result has no
 (`instep bench --json fixtures/results/bench-native.json`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -11,8 +11,6 @@ The language of a block decides what happens to it, together with a comment on t
 folder with links to the folders of the repository. Leaves out: commands within a sentence (`test_readme.py`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Leaves out: measuring (`instep calibrate`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 

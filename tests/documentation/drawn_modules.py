@@ -5,8 +5,6 @@
 prints their paths. The same seed draws the same ones.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from random import Random

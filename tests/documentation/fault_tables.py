@@ -3,8 +3,6 @@
 Leaves out: making the result that they are read from (`instep faults --json fixtures/results/faults.json`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

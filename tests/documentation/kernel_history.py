@@ -3,8 +3,6 @@
 Leaves out: the digest itself (`instep/report/machine.py`).
 """
 
-from __future__ import annotations
-
 import io
 import subprocess
 import tarfile

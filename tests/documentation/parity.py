@@ -4,8 +4,6 @@ To measure all configurations again and write the file: `PYTHONPATH=reference:te
 Leaves out: the oracle itself (`support/independent/transformers_models.py`) and the file (`parity_table.py`).
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Leaves out: measuring (`parity.py`); so it needs neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

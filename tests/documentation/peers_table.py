@@ -3,8 +3,6 @@
 Leaves out: running them (`tests/peers`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 HEAD = (

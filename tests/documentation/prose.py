@@ -7,8 +7,6 @@ rule is that a stranger understands a sentence at first reading. A line that mus
 somebody ends in `# prose: keep (SOURCE)`, or in Markdown in `<!-- prose: keep (SOURCE) -->`.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -6,8 +6,6 @@ missing pages and headings; it looks at no other file, and at nothing that a the
 Markdown sources (`tests/test_readme.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

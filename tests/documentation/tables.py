@@ -3,8 +3,6 @@
 `python -m documentation.tables` writes all of them. Leaves out: measuring.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -3,8 +3,6 @@
 Leaves out: the page's file (`test_adapter_gdn.py`), and SGLang's adapter (`test_peers_kernels.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any
 

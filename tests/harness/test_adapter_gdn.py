@@ -4,8 +4,6 @@ FLA runs too if it is installed. Leaves out: native kernels at real sizes (`test
 channels).
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -3,8 +3,6 @@
 Leaves out: wrong numbers (`test_adapter_gdn.py`, `test_adapter_conv.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: faults of addresses and schedules (`instep faults`), and the long table (`instep calibrate`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

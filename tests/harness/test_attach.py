@@ -3,8 +3,6 @@
 Leaves out: the names of released engines (`test_attach_names.py`), and the judgement (`test_audit.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Leaves out: measured times (`peers.live.cost`), and what is recorded (`test_attach.py`).
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

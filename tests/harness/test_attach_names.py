@@ -4,8 +4,6 @@ INSTEP_WHEELS is a folder of wheels (`pip download --no-deps sglang==0.5.12`, `v
 without its wheel are skipped.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import zipfile

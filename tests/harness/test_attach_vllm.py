@@ -3,8 +3,6 @@
 Leaves out: the names of released engines (`test_attach_names.py`), and what recorders share (`test_attach.py`).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Leaves out: the page (`test_audit_steps.py`), and models that are larger than memory (`tests/perf/audit_large.py`).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

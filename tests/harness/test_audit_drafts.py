@@ -4,8 +4,6 @@ Each draft is compared after the recorded draft before it. Leaves out: greedy te
 a draw (`test_draws.py`).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: judging (`test_audit.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import pickle

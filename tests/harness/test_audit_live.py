@@ -1,7 +1,5 @@
 """Recordings of two released SGLangs in `fixtures/live`, judged, and cut to shorter ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

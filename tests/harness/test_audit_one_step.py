@@ -3,8 +3,6 @@
 Leaves out: findings of whole recordings (`test_audit.py`).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

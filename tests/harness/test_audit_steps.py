@@ -3,8 +3,6 @@
 Leaves out: the rules of the dialects (`test_step_controller.py`), and other judgements (`test_audit.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Leaves out: which rule of the file or of the events found it (`test_trace.py`, `test_event_rules.py`).
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -4,8 +4,6 @@ Leaves out: figures, which need a card (`tests/on_gpu.sh`), the clock (`test_ben
 need (`test_bench_kinds.py`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

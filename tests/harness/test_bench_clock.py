@@ -3,8 +3,6 @@
 Leaves out: figures, which need a card.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import warnings

@@ -4,8 +4,6 @@ Every row keeps its errors, and the table reports an error of ours above FLA's. 
 themselves, which need a card.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Leaves out: what all kinds share (`test_bench.py`), what is wrong when (`test_be
 a card.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

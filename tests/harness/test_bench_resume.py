@@ -4,8 +4,6 @@ A file with anything wrong in it is refused by file and field, or serves whole. 
 (`test_bench.py`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Leaves out: the figures of `instep memory` (`test_memory_command.py`), and the p
 catalogue's `budget-initial-steps`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pytest

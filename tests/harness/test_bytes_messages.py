@@ -3,8 +3,6 @@
 Leaves out: that correct engines have no finding here (`test_checks.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Leaves out: the whole run, whose result is committed (`fixtures/results/calibration.json`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

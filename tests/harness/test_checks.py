@@ -5,8 +5,6 @@ that lean towards wrong ones (`test_directed.py`), pools (`test_memory.py`), and
 subject's own rows (`test_own_inputs.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: JUnit (`test_plugin.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Leaves out: bad input (`test_bad_input.py`).
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -4,8 +4,6 @@ A row of `few` ends after its second round. Only the rows of `to_the_end` contin
 `make test` replays meet what all of them meet. Leaves out: the whole product (`tests/perf/combinations.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: that `transformers` computes the same (`tests/reference/test_oracle.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 Leaves out: whole runs (`test_declared_rounding.py`), and what a card does (`test_sums_native.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace

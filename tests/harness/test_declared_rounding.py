@@ -3,8 +3,6 @@
 Leaves out: the formats themselves and the block form (`test_declared_products.py`).
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -132,24 +130,25 @@ def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_pa
     words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
     ran = instep(*words, "--ops", "support.wrong.subjects:declared")
     assert ran.code == 0, ran.out
-    assert "declares: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
+    assert "declared rounding: stores all but q, k, v, log_decay, beta, update, state, logits in bfloat16" in ran.out
     (run,) = json.loads(file.read_text())["runs"]
     assert run["declared"]["stored"]["hidden"] == "bfloat16" and "state" not in run["declared"]["stored"]
     ran = instep(*words, "--ops", "support.wrong.subjects:right")
-    assert ran.code == 1 and "hint: this op set declares no rounding" in ran.out and "declares: no rounding" in ran.out
+    assert ran.code == 1 and "hint: this op set declares no rounding" in ran.out
+    assert "declared rounding: no rounding" in ran.out
 
 
 @pytest.mark.slow
 def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
     words = ("replay", few_channels("short", 2).path, "--until", 2, "--json", tmp_path / "a.json")
     ran = instep(*words, "--ops", f"{NARROW}:CUT")
-    assert ran.code == 0 and f"{NARROW}:CUT declares: multiplies gdn.chunk as tf32 in blocks of 64" in ran.out
+    assert ran.code == 0 and f"{NARROW}:CUT: declared rounding: multiplies gdn.chunk as tf32 in blocks of 64" in ran.out
     (run,) = json.loads((tmp_path / "a.json").read_text())["runs"]
     assert run["declared"] == {"stored": {}, "products": {"gdn.chunk": {"format": "tf32", "block": 64}}}
 
 
 def test_default_op_set_prints_no_declaration(instep: Runner) -> None:
-    assert "declares" not in instep("replay", SHORT, "--ops", "plain", "--until", 1).out
+    assert "declared rounding" not in instep("replay", SHORT, "--ops", "plain", "--until", 1).out
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 The catalogue's own sentence is not used. Leaves out: single wrong computations (`test_diagnose.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

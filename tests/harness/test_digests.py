@@ -3,8 +3,6 @@
 Leaves out: their use (`test_memory.py`).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

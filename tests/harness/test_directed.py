@@ -3,8 +3,6 @@
 Leaves out: whole runs (`test_checks.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: the law of a draw (`tests/reference/test_sampling.py`) and planted faults, which run whole traces.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

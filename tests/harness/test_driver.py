@@ -3,8 +3,6 @@
 Leaves out: what the engine computes; a small random reference makes the choices.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

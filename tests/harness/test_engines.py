@@ -4,8 +4,6 @@ Engines with and without shown memory; drafts from the n-gram look-up or any cal
 Leaves out: engines of other projects (`tests/peers`), and the page (`test_your_engine.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

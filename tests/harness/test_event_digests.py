@@ -3,8 +3,6 @@
 Leaves out: what it serves for, whether a planted fault fired (`test_faults.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

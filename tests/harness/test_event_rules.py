@@ -3,8 +3,6 @@
 Leaves out: engines. The rules predict every slot and page without one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 Leaves out: the rest of the campaign (`instep faults --family experts`).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

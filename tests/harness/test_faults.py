@@ -5,8 +5,6 @@ faults shows one as the catalogue has it.
 Leaves out: the whole catalogue (`instep faults` runs it; `tests/test_house.py` holds its texts to the source).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -4,8 +4,6 @@ They work in fresh processes, from any folder, without a clone. Leaves out: what
 (`test_kit.py`, `test_plugin.py`), and building a wheel: its contents are read from `pyproject.toml`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 Leaves out: what is run (`test_faults.py`).
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

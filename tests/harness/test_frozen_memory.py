@@ -3,8 +3,6 @@
 Leaves out: the contents of answers and copies (`labels`, `bytes`), and pools (`test_memory.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

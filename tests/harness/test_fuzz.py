@@ -3,8 +3,6 @@
 Leaves out: whether the checks name the fault rightly (their own tests).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

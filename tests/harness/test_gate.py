@@ -5,8 +5,6 @@ the allowed 10%, and A against A may be inconclusive, but never slower; known sa
 Leaves out: the combination of clocks (`test_gate_clocks.py`).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

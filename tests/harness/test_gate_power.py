@@ -3,8 +3,6 @@
 Leaves out: this machine's own figures (`instep gate BEFORE --calibrate`).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Leaves out: the speed itself.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

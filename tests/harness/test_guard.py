@@ -3,8 +3,6 @@
 Leaves out: wrong values in answers of the right type.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: a device. Here every tensor counts as one of a device.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType

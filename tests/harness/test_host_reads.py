@@ -4,8 +4,6 @@ Leaves out: a device. The tests issue torch's warnings themselves. On a CPU a tr
 (`test_instrumentation.py`).
 """
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

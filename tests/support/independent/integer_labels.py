@@ -3,8 +3,6 @@
 Leaves out: tensors, except to write a finished block down. Written from `instep_reference.contract.label_algebra`.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from zlib import crc32
 

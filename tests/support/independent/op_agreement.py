@@ -3,8 +3,6 @@
 Leaves out: the cases (`instep.kit.cases`), and the truth (`instep.kit.compare_with_reference`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep.kit.cases.case import Case, Outcome, strays

@@ -4,8 +4,6 @@ In fp64 its modules are compiled from their source under other names, with every
 unchanged they compute in fp32 inside. Leaves out: tolerances and tables (`documentation/parity.py`).
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import re

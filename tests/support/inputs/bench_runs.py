@@ -3,8 +3,6 @@
 Leaves out: what a run must find.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType

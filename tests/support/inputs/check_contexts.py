@@ -4,8 +4,6 @@ A test takes these contexts, spoils one thing in one of them, and looks at the f
 optimized engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial

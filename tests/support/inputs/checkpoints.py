@@ -3,8 +3,6 @@
 Leaves out: training (`fixtures/tiny`). Their heads remember from a few to hundreds of tokens.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -4,8 +4,6 @@ It runs in a separate process, so that every run draws the same. Hypothesis also
 imported modules, which depend on the tests that have run before. Leaves out: how many are enough (`test_kit.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

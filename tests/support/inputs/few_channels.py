@@ -5,8 +5,6 @@ the time. These traces are for tests of findings and messages; `make replay` and
 trained model. Leaves out: policies of a single test (`traces.py`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -4,8 +4,6 @@ Leaves out: engines, and what is claimed about them. A token depends on its requ
 given before, never on the batch: arms that serve the same rows in another order or company serve the same tokens.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Leaves out: weights (`instep.campaign.shapes.random_weights`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 It is written as for `instep_optimized/commit`: tests import it, or copy it there. Leaves out: the computation.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

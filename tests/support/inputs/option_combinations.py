@@ -3,8 +3,6 @@
 Leaves out: running a row (`tests/harness/test_combinations.py`) and running all of them (`tests/perf/combinations.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from functools import cache

@@ -3,8 +3,6 @@
 Leaves out: verdicts of real runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: engines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

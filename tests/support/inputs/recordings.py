@@ -3,8 +3,6 @@
 Tests plant faults in the recorded lines with the functions at the end.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: the claims about them (`tests/reference/test_properties.py` and its neighbours).
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path as File
 from typing import Any

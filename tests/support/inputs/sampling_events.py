@@ -3,8 +3,6 @@
 Leaves out: the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from random import Random
 

@@ -3,8 +3,6 @@
 Leaves out: what a commit strategy makes of them (`tests/harness/test_sglang_ring.py`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Leaves out: checkpoints (`checkpoints.py`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import zlib
 from collections.abc import Mapping

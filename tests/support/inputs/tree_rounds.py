@@ -3,8 +3,6 @@
 Leaves out: the claims about it (`tests/optimized/test_engine_trees.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from random import Random

@@ -3,8 +3,6 @@
 Leaves out: ops and engines.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from random import Random
 

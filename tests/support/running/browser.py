@@ -4,8 +4,6 @@ It is driven through the pipe of Chrome's devtools protocol, so no port and no p
 expected content.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -3,8 +3,6 @@
 Leaves out: running it (the fixture `instep` of the harness's tests does).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple

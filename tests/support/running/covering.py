@@ -6,8 +6,6 @@ ones with few channels.
 Leaves out: options of the engine (`option_combinations.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from itertools import product
 from pathlib import Path

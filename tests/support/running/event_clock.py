@@ -3,8 +3,6 @@
 Leaves out: what a campaign does when its time is over.
 """
 
-from __future__ import annotations
-
 from itertools import count
 from types import SimpleNamespace
 

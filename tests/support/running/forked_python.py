@@ -4,8 +4,6 @@ A server of processes, one per worker of pytest, imports the packages of others;
 Leaves out: a Python from its start (`process.py`), for tests of pipes, signals and imports of torch.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -4,8 +4,6 @@
 Leaves out: place, event and tier of a finding, which tests assert in addition to the text.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

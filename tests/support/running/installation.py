@@ -3,8 +3,6 @@
 Leaves out: building the wheel, which needs hatchling; what a wheel contains is read from `pyproject.toml`.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

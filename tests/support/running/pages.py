@@ -3,8 +3,6 @@
 Leaves out: a browser (`browser.py`).
 """
 
-from __future__ import annotations
-
 import json
 from html.parser import HTMLParser
 from pathlib import Path

@@ -4,8 +4,6 @@ Every holder of such a function runs the other code: an op set, a subclass, a mo
 Leaves out: kernels, tables and imports, which need a copy of the source (`instep_proof/faults/plant.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 from collections.abc import Iterator

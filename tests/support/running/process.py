@@ -3,8 +3,6 @@
 Leaves out: the fixture `instep`, which runs a command within the test's process and is much faster.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

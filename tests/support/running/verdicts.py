@@ -1,7 +1,5 @@
 """The verdict of a run that must agree, the first finding of one that must not, and one relation of a replay."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from instep.campaign.relations import Held, held, relations

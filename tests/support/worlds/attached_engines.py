@@ -3,8 +3,6 @@
 Leaves out: the engines (`fake_sglang.py`, `fake_vllm.py`), and what a test lets them serve.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

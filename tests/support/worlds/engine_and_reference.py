@@ -4,8 +4,6 @@ Leaves out: diagnosis, which the harness does. Plain assertions are used here, s
 depend on the harness.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from typing import Any, Protocol, Self

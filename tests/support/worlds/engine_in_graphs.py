@@ -3,8 +3,6 @@
 Leaves out: the reference (`engine_and_reference.py`), and how a graph is recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self, TypeVar

@@ -4,8 +4,6 @@ of their adapters.
 Leaves out: speed, trees, and whatever the adapters do not use. States are [units, HV, V, K].
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any

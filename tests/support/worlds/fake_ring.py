@@ -4,8 +4,6 @@
 entries a verify stores, when a row is flagged, when it is folded. Leaves out: the released kernels (`make peers`).
 """
 
-from __future__ import annotations
-
 from functools import wraps
 from typing import Any
 

@@ -5,8 +5,6 @@ rows, plugins, overlap, prefix hits, retraction, rings, and faults to plant.
 Leaves out: scheduling, which a test does (`Served`).
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Sequence

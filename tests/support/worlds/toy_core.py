@@ -3,8 +3,6 @@
 It has everything that goes wrong with graphs: slots, lengths, pages, padding and host numbers. Leaves out: a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Independent of the catalogue (`instep.diagnose.mistakes.delta_rule`): a mistake 
 Leaves out: the checks (`tests/harness/test_mistakes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

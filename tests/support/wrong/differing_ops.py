@@ -4,8 +4,6 @@ Found by the harness as `support.wrong.differing_ops:NAME`. Leaves out: faults t
 replay finds without a relation.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from typing import Any

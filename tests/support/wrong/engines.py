@@ -5,8 +5,6 @@ Some faults show only in two runs.
 Found by the harness as `support.wrong.engines:NAME`. Leaves out: engines of other projects (`tests/peers`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

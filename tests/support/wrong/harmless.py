@@ -5,8 +5,6 @@ The tests run these: every event must agree, and bytes differ only if `fires` is
 (`faults/catalogue/`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from instep.setting import Setting

@@ -3,8 +3,6 @@
 Leaves out: other mistakes (`ops.py` makes engines wrong, `tests/harness/test_kit.py` single ops).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

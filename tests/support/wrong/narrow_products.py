@@ -3,8 +3,6 @@
 Each is right except for its roundings. They are implemented independently: by masks of bits, unlike in a yardstick.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: whole engines that are wrong (`subjects.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Found by the harness as `support.wrong.pooled_engines:NAME`. The memory of a req
 pools, except KV entries. Leaves out: engines that show none (`engines.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: what is wrong with numbers (`small_errors.py`). Found by the harness as `support.wrong.raising:NAME`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

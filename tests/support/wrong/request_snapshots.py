@@ -4,8 +4,6 @@ Found by the harness as `--strategy support.wrong.request_snapshots:RIGHT`. Leav
 snapshots are kept by batch row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: faults of addresses and schedules. Found by the harness as `support.wrong.small_errors:NAME`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

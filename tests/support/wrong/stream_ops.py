@@ -3,8 +3,6 @@
 Leaves out: wrong numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

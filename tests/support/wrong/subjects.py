@@ -3,8 +3,6 @@
 They are outside the source. Leaves out: faults planted in the source (the product's own catalogue).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Container
 from dataclasses import replace
