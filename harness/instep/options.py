@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from instep_reference.contract.errors import BadInput
+
 # Help texts for commands without a trace, and for commands that accept a proposer.
 DRAFTER = "How drafts are made: eagle, vanilla, or external (supplied from outside)."
 PROPOSED = "How drafts are made: eagle, vanilla, ngram (looked up in the text), or a callable, module:attribute."
@@ -55,8 +57,6 @@ def known(name: str, value: str) -> str:
     if values is None:
         return value
     if spelled not in values:
-        from instep_reference.contract.errors import BadInput
-
         raise BadInput(f"--{name.replace('_', '-')}", found=value, expected=either(values))
     return spelled
 
@@ -71,7 +71,5 @@ def tiers_named(words: Iterable[str]) -> list[str]:
     names = [name.strip() for word in words for name in word.split(",")]
     for name in names:
         if name not in TIERS:
-            from instep_reference.contract.errors import BadInput
-
             raise BadInput("--tiers", found=repr(name), expected=f"some of {', '.join(TIERS)}, with commas between")
     return names

@@ -22,6 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from instep_reference.contract.errors import BadInput, InstepError, Unsupported
+
+from .bundled import fixtures
 from .options import OPTIONS, tiers_named
 
 if TYPE_CHECKING:
@@ -250,8 +253,6 @@ class TraceItem(pytest.Item):
             pytest.skip(reason)
 
     def runtest(self) -> None:
-        from instep_reference.contract.errors import Unsupported
-
         from .kit.replayed_trace import Replayed
         from .trace.file import read
 
@@ -273,8 +274,6 @@ class TraceItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Print only the message; print a stack if the harness itself failed."""
-        from instep_reference.contract.errors import InstepError
-
         if isinstance(excinfo.value, pytest.fail.Exception):
             return str(excinfo.value)
         if isinstance(excinfo.value, InstepError):
@@ -349,8 +348,6 @@ def _folders(config: pytest.Config) -> tuple[Path, ...]:
     """The requested folders and traces; if only an op set is named, the traces that come with instep."""
     words = _given(config, "traces")
     if not words and config.getoption("instep_ops"):
-        from .bundled import fixtures
-
         return (fixtures() / "traces",)
     return tuple((config.invocation_params.dir / word).resolve() for word in words)
 
@@ -407,7 +404,6 @@ def _must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, An
     """
     from instep_optimized.ops.interpreter import wanted_on
     from instep_reference.contract.checkpoint import OnDisk
-    from instep_reference.contract.errors import InstepError
 
     from .adapters import find
     from .setting import Setting
@@ -435,8 +431,6 @@ def _must_be_there(named: Iterable[str], engine: str | None, typed: dict[str, An
 
 
 def _must_be_tiers(words: list[str]) -> None:
-    from instep_reference.contract.errors import BadInput
-
     try:
         tiers_named(words)
     except BadInput as error:

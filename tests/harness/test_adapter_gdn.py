@@ -169,7 +169,7 @@ def test_raw_kernel_is_compared_from_its_inputs(judged: Any) -> None:
 @pytest.mark.slow
 def test_dense_kernel_without_a_window_is_reported_as_not_judged(judged: Any, longer: Trace) -> None:
     outcome = judged(text=DENSE, trace=longer, until=12)
-    kernel, run = outcome.exercised["gdn.window"], of([outcome]).found["runs"][0]
+    kernel, run = outcome.exercised["gdn.window"], of([outcome]).data()["runs"][0]
     assert kernel.widest == 1 and kernel.asked == 4 and kernel.calls == kernel.rows
     assert run["exercised"]["gdn.window"]["widest"] == 1 and not run["packed"]
     assert any("never with more than one row of a sequence; windows have up to 4" in x for x in exercised(outcome))

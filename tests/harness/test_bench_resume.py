@@ -245,7 +245,7 @@ def test_a_call_that_measured_nothing_leaves_no_session_and_no_rates(
     monkeypatch.setattr("instep_speed.bench.run.rates", lambda device, dtype: Rates(next(speeds), 1e10, 1e11))
     full(file)
     found = full(file)
-    assert len(found.sessions) == 1 and found.rates.copy == found.result().found["rates"]["copy"] == 1e10
+    assert len(found.sessions) == 1 and found.rates.copy == found.result().data()["rates"]["copy"] == 1e10
     edited(file, lambda data: (data["rows"].pop(), data["sessions"][0].update(date="2020-01-01T00:00:00+00:00")))
     found = full(file)
     assert [row["session"] for row in found.rows] == [0, 0, 1] and found.rates.copy == 3e10

@@ -305,10 +305,10 @@ def calibrated(trials: int) -> Power:
 
 
 @pytest.mark.parametrize(("wrong", "says"), [
-    ({"schema": 9}, "found schema 9"), ({"says": None}, "`object`, got `null` - at `$.says`"),
-    ({"says": {"A/A": {}}}, "missing required field `slowed`"), ({"trials": None}, "at `$.trials`"),
-    ({"trials": -1}, "at `$.trials`"), ({"date": 7}, "at `$.date`"), ({"setting": {}}, "`pairs`"),
-    ({"ratio": {"commit": {"wall": None}}}, "at `$.ratio"), ("{", "invalid JSON"), ("[]", "schema None"),
+    ({"schema": 9}, "found schema 9"), ({"says": None}, "says: found `null`, expected `object`"),
+    ({"says": {"A/A": {}}}, "missing required field `slowed`"), ({"trials": None}, "trials: found"),
+    ({"trials": -1}, "trials: found"), ({"date": 7}, "date: found"), ({"setting": {}}, "`pairs`"),
+    ({"ratio": {"commit": {"wall": None}}}, "ratio[...][...]: found"), ("{", "invalid JSON"), ("[]", "schema None"),
 ], ids=str)  # fmt: skip
 def test_invalid_calibration_is_reported_and_changes_no_verdict(
     wrong: dict[str, Any] | str, says: str, tmp_path: Path

@@ -73,8 +73,8 @@ def test_levels_of_one_trace_are_named_and_shared_notes_are_printed_once() -> No
 def test_the_cause_is_written_as_data() -> None:
     located = Located(comparison(), "memory", None, "says", ("--graft trunk.3.state@41",), ("if transposed",), 3)
     assert outcome_data.of([outcome(comparison(worst=1.0), located=located)]).data()["runs"][0]["located"] == {
-        "cause": "memory", "op": None, "says": "says", "options": ("--graft trunk.3.state@41",),
-        "hints": ("if transposed",), "replays": 3,
+        "cause": "memory", "op": None, "says": "says", "options": ["--graft trunk.3.state@41"],
+        "hints": ["if transposed"], "replays": 3,
     }
 
 

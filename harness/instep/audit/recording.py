@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.declared_rounding import Product, checked
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, bytes_of
 from instep_reference.contract.sampling import Sampling
 from instep_reference.sampling import Drawing
 
@@ -40,6 +40,7 @@ from ..trace.header import Header, Model, Room
 from ..verdict import Skipped
 from .token_origins import Origin, Text, Told
 
+OF_A_RECORDING = "a file of a recording"
 SCHEMA = 1
 META, EVENTS, TENSORS, BATCHES = RECORDING, "events.jsonl", "tensors", "batches.jsonl"
 SHOWS = ("logits", "final", "states")
@@ -266,7 +267,7 @@ def _of_short_names(event: AnyEvent, short: Mapping[str, str]) -> AnyEvent:
 def read(directory: Path) -> Recorded:
     """Read a directory that `write.py` made, up to where it was cut."""
     meta = directory / META
-    stated: Stated = decode(_bytes(meta), Stated, meta.name, f"a recording of schema {SCHEMA}")
+    stated: Stated = decode(bytes_of(meta, OF_A_RECORDING), Stated, meta.name, f"a recording of schema {SCHEMA}")
     if stated.schema != SCHEMA:
         raise BadInput(f"{META}: schema", found=stated.schema, expected=SCHEMA)
     for name in stated.shows:
@@ -292,13 +293,13 @@ def read(directory: Path) -> Recorded:
 
 def _batches(file: Path) -> tuple[Batch, ...]:
     """The recorded batches; a last line that was cut off is skipped."""
-    lines = _bytes(file).splitlines(keepends=True) if file.is_file() else []
+    lines = bytes_of(file, OF_A_RECORDING).splitlines(keepends=True) if file.is_file() else []
     return tuple(decode(line, Batch, f"{file.name} line {number}", "a batch: event, batch, rows, slots, rounds")
                  for number, line in enumerate(lines, 1) if line.endswith(b"\n"))  # fmt: skip
 
 
 def _events(file: Path, stated: Stated) -> tuple[tuple[AnyEvent, ...], tuple[str, ...]]:
-    content = _bytes(file)
+    content = bytes_of(file, OF_A_RECORDING)
     lines = content.splitlines(keepends=True)
     notes = []
     if lines and not lines[-1].endswith(b"\n"):
@@ -375,13 +376,6 @@ def _tensors(directory: Path, event: int) -> Mapping[str, torch.Tensor]:
     return found
 
 
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise BadInput(str(file), found=error.strerror, expected="a file of a recording") from None
-
-
 class PlainLine(msgspec.Struct, frozen=True):
     """A request of a plain file; other fields of its line are ignored.
 
@@ -416,10 +410,7 @@ def _must(holds: bool, field: str, found: object, expected: str) -> None:
 
 def read_plain(file: Path) -> Recorded:
     """Read a plain file of prompts and answers. A last line that was cut off is skipped, with a note."""
-    try:
-        lines = file.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise BadInput(str(file), found=error.strerror, expected="a readable file") from None
+    lines = bytes_of(file).splitlines(keepends=True)
     texts, notes = list[Text](), list[str]()
     for number, line in enumerate(lines, 1):
         if not line.strip():

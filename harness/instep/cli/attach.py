@@ -16,6 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 ENGINES = ("sglang", "vllm")
 ALL = "all"
 TRIGGERS = "switch,prefix,retraction"
@@ -35,8 +37,6 @@ def attach(
     final: Annotated[bool, typer.Option("--final", help="Write all final rows; for small models.")] = False,
 ) -> None:
     """Start an engine that records itself; exit 0: something was recorded, without a gap; 3: not so."""
-    from instep_reference.contract.errors import BadInput
-
     from .. import attach as room
 
     if engine not in ENGINES:
@@ -60,8 +60,6 @@ def attach(
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
     """Run the engine to its end. Ctrl-C reaches the engine by itself; a SIGTERM is passed on."""
-    from instep_reference.contract.errors import BadInput
-
     try:
         engine = subprocess.Popen(command, env=environment)
     except OSError as error:

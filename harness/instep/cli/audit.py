@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .finish_with_result import Files, writes
+from .progress import progress
 
 
 @writes("json", "html", "sarif", "annotate")
@@ -40,7 +41,6 @@ def audit(
     from ..audit.result_data import of
     from ..audit.result_document import charts_of
     from ..lru_cache import EVENTS, closed
-    from .progress import progress
 
     files.must_be_free()
     with closed(EVENTS), progress("read the recording") as advance:  # one run computes nothing twice

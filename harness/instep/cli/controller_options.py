@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 if TYPE_CHECKING:
     from instep_reference.contract.controllers import Controlled
 
@@ -37,7 +39,6 @@ def chosen(num_steps: int | None, adaptive: Path | None, dialect: str | None, ca
 
     from instep_reference.contract.adaptive_controller_file import DIALECTS, FLAT, AdaptiveFile
     from instep_reference.contract.controllers import Controlled
-    from instep_reference.contract.errors import BadInput
     from instep_reference.controllers import controller
 
     if adaptive is None and dialect is None:
@@ -78,8 +79,6 @@ def _smallest(file: Any) -> int:
 
 
 def _sizes(captured: str | None) -> tuple[int, ...]:
-    from instep_reference.contract.errors import BadInput
-
     parts = [] if captured is None else captured.split(",")
     if not all(part.strip().isdecimal() for part in parts):
         raise BadInput("--captured", found=captured, expected="batch sizes, as 1,2,4,8")

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..report.document import Document, Kind, Listing
+from ..report.document_parts import short, used
+from ..verdict import Exit
 from .finish_with_result import Files, writes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..report.document import Document, Listing
     from ..report.result_difference import Difference, RunPair
 
 SHOWN = 5  # findings of a run that are printed; a file has all
@@ -39,9 +41,6 @@ def diff(
 
 
 def _document(found: Difference) -> Document:
-    from ..report.document import Document
-    from ..verdict import Exit
-
     new = len(found.added) + sum(pair.more for pair in found.pairs)
     says = {
         Exit.AGREED: "no new finding, and nothing less was compared",
@@ -55,9 +54,6 @@ def _document(found: Difference) -> Document:
 
 
 def _table(pair: RunPair) -> Listing:
-    from ..report.document import Kind, Listing
-    from ..report.document_parts import short, used
-
     heads: dict[str, Kind] = {
         "tier": "word", "numbers before": "number", "after": "number", "allowance used before": "number",
         "after ": "number", "": "word",

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..atomic_write import writable, write_atomically
+from ..report.document import Document
+from ..verdict import Exit
 from .added_parameters import annotated, with_parameters
 
 if TYPE_CHECKING:
-    from ..report.document import Document
     from ..report.result import Result
 
 # Field of `Files` -> its type and its help text.
@@ -46,8 +50,6 @@ class Files:
 
     def must_be_free(self, *read: Path, more: Sequence[Path | None] = ()) -> None:
         """Refuse paths that cannot be written, before anything runs. read: the files that the command reads."""
-        from ..atomic_write import writable
-
         given = [file for file in (self.json, self.html, self.sarif, *more) if file is not None]
         for file in given:
             writable(file, *read, *(other for other in given if other is not file))
@@ -65,10 +67,8 @@ class Files:
         """
         from rich.console import Console
 
-        from ..atomic_write import write_atomically
         from ..report.document_choice import document_of
         from ..report.terminal_tables import write
-        from ..verdict import Exit
 
         if interrupted:
             result = replace(result, exit=Exit.worst((Exit(result.exit), Exit.INCONCLUSIVE)),
@@ -114,8 +114,6 @@ def joins_alone(
 
     verb: the work of the command without `--join`;  files: option -> the requested file
     """
-    from instep_reference.contract.errors import BadInput
-
     if with_options:
         raise BadInput("--join", found="options of a run, too", expected=f"one of them: to join {verb} nothing")
     if not any(files.values()):

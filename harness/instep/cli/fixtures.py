@@ -13,6 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..atomic_write import folder_for, write_atomically
+from ..bundled import CARRIED
+from ..bundled import fixtures as carried
+
 # Token numbers of images in a configuration for SGLang, which serves this architecture with a vision part only. They
 # are bytes that no UTF-8 text has.
 IMAGE, VIDEO, VISION_START, VISION_END = 250, 251, 252, 253
@@ -37,11 +43,6 @@ def fixtures(
     """Write a small trained model, traces and an example suite, to start from."""
     from rich.console import Console
 
-    from instep_reference.contract.errors import BadInput
-
-    from ..atomic_write import write_atomically
-    from ..bundled import CARRIED
-    from ..bundled import fixtures as carried
     from ..report.terminal_tables import say
 
     try:
@@ -67,10 +68,7 @@ def fixtures(
                     place = place.relative_to("example")
                 files[folder / place] = file.read_bytes()
     for parent in sorted({file.parent for file in files}):
-        try:
-            parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput("DIR", found=f"{parent}: {error.strerror}", expected="a folder that can be made") from None
+        folder_for(parent, "DIR")
     write_atomically(files)
     console, typed = Console(), shlex.quote(str(folder))
     if engine is not None:

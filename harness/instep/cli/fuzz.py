@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..bundled import model
 from ..options import DRAFTER
+from ..verdict import Exit
 from .finish_with_result import Files, writes
+from .progress import trial_runner
 from .subject_options import Given, Model, takes_setting
 
 if TYPE_CHECKING:
@@ -45,12 +48,9 @@ def fuzz(
     """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
     from hypothesis.configuration import set_hypothesis_home_dir
 
-    from ..bundled import model
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.fuzz.result_data import of
-    from ..verdict import Exit
-    from .progress import trial_runner
 
     files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)

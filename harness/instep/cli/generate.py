@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..bundled import model
 from ..options import PROPOSED
+from ..verdict import Verdict
 from . import controller_options
 from .finish_with_result import Files, writes
 from .subject_options import Given, takes_setting
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
 
     from ..generate.decode import Ask, Decoded
     from ..generate.tokenizer import Words
-    from ..verdict import Verdict
 
 MOST_TOKENS = 2**20  # no model has more positions
 FIRST_STEPS = 3  # drafts a round by default
@@ -57,9 +60,7 @@ def generate(
     """Decode prompts; exit 0: right, or not checked; 1: the reference says otherwise."""
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.drafters import in_use
-    from instep_reference.contract.errors import BadInput
 
-    from ..bundled import model
     from ..generate.decode import decode
     from ..generate.tokenizer import words_of
     from ..run.build_compared_engines import candidates
@@ -108,8 +109,6 @@ def _prompts(
     directory: Path, given: list[str] | None, file: Path | None, words: Words, vocab: int
 ) -> dict[str, tuple[int, ...]]:
     """The prompts by name, as tokens of this vocabulary."""
-    from instep_reference.contract.errors import BadInput
-
     from ..generate.tokenizer import prompts_from
 
     if given:
@@ -135,7 +134,6 @@ def _sample(names: list[str], count: int) -> frozenset[str]:
 
 
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling | None:
-    from instep_reference.contract.errors import BadInput
     from instep_reference.contract.sampling import Sampling
 
     said = Sampling(temperature, top_k, top_p)
@@ -149,8 +147,6 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
 
 def _steps(num_steps: int | None, chosen: controller_options.Steps | None, drafts: bool) -> controller_options.Steps:
     """The first step count, and the controller. drafts: whether drafts are possible."""
-    from instep_reference.contract.errors import BadInput
-
     if not drafts and (num_steps or chosen):
         raise BadInput("--num-steps", found="drafts", expected="0 and no --adaptive",
                        hint="there is no draft head and no proposer (--drafter ngram)")

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 from ..options import DRAFTER
+from ..report.document import Document, Kind, Listing
+from ..verdict import Exit
 from .finish_with_result import Files, writes
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
-    from ..report.document import Listing
     from ..subject.memory_per_request import Need
 
 
@@ -43,14 +46,11 @@ def memory(
 ) -> None:
     """Print the bytes of a request by pool, for every strategy and form of conv windows."""
     from instep_optimized.options import check
-    from instep_reference.contract.errors import BadInput
 
     from ..adapters.strategy_by_name import OPTIONS
     from ..campaign.shapes import sized_like
-    from ..report.document import Document
     from ..report.result import Result
     from ..subject.memory_per_request import needs, spelled, weights_bytes
-    from ..verdict import Exit
 
     if not math.isfinite(gib):
         raise BadInput("--gib", found=gib, expected="a finite number")
@@ -80,8 +80,6 @@ def memory(
 
 
 def _widest(num_steps: int | None, candidates: str | None) -> int:
-    from instep_reference.contract.errors import BadInput
-
     if candidates is None:
         return (3 if num_steps is None else num_steps) + 1
     if num_steps is not None:
@@ -95,8 +93,6 @@ def _widest(num_steps: int | None, candidates: str | None) -> int:
 def _table(needs: list[Need], title: str, room: int) -> Listing:
     """One unit for all sizes, so that they can be compared; a token's is smaller."""
     from instep_optimized.memory.tiled_units import SCALES
-
-    from ..report.document import Kind, Listing
 
     size, unit = (2**20, "MiB") if max(one.fixed for one in needs) >= 2**20 else (2**10, "KiB")
     names = ("state", "window", "beside", "slot table", "a token", "request", "fit")

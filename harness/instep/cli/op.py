@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..report.document import Document, Kind, Listing
+from ..report.document_parts import short
+from ..verdict import Exit
 from .finish_with_result import Files, writes
+from .progress import progress
 from .subject_options import Given, takes_setting
 
 if TYPE_CHECKING:
@@ -19,7 +25,6 @@ if TYPE_CHECKING:
     from ..kit.cases import Case
     from ..kit.listed_cases import Served
     from ..kit.strictest_rounding_declaration import Suggested
-    from ..report.document import Document
     from ..setting import Setting
 
 
@@ -49,18 +54,13 @@ def op(
     """Check single ops on their contract and the reference; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from ..kit.listed_cases import op_cases, served
     from ..report.result import Result
-    from .progress import progress
 
     files.must_be_free()
     setting = given.setting(ops=ops)
     widths = {field: given.named[field] for field in ("dtype", "state_dtype") if field in given.named}
     if case is not None and len(name or ()) != 1:
-        from instep_reference.contract.errors import BadInput
-
         raise BadInput("--case", found=f"{len(name or ())} ops", expected="the one op that has the case")
     if suggest_rounding and (files.sarif is not None or files.annotate):
-        from instep_reference.contract.errors import BadInput
-
         raise BadInput("--suggest-rounding", found="--sarif or --annotate", expected="neither: it has no findings")
     every: list[str | None] = [*name] if name else [None]
     cases = [
@@ -84,7 +84,6 @@ def _suggest(
 
     from ..kit.strictest_rounding_declaration import FORMS, suggested
     from ..report.result import Result
-    from .progress import progress
 
     cases = [case for case in cases if named or case.op in FORMS]
     with progress(f"declarations of {setting.name}") as advance:
@@ -98,9 +97,6 @@ def _suggest(
 def _suggestion(found: Suggested) -> Document:
     """Per form the declaration, with the evidence for it and against the next stricter one; then the line to write."""
     from ..kit.strictest_rounding_declaration import written
-    from ..report.document import Document, Kind, Listing
-    from ..report.document_parts import short
-    from ..verdict import Exit
 
     heads: dict[str, Kind] = {
         "form": "word", "declared": "text", "numbers": "number", "error": "number", "allowed": "number", "": "word",
@@ -120,7 +116,7 @@ def _suggestion(found: Suggested) -> Document:
 
 
 def _data(run: Served) -> dict[str, object]:
-    from ..report.outcome_data import finding, listed, most_used, number
+    from ..report.outcome_data import finding, listed, most_used
 
     names = dict.fromkeys(case.op for case in run.cases)
     by_op = {name: [c for c in run.verdict.compared if run.cases[c.event].op == name] for name in names}
@@ -128,7 +124,7 @@ def _data(run: Served) -> dict[str, object]:
     return {
         "exit": int(run.exit), "cases": [str(case) for case in run.cases], "elements": run.verdict.elements,
         "by_op": [{"op": name, "cases": sum(case.op == name for case in run.cases), "not_served": unserved[name],
-                   "elements": sum(c.elements for c in compared), "used": number(most_used(compared))}
+                   "elements": sum(c.elements for c in compared), "used": most_used(compared)}
                   for name, compared in by_op.items()],
         "skipped": [{"case": skip.where, "says": skip.reason} for skip in run.verdict.skipped],
         **listed(run.verdict.findings, lambda found: {

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from ..atomic_write import write_atomically
 from .finish_with_result import Files
 
 
@@ -18,7 +19,6 @@ def page(
     html: Annotated[Path, typer.Option(help="The page to write.")],
 ) -> None:
     """Make a page of a result file; exit 0: it is written, whatever the result is."""
-    from ..atomic_write import write_atomically
     from ..report.html.write_page import page_of_file
 
     Files(html=html).must_be_free(result)

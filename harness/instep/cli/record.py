@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 from ..options import PROPOSED, WIDTHS, either, known
 from . import controller_options
 from .subject_options import Given, takes_setting
@@ -74,7 +76,6 @@ def record(
 
 def _usual(prompts: dict[str, tuple[int, ...]], checkpoint: Path, setting: Setting, rounds: int | None) -> Policy:
     from instep_reference.contract.checkpoint import Checkpoint
-    from instep_reference.contract.errors import BadInput
 
     from ..trace.default_policy import usual
 
@@ -92,7 +93,6 @@ def make(
 
     from instep_reference.contract.checkpoint import Checkpoint
     from instep_reference.contract.drafters import EXTERNAL
-    from instep_reference.contract.errors import BadInput
 
     from ..report.machine import installed
     from ..run.build_compared_engines import Plan, reference

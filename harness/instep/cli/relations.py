@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from .finish_with_result import Files, writes
+from .progress import trial_runner
 from .subject_options import Given, TraceModel, Until, takes_setting
 
 
@@ -34,7 +35,6 @@ def relations(
     from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
-    from .progress import trial_runner
 
     wanted = table.relations(name or ())
     files.must_be_free(trace)

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..atomic_write import folder_for, write_atomically
+from ..bundled import trace as own_trace
 from ..options import tiers_named
+from ..verdict import tiers_of
 from .finish_with_result import Files, writes
+from .progress import trial_runner
 from .subject_options import Given, Layers, TraceModel, Until, takes_setting
 
 if TYPE_CHECKING:
@@ -45,17 +51,13 @@ def replay(
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())
-    from ..atomic_write import folder_for, write_atomically
-    from ..bundled import trace as own_trace
     from ..diagnose import diagnose
     from ..report import outcome_data
     from ..report.html.replay import charts_of
     from ..run.replay import Outcome, Replay, must_reach
     from ..run.run_variants import Variant, patch_of, swaps_of
     from ..trace.file import read
-    from ..verdict import tiers_of
     from ..watch.event_digests import EventDigests
-    from .progress import trial_runner
 
     if save_tensors is not None:
         folder_for(save_tensors, "--save-tensors")
@@ -91,8 +93,6 @@ def replay(
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
     """The named op sets, or the header's plan, cut at `until`; one run for an external engine."""
     from msgspec.structs import replace as with_fields
-
-    from instep_reference.contract.errors import BadInput
 
     from ..trace.header import Part
 

@@ -11,6 +11,7 @@ import typer
 
 from ..options import DRAFTER
 from .finish_with_result import Files, writes
+from .progress import trial_runner
 from .subject_options import Given, Layers, Until, takes_setting
 
 
@@ -32,7 +33,6 @@ def shapes(
     from ..campaign.shapes.run_real_shape import shaped
     from ..report import outcome_data
     from ..run.replay import Outcome
-    from .progress import trial_runner
 
     files.must_be_free()
     setting = given.setting(ops="triton")

@@ -10,6 +10,10 @@ from typing import Annotated
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..bundled import trace as own_trace
+
 
 def show(
     trace: Annotated[Path | None, typer.Argument(help="A trace: the .jsonl file; default: the main trace.")] = None,
@@ -21,10 +25,8 @@ def show(
     """Print the events of a trace, and its capacity."""
     from rich.console import Console
 
-    from instep_reference.contract.errors import BadInput
     from instep_reference.contract.event_facts import named
 
-    from ..bundled import trace as own_trace
     from ..report import terminal_tables
     from ..trace import file
     from ..trace.event_text import count, told

@@ -10,8 +10,12 @@ from typing import Annotated
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
+from ..bundled import model
 from ..options import DRAFTER
 from .finish_with_result import Files, joins_alone, writes
+from .progress import trial_runner
 from .subject_options import Given, Model, takes_setting
 
 
@@ -40,16 +44,13 @@ def soak(
 ) -> None:
     """Serve drawn rounds until a time or a number; exit 0: all agree, 1: divergence, 3: nothing compared."""
     from instep_reference.contract.checkpoint import Checkpoint
-    from instep_reference.contract.errors import BadInput
 
-    from ..bundled import model
     from ..campaign.fuzz.campaign import Settings
     from ..campaign.fuzz.draw_events import SAMPLED
     from ..campaign.soak import result_document, resume
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
     from ..threads import threads_for
-    from .progress import trial_runner
 
     if join:
         joins_alone(join, "soak", "serves", json=files.json, with_options=minutes is not None or rounds is not None)

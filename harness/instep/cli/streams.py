@@ -10,7 +10,10 @@ from typing import Annotated
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 from .finish_with_result import Files, writes
+from .progress import trial_runner
 from .subject_options import Given, Layers, Until, takes_setting
 
 
@@ -31,14 +34,11 @@ def streams(
     layer: Layers = None,
 ) -> None:
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
-    from instep_reference.contract.errors import BadInput
-
     from ..campaign.streams.run_stamped_trace import LEVELS, streamed
     from ..campaign.streams.stamp_model import config
     from ..report import outcome_data
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
-    from .progress import trial_runner
 
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
 from .added_parameters import annotated, with_parameters
 
@@ -47,8 +49,6 @@ class Given:
         if "engine" not in self.named:
             return self.several("ops", *otherwise)
         if "ops" in self.named:
-            from instep_reference.contract.errors import BadInput
-
             raise BadInput("--engine", found="--ops as well", expected="one of the two")
         return ("plain",)
 

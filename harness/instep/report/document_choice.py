@@ -5,7 +5,6 @@ Leaves out: the content of each document (the modules named below).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -29,7 +28,6 @@ FAMILY: Mapping[str, str] = {
 
 def document_of(found: Mapping[str, Any]) -> Document:
     """The document of a result's data."""
-    found = _plain(found)
     name = next((name for name, field in FAMILY.items() if _has(found, field)), None)
     if name is None:
         commands = "audit, bench, faults, fuzz, gate, op, relations, replay, shapes or streams"
@@ -47,11 +45,3 @@ def _has(found: Mapping[str, Any], field: str) -> bool:
     of_all = isinstance(value, list) and value and all(isinstance(one, dict) and inner in one for one in value)
     return first in found and (not inner or bool(of_all))
 
-
-def _plain(value: Any) -> Any:
-    """The data as in a file: lists for tuples, and text for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

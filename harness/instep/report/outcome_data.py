@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..checks.check_interface import counted
 from ..checks.check_interface import listed as range_of
-from ..verdict import Comparison, Exit, Located, Raised, Skipped, Tier
+from ..verdict import Comparison, Exit, Raised, Skipped, Tier
 from .divergence_message import command, declared, divergence, exercised, otherwise, where
 from .result import Result
 
@@ -46,11 +46,11 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "exit": int(verdict.exit), "events": verdict.events, "of": outcome.of, "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": outcome.served, "calls": outcome.calls,
         "seconds": {side: round(seconds, 3) for side, seconds in outcome.seconds.items()},
-        "tiers": [_total(total) for total in tiers(outcome)],
-        "declared": _declared(outcome), "packed": outcome.packed, "in_parts": list(outcome.in_parts),
-        "exercised": {form: asdict(kernel) for form, kernel in outcome.exercised.items()},
-        "asked": [tier.value for tier in Tier if tier in outcome.tiers],
-        "left_out": [tier.value for tier in outcome.left_out],
+        "tiers": tiers(outcome),
+        "declared": _declared(outcome), "packed": outcome.packed, "in_parts": outcome.in_parts,
+        "exercised": outcome.exercised,
+        "asked": [tier for tier in Tier if tier in outcome.tiers],
+        "left_out": outcome.left_out,
         "skipped": len(verdict.skipped), "events_served": outcome.served_events,
         "played": [{"event": skip.event, "says": skip.reason} for skip in verdict.skipped if skip.check == "played"],
         "shown": sorted(outcome.shown.feeds) if outcome.led else None,
@@ -59,12 +59,13 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             {"region": region, "layer": layer, "units": sorted(units)}
             for (region, layer), units in outcome.scratch.items()
         ],
-        "looked": {c.check: c.tier.value for c in verdict.compared if c.event == last},
+        "looked": {c.check: c.tier for c in verdict.compared if c.event == last},
         **listed(verdict.findings, lambda found: {
             **finding(found), "command": command(outcome, found) if outcome.again else None}),
         "message": divergence(outcome) if verdict.findings else None,
-        "located": None if outcome.located is None else _located(outcome.located),
-        "history": asdict(outcome.history),
+        "located": None if outcome.located is None else {
+            name: value for name, value in vars(outcome.located).items() if name != "finding"},
+        "history": outcome.history,
     }
 
 
@@ -203,15 +204,6 @@ def _declared(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _total(total: Total) -> dict[str, Any]:
-    return {**asdict(total), "tier": total.tier.value, "used": number(total.used)}
-
-
-def number(value: float | None) -> float | str | None:
-    """The value for JSON, which has no infinity: an infinite value becomes text."""
-    return value if value is None or math.isfinite(value) else str(value)
-
-
 def listed_findings(findings: Sequence[Comparison]) -> list[Comparison]:
     """The first findings, and the first finding of every check, in their order."""
     first = {found.check: found for found in reversed(findings)}
@@ -225,17 +217,9 @@ def listed(
     return {"findings": [*map(told or finding, listed_findings(findings))], "findings_in_all": len(findings)}
 
 
-def _located(located: Located) -> dict[str, Any]:
-    """The cause of the first entry of `findings`."""
-    return {
-        "cause": located.cause, "op": located.op, "says": located.says, "options": located.options,
-        "hints": located.hints, "replays": located.replays,
-    }
-
-
 def finding(found: Comparison) -> dict[str, Any]:
     return {
-        "check": found.check, "tier": found.tier.value, "event": found.event, "kind": found.kind,
+        "check": found.check, "tier": found.tier, "event": found.event, "kind": found.kind,
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
         "worst": str(found.worst), "allowed": found.allowed,

@@ -5,6 +5,7 @@ Leaves out: the fields that each command adds.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, bytes_of
 
 from ..atomic_write import write_atomically
 from .command_lines import typed
@@ -29,7 +30,7 @@ class Result:
     """The result of one run of a command.
 
     exit    its exit code;  device: the device that it ran on
-    found   the fields of this command; `machine` may be among them, with more about the machine
+    found   the fields of this command, as values that msgspec encodes; `machine` may be among them, with more about it
     commit  the revision of the source, as the caller knows it
     """
 
@@ -41,9 +42,9 @@ class Result:
     def data(self) -> dict[str, Any]:
         """The content of the file."""
         return {
-            "schema": SCHEMA, "exit": int(self.exit), "command": legible(typed(sys.argv)),
+            "schema": SCHEMA, "exit": int(self.exit), "command": as_json(typed(sys.argv)),
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": self.commit,
-            "machine": machine(self.device), **legible(self.found),
+            "machine": machine(self.device), **as_json(msgspec.to_builtins(self.found, str_keys=True)),
         }  # fmt: skip
 
     def write(self, path: Path) -> None:
@@ -51,25 +52,26 @@ class Result:
         write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
 
 
-def legible(value: Any) -> Any:
-    """The same value with valid UTF-8 texts. File names and messages of exceptions may contain half a character."""
+def as_json(value: Any) -> Any:
+    """Builtin values as in a file: lists, valid UTF-8, and as text the numbers that JSON does not have.
+
+    File names and messages of exceptions may contain half a character.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {legible(name): legible(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        several = map(legible, value)
-        return list(several) if isinstance(value, list) else tuple(several)
-    return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {as_json(name): as_json(inner) for name, inner in value.items()}
+    return [*map(as_json, value)] if isinstance(value, list | tuple) else value
 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a result file of any schema so far, with the field names of today."""
     expected = "a result file, as --json writes it"
+    text = bytes_of(path, expected)
     try:
-        found = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise BadInput(str(path), found=error.strerror, expected=expected) from None
+        found = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(str(path), found=f"invalid JSON ({error})", expected=expected) from None
     schema = found.get("schema") if isinstance(found, dict) else None

@@ -23,7 +23,7 @@ from ..adapters import OURS, address
 from ..trace.file import RECORDING
 from .command_lines import near
 from .machine import installed
-from .result import Result, legible, runs_of
+from .result import Result, as_json, runs_of
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 HEAD = 1  # line of a trace before its first event
@@ -103,7 +103,7 @@ def defined(source: Path, name: str) -> int:
 def sarif(found: Sequence[Notice]) -> bytes:
     """A SARIF log with one run. Every check that has a finding is a rule."""
     rules = list(dict.fromkeys(notice.rule for notice in found))
-    return msgspec.json.encode(legible({
+    return msgspec.json.encode(as_json({
         "$schema": SCHEMA, "version": "2.1.0",
         "runs": [{
             "tool": {"driver": {

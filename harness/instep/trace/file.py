@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, bytes_of
 
 from ..atomic_write import STDOUT, writable, write_atomically
 from .header import SCHEMA, FirstHeader, Header, sound
@@ -79,10 +79,7 @@ def beside(path: Path) -> Path:
 
 def read(path: Path) -> Trace:
     """Read both files; anything unexpected in them is a `BadInput`."""
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except OSError as error:
-        raise BadInput(str(path), found=error.strerror, expected="a readable trace") from None
+    lines = bytes_of(path, "a readable trace").splitlines(keepends=True)
     if not lines:
         raise BadInput(f"{path.name} line 1", found="nothing", expected="a header")
     if not lines[-1].endswith(b"\n"):

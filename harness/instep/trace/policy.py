@@ -14,7 +14,7 @@ import msgspec
 
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, bytes_of
 from instep_reference.contract.event_facts import FACTS, kind_of
 from instep_reference.contract.sampling import Sampling
 
@@ -175,8 +175,4 @@ def read_prompts(path: Path, encode: Callable[[str], tuple[int, ...]] = one_per_
 
 
 def _read(path: Path, kind: Any) -> Any:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
-    return decode(text, kind, path.name, "the fields of a policy or of prompts")
+    return decode(bytes_of(path), kind, path.name, "the fields of a policy or of prompts")

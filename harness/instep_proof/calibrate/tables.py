@@ -94,10 +94,10 @@ class Calibration:
             "false_alarms": [{**asdict(rate), "rate_under": rate.bound} for rate in self.table()],
             "alarms": [
                 {**described(variant), "event": one.event, "place": str(one.place), "check": one.check,
-                 "tier": one.tier.value, "diagnosis": one.diagnosis}
+                 "tier": one.tier, "diagnosis": one.diagnosis}
                 for variant, one in self.alarms
             ],
-            "limits": [asdict(limit) for limit in self.limits], "ran": self.ran,
+            "limits": self.limits, "ran": self.ran,
         }  # fmt: skip
 
 

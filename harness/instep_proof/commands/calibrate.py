@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from instep.cli.finish_with_result import Files, writes
+from instep.cli.progress import trial_runner
 from instep.cli.subject_options import Given, takes_setting
+from instep.report.document import Document, Kind, Listing
+from instep_reference.contract.errors import BadInput
 
 if TYPE_CHECKING:
-    from instep.report.document import Listing
-
     from ..calibrate.tables import Calibration
 
 
@@ -36,10 +37,7 @@ def calibrate(
 
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
-    from instep.cli.progress import trial_runner
-    from instep.report.document import Document
     from instep.report.result import Result
-    from instep_reference.contract.errors import BadInput
 
     from ..calibrate import calibrate as run_all
     from ..calibrate.tables import Calibration
@@ -64,8 +62,6 @@ def calibrate(
 
 
 def _rates(result: Calibration) -> Listing:
-    from instep.report.document import Kind, Listing
-
     from ..calibrate.tables import by_tier
 
     heads: dict[str, Kind] = {
@@ -79,8 +75,6 @@ def _rates(result: Calibration) -> Listing:
 
 
 def _limits(result: Calibration) -> Listing:
-    from instep.report.document import Kind, Listing
-
     tiers = list(result.limits[0].found)
     heads: dict[str, Kind] = {
         "place": "word", "activations": "word", **dict.fromkeys(("error when correct", *tiers), "number"),

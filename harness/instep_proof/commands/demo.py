@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep.atomic_write import folder_for, writable
+from instep.report.command_lines import near
+from instep_reference.contract.errors import BadInput
+
 if TYPE_CHECKING:
     from ..faults.catalogue.fault import Edit, Wrap
 
@@ -36,10 +40,7 @@ def demo(
 
     from rich.console import Console
 
-    from instep.atomic_write import folder_for, writable
-    from instep.report.command_lines import near
     from instep.report.terminal_tables import say
-    from instep_reference.contract.errors import BadInput
 
     from ..faults.catalogue import TRACES, by_id
     from ..faults.plant import planted, run

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep.atomic_write import write_atomically
 from instep.cli.finish_with_result import Files, joins_alone, writes
+from instep.cli.progress import trial_runner
 from instep.cli.subject_options import Given, takes_setting
+from instep_reference.contract.errors import BadInput
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,11 +58,8 @@ def faults(
     from msgspec.json import encode
     from rich.console import Console
 
-    from instep.atomic_write import write_atomically
-    from instep.cli.progress import trial_runner
     from instep.report import svg
     from instep_reference.contract.checkpoint import Checkpoint
-    from instep_reference.contract.errors import BadInput
 
     from ..faults import result_data, resume
     from ..faults.campaign import campaign
@@ -119,8 +119,6 @@ def faults(
 
 def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
     """The chosen faults in the catalogue's order."""
-    from instep_reference.contract.errors import BadInput
-
     from ..faults.catalogue import FAMILIES, by_id
 
     known = by_id()
@@ -148,8 +146,6 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
 def _part(chosen: list[Fault], part: str) -> list[Fault]:
     """Distribute groups that share a control, the largest first: each goes into the smallest part so far."""
     import re
-
-    from instep_reference.contract.errors import BadInput
 
     from ..faults.campaign import SLOW
 

@@ -38,7 +38,7 @@ def of(result: Result, commit: str | None = None) -> File:
     """The result of the campaign."""
     fired, sessions = result.fired, result.sessions
     found = {
-        "sessions": to_builtins(sessions),
+        "sessions": sessions,
         "faults": len(result.judged), "fired": len(fired), "void": len(result.judged) - len(fired),
         **{what: sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")},
         "named_by": result.named_by,
@@ -53,7 +53,7 @@ def data_of(one: Judged) -> dict[str, Any]:
     fault, first = one.fault, one.arm.findings[0] if one.arm.findings else None
     return {
         "id": fault.id, "family": FAMILY_OF.get(fault.id), "kind": fault.kind, "what": fault.what,
-        "origin": fault.origin, "trace": fault.trace, "how": asdict(fault.how),
+        "origin": fault.origin, "trace": fault.trace, "how": fault.how,
         "expected": {**to_builtins(fault.expected), "mistake": fault.mistake, "seen_by": list(fault.seen_by),
                      "blind": list(fault.blind)},
         "void": one.void, "found": one.found, "named": one.named, "named_by": one.named_by, "located": one.located,

@@ -11,7 +11,7 @@ import gc
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -157,9 +157,9 @@ class Bench:
         setting |= {"at": {axis: list(values) for axis, values in asked.at.items()}} if asked.at else {}
         machine = fingerprint(asked.device) if self.last is None else self.last.machine
         left = self.left
-        found = {"machine": machine, "setting": setting, "rates": asdict(self.rates), "left_out": left,
+        found = {"machine": machine, "setting": setting, "rates": self.rates, "left_out": left,
                  "left_because": {name: self._because(name) for name in left},
-                 "sessions": msgspec.to_builtins(self.sessions), "rows": self.rows}  # fmt: skip
+                 "sessions": self.sessions, "rows": self.rows}  # fmt: skip
         return Result(self.exit, "cpu", found, asked.commit)  # the machine is in `found`
 
 

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep.atomic_write import folder_for, is_replaced, writable, write_atomically
 from instep.cli.finish_with_result import Files, joins_alone, writes
+from instep.cli.progress import trial_runner
 from instep.cli.subject_options import Given, takes_setting
+from instep_reference.contract.errors import BadInput
 
 from ..bench import KINDS
 
@@ -56,10 +59,6 @@ def bench(
     os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")  # self-tuning peers do it once per machine
     import torch
 
-    from instep.atomic_write import is_replaced
-    from instep.cli.progress import trial_runner
-    from instep_reference.contract.errors import BadInput
-
     from ..bench import resume
     from ..bench.run import Asked, Bench
     from ..bench.run import bench as measure
@@ -102,8 +101,6 @@ def bench(
 
 def _must_be_writable(folder: Path, kinds: Sequence[str], *others: Path | None) -> None:
     """Make the folder, or refuse it, before anything is measured. others: files that the command reads or writes."""
-    from instep.atomic_write import folder_for, writable
-
     folder_for(folder, "--plots")
     for name in kinds:
         for file in {folder / f"{name}.svg", *folder.glob(f"{name}-*.svg")}:
@@ -112,7 +109,6 @@ def _must_be_writable(folder: Path, kinds: Sequence[str], *others: Path | None) 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Write one file for every plot and return their paths."""
-    from instep.atomic_write import folder_for, write_atomically
     from instep.report.svg import picture
 
     from ..bench.result_document import pictures
@@ -127,8 +123,6 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 def _axes(told: list[str]) -> dict[str, tuple[str, ...]]:
     """Parse repeated AXIS=VALUE into axis -> values."""
-    from instep_reference.contract.errors import BadInput
-
     found: dict[str, tuple[str, ...]] = {}
     for one in told:
         axis, equals, value = one.partition("=")

@@ -12,9 +12,13 @@ from typing import Annotated
 
 import typer
 
+from instep.atomic_write import folder_for
+from instep.bundled import model
 from instep.cli.finish_with_result import Files, writes
+from instep.cli.progress import progress
 from instep.cli.subject_options import Given, takes_setting
 from instep.options import DRAFTER
+from instep_reference.contract.errors import BadInput
 
 
 @writes("json", "html", "commit")
@@ -45,11 +49,7 @@ def gate(
              "instep's own, which are only read.")] = None,
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
-    from instep.atomic_write import folder_for
-    from instep.bundled import model
-    from instep.cli.progress import progress
     from instep_reference.contract.checkpoint import OnDisk
-    from instep_reference.contract.errors import BadInput
 
     from ..gate import calibration_files, result_data
     from ..gate.gate import gate as run

@@ -18,8 +18,8 @@ import msgspec
 
 from instep.bundled import fixtures, model
 from instep.report.result import Result, read
+from instep.trace.file import decode
 from instep.trace.header import config_digest
-from instep_reference.contract.errors import BadInput
 
 from .cases import CASES
 from .fingerprint import fingerprint
@@ -107,10 +107,7 @@ def known(question: Question, folder: Path | None = None) -> dict[str, Any] | No
     if not file.exists():
         return None
     found = read(file)
-    try:
-        msgspec.convert(found, _Kept)
-    except msgspec.ValidationError as error:
-        raise BadInput(str(file), found=str(error), expected="a calibration, as --baselines keeps it") from None
+    decode(msgspec.json.encode(found), _Kept, str(file), "a calibration, as --baselines keeps it")
     return found
 
 

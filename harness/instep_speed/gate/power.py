@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, cycle, permutations
 from math import ceil, isnan
@@ -85,11 +85,10 @@ class Power:
         return max(1, ceil(self.minutes * (FEWEST_TRIALS + 1) / max(1, self.trials)))
 
     def data(self) -> dict[str, Any]:
-        spread = {case: {clock: asdict(one) for clock, one in clocks.items()} for case, clocks in self.spread.items()}
         told = {"trials": self.trials, "independent": self.trials, "pairs": self.pairs, "minutes": self.minutes,
                 "slowed": SLOWED, "wanted": self.wanted,
                 "drag": self.drag, "says": self.says, "clocks": self.clocks, "ratio": self.ratio,
-                "seconds": spread}  # fmt: skip
+                "seconds": self.spread}  # fmt: skip
         return told | {"bounds": bounds(told)}
 
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from instep.report.outcome_data import number
 from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
 
@@ -31,9 +30,9 @@ def of(report: Report, baselines: Path | None = None, commit: str | None = None)
     found = {
         "refused": report.refused or None, "setting": setting,
         "calibrated": calibrated, "calibration_error": wrong or None,
-        "says": {} if report.refused else {case: report.says(case).value for case in question.cases},
+        "says": {} if report.refused else {case: report.says(case) for case in question.cases},
         "sentences": {case: _sentence(report, case) for case in dict.fromkeys(one.case for one in report.judged)},
-        "judged": [_judged(one) for one in report.judged],
+        "judged": report.judged,
         "laps": report.laps, "decided": report.decided, "served": report.served, "acceptance": report.acceptance,
         "reference_acceptance": report.reference_acceptance, "elements": report.elements,
         "machine": fingerprint(report.question.setting.device),
@@ -47,14 +46,6 @@ def _known(question: Question, baselines: Path | None) -> tuple[dict[str, Any] |
         return known(question, baselines), ""
     except BadInput as error:
         return None, str(error)
-
-
-def _judged(one: Judged) -> dict[str, Any]:
-    """The numbers of a clock; none for a clock that was never read."""
-    told = asdict(one) | {"says": one.says.value}
-    for name in ("before", "after", "change", "same"):
-        told[name] = {field: number(value) for field, value in told[name].items()}
-    return told
 
 
 def _sentence(report: Report, case: str) -> str:

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from .errors import BadInput
+from .errors import BadInput, bytes_of
 
 Dialect = Literal["sglang-0.5.12", "sglang-0.5.13", "sglang-0.5.14", "vllm-table", "constant"]
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
@@ -92,10 +92,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     @classmethod
     def json(cls, path: Path) -> Any:
         """Parse a file, without a dialect. Errors name its path."""
-        try:
-            return _parsed(path.read_bytes(), str(path))
-        except OSError as error:
-            raise BadInput(str(path), found=error.strerror, expected="a readable file") from None
+        return _parsed(bytes_of(path), str(path))
 
     @classmethod
     def read(cls, text: str | bytes, dialect: Dialect = FLAT, field: str = "adaptive") -> AdaptiveFile:

@@ -5,6 +5,8 @@ Leaves out: divergences (a result and not an error), and errors of the harness i
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class InstepError(Exception):
     """An error that the user can fix. Its text is the one line that the user sees."""
@@ -21,6 +23,14 @@ class BadInput(InstepError):
     def __init__(self, field: str, *, found: object, expected: object, hint: str = "") -> None:
         self.field, self.found, self.expected, self.hint = field, found, expected, hint
         super().__init__(f"{field}: found {found}, expected {expected}" + (f"; {hint}" if hint else ""))
+
+
+def bytes_of(path: Path, expected: str = "a readable file") -> bytes:
+    """The content of a file. expected: for the error if it cannot be read"""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput(str(path), found=error.strerror, expected=expected) from None
 
 
 class Unsupported(InstepError):

@@ -7,9 +7,10 @@ and `unseen` returns its argument. Leaves out: all use of the hook.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # Results of a layer, and its memory where it is written, in data-flow order; this is the order of findings.
 # Rows are packed in batch order, N in all: one row per token of the event. Memory has the form of a request's logical
@@ -98,8 +99,8 @@ def memory_place(name: str, layer: int) -> Place:
     return Place("trunk", layer, name)
 
 
-See = Callable[[Place, torch.Tensor], torch.Tensor]
-At = Callable[[str, torch.Tensor], torch.Tensor]  # the same with stage and layer filled in
+See: TypeAlias = "Callable[[Place, torch.Tensor], torch.Tensor]"
+At: TypeAlias = "Callable[[str, torch.Tensor], torch.Tensor]"  # the same with stage and layer filled in
 
 
 def unseen(place: Place, tensor: torch.Tensor) -> torch.Tensor:

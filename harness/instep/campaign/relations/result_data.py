@@ -17,7 +17,7 @@ from ...report.command_lines import near
 from ...report.divergence_message import MEASURES as OF_A_REPLAY
 from ...report.divergence_message import message, numbers
 from ...report.html.heat_map import Row
-from ...report.outcome_data import listed, most_used, number
+from ...report.outcome_data import listed, most_used
 from ...report.result import Result
 from ...run.replay import served
 from ...verdict import Comparison, Tier
@@ -80,7 +80,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "lacks": held.lacks, "events": verdict.events, "of": len(run.case.trace.events),
         "compared": len(verdict.compared), "elements": verdict.elements,
         "model": plan.checkpoint.digest, "served": served(), "seconds": round(held.seconds, 3),
-        "tiers": [tier.value for tier in _tiers(held)], "used": number(most_used(verdict.compared)),
+        "tiers": _tiers(held), "used": most_used(verdict.compared),
         "skipped": [skip.reason for skip in verdict.skipped],
         "played": [skip.reason for skip in verdict.skipped if skip.check == "played"],
         "components": _components([held]), "places": _places(run, held),
@@ -96,7 +96,7 @@ def _places(run: Run, held: Held) -> list[dict[str, Any]]:
         places[Row.of(one.place)].append(one)
     return [
         {"row": row.label(kinds), "stage": row.stage, "layer": row.level, "compared": len(ones),
-         "elements": sum(one.elements for one in ones), "used": number(most_used(ones)),
+         "elements": sum(one.elements for one in ones), "used": most_used(ones),
          "wrong": sum(not one.agrees for one in ones)}
         for row, ones in sorted(places.items(), key=lambda each: each[0].order())
     ]  # fmt: skip

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, bytes_of
 
 from ...report.result import Result
 from ...report.result_session import Session as Called
+from ...trace.file import decode
 from ...verdict import Exit
 
 
@@ -91,15 +92,16 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
         self.conditions = dict(Counter(self.conditions) + met)
 
 
+class _Kept(msgspec.Struct):
+    soaked: list[Soaked]
+
+
 def read(path: Path | None) -> list[Soaked]:
     """The sums in a file; none where there is no file yet."""
     if path is None or not path.is_file():
         return []
-    try:
-        runs = msgspec.json.decode(path.read_bytes(), type=dict[str, Any]).get("soaked")
-        return msgspec.convert(runs, list[Soaked])
-    except msgspec.MsgspecError as error:
-        raise BadInput(str(path), found=str(error), expected="a file that `instep soak` wrote") from None
+    kept: _Kept = decode(bytes_of(path), _Kept, str(path), "a file that `instep soak` wrote")
+    return kept.soaked
 
 
 def going_on(runs: list[Soaked], begun: Soaked, path: Path | None) -> Soaked:
@@ -135,5 +137,5 @@ def result(runs: list[Soaked], commit: str | None) -> Result:
         for run in runs
     ]  # fmt: skip
     return Result(Exit.worst(run.exit for run in runs), ", ".join(devices), {
-        "runs": sums, "soaked": msgspec.to_builtins(runs),
+        "runs": sums, "soaked": runs,
     }, commit)  # fmt: skip
