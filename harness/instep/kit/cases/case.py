@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 
@@ -33,6 +34,9 @@ class Call(NamedTuple):
     pools: dict[str, Pool]
 
 
+Build = Callable[[str], Call]
+
+
 @dataclass(frozen=True)
 class Case:
     """`build(device)` gives the same bits on every call. `exact`: results and memory must agree bit by bit; `narrow`:
@@ -40,7 +44,7 @@ class Case:
 
     op: str
     name: str
-    build: Callable[[str], Call]
+    build: Build
     exact: bool = False
     exact_memory: bool = False
     narrow: bool = False
@@ -136,6 +140,22 @@ class Draw:
 
     def ints(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int64, device=self.device)
+
+
+P = ParamSpec("P")
+
+
+def seeded(make: Callable[Concatenate[Draw, P], Call]) -> Callable[Concatenate[int, P], Build]:
+    """Let the function be called with a seed and all arguments but the draw: the result builds the call on a device."""
+    def case(seed: int, /, *given: P.args, **named: P.kwargs) -> Build:
+        return lambda device: make(Draw(seed, device), *given, **named)
+
+    return case
+
+
+def drawn_from(seed: int) -> Callable[[Callable[Concatenate[Draw, P], Call]], Callable[P, Build]]:
+    """The same for a seed that is fixed."""
+    return lambda make: partial(seeded(make), seed)
 
 
 def at(component: str) -> Place:

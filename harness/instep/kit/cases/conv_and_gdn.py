@@ -5,7 +5,7 @@ Leaves out: paged attention and plain data movement (`paged_kv.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 
-from .case import BF16, FP32, Call, Case, Draw, at
+from .case import BF16, FP32, Call, Case, Draw, at, seeded
 from .guarded_pools import Pool, guarded, permit, place, runs
 
 
@@ -71,6 +71,17 @@ def make_pools(
     return pools
 
 
+def make_parts(
+    draw: Draw, shapes: Sequence[Shape], block: tuple[int, ...], dtype: torch.dtype, swap: bool
+) -> tuple[tuple[Part, ...], int, dict[str, Pool]]:
+    """All parts of a batch, the number of its rows with a free one at the end, and the pools."""
+    pools, parts, row = make_pools(shapes, block, dtype, swap, draw.device), list[Part](), 0
+    for shape in shapes:
+        part, row = make_part(draw, shape, row, pools)
+        parts.append(part)
+    return tuple(parts), row + 1, pools
+
+
 SHAPES: dict[str, tuple[Shape, ...]] = {
     "decode": (Shape("window", (1, 1, 1), (4, 1, 7), (0, 0, 0), store=(4, 1, 7)),),
     "padded": (Shape("window", (1, 0, 1, 0), (5, -1, -1, 2), (0, 0, 0, 0), store=(5, -1, -1, 2)),),
@@ -90,25 +101,16 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 }
 
 
-def conv_case(
-    seed: int, shapes: tuple[Shape, ...], C: int, W: int, dtype: torch.dtype, swap: bool
-) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(seed, device)
-        pools = make_pools(shapes, (C, W - 1), dtype, swap, device)
-        parts, row = [], 0
-        for shape in shapes:
-            part, row = make_part(draw, shape, row, pools)
-            parts.append(part)
-        inputs = {
-            "x": draw.normal(row + 1, C, dtype=dtype),
-            "weight": draw.normal(C, W, dtype=dtype, scale=0.5),
-            "parts": tuple(parts),
-            "to": at("mixed"),
-        }
-        return Call(inputs, pools)
-
-    return build
+@seeded
+def conv_case(draw: Draw, shapes: tuple[Shape, ...], C: int, W: int, dtype: torch.dtype, swap: bool) -> Call:
+    parts, N, pools = make_parts(draw, shapes, (C, W - 1), dtype, swap)
+    inputs = {
+        "x": draw.normal(N, C, dtype=dtype),
+        "weight": draw.normal(C, W, dtype=dtype, scale=0.5),
+        "parts": parts,
+        "to": at("mixed"),
+    }
+    return Call(inputs, pools)
 
 
 class Heads(NamedTuple):
@@ -118,28 +120,21 @@ class Heads(NamedTuple):
     V: int
 
 
+@seeded
 def gdn_case(
-    seed: int, shapes: tuple[Shape, ...], heads: Heads, state: torch.dtype, swap: bool, dtype: torch.dtype
-) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw, (H, HV, K, V) = Draw(seed, device), heads
-        pools = make_pools(shapes, (HV, K, V), state, swap, device)
-        parts, row = [], 0
-        for shape in shapes:
-            part, row = make_part(draw, shape, row, pools)
-            parts.append(part)
-        N = row + 1
-        q, k = (torch.nn.functional.normalize(draw.normal(N, H, K), dim=-1) for _ in range(2))
-        gates = draw.uniform(N, HV, low=-1.2, high=-1e-4), draw.uniform(N, HV, low=0.05, high=0.95)
-        inputs = {
-            "inputs": GdnInputs(q * K**-0.5, k, draw.normal(N, HV, V), *gates),
-            "parts": tuple(parts),
-            "dtype": dtype,
-            "to": at("core"),
-        }
-        return Call(inputs, pools)
-
-    return build
+    draw: Draw, shapes: tuple[Shape, ...], heads: Heads, state: torch.dtype, swap: bool, dtype: torch.dtype
+) -> Call:
+    H, HV, K, V = heads
+    parts, N, pools = make_parts(draw, shapes, (HV, K, V), state, swap)
+    q, k = (torch.nn.functional.normalize(draw.normal(N, H, K), dim=-1) for _ in range(2))
+    gates = draw.uniform(N, HV, low=-1.2, high=-1e-4), draw.uniform(N, HV, low=0.05, high=0.95)
+    inputs = {
+        "inputs": GdnInputs(q * K**-0.5, k, draw.normal(N, HV, V), *gates),
+        "parts": parts,
+        "dtype": dtype,
+        "to": at("core"),
+    }
+    return Call(inputs, pools)
 
 
 HEADS = {"r1": Heads(2, 2, 16, 16), "r2": Heads(2, 4, 16, 32), "r3": Heads(1, 3, 32, 16)}

@@ -5,24 +5,20 @@ Leaves out: every other op on trees (`trees.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from instep_optimized.ops.integer_op_protocols import Beams
 from instep_optimized.ops.plain import PLAIN
 
-from .case import FP32, Call, Case, Draw
-
-Build = Callable[[str], Call]
+from .case import FP32, Call, Case, Draw, drawn_from
 
 
-def topk_tokens_case(rows: int, vocab: int, topk: int, dtype: torch.dtype = FP32, ties: bool = False) -> Build:
-    def build(device: str) -> Call:
-        logits = Draw(31, device).normal(rows, vocab, scale=3.0).to(dtype)
-        return Call({"logits": logits.round() if ties else logits, "topk": topk}, {})
-
-    return build
+@drawn_from(31)
+def topk_tokens_case(
+    draw: Draw, rows: int, vocab: int, topk: int, dtype: torch.dtype = FP32, ties: bool = False
+) -> Call:
+    logits = draw.normal(rows, vocab, scale=3.0).to(dtype)
+    return Call({"logits": logits.round() if ties else logits, "topk": topk}, {})
 
 
 def said(draw: Draw, rows: int, topk: int, ties: bool) -> dict[str, torch.Tensor]:
@@ -41,23 +37,18 @@ def grown(draw: Draw, requests: int, topk: int, steps: int, num_steps: int, ties
     return before
 
 
-def select_beams_case(requests: int, topk: int, step: int, num_steps: int, ties: bool) -> Build:
-    def build(device: str) -> Call:
-        draw = Draw(32, device)
-        before = grown(draw, requests, topk, step - 1, num_steps, ties)
-        now = said(draw, requests * (topk if before else 1), topk, ties)
-        return Call({**now, "before": before, "step": step, "num_steps": num_steps}, {})
-
-    return build
+@drawn_from(32)
+def select_beams_case(draw: Draw, requests: int, topk: int, step: int, num_steps: int, ties: bool) -> Call:
+    before = grown(draw, requests, topk, step - 1, num_steps, ties)
+    now = said(draw, requests * (topk if before else 1), topk, ties)
+    return Call({**now, "before": before, "step": step, "num_steps": num_steps}, {})
 
 
-def build_tree_case(requests: int, topk: int, steps: int, nodes: int, ties: bool) -> Build:
-    def build(device: str) -> Call:
-        tree = grown(Draw(33, device), requests, topk, steps, steps, ties)
-        assert tree is not None
-        return Call({"tokens": tree.tokens, "parents": tree.parents, "scores": tree.scores, "nodes": nodes}, {})
-
-    return build
+@drawn_from(33)
+def build_tree_case(draw: Draw, requests: int, topk: int, steps: int, nodes: int, ties: bool) -> Call:
+    tree = grown(draw, requests, topk, steps, steps, ties)
+    assert tree is not None
+    return Call({"tokens": tree.tokens, "parents": tree.parents, "scores": tree.scores, "nodes": nodes}, {})
 
 
 GROW = [

@@ -5,12 +5,12 @@ Leaves out: accept (`rows.py`) and KV rows in pages (`paged_kv.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from .case import BF16, FP32, Call, Case, Draw
+from .case import BF16, FP32, Call, Case, Draw, drawn_from
 from .guarded_pools import guarded
 
 INT64 = torch.int64
@@ -42,30 +42,24 @@ PLACINGS: dict[str, Placing] = {
 }
 
 
-def place_rows_case(placing: Placing) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(0, device)
-        pools = {"length": guarded((len(LENGTHS),), (1,), INT64, device=device),
-                 "table": guarded((len(TABLES),), (4,), INT64, device=device)}
-        pools["length"].view.copy_(draw.ints(LENGTHS)[:, None])
-        pools["table"].view.copy_(torch.tensor(TABLES))
-        inputs = {
-            "slots": draw.ints(placing.slots), "begin": draw.ints(placing.begin), "count": draw.ints(placing.count),
-            "rows": placing.rows, "length": pools["length"].view[:, 0], "table": pools["table"].view,
-            "page_size": placing.page_size, "shift": placing.shift,
-        }
-        return Call(inputs, pools)
-
-    return build
+@drawn_from(0)
+def place_rows_case(draw: Draw, placing: Placing) -> Call:
+    pools = {"length": guarded((len(LENGTHS),), (1,), INT64, device=draw.device),
+             "table": guarded((len(TABLES),), (4,), INT64, device=draw.device)}
+    pools["length"].view.copy_(draw.ints(LENGTHS)[:, None])
+    pools["table"].view.copy_(torch.tensor(TABLES))
+    inputs = {
+        "slots": draw.ints(placing.slots), "begin": draw.ints(placing.begin), "count": draw.ints(placing.count),
+        "rows": placing.rows, "length": pools["length"].view[:, 0], "table": pools["table"].view,
+        "page_size": placing.page_size, "shift": placing.shift,
+    }
+    return Call(inputs, pools)
 
 
-def choose_case(shape: tuple[int, ...]) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(11, device)
-        own, forced = (draw.uniform(*shape, low=-5, high=5).long() for _ in range(2))
-        return Call({"own": own, "forced": forced}, {})
-
-    return build
+@drawn_from(11)
+def choose_case(draw: Draw, shape: tuple[int, ...]) -> Call:
+    own, forced = (draw.uniform(*shape, low=-5, high=5).long() for _ in range(2))
+    return Call({"own": own, "forced": forced}, {})
 
 
 def choose_column(device: str) -> Call:
@@ -74,50 +68,39 @@ def choose_column(device: str) -> Call:
     return Call({"own": window[:, 1], "forced": window[:, 3]}, {})
 
 
-def advance_case(slots: Sequence[int], by: Sequence[int]) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(0, device)
-        pool = guarded((len(LENGTHS),), (1,), INT64, device=device)
-        pool.view.copy_(draw.ints(LENGTHS)[:, None])
-        for slot in slots:
-            if slot >= 0:
-                pool.allow(slot)
-        inputs = {"length": pool.view[:, 0], "slots": draw.ints(slots), "by": draw.ints(by)}
-        return Call(inputs, {"length": pool})
-
-    return build
+@drawn_from(0)
+def advance_case(draw: Draw, slots: Sequence[int], by: Sequence[int]) -> Call:
+    pool = guarded((len(LENGTHS),), (1,), INT64, device=draw.device)
+    pool.view.copy_(draw.ints(LENGTHS)[:, None])
+    for slot in slots:
+        if slot >= 0:
+            pool.allow(slot)
+    inputs = {"length": pool.view[:, 0], "slots": draw.ints(slots), "by": draw.ints(by)}
+    return Call(inputs, {"length": pool})
 
 
-def shift_case(placing: Placing) -> Callable[[str], Call]:
+@drawn_from(14)
+def shift_case(draw: Draw, placing: Placing) -> Call:
     """Tokens at the rows of a placing. Idle requests have no rows here."""
-
-    def build(device: str) -> Call:
-        draw = Draw(14, device)
-        count = [many if slot >= 0 else 0 for slot, many in zip(placing.slots, placing.count, strict=True)]
-        tokens, behind = (draw.uniform(n, low=1, high=99).long() for n in (placing.rows, len(count)))
-        return Call(
-            {"tokens": tokens, "begin": draw.ints(placing.begin), "count": draw.ints(count), "behind": behind}, {}
-        )
-
-    return build
+    count = [many if slot >= 0 else 0 for slot, many in zip(placing.slots, placing.count, strict=True)]
+    tokens, behind = (draw.uniform(n, low=1, high=99).long() for n in (placing.rows, len(count)))
+    return Call(
+        {"tokens": tokens, "begin": draw.ints(placing.begin), "count": draw.ints(count), "behind": behind}, {}
+    )
 
 
+@drawn_from(13)
 def by_slot_case(
-    block: tuple[int, ...], positions: int, locations: Sequence[int], dtype: torch.dtype, swap: bool = False
-) -> Callable[[str], Call]:
+    draw: Draw, block: tuple[int, ...], positions: int, locations: Sequence[int], dtype: torch.dtype, swap: bool = False
+) -> Call:
     """Rows [N, *block] into a pool [5, positions, *block]; `swap`: the block's last two axes exchanged in memory."""
-
-    def build(device: str) -> Call:
-        draw = Draw(13, device)
-        pool = guarded((5, positions), block or (1,), dtype, swap=swap, device=device)
-        for location in locations:
-            if location >= 0:
-                pool.allow(location // positions, location % positions)
-        rows = draw.normal(len(locations), *block, scale=100.0).to(dtype)
-        view = pool.view if block else pool.view[:, :, 0]
-        return Call({"rows": rows, "pool": view, "locations": draw.ints(locations)}, {"pool": pool})
-
-    return build
+    pool = guarded((5, positions), block or (1,), dtype, swap=swap, device=draw.device)
+    for location in locations:
+        if location >= 0:
+            pool.allow(location // positions, location % positions)
+    rows = draw.normal(len(locations), *block, scale=100.0).to(dtype)
+    view = pool.view if block else pool.view[:, :, 0]
+    return Call({"rows": rows, "pool": view, "locations": draw.ints(locations)}, {"pool": pool})
 
 
 INDEX = [

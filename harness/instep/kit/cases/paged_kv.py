@@ -5,14 +5,13 @@ Leaves out: conv and gdn (`conv_and_gdn.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from instep_optimized.memory_addresses import Address, Pages
 
-from .case import BF16, FP32, Call, Case, Draw, at
+from .case import BF16, FP32, Call, Case, Draw, at, seeded
 from .guarded_pools import Pool, guarded
 
 
@@ -48,37 +47,34 @@ READINGS: dict[str, Reading] = {
 }
 
 
-def attend_case(seed: int, reading: Reading, dtype: torch.dtype) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(seed, device)
-        units = 2 + max((page for table in reading.tables for page in table), default=0)
-        block = (reading.kv_heads, reading.head_dim)
-        pools = {n: guarded((units, reading.page_size), block, dtype, device=device) for n in ("keys", "values")}
-        begin, row = [], reading.skip
-        for table, before, count in zip(reading.tables, reading.before, reading.count, strict=True):
-            begin.append(row)
-            row += count
-            for position in range(before + count):
-                number, offset = divmod(position, reading.page_size)
-                page = table[number] if number < len(table) else -1
-                if page >= 0:
-                    for pool in pools.values():
-                        pool.view[page, offset] = draw.normal(*block).to(dtype)
-        width = max((len(table) for table in reading.tables), default=1)
-        pages = Pages(
-            keys=pools["keys"].view,
-            values=pools["values"].view,
-            table=_lines(draw, reading, width),
-            slots=draw.ints(reading.lines()),
-            begin=draw.ints(begin),
-            count=draw.ints(reading.count),
-            before=draw.ints(reading.before),
-            most=max(reading.count, default=0),
-        )
-        query = draw.normal(row + 1, reading.heads, reading.head_dim, dtype=dtype)
-        return Call({"query": query, "pages": pages, "to": at("attended")}, pools)
-
-    return build
+@seeded
+def attend_case(draw: Draw, reading: Reading, dtype: torch.dtype) -> Call:
+    units = 2 + max((page for table in reading.tables for page in table), default=0)
+    block = (reading.kv_heads, reading.head_dim)
+    pools = {n: guarded((units, reading.page_size), block, dtype, device=draw.device) for n in ("keys", "values")}
+    begin, row = [], reading.skip
+    for table, before, count in zip(reading.tables, reading.before, reading.count, strict=True):
+        begin.append(row)
+        row += count
+        for position in range(before + count):
+            number, offset = divmod(position, reading.page_size)
+            page = table[number] if number < len(table) else -1
+            if page >= 0:
+                for pool in pools.values():
+                    pool.view[page, offset] = draw.normal(*block).to(dtype)
+    width = max((len(table) for table in reading.tables), default=1)
+    pages = Pages(
+        keys=pools["keys"].view,
+        values=pools["values"].view,
+        table=_lines(draw, reading, width),
+        slots=draw.ints(reading.lines()),
+        begin=draw.ints(begin),
+        count=draw.ints(reading.count),
+        before=draw.ints(reading.before),
+        most=max(reading.count, default=0),
+    )
+    query = draw.normal(row + 1, reading.heads, reading.head_dim, dtype=dtype)
+    return Call({"query": query, "pages": pages, "to": at("attended")}, pools)
 
 
 def _lines(draw: Draw, reading: Reading, width: int) -> torch.Tensor:
@@ -91,17 +87,15 @@ def _lines(draw: Draw, reading: Reading, width: int) -> torch.Tensor:
     return table
 
 
-def store_rows_case(seed: int, locations: tuple[int, ...], dtype: torch.dtype) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw, page_size = Draw(seed, device), 4
-        pool = guarded((5, page_size), (2, 16), dtype, device=device)
-        for location in locations:
-            if location >= 0:
-                pool.allow(location // page_size, location % page_size)
-        rows = draw.normal(len(locations), 2, 16, dtype=dtype)
-        return Call({"rows": rows, "pool": pool.view, "locations": draw.ints(locations)}, {"pool": pool})
-
-    return build
+@seeded
+def store_rows_case(draw: Draw, locations: tuple[int, ...], dtype: torch.dtype) -> Call:
+    page_size = 4
+    pool = guarded((5, page_size), (2, 16), dtype, device=draw.device)
+    for location in locations:
+        if location >= 0:
+            pool.allow(location // page_size, location % page_size)
+    rows = draw.normal(len(locations), 2, 16, dtype=dtype)
+    return Call({"rows": rows, "pool": pool.view, "locations": draw.ints(locations)}, {"pool": pool})
 
 
 @dataclass(frozen=True)
@@ -122,34 +116,25 @@ MOVINGS: dict[str, Moving] = {
 }
 
 
-def move_case(
-    seed: int, moving: Moving, block: tuple[int, ...], dtype: torch.dtype, swaps: tuple[bool, bool]
-) -> Callable[[str], Call]:
+@seeded
+def move_case(draw: Draw, moving: Moving, block: tuple[int, ...], dtype: torch.dtype, swaps: tuple[bool, bool]) -> Call:
     def side(units: tuple[int, ...], columns: tuple[int, ...] | None, swap: bool, draw: Draw) -> tuple[Pool, Address]:
         leading = (2 + max(units, default=0),) + (() if columns is None else (1 + max(columns, default=0),))
         pool = guarded(leading, block, dtype, swap=swap, device=draw.device)
         return pool, Address(pool.view, draw.ints(units), None if columns is None else draw.ints(columns))
-
-    def build(device: str) -> Call:
-        draw = Draw(seed, device)
-        source, here = side(moving.source, moving.source_column, swaps[0], draw)
-        target, there = side(moving.target, moving.target_column, swaps[1], draw)
-        source.view.copy_(draw.normal(*source.view.shape).to(dtype))
-        for request, (unit, goal) in enumerate(zip(moving.source, moving.target, strict=True)):
-            if unit >= 0 and goal >= 0:
-                column = () if moving.target_column is None else (moving.target_column[request],)
-                target.allow(goal, *column)
-        return Call({"source": here, "target": there}, {"source": source, "target": target})
-
-    return build
+    source, here = side(moving.source, moving.source_column, swaps[0], draw)
+    target, there = side(moving.target, moving.target_column, swaps[1], draw)
+    source.view.copy_(draw.normal(*source.view.shape).to(dtype))
+    for request, (unit, goal) in enumerate(zip(moving.source, moving.target, strict=True)):
+        if unit >= 0 and goal >= 0:
+            column = () if moving.target_column is None else (moving.target_column[request],)
+            target.allow(goal, *column)
+    return Call({"source": here, "target": there}, {"source": source, "target": target})
 
 
-def select_case(seed: int, shape: tuple[int, ...], index: tuple[int, ...], dtype: torch.dtype) -> Callable[[str], Call]:
-    def build(device: str) -> Call:
-        draw = Draw(seed, device)
-        return Call({"x": draw.normal(*shape, dtype=dtype), "index": draw.ints(index)}, {})
-
-    return build
+@seeded
+def select_case(draw: Draw, shape: tuple[int, ...], index: tuple[int, ...], dtype: torch.dtype) -> Call:
+    return Call({"x": draw.normal(*shape, dtype=dtype), "index": draw.ints(index)}, {})
 
 
 ATTEND = [

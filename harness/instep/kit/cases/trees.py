@@ -6,19 +6,18 @@ Leaves out: chains (the other tables), and the test that a path has the bits of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .case import BF16, FP32, Call, Case, Draw
+from .case import BF16, FP32, Build, Call, Case, Draw, drawn_from, seeded
 from .conv_and_gdn import HEADS, Shape, conv_case, gdn_case
 from .guarded_pools import guarded
 from .integer_ops import INT64, Placing, place_rows_case
 from .paged_kv import Reading, attend_case
 
-Build = Callable[[str], Call]
 Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own
 NOBODYS = 99  # fills a tensor after a window's end
 TREES: dict[str, tuple[Parents, ...]] = {
@@ -106,29 +105,24 @@ def seen(
     return built
 
 
-def plan_tree_case(trees: tuple[Parents, ...], slots: Sequence[int]) -> Build:
-    def build(device: str) -> Call:
-        draw, width = Draw(0, device), max(map(len, trees), default=3)
-        inputs = {"parents": padded(draw, trees, width), "slots": draw.ints(slots),
-                  "count": draw.ints([len(tree) for tree in trees])}
-        return Call(inputs, {})
-
-    return build
+@drawn_from(0)
+def plan_tree_case(draw: Draw, trees: tuple[Parents, ...], slots: Sequence[int]) -> Call:
+    width = max(map(len, trees), default=3)
+    inputs = {"parents": padded(draw, trees, width), "slots": draw.ints(slots),
+              "count": draw.ints([len(tree) for tree in trees])}
+    return Call(inputs, {})
 
 
-def accept_case(trees: tuple[Parents, ...], forced: Sequence[tuple[int, int]] | None, seed: int) -> Build:
+@seeded
+def accept_case(draw: Draw, trees: tuple[Parents, ...], forced: Sequence[tuple[int, int]] | None) -> Call:
     """Tokens from a vocabulary of two, so that walks are long, several children match, and padding would match."""
-
-    def build(device: str) -> Call:
-        draw, width, many = Draw(seed, device), max(map(len, trees), default=3), len(trees)
-        told = draw.ints([x for pair in forced or many * [(-1, -1)] for x in pair]).view(many, 2)
-        numbers = (draw.uniform(many, width, low=0, high=2).long() for _ in range(2))
-        inputs = {**dict(zip(("window", "picks"), numbers, strict=True)), "parents": padded(draw, trees, width),
-                  "count": draw.ints([len(tree) for tree in trees]), "forced_last": told[:, 0],
-                  "forced_bonus": told[:, 1]}
-        return Call(inputs, {})
-
-    return build
+    width, many = max(map(len, trees), default=3), len(trees)
+    told = draw.ints([x for pair in forced or many * [(-1, -1)] for x in pair]).view(many, 2)
+    numbers = (draw.uniform(many, width, low=0, high=2).long() for _ in range(2))
+    inputs = {**dict(zip(("window", "picks"), numbers, strict=True)), "parents": padded(draw, trees, width),
+              "count": draw.ints([len(tree) for tree in trees]), "forced_last": told[:, 0],
+              "forced_bonus": told[:, 1]}
+    return Call(inputs, {})
 
 
 PATHS = ((0, 1, 4, 6), (0,), (0, 2, 3), (0, 1, 2), (), (0, 5))
@@ -136,42 +130,34 @@ PATH_SLOTS = (4, 2, 1, 3, -1, -1)
 LINES = ((0, 0, 0), (9, 8, -1), (2, 3, -1), (4, 6, 7), (5, 1, 10))
 
 
-def plan_path_case(size: int, before: Sequence[int], table: bool) -> Build:
-    def build(device: str) -> Call:
-        draw = Draw(0, device)
-        pool = guarded((len(LINES),), (len(LINES[0]),), INT64, device=device)
-        pool.view.copy_(torch.tensor(LINES))
-        inputs = {"accept_index": padded(draw, PATHS, 8, -1), "slots": draw.ints(PATH_SLOTS),
-                  "before": draw.ints(before), "size": size, **({"table": pool.view} if table else {})}
-        return Call(inputs, {"table": pool})
-
-    return build
+@drawn_from(0)
+def plan_path_case(draw: Draw, size: int, before: Sequence[int], table: bool) -> Call:
+    pool = guarded((len(LINES),), (len(LINES[0]),), INT64, device=draw.device)
+    pool.view.copy_(torch.tensor(LINES))
+    inputs = {"accept_index": padded(draw, PATHS, 8, -1), "slots": draw.ints(PATH_SLOTS),
+              "before": draw.ints(before), "size": size, **({"table": pool.view} if table else {})}
+    return Call(inputs, {"table": pool})
 
 
-def move_rows_case(block: tuple[int, ...], dtype: torch.dtype, swap: bool = False) -> Build:
+@drawn_from(17)
+def move_rows_case(draw: Draw, block: tuple[int, ...], dtype: torch.dtype, swap: bool = False) -> Call:
     """Paths whose entries overwrite each other, one across two units, and columns that move nothing."""
     source = ((-1, 3, 5, 9), (-1, -1, -1, -1), (14, 12, -1, 16))
     target = ((-1, 2, 3, 5), (-1, -1, -1, -1), (11, 14, -1, 12))
-
-    def build(device: str) -> Call:
-        draw, entries = Draw(17, device), 4
-        pool = guarded((5, entries), block, dtype, swap=swap, device=device)
-        pool.view.copy_(draw.normal(*pool.view.shape, scale=100.0).to(dtype))
-        for entry in (entry for row in target for entry in row if entry >= 0):
-            pool.allow(entry // entries, entry % entries)
-        plan = {"source": padded(draw, source, 4), "target": padded(draw, target, 4)}
-        return Call({"pool": pool.view, **plan}, {"pool": pool})
-
-    return build
+    entries = 4
+    pool = guarded((5, entries), block, dtype, swap=swap, device=draw.device)
+    pool.view.copy_(draw.normal(*pool.view.shape, scale=100.0).to(dtype))
+    for entry in (entry for row in target for entry in row if entry >= 0):
+        pool.allow(entry // entries, entry % entries)
+    plan = {"source": padded(draw, source, 4), "target": padded(draw, target, 4)}
+    return Call({"pool": pool.view, **plan}, {"pool": pool})
 
 
-def nodes_case(placing: Placing, lead: int) -> Build:
-    def build(device: str) -> Call:
-        inputs, pools = place_rows_case(placing)(device)
-        depth = Draw(19, device).uniform(placing.rows, low=0, high=4).long()
-        return Call({**inputs, "depth": depth, "lead": lead}, pools)
-
-    return build
+@drawn_from(19)
+def nodes_case(draw: Draw, placing: Placing, lead: int) -> Call:
+    inputs, pools = place_rows_case(placing)(draw.device)
+    depth = draw.uniform(placing.rows, low=0, high=4).long()
+    return Call({**inputs, "depth": depth, "lead": lead}, pools)
 
 
 RAGGED, CHAIN, WIDE = (TREES[name] for name in ("ragged", "chain", "wide"))
@@ -187,9 +173,9 @@ DRAFT_TREES = RAGGED[0], RAGGED[4]
 TREE_INDEX = [
     *(Case("plan_tree", name, plan_tree_case(trees, [n - (n == 2) * 3 for n in range(1, len(trees) + 1)]), exact=True)
       for name, trees in TREES.items()),
-    *(Case("accept", f"{name}-{seed}", accept_case(trees, None, seed), exact=True)
+    *(Case("accept", f"{name}-{seed}", accept_case(seed, trees, None), exact=True)
       for name, trees in TREES.items() for seed in (1, 2)),
-    Case("accept", "trees-forced", accept_case(RAGGED, FORCED, 3), exact=True),
+    Case("accept", "trees-forced", accept_case(3, RAGGED, FORCED), exact=True),
     Case("plan_path", "pages", plan_path_case(4, (3, 0, 5, 2, 1, 0), True), exact=True),
     Case("plan_path", "ring", plan_path_case(10, (13, 7, 5, 9, 0, 2), False), exact=True),
     Case("place_rows", "nodes", nodes_case(Placing((4, -1, 1, 2), (4, 0, 1, 7), (3, 2, 3, 1), 9), 0), exact=True),
