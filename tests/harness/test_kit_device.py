@@ -13,8 +13,9 @@ import torch
 from instep import kit
 from instep.kit import compare_with_reference
 from instep.kit.cases import CASES
-from instep.kit.cases.case import Call, mapped, moved, packed
+from instep.kit.cases.case import Call, moved, packed
 from instep.watch import batched_host_copies
+from instep.watch.batched_host_copies import with_others
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import memory_of
 from support.running.command import Runner, complaint
@@ -42,12 +43,12 @@ def taken(x: torch.Tensor) -> torch.Tensor:
 
 
 def on_card(call: Call, device: str) -> Call:
-    return Call(mapped(call.inputs, put), mapped(call.pools, put))
+    return Call(with_others(call.inputs, put), with_others(call.pools, put))
 
 
 def launched(op: Any) -> Any:
     """The op as a kernel: it reads the card's memory, and its results are there."""
-    return lambda **given: mapped(op(**mapped(given, taken)), put)
+    return lambda **given: with_others(op(**with_others(given, taken)), put)
 
 
 def test_judge_mixes_no_tensors_of_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +83,7 @@ def test_moved_case_keeps_its_layout_and_bits(device: str) -> None:
 def every(value: Any) -> list[torch.Tensor]:
     """All tensors of the call, including those of addresses."""
     found: list[torch.Tensor] = []
-    mapped(value, lambda x: found.append(x) or x)
+    with_others(value, lambda x: found.append(x) or x)
     return found
 
 

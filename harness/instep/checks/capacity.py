@@ -19,17 +19,19 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import EventLog, Room
 from ..watch.pool_addresses import stands
+from .check_interface import TellsOnce
 
 ALIGNED = 16  # elements of a pitch and bytes of a base that kernels may assume (2-semantics, Invariance)
 
 
-class Capacity:
+class Capacity(TellsOnce):
     """Units, columns, entries, page sizes, pitches, and the memory budget."""
 
     name = "capacity"
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
+        super().__init__()
         self.known: tuple[object, ...] | None = None
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
@@ -37,8 +39,7 @@ class Capacity:
         regions = [region for region in context.regions if region.units.numel()]
         if room is None or not regions:
             if self.known is None:
-                yield Skipped(self.name, context.index, "this engine shows no memory")
-            self.known = ()
+                yield from self.once(context, "this engine shows no memory")
             return
         shapes = tuple((region.name, region.layer, region.units.shape, region.units.stride()) for region in regions)
         windows = [window.shape[1] for state in context.subject.after.values() for window in state.conv.values()]
@@ -71,10 +72,7 @@ def judged(
         needs = [*due, *(_guards(region) if log.guarded else ())]
         short = [f"{region.name} has {has} {what}; {needed} are needed{why}" for what, has, needed, why in needs
                  if has < needed]  # fmt: skip
-        yield Comparison(
-            Capacity.name, Capacity.tier, event, kind, stands(region).place, elements=len(needs),
-            worst=float(len(short)), allowed=0.0, problem=Problem.of("; ".join(short)),
-        )  # fmt: skip
+        yield _compared(region, event, kind, len(needs), short)
 
 
 def budgeted(
@@ -89,17 +87,16 @@ def budgeted(
         takes, found = sum(region.units.nbytes for region in layers), budget.get(name, 0)
         why = "" if found == takes else _of_first_count(layers[0], len(layers), found, room)
         said = f"the memory budget has {found} bytes for the pool {name}, which takes {takes}{why}"
-        yield Comparison(
-            Capacity.name, Capacity.tier, event, kind, stands(layers[0]).place, elements=1,
-            worst=float(found != takes), allowed=0.0, problem=Problem.of(said if found != takes else ""),
-        )
+        yield _compared(layers[0], event, kind, 1, [said] if found != takes else [])
     unknown = sorted(name for name, size in budget.items() if size and name not in pools)
     if unknown:
         said = f"the memory budget has bytes for {', '.join(unknown)}; the engine shows no such region"
-        yield Comparison(
-            Capacity.name, Capacity.tier, event, kind, stands(regions[0]).place, elements=1, worst=1.0, allowed=0.0,
-            problem=Problem.of(said),
-        )
+        yield _compared(regions[0], event, kind, 1, [said])
+
+
+def _compared(region: Region, event: int, kind: str, elements: int, said: Sequence[str]) -> Comparison:
+    return Comparison(Capacity.name, Capacity.tier, event, kind, stands(region).place, elements, float(len(said)), 0.0,
+                      problem=Problem.of("; ".join(said)))  # fmt: skip
 
 
 def _of_first_count(region: Region, layers: int, found: int, room: Room) -> str:

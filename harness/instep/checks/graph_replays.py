@@ -15,28 +15,27 @@ from instep_reference.contract.event_facts import facts, kind_of, named
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import GraphReplay
-from .check_interface import NOWHERE, said_of
+from .check_interface import NOWHERE, TellsOnce, said_of
 
 KINDS = ("verify", "decode")  # kinds of rows that graphs serve, each alone or both together
 
 
-class Graphs:
+class Graphs(TellsOnce):
     """Keys, buckets, input buffers, addresses."""
 
     name = "graphs"
     tier = Tier.IDENTITY
 
     def __init__(self) -> None:
+        super().__init__()
         self.pools: dict[tuple[str, int], int] = {}
         self.buffers: dict[tuple[Any, int], tuple[int, ...]] = {}
-        self.said = False
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._pools(context)
         if not context.log.graphs:
-            if not (context.log.ops or self.said):
-                yield Skipped(self.name, context.index, "instep does not see the CUDA graphs of this engine")
-            self.said = True
+            if not context.log.ops:
+                yield from self.once(context, "instep does not see the CUDA graphs of this engine")
             return
         key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
         replays = context.log.replays

@@ -65,7 +65,7 @@ def in_line(tensor: torch.Tensor) -> torch.Tensor:
 
 def on_host(value: T) -> T:
     """The same answers or states, in new mappings and dataclasses, with every tensor on the host."""
-    return _all_brought(value, lambda tensor: True, (), brought)
+    return _all_brought(value, lambda tensor: True, None, brought)
 
 
 def indices_on_host(value: T, how: Bring = brought) -> T:
@@ -82,39 +82,40 @@ def bare(value: T) -> T:
     return with_others(value, lambda x: x if is_index(x) else torch.empty_like(x, device="meta"), POOLS)
 
 
-def _all_brought(value: T, asked: Callable[[torch.Tensor], bool], but: Collection[str], how: Bring) -> T:
+def _all_brought(value: T, asked: Callable[[torch.Tensor], bool], but: Collection[str] | None, how: Bring) -> T:
     away = {id(tensor): tensor for tensor in _tensors(value, but) if is_away(tensor) and asked(tensor)}
     moved = dict(zip(away, how([*away.values()]) if away else (), strict=True))
     return with_others(value, lambda tensor: moved.get(id(tensor), tensor), but)
 
 
-def _tensors(value: Any, but: Collection[str]) -> Iterator[torch.Tensor]:
+def _tensors(value: Any, but: Collection[str] | None) -> Iterator[torch.Tensor]:
     """The tensors that `with_others` needs."""
     if isinstance(value, torch.Tensor):
         yield value
         return
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
-        inner = (one for key, one in value.items() if key not in but)
+        inner = (one for key, one in value.items() if key not in (but or ()))
     elif names := _names(cast(Any, type(value))):
-        inner = (getattr(value, name) for name in names if name not in but)
-    elif isinstance(value, tuple) and but:
+        inner = (getattr(value, name) for name in names if name not in (but or ()))
+    elif isinstance(value, tuple) and but is not None:
         inner = value
     for one in inner:
         yield from _tensors(one, but)
 
 
-def with_others(value: T, moved: Moved, but: Collection[str]) -> T:
-    """The value with other tensors, except in fields with these names."""
+def with_others(value: T, moved: Moved, but: Collection[str] | None = ()) -> T:
+    """The value with other tensors, except in fields with these names. but: None leaves tuples as they are."""
     if isinstance(value, torch.Tensor):
         return cast(T, moved(value))
+    stays = but or ()
     if isinstance(value, dict):  # dicts only: lazily read roots stay lazy
-        return cast(T, {key: inner if key in but else with_others(inner, moved, but) for key, inner in value.items()})
+        return cast(T, {key: one if key in stays else with_others(one, moved, but) for key, one in value.items()})
     if names := _names(cast(Any, type(value))):
         inside: dict[str, Any] = {
-            name: with_others(getattr(value, name), moved, but) for name in names if name not in but}
+            name: with_others(getattr(value, name), moved, but) for name in names if name not in stays}
         return cast(T, replace(cast(Any, value), **inside))
-    if isinstance(value, tuple) and but:  # parts, and rows with names
+    if isinstance(value, tuple) and but is not None:  # parts, and rows with names
         several = [with_others(inner, moved, but) for inner in value]
         return cast(T, type(value)(*several) if hasattr(value, "_fields") else tuple(several))
     return value

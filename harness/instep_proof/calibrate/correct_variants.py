@@ -16,14 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.nn.functional import sigmoid, silu, softplus
+from torch.overrides import TorchFunctionMode
 
 from instep_optimized import load
-from instep_optimized.memory_addresses import Inputs, Pages, Part, Updates
-from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs, Ops
-from instep_optimized.ops.plain.attend import entries, extents, visible
-from instep_optimized.ops.plain.compute_width import wide, width
-from instep_optimized.ops.plain.embed_norm_linear_head import rms_norm
+from instep_optimized.memory_addresses import Inputs, Part, Updates
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.gdn import Trail
 from instep_optimized.ops.plain.gdn import gdn as plain_gdn
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
@@ -106,69 +104,41 @@ def correct(form: str, seed: int) -> Ops:
     return replace(PLAIN, name=f"{form}_{seed}", **FORMS[form](Order(form, seed)))
 
 
-def _linear(order: Order, *, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Any) -> torch.Tensor:
-    return order.product(wide(x).reshape(len(x), -1), wide(weight)).to(x.dtype).view(len(x), *shape)
+class Ordered(TorchFunctionMode):
+    """While it is entered, torch's products and sums over the last axis have this order."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__()
+        self.order = order
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        order, given = self.order, kwargs or {}
+        match func.__name__, args:
+            case "linear", (x, weight):
+                return order.product(x, weight)
+            case "matmul", (x, row):
+                return order.product(x, row[None])[..., 0]
+            case "einsum", ("thd,phd->htp", query, keys):
+                return torch.stack([order.product(*pair) for pair in zip(query.unbind(1), keys.unbind(1), strict=True)])
+            case "einsum", ("htp,phd->thd", chances, values):
+                pairs = zip(chances, values.unbind(1), strict=True)
+                return torch.stack([order.product(chance, value.T) for chance, value in pairs], 1)
+            case "softmax", (x,):
+                weights = (x - x.amax(-1, True)).exp()
+                return weights / order.total(weights)[..., None]
+            case "sum" | "mean" as name, (x,) if given == {"dim": -1, "keepdim": True}:
+                return order.total(x)[..., None] / (x.shape[-1] if name == "mean" else 1)
+        return func(*args, **given)
 
 
-def _lm_head(order: Order, *, x: torch.Tensor, weight: torch.Tensor, to: Any) -> torch.Tensor:
-    return order.product(wide(x), wide(weight))
+def _ordered(order: Order, op: Callable[..., Any]) -> Callable[..., Any]:
+    """An op of `plain` with its sums in that order."""
 
+    def call(**given: Any) -> Any:
+        with Ordered(order):
+            return op(**given)
 
-def _mlp(order: Order, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Any) -> torch.Tensor:
-    gate, up = order.product(wide(x), wide(gate_up)).chunk(2, dim=-1)
-    return order.product(silu(gate) * up, wide(down)).to(x.dtype)
-
-
-def _moe(
-    order: Order, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Any
-) -> torch.Tensor:
-    """Compute every expert on all rows; a share of 0 excludes it. The lower number wins a tie of experts."""
-    rows = wide(x)
-    scores = order.product(rows, wide(weights.router))
-    chances = (scores - scores.amax(-1, True)).exp()
-    chances = chances / order.total(chances)[:, None]
-    ranked = chances.sort(dim=-1, descending=True, stable=True)
-    share = torch.zeros_like(chances).scatter(1, ranked.indices[:, :top_k], ranked.values[:, :top_k])
-    if norm_topk:
-        share = share / order.total(ranked.values[:, :top_k])[:, None]
-    experts = zip(weights.gate_up, weights.down, strict=True)
-    answers = torch.stack([_mlp(order, x=rows, gate_up=up, down=down, to=to) for up, down in experts], -1)
-    out = order.total(answers * share[:, None])
-    up, down, gate = weights.shared_gate_up, weights.shared_down, weights.shared_gate
-    if up is not None and down is not None and gate is not None:
-        out = out + sigmoid(order.product(rows, wide(gate))) * _mlp(order, x=rows, gate_up=up, down=down, to=to)
-    return out.to(x.dtype)
-
-
-def _mean_square(order: Order, x: torch.Tensor) -> torch.Tensor:
-    return order.total(x * x)[..., None] / x.shape[-1]
-
-
-def _norm(order: Order, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Any) -> torch.Tensor:
-    if order.form == "exact":
-        return rms_norm(x.double(), weight, eps).to(x.dtype)
-    return (wide(x) / (_mean_square(order, wide(x)) + eps).sqrt() * (1 + wide(weight))).to(x.dtype)
-
-
-def _gated_norm(
-    order: Order, *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, gate: str, to: Any
-) -> torch.Tensor:
-    opened, x = silu(wide(z)) if gate == "silu" else sigmoid(wide(z)), wide(core)
-    return (x / (_mean_square(order, x) + eps).sqrt() * (wide(weight) * opened)).to(core.dtype)
-
-
-def _gdn_inputs(
-    order: Order, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: Any,
-) -> GdnInputs:
-    keys, rows, heads, x = key_heads * key_dim, len(mixed), a.shape[1], wide(mixed)
-    q, k = (part.reshape(rows, key_heads, key_dim) for part in (x[:, :keys], x[:, keys : 2 * keys]))
-    q, k = (part / (order.total(part * part)[..., None] + 1e-6).sqrt() for part in (q, k))
-    gate = softplus(a.to(x.dtype) + dt_bias.to(x.dtype))
-    return GdnInputs(
-        q / key_dim**0.5, k, x[:, 2 * keys :].clone().view(rows, heads, -1), -wide(A_log).to(x.dtype).exp() * gate,
-        1 / (1 + (-b.to(x.dtype)).exp()),
-    )  # fmt: skip
+    return call
 
 
 def _gdn(
@@ -251,31 +221,11 @@ def _gdn_in_chunks(
     return out
 
 
-def _attend(order: Order, *, query: torch.Tensor, pages: Pages, to: Any) -> torch.Tensor:
-    out, wanted = torch.zeros_like(query), wide(query)
-    for request, (begin, count, known) in enumerate(extents(pages)):
-        if not count:
-            continue
-        seen = visible(pages, begin, count, known)
-        keys, values, mapped = entries(pages, request, seen.shape[1])
-        seen = mapped & seen
-        keys, values = wide(keys), wide(values.masked_fill(~seen.any(0)[:, None, None], 0))
-        for head in range(query.shape[1]):
-            other = head // (query.shape[1] // keys.shape[1])
-            scores = order.product(wanted[begin : begin + count, head], keys[:, other]) * query.shape[2] ** -0.5
-            scores = scores.masked_fill(~seen, -torch.inf)
-            weights = (scores - scores.amax(1, True)).exp()
-            read = order.product(weights, values[:, other].T) / order.total(weights)[:, None]
-            out[begin : begin + count, head] = read.to(query.dtype)
-    return out
+SUMS = ("linear", "lm_head", "mlp", "moe", "norm", "gated_norm", "gdn_inputs", "attend")
 
 
 def _every_sum(order: Order) -> dict[str, Any]:
-    own: dict[str, Callable[..., Any]] = {
-        "linear": _linear, "lm_head": _lm_head, "mlp": _mlp, "moe": _moe, "norm": _norm, "gated_norm": _gated_norm,
-        "gdn_inputs": _gdn_inputs, "gdn": _gdn, "attend": _attend,
-    }  # fmt: skip
-    return {name: partial(op, order) for name, op in own.items()}
+    return {name: _ordered(order, getattr(PLAIN, name)) for name in SUMS} | {"gdn": partial(_gdn, order)}
 
 
 # One form per line: the ops in which it differs from `plain`.

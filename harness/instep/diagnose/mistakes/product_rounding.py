@@ -6,13 +6,14 @@ Leaves out: rounded inputs of other ops (`wrong_inputs.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from instep_reference.weights import Weights
 
+from ...watch.batched_host_copies import with_others
 from .finding_case import NARROW, Case, Explanation, rounded
 from .wrong_weights import in_place, layer_of
 
@@ -41,15 +42,7 @@ def products(case: Case) -> Iterator[Explanation]:
 def _narrowed(weights: Weights, case: Case, narrow: torch.dtype) -> Weights:
     """All weights, with those of the place's layer or head rounded."""
 
-    def every(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            return rounded(part, narrow)
-        if isinstance(part, tuple):
-            return tuple(map(every, part))
-        if is_dataclass(part) and not isinstance(part, type):
-            return replace(part, **{each.name: every(getattr(part, each.name)) for each in fields(part)})
-        return part
-
+    every = partial(with_others, moved=partial(rounded, dtype=narrow))
     layer, draft = layer_of(case), weights.draft
     if layer is not None:
         return in_place(weights, case, every(layer))

@@ -12,7 +12,7 @@ The cases rely on these parts of the contracts:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
@@ -22,6 +22,7 @@ from instep_optimized.ops.result_kinds import only_writes
 from instep_optimized.ops.watch_op_calls import memory_of
 from instep_reference.contract.place_names import Place
 
+from ...watch.batched_host_copies import with_others
 from .guarded_pools import Pool
 
 Inputs = dict[str, Any]
@@ -86,7 +87,7 @@ def packed(call: Call) -> Call:
         writable[numbers.flatten()] = pool.writable[pool.numbers.flatten()]
         pools[name], views[id(pool.view)] = Pool(flat, raw, numbers, writable), raw
 
-    return Call(mapped(call.inputs, lambda x: views.get(id(x), x)), pools)
+    return Call(with_others(call.inputs, lambda x: views.get(id(x), x)), pools)
 
 
 def moved(call: Call, device: str) -> Call:
@@ -99,21 +100,7 @@ def moved(call: Call, device: str) -> Call:
             memories[key] = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage()).to(device)
         return memories[key].as_strided(x.shape, x.stride(), x.storage_offset())
 
-    return call if device == "cpu" else Call(mapped(call.inputs, put), mapped(call.pools, put))
-
-
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply a function to every tensor in the value."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: mapped(each, change) for name, each in value.items()}
-    if isinstance(value, tuple):
-        inner = [mapped(each, change) for each in value]
-        return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: mapped(getattr(value, each.name), change) for each in fields(value)})
-    return value
+    return call if device == "cpu" else Call(with_others(call.inputs, put), with_others(call.pools, put))
 
 
 def strays(outcome: Outcome) -> dict[str, int]:
