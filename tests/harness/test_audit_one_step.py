@@ -1,6 +1,7 @@
 """Audits of a part of a recording: ranges of events, states judged one step from the recorded one, and early ends.
 
-Leaves out: findings of whole recordings (`test_audit.py`).
+Recordings of two released SGLangs (`fixtures/live`) are judged, and cut to shorter ones. Leaves out: findings of whole
+recordings (`test_audit.py`).
 """
 
 import json
@@ -15,14 +16,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from instep.audit import recorded_engine, result_data
-from instep.audit.audit import Audit, audit
+from instep.audit.audit import Audit, audit, opened
 from instep.audit.recording import read, read_plain, with_short_names
+from instep.audit.result_data import of
 from instep.audit.result_document import charts_of
 from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
 from instep.checks import known_wrong_states
-from instep.lru_cache import forget
+from instep.lru_cache import EVENTS, closed, forget
+from instep.report.document_choice import document_of
 from instep.report.html.write_page import page_of
 from instep.run import compared_engine
 from instep.run.compared_engine import AcceptedPath, RepeatedRuns, of_one
@@ -34,6 +37,8 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_reference.gdn import GdnMemory
 from instep_reference.weights import Weights
+from peers.live import TOP
+from peers.live.cut import cut
 from support.inputs.outcomes import shown as shown_result
 from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 from support.running.command import Runner, complaint
@@ -472,3 +477,44 @@ def test_changes_before_a_round_are_named() -> None:
     assert changed(events, 21) == (
         "first commit after steps 0 -> 3 (event 18), request b was preempted and admitted again (event 15) "
         "and request b joined (event 17)")
+
+LIVE = TOP / "fixtures" / "live"
+
+
+def judged(recording: Path, events: str, **options: Any) -> Audit:
+    with closed(EVENTS):
+        return audit(recording, TINY, events=events, **options)
+
+
+@pytest.mark.slow
+def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> None:
+    found = judged(LIVE / "sglang-0.5.12", "20:29", first=True)
+    assert found.exit is Exit.DIVERGED and found.replay is not None
+    lines = document_of(of(found).data()).messages[0].splitlines()
+    assert "event 26 commit" in lines[1] and "layer 0 recurrent state, slot 2" in lines[1]
+    assert lines[2].strip().startswith('holds the state of request "c"')
+    assert "first commit after steps 3 -> 1" in found.replay.remarks[0]
+    assert "batch rows 1 and 2 of 6" in found.replay.remarks[0]
+
+
+@pytest.mark.slow
+def test_sglang_0_5_13_is_right_after_the_same_change_of_steps() -> None:
+    found = judged(LIVE / "sglang-0.5.13", "23:35")
+    assert found.exit is Exit.AGREED and found.replay is not None and not found.verdict.findings
+    assert found.verdict.elements + found.replay.verdict.elements > 400_000
+
+
+@pytest.mark.slow
+def test_a_cut_recording_has_only_the_chosen_requests(tmp_path: Path) -> None:
+    whole = LIVE / "sglang-0.5.12"
+    names = [json.loads(line)["request"] for line in (whole / "events.jsonl").read_text().splitlines()[:3]]
+    count = cut(whole, tmp_path / "short", names[1:])
+    read = opened(tmp_path / "short")
+    assert len(read.events) == count == len(opened(whole).events) - 1  # without one admission
+    assert {one.request for one in read.events if hasattr(one, "request")} == set(names[1:])
+    tensors = {event: set(read.tensors(event)) for event in range(count) if read.tensors(event)}
+    assert list(tensors) == [21, 25, 28] and not any(names[0] in name for found in tensors.values() for name in found)
+    assert len(tensors[25]) == 2 * (3 + 3 + 1)  # conv windows and states of three layers, and slots
+    assert all(one.rows.keys() == one.slots.keys() == set(names[1:]) and one.batch == 6 for one in read.batches)
+    with pytest.raises(SystemExit, match="no request z"):
+        cut(whole, tmp_path / "other", ["z"])

@@ -1,8 +1,10 @@
-"""Copies to the host keep bits and structure, and index tensors of op calls are copied once and judged again.
+"""Copies to the host: bits and structure are kept, index tensors are copied once, and the subject's reads are counted.
 
-Leaves out: a device. Here every tensor counts as one of a device.
+Leaves out: a device. Here every tensor counts as one of a device, and tests issue torch's warnings of reads themselves.
+On a CPU a trap replaces these (`test_instrumentation.py`).
 """
 
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,6 +15,7 @@ import torch
 
 from instep.watch import batched_host_copies
 from instep.watch import op_calls as calls_file
+from instep.watch.host_reads import Reads
 from instep.watch.op_calls import Calls, HostIndexCache
 from instep_optimized.memory_addresses import Address
 from instep_optimized.ops.check_op_calls import before
@@ -114,7 +117,7 @@ def test_index_written_between_calls_is_reported_after_the_event(strided: bool) 
     assert first["x"].is_meta and first["x"].shape == rows.shape and second["index"].tolist() == [8, *right[1:]]
 
 
-class Reads:
+class NoTrap:
     """Replaces a device's trap: it traps nothing."""
 
     cuda = True
@@ -129,7 +132,7 @@ class Reads:
 @pytest.mark.parametrize("spoiled", [None, 1, 2])
 def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked: list[int]) -> None:
     """An index that is overwritten between two calls of an event, so that it points past the rows."""
-    reads: Any = Reads()
+    reads: Any = NoTrap()
     calls, index, rows = Calls(True, MappingProxyType({}), reads), torch.tensor([2, 0]), torch.ones(3, 4)
 
     def select(*, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -153,7 +156,7 @@ def test_a_later_call_is_judged_by_what_it_was_given(spoiled: int | None, asked:
 @pytest.mark.parametrize("works", [True, False])
 def test_device_failure_falls_back_to_the_first_copy(works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anything else that fails there is no verdict."""
-    reads: Any = Reads()
+    reads: Any = NoTrap()
     calls = Calls(True, MappingProxyType({}), reads)
     op = calls.wrapper("select", lambda *, x, index: x[index])
     monkeypatch.setattr(calls_file, "alive", lambda device: works)
@@ -171,3 +174,46 @@ def test_device_failure_falls_back_to_the_first_copy(works: bool, monkeypatch: p
     else:
         log = calls.take()
         assert log["calls"] == 1 and log["broken"] == () and calls.tally.ops["select"].calls == 1
+
+MODE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+
+
+def wait() -> None:
+    warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The values that the mode was set to."""
+    told = list[int]()
+
+    def mode(number: int) -> None:
+        told.append(number)
+        warnings.warn(MODE, UserWarning, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", mode)
+    return told
+
+
+def test_harness_reads_are_not_counted_as_the_subjects(modes: list[int]) -> None:
+    reads = Reads(torch.device("cuda"))
+    shown = warnings.showwarning
+    with pytest.warns(UserWarning, match="something else") as given, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        with reads:
+            wait()
+            with reads.paused():
+                wait()
+                with reads.paused():
+                    wait()
+                wait()
+            warnings.warn("something else", UserWarning, stacklevel=1)
+            with reads.inside("pick"):
+                wait()
+    assert len(reads.found) == 2 and all("test_host_copies line" in read.reader for read in reads.found)
+    assert len(given) == 1, "a warning about something else is issued again for the caller"
+    assert modes == [1, 0], "torch warns whenever it is set"
+    assert warnings.showwarning is shown
+    with pytest.warns(UserWarning, match="synchronizing"):
+        wait()
+    assert len(reads.found) == 2
