@@ -13,7 +13,7 @@ Leaves out: trees, windows that are kept after every row, and channels that are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from ...memory_addresses import Part
-from ..device.pool_address import Spans, Windows
+from ..device.pool_address import Spans, Windows, flat
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covered, covering
 from ..rowwise.gdn_inputs import Rule, gates
@@ -32,6 +32,7 @@ from .short_windows import ROWS as WALKED
 
 OF_THREAD = 4  # channels of a thread
 NUMBERS = tl.constexpr(OF_THREAD)
+constant = cache(tl.constexpr)  # Triton looks a kernel up sooner by the same object
 
 
 class Shape(NamedTuple):
@@ -94,10 +95,10 @@ def walk_prompt(
     """
     shape, requests = shape_for(part, len(weight), 0 if rule is None else rule.H * columns), len(part.begin)
     blocks = ceil_div(part.most, shape.rows)
-    read, store = (one and Windows.of(replace(one, pool=words(one.pool, 1))) for one in (part.read, part.store))
+    read, store = (one and Windows(words(one.pool, 1), *flat(one, 2, one)[1:]) for one in (part.read, part.store))
     out = (None, None) if mixed is None else (words(mixed, 2), mixed.stride(0) // 2)
     if rule is not None:
-        rule = rule._replace(H=tl.constexpr(rule.H), HV=tl.constexpr(rule.HV))
+        rule = rule._replace(H=constant(rule.H), HV=constant(rule.HV))
     launch(
         conv_walk_prompt, (len(weight) // shape.channels, blocks, requests),
         words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), Spans.of(part), read, store, rule,

@@ -26,7 +26,7 @@ class Rows(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor) -> Rows:
         assert x.dim() == 2 or x.stride(2) == 1, "rows have a contiguous last axis"
-        return cls(x, x.stride(0), x.stride(1))
+        return cls(x, *x.stride()[:2])
 
 
 class Pool(NamedTuple):
@@ -42,7 +42,7 @@ class Pool(NamedTuple):
     @classmethod
     def of(cls, pool: torch.Tensor, scales: torch.Tensor | None = None) -> Pool:
         assert scales is None or scales[0].is_contiguous(), "the scales of a page lie side by side"
-        return cls(scales, None if scales is None else scales.stride(0), pool, *pool.stride()[:3])
+        return cls(scales, None if scales is None else scales.stride()[0], pool, *pool.stride()[:3])
 
 
 class Spans(NamedTuple):
