@@ -4,29 +4,35 @@
 entries a verify stores, when a row is flagged, when it is folded. Leaves out: the released kernels (`make peers`).
 """
 
+from collections.abc import Iterable
 from functools import wraps
 from typing import Any
 
 import torch
+
+from support.worlds.fake_kernels import gates, normed
 
 DECODE, FOLD = "gdn_replayssm_spec_decode", "gdn_replayssm_spec_fold"
 FLA, LINEAR = "sglang.kernels.ops.attention.fla", "sglang.kernels.ops.attention.linear"
 
 
 def _token(S: torch.Tensor, k: Any, v: Any, g: Any, beta: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The delta rule for one token and head: state [V, K] -> (the state after it, the update that it adds)."""
-    S = S * g.exp()
-    d = beta * (v - S @ k)
-    return S + torch.outer(d, k), d
+    """The delta rule for one token: state [HV, V, K] -> (the state after it, the update that it adds)."""
+    d = beta[:, None] * (v - g.exp()[:, None] * torch.einsum("hvk,hk->hv", S, _shared(k, S)))
+    return _updated(S, k, d, g), d
 
 
-def _normed(k: torch.Tensor) -> torch.Tensor:
-    return k / (k.square().sum() + 1e-6).sqrt()
+def _updated(S: torch.Tensor, k: Any, d: Any, g: Any) -> torch.Tensor:
+    return g.exp()[:, None, None] * S + d[:, :, None] * _shared(k, S)[:, None]
 
 
-def _gates(given: dict[str, Any], row: int, head: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = given["a"][row, head].float() + given["dt_bias"][head]
-    return -given["A_log"][head].exp() * torch.nn.functional.softplus(x), given["b"][row, head].float().sigmoid()
+def _shared(x: torch.Tensor, S: torch.Tensor) -> torch.Tensor:
+    """Rows of key heads, for every value head."""
+    return x.repeat_interleave(len(S) // len(x), dim=0)
+
+
+def _gates(given: dict[str, Any], row: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return gates(given["A_log"], given["a"][row].float(), given["dt_bias"], given["b"][row].float())
 
 
 def verify(by_request: bool, **given: Any) -> torch.Tensor:
@@ -40,37 +46,29 @@ def verify(by_request: bool, **given: Any) -> torch.Tensor:
             given["out"][begin:end] = 0
             continue
         cursor, base = int(given["write_pos"][row]), int(given["cache_base"][row])
-        flushed = not by_request and bool(given["is_flush"][row])
-        for head in range(v.shape[1]):
-            key_head = head // (v.shape[1] // k.shape[1])
-            S = state[slot, head].float()
-            for t in range(cursor):
-                S = _kept(given, row, head, key_head, (base + t) % L, S, raw=not by_request)
-            if flushed:
-                state[slot, head] = S
-            for t, at in enumerate(range(begin, end)):
-                g, beta = _gates(given, at, head)
-                S, d = _token(S, _normed(k[at, key_head]), v[at, head], g, beta)
-                given["out"][at, head] = S @ _normed(q[at, key_head]) * given["scale"]
-                if cursor + t < L:  # with the cursor of before the flush
-                    at_entry = (base + cursor + t) % L
-                    given["g_cache"][row, head, at_entry] = g
-                    given["d_cache"][row, head, at_entry] = d
-                    given["k_cache"][row, key_head, at_entry] = _normed(k[at, key_head])
-                    if not by_request:
-                        given["rawv_cache"][row, head, at_entry] = v[at, head]
-                        given["rawk_cache"][row, key_head, at_entry] = k[at, key_head]
-                        given["beta_cache"][row, head, at_entry] = beta
+        S = _folded(given, row, [(base + t) % L for t in range(cursor)], state[slot].float(), raw=not by_request)
+        if not by_request and bool(given["is_flush"][row]):
+            state[slot] = S
+        for t, at in enumerate(range(begin, end)):
+            g, beta = _gates(given, at)
+            S, d = _token(S, normed(k[at]), v[at], g, beta)
+            given["out"][at] = torch.einsum("hvk,hk->hv", S, _shared(normed(q[at]), S)) * given["scale"]
+            if cursor + t < L:  # with the cursor of before the flush
+                kept = {"g_cache": g, "d_cache": d, "k_cache": normed(k[at])}
+                if not by_request:
+                    kept |= {"rawv_cache": v[at], "rawk_cache": k[at], "beta_cache": beta}
+                for name, numbers in kept.items():
+                    given[name][row, :, (base + cursor + t) % L] = numbers
     return given["out"]  # type: ignore[no-any-return]
 
 
-def _kept(given: Any, row: int, head: int, key_head: int, entry: int, S: torch.Tensor, *, raw: bool) -> torch.Tensor:
-    """Run one kept token again: from its raw inputs, or from its update."""
-    g = given["g_cache"][row, head, entry]
-    if not raw:
-        return S * g.exp() + torch.outer(given["d_cache"][row, head, entry], given["k_cache"][row, key_head, entry])
-    k, v = given["rawk_cache"][row, key_head, entry], given["rawv_cache"][row, head, entry]
-    return _token(S, _normed(k), v, g, given["beta_cache"][row, head, entry])[0]
+def _folded(given: Any, row: int, entries: Iterable[int], S: torch.Tensor, *, raw: bool) -> torch.Tensor:
+    """Run kept tokens again: from their raw inputs, or from their updates."""
+    names = ("rawk_cache", "rawv_cache", "g_cache", "beta_cache") if raw else ("k_cache", "d_cache", "g_cache")
+    for entry in entries:
+        k, *rest = (given[name][row, :, entry] for name in names)
+        S = _token(S, normed(k), *rest)[0] if raw else _updated(S, k, *rest)
+    return S
 
 
 def advance(margin: int | None, **given: Any) -> None:
@@ -97,12 +95,8 @@ def fold_flagged(**given: Any) -> None:
         cursor, base = int(given["write_pos"][row]), int(given["cache_base"][row])
         for layer in range(len(state)):
             own = {name: given[name][layer] for name in ("g_cache", "d_cache", "k_cache")}
-            for head in range(state.shape[2]):
-                S = state[layer, slot, head]
-                for t in range(min(cursor, L)):
-                    S = _kept(own, row, head, head // (state.shape[2] // own["k_cache"].shape[1]), (base + t) % L, S,
-                              raw=False)  # fmt: skip
-                state[layer, slot, head] = S
+            entries = [(base + t) % L for t in range(min(cursor, L))]
+            state[layer, slot] = _folded(own, row, entries, state[layer, slot], raw=False)
         given["cache_base"][row] = (base + cursor) % L
         given["write_pos"][row] = 0
         given["is_flush"][row] = 0
@@ -112,12 +106,8 @@ def exact_fold(**given: Any) -> None:
     """`_launch_gdn_exact_fold`, for a single layer and its flagged rows."""
     state, L = given["checkpoint_state"], given["max_cache_len"]
     for slot in given["ssm_state_indices"].tolist():
-        for head in range(state.shape[1]):
-            S = state[slot, head]
-            for t in range(int(given["write_pos"][slot])):
-                S = _kept(given, slot, head, head // (state.shape[1] // given["num_k_heads"]),
-                          (int(given["cache_base"][slot]) + t) % L, S, raw=True)  # fmt: skip
-            state[slot, head] = S
+        entries = [(int(given["cache_base"][slot]) + t) % L for t in range(int(given["write_pos"][slot]))]
+        state[slot] = _folded(given, slot, entries, state[slot], raw=True)
 
 
 def keep_raw(**given: Any) -> torch.Tensor:
@@ -125,15 +115,13 @@ def keep_raw(**given: Any) -> torch.Tensor:
     q, k, v = (given[name][0] for name in "qkv")
     out, starts = torch.zeros_like(v), given["cu_seqlens"].tolist()
     for slot, begin, end in zip(given["initial_state_indices"].tolist(), starts, starts[1:], strict=False):
-        for head in range(v.shape[1] if slot >= 0 else 0):
-            key_head, S = head // (v.shape[1] // k.shape[1]), given["initial_state_source"][slot, head].float()
-            for t, at in enumerate(range(begin, end)):
-                g, beta = _gates(given, at, head)
-                S, _ = _token(S, _normed(k[at, key_head]), v[at, head], g, beta)
-                out[at, head] = S @ _normed(q[at, key_head]) * k.shape[-1] ** -0.5
-                given["replayssm_rawv"][slot, head, t] = v[at, head]
-                given["replayssm_rawk"][slot, key_head, t] = k[at, key_head]
-                given["replayssm_g"][slot, head, t], given["replayssm_beta"][slot, head, t] = g, beta
+        S = given["initial_state_source"][slot].float()
+        for t, at in enumerate(range(begin, end) if slot >= 0 else ()):
+            g, beta = _gates(given, at)
+            S, _ = _token(S, normed(k[at]), v[at], g, beta)
+            out[at] = torch.einsum("hvk,hk->hv", S, _shared(normed(q[at]), S)) * k.shape[-1] ** -0.5
+            for name, numbers in {"rawv": v[at], "rawk": k[at], "g": g, "beta": beta}.items():
+                given[f"replayssm_{name}"][slot, :, t] = numbers
     return out[None]
 
 
@@ -143,11 +131,7 @@ def fold_accepted(**given: Any) -> None:
     for slot, count in zip(given["ssm_state_indices"].tolist(), given["accept_lens"].tolist(), strict=True):
         for layer in range(len(state) if slot > given["null_block_id"] else 0):
             own = {name: given[name][layer] for name in ("rawv_cache", "rawk_cache", "g_cache", "beta_cache")}
-            for head in range(state.shape[2]):
-                S = state[layer, slot, head]
-                for t in range(count):
-                    S = _kept(own, slot, head, head // (state.shape[2] // given["num_k_heads"]), t, S, raw=True)
-                state[layer, slot, head] = S
+            state[layer, slot] = _folded(own, slot, range(count), state[layer, slot], raw=True)
 
 
 def modules(release: str, margin: int | None = None) -> dict[str, dict[str, Any]]:
