@@ -30,6 +30,7 @@ from instep_reference.speculative_rounds import Rounds
 from support.inputs.traces import first, recorded, recording
 from support.running.covering import each_value, few
 from support.running.planting import planted_here
+from support.running.recorded_calls import calls_of
 
 # A chunk next to a window, a request that loads a prefix, a plain step.
 small = recording(first(3))
@@ -44,17 +45,9 @@ def shelf(monkeypatch: pytest.MonkeyPatch) -> Shelf[Served]:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The forwards that an engine of the reference computes."""
-    calls: list[str] = []
-    forward = Rounds.forward
-
-    def noted(self: Any, rows: Any) -> Any:
-        calls.append(rows)
-        return forward(self, rows)
-
-    monkeypatch.setattr(Rounds, "forward", noted)
-    return calls
+    return calls_of(monkeypatch, Rounds, "forward")
 
 
 def narrow(plan: Plan, dtype: str) -> Plan:
@@ -79,7 +72,7 @@ def same(left: list[Side], right: list[Side]) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("draw", "dtype"), each_value((None, 0, 1), ("float32", "bfloat16")))
 def test_cached_events_equal_computed_ones_at_any_fork(
-    dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[str]
+    dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[Any]
 ) -> None:
     """Keep the first run's events up to a number: within a round, between rounds, or all.
 
@@ -124,7 +117,7 @@ def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf[Served]
 
 
 @pytest.mark.slow
-def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trace, computed: list[str]) -> None:
+def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trace, computed: list[Any]) -> None:
     first = Replay(small, Setting("plain")).run()
     forwards = len(computed)
     again = Replay(small, Setting("plain")).run()

@@ -21,6 +21,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit
 from instep_speed.bench.kinds import rounds
 from support.running.covering import few
+from support.running.recorded_calls import calls_of
 
 REQUESTS = 4
 UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts follow the admissions
@@ -43,13 +44,7 @@ def served() -> Callable[..., Outcome]:
 def test_states_are_read_once_after_a_run_of_admissions(
     served: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, real = list[str](), OptimizedEngine.state
-
-    def state(self: OptimizedEngine, request: str) -> Any:
-        asked.append(request)
-        return real(self, request)
-
-    monkeypatch.setattr(OptimizedEngine, "state", state)
+    asked = calls_of(monkeypatch, OptimizedEngine, "state")
     whole, all_of_them = served(), len(asked)
     asked.clear()
     found = served(admissions=False)

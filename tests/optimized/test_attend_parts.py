@@ -26,6 +26,7 @@ from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
 from support.independent.op_agreement import agree
 from support.kernels.second_process import beside_another_process
+from support.running.recorded_calls import launches
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -253,10 +254,7 @@ def test_many_decodes_and_windows_have_the_bits_of_the_other_layouts(
 ) -> None:
     """One and two tiles; with three rows the second tile is half empty."""
     inputs = windows(count, BF16, (*LENGTHS, PART // 2, 3 * PART)).build(HERE).inputs
-    launched = list[str]()
-    real = attend_file.launch
-    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
-        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    launched = launches(monkeypatch, attend_file)
     found = TRITON.attend(**inputs)
     assert launched == ["read_parts_staged", "join_parts"]
     monkeypatch.setattr(attend_file, "staged", None)
@@ -275,10 +273,7 @@ def test_a_prompt_alone_is_one_launch_with_the_bits_of_the_other_layouts(
         pool[1, known + count - 64 * (needed - 1) :] = float("nan")
     table = torch.arange(needed, 0, -1, device=HERE)[None]
     pages = Pages(keys, values, table, *(draw.ints([number]) for number in (0, 0, count, known)), count, full=True)
-    query, launched = draw.normal(count, 16, 256, dtype=BF16), list[str]()
-    real = attend_file.launch
-    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
-        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    query, launched = draw.normal(count, 16, 256, dtype=BF16), launches(monkeypatch, attend_file)
     found = [TRITON.attend(query=query, pages=pages, to=at("attended"))]
     for places in (1, 3, 9999):
         monkeypatch.setattr(attend_file, "multiprocessors", lambda _, places=places: places)

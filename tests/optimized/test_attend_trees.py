@@ -23,6 +23,7 @@ from instep_optimized.ops.triton import TRITON
 from support.kernels.overlapped_launches import same_in_a_graph
 from support.kernels.planted import planted_kernels
 from support.running.covering import few
+from support.running.recorded_calls import launches
 
 FP8 = torch.float8_e4m3fn
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -171,9 +172,7 @@ def test_trees_next_to_chains_have_the_bits_of_the_other_layouts(
     fault: str, kv: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query, pages = mixed(kv)
-    launched, real = list[str](), attend_file.launch
-    monkeypatch.setattr(attend_file, "launch", lambda kernel, *rest, **more: (
-        launched.append(kernel.__name__), real(kernel, *rest, **more)))  # fmt: skip
+    launched = launches(monkeypatch, attend_file)
     with monkeypatch.context() as patch:
         patch.setattr(attend_file, "staged", None)
         wanted = TRITON.attend(query=query, pages=pages, to=at("attended"))

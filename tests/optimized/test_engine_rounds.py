@@ -19,6 +19,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import OutOfCapacity, Unsupported
 from instep_reference.contract.place_names import Place, unseen
 from support.running.covering import few
+from support.running.recorded_calls import calls_of
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import both_sides, snapshot, untouched
 from support.worlds.engine_in_graphs import Twins
@@ -181,14 +182,7 @@ def test_overwriting_an_answer_changes_nothing(checkpoint: Checkpoint) -> None:
 def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")
-    replayed: list[Any] = []
-    run = subject._graphs.run
-
-    def noted(key: Any, *rest: Any) -> Any:
-        replayed.append(key)
-        return run(key, *rest)
-
-    monkeypatch.setattr(subject._graphs, "run", noted)
+    replayed = calls_of(monkeypatch, subject._graphs, "run", key=lambda key, *_: key)
     shown: dict[str, int] = {}
 
     def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,7 @@ from instep_reference.contract.place_names import unseen
 from support.independent.op_agreement import agree
 from support.kernels.planted import planted_kernels
 from support.running.covering import few
+from support.running.recorded_calls import launches
 
 pytestmark = pytest.mark.usefixtures("garbage_in_fresh_memory")
 DEVICES = [pytest.param("cuda", marks=pytest.mark.gpu) if torch.cuda.is_available() else "cpu"]
@@ -192,15 +193,9 @@ GATES = {
 def test_rows_joined_in_several_launches_are_gated_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is room for one tile of rows, and a request has more."""
     reading = Reading(((2, 5, 1), (3, 4, -1)), before=(2, 3), count=(8, 5), heads=16, kv_heads=1)
-    case, launched = gated_attend(Case("attend", "turns", attend_case(704, reading, BF16))), list[str]()
+    case = gated_attend(Case("attend", "turns", attend_case(704, reading, BF16)))
     monkeypatch.setattr(attend_file, "SCRATCH", 1)
-    run = attend_file.launch
-
-    def told(kernel: Any, *given: Any, **named: Any) -> None:
-        launched.append(kernel.__name__)
-        run(kernel, *given, **named)
-
-    monkeypatch.setattr(attend_file, "launch", told)
+    launched = launches(monkeypatch, attend_file)
     parts, whole = (serve(composed(ops, case.op), case, device) for ops in (in_parts(TRITON), TRITON))
     assert agree(case, parts, whole) == [] and launched.count("join_parts") > 2
 

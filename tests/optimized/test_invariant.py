@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from instep.kit.cases import CASES
 from instep.kit.cases.case import BF16, FP32, Call, Case, Draw, Inputs, at, serve
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.attention.dispatch import Shape, read
 from instep_optimized.kernels.invariant.linear import multiply
@@ -26,6 +27,7 @@ from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_reference.contract.place_names import Place
 from support.independent.op_agreement import agree
 from support.running.covering import few
+from support.worlds.rings import delta_rows
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -245,10 +247,8 @@ def run(op: str, form: str, counts: list[int], start: torch.Tensor, rows: Inputs
     return answer, pool
 
 
-def delta_rows(draw: Draw, rows: int) -> Inputs:
-    q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K), dim=-1) for _ in range(2))
-    gates = draw.uniform(rows, HV, low=-1.5, high=-1e-4), draw.uniform(rows, HV, low=0.05, high=1.0)
-    return {"inputs": GdnInputs(q, k, draw.normal(rows, HV, V), *gates), "dtype": FP32}
+def delta_inputs(draw: Draw, rows: int) -> Inputs:
+    return {"inputs": delta_rows(draw, Heads(H, HV, K, V), rows), "dtype": FP32}
 
 
 def conv_rows(draw: Draw, rows: int) -> Inputs:
@@ -267,7 +267,7 @@ def only(rows: Inputs, span: slice) -> Inputs:
 def test_a_request_has_the_same_bits_in_any_batch(op: str, form: str, counts: list[int], chosen: int) -> None:
     chosen %= len(counts)
     draw = Draw(9, HERE)
-    rows = (delta_rows if op == "gdn" else conv_rows)(draw, sum(counts))
+    rows = (delta_inputs if op == "gdn" else conv_rows)(draw, sum(counts))
     memory = draw.normal(6, *((HV, K, V) if op == "gdn" else (2 * H * K, W - 1)))
     span = slice(sum(counts[:chosen]), sum(counts[: chosen + 1]))
     together, pool = run(op, form, counts, memory, rows)

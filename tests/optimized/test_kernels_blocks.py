@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from instep.kit.cases.case import Draw
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.gdn_prefill import chunk16_fp32, chunk64
 from instep_optimized.memory_addresses import Address, Part
@@ -21,6 +22,7 @@ from instep_reference.contract.place_names import Place
 from instep_reference.gdn import recur
 from support.kernels.planted import planted_kernels
 from support.running.covering import few
+from support.worlds.rings import delta_rows
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else [pytest.mark.interpreted]
@@ -40,11 +42,8 @@ Run = tuple[torch.Tensor, torch.Tensor]  # core rows, the pool
 
 
 def drawn(rows: int, regime: str, seed: int = 1) -> GdnInputs:
-    draw, ((low, high), shared) = Draw(seed, HERE), REGIMES[regime]
-    common = draw.normal(1, H, K) * shared
-    q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1) for _ in range(2))
-    gates = draw.uniform(rows, HV, low=low, high=high), draw.uniform(rows, HV, low=0.05, high=1.0)
-    return GdnInputs(q * K**-0.5, k, draw.normal(rows, HV, V), *gates)
+    decay, shared = REGIMES[regime]
+    return delta_rows(Draw(seed, HERE), Heads(H, HV, K, V), rows, decay, shared=shared)
 
 
 def served(

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from instep.kit.cases.case import Draw, at
+from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
+from support.worlds.rings import delta_rows
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
@@ -24,11 +26,7 @@ ONCE = 1e-6  # a few roundings of fp32, relative
 
 def gdn_rows(rows: int, seed: int, decay: tuple[float, float] = (-1.5, -1e-4), shared: float = 0.0) -> GdnInputs:
     """Normalised inputs; `shared` mixes one common direction into every key."""
-    draw = Draw(seed, HERE)
-    common = draw.normal(1, H, K) * shared
-    q, k = (torch.nn.functional.normalize(draw.normal(rows, H, K) + common, dim=-1) for _ in range(2))
-    gates = draw.uniform(rows, HV, low=decay[0], high=decay[1]), draw.uniform(rows, HV, low=0.05, high=1.0)
-    return GdnInputs(q * K**-0.5, k, draw.normal(rows, HV, V), *gates)
+    return delta_rows(Draw(seed, HERE), Heads(H, HV, K, V), rows, decay, shared=shared)
 
 
 def states(seed: int) -> torch.Tensor:

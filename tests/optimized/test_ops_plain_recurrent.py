@@ -17,6 +17,7 @@ from instep.kit.cases.guarded_pools import guarded, place, runs, same_bits
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
+from support.worlds.rings import delta_rows
 
 Tensor = torch.Tensor
 FP64 = torch.float64
@@ -133,7 +134,7 @@ def assert_same(one: Outcome, other: Outcome) -> None:
 def test_gdn_bits_do_not_depend_on_chunks_splits_or_batch() -> None:
     """One request's 6 tokens: as a chunk, as a window, split 1 + 5 through memory, and next to another request."""
     draw, (H, HV, K, V) = Draw(11, "cpu"), HEADS["r2"]
-    whole = a_gdn_call(draw, Heads(H, HV, K, V), count=6)
+    whole = delta_rows(draw, Heads(H, HV, K, V), count=6)
     wanted, state = run_gdn(whole, [(0, 6)], "chunk")
     for form, cuts in (("window", [(0, 6)]), ("chunk", [(0, 1), (1, 5)]), ("window", [(0, 3), (3, 3)])):
         core, last = run_gdn(whole, cuts, form)
@@ -163,13 +164,6 @@ def test_conv_bits_do_not_depend_on_windows_or_batch(channels: int) -> None:
     wanted = run([(4, 5, 2)])
     assert same_bits(run(*([(row, 1, 2)] for row in range(4, 9))), wanted)
     assert same_bits(run([(0, 4, 1), (4, 5, 2)]), wanted)
-
-
-def a_gdn_call(draw: Draw, heads: Heads, count: int) -> GdnInputs:
-    H, HV, K, V = heads
-    q, k = (torch.nn.functional.normalize(draw.normal(count, H, K), dim=-1) for _ in range(2))
-    gates = draw.uniform(count, HV, low=-0.5, high=-1e-4), draw.uniform(count, HV, low=0.1, high=0.9)
-    return GdnInputs(q * K**-0.5, k, draw.normal(count, HV, V), *gates)
 
 
 def run_gdn(inputs: GdnInputs, cuts: list[tuple[int, int]], form: Any, company: bool = False) -> tuple[Tensor, Tensor]:
@@ -202,7 +196,7 @@ def test_gdn_keeps_a_running_state_that_no_store_rounds() -> None:
 
 def test_a_verify_window_keeps_what_every_shorter_window_would_store() -> None:
     draw = Draw(31, "cpu")
-    inputs = a_gdn_call(draw, HEADS["r3"], count=4)
+    inputs = delta_rows(draw, HEADS["r3"], count=4)
     pool, snapshots = guarded((3,), (3, 32, 16), FP32), guarded((2, 4), (3, 32, 16), FP32)
     pool.view[1].copy_(draw.normal(3, 32, 16))
     own, one = Address(pool.view, torch.tensor([1])), torch.tensor([1])
@@ -222,6 +216,6 @@ def test_a_poisoned_fresh_unit_is_not_read() -> None:
     draw = Draw(41, "cpu")
     part, rows = make_part(draw, shapes[0], 0, pools)
     assert bool(pools["memory"].raw.isnan().all())
-    core = PLAIN.gdn(inputs=a_gdn_call(draw, HEADS["r1"], rows), parts=(part,), dtype=FP32, to=at("core"))
+    core = PLAIN.gdn(inputs=delta_rows(draw, HEADS["r1"], rows), parts=(part,), dtype=FP32, to=at("core"))
     assert bool(core.isfinite().all())
     assert bool(pools["memory"].view[1:3].isfinite().all())

@@ -19,6 +19,7 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place_names import Place
+from support.running.recorded_calls import calls_of
 from support.worlds.rings import Turn, World, cut, stream
 
 native = pytest.mark.skipif(INTERPRETED, reason="no CUDA device here")
@@ -37,10 +38,8 @@ SHAPES = (
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that run staged, as they come."""
-    file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
-    seen, serve = list[Part](), file.staged
-    monkeypatch.setattr(file, "staged", lambda *given, **named: (seen.append(given[1]), serve(*given, **named))[1])
-    return seen
+    file = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
+    return calls_of(monkeypatch, file, "staged", key=lambda *given: given[1])
 
 
 def served(

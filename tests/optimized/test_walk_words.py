@@ -22,6 +22,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_reference.contract.place_names import Place
 from support.running.covering import each_value, few
+from support.running.recorded_calls import calls_of
 
 DEVICES = ["cpu" if INTERPRETED else pytest.param("cuda", marks=pytest.mark.gpu)]
 CHANNELS, REQUESTS, MOST = max(2 * words_file.CHANNELS, words_file.WIDEST), 11, 4
@@ -133,9 +134,7 @@ def apart(pool: torch.Tensor) -> torch.Tensor:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that are served by words, as they come."""
-    seen, serve = list[Part](), words_file.walk_words
-    monkeypatch.setattr(conv_file, "walk_words", lambda *given: (seen.append(given[2]), serve(*given))[1])
-    return seen
+    return calls_of(monkeypatch, conv_file, "walk_words", key=lambda *given: given[2])
 
 
 @few(3)

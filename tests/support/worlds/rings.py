@@ -184,9 +184,18 @@ def cut(rows: GdnInputs, first: int, count: int) -> GdnInputs:
 
 def stream(heads: Heads, count: int, seed: int, device: str) -> GdnInputs:
     """`count` tokens as the model makes them."""
-    draw, (H, HV, K, V) = Draw(seed, device), heads
-    q, k = (torch.nn.functional.normalize(draw.normal(count, H, K), dim=-1) for _ in range(2))
-    gates = draw.uniform(count, HV, low=-1.0, high=-1e-4), draw.uniform(count, HV, low=0.05, high=0.95)
+    return delta_rows(Draw(seed, device), heads, count, (-1.0, -1e-4), 0.95)
+
+
+def delta_rows(
+    draw: Draw, heads: Heads, count: int, decay: tuple[float, float] = (-1.5, -1e-4), most: float = 1.0,
+    shared: float = 0.0,
+) -> GdnInputs:
+    """Rows of the delta rule; most: of beta; shared: the part of every key that is the same direction."""
+    H, HV, K, V = heads
+    common = draw.normal(1, H, K) * shared
+    q, k = (torch.nn.functional.normalize(draw.normal(count, H, K) + common, dim=-1) for _ in range(2))
+    gates = draw.uniform(count, HV, low=decay[0], high=decay[1]), draw.uniform(count, HV, low=0.05, high=most)
     return GdnInputs(q * K**-0.5, k, draw.normal(count, HV, V), *gates)
 
 
