@@ -54,25 +54,31 @@ def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
 # -- an op --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ops", "strategy", "op", "component"), [
-    ("support.wrong.subjects:LOUDER", "rerun", "gated_norm", "gated"),
-    ("support.wrong.small_errors:EPS_ON_THE_MEAN", "rerun", "gdn_inputs", "q"),
-    ("support.wrong.small_errors:LOUD_TILE_OF_FUSED", "rerun", "linear", "fused"),
-    ("support.wrong.ops:SWAPPED", "rerun", "store_rows", "keys"),
-    ("support.wrong.ops:UNMOVED", "snapshot", "move", "conv"),
-])
-def test_a_wrong_op_is_named(trace: Trace, ops: str, strategy: str, op: str, component: str) -> None:
-    outcome, found = located(trace, ops=ops, strategy=strategy)
-    assert (found.cause, found.op, found.finding.place.component) == ("op", op, component)
-    assert found.finding is outcome.verdict.findings[0] and found.replays <= 2
-    assert f"events 0 to {found.finding.event} agree" in found.says and found.options == (f"--swap {op}=plain",)
+@pytest.mark.parametrize(("ops", "how", "op", "components", "option"), [
+    ("subjects:LOUDER", {}, "gated_norm", "gated", "--swap gated_norm=plain"),
+    ("small_errors:EPS_ON_THE_MEAN", {}, "gdn_inputs", "q", "--swap gdn_inputs=plain"),
+    ("small_errors:LOUD_TILE_OF_FUSED", {}, "linear", "fused", "--swap linear=plain"),
+    ("ops:SWAPPED", {}, "store_rows", "keys", "--swap store_rows=plain"),
+    ("ops:UNMOVED", {"strategy": "snapshot"}, "move", "conv", "--swap move=plain"),
+    # `shift` and `place_rows` return no place, so the error shows in later ops: the op is found by halving.
+    ("ops:ONE_ON", {}, "place_rows", "query keys", None), ("ops:LOUDER_TWICE", {}, "gated_norm, output_gate", "", None),
+    ("ops:LABELS_SWAPPED", {}, "store_rows", "", "--swap store_rows=ledger"),
+    ("ops:LABELS_SWAPPED", {"graphs": True}, "store_rows", "", None),  # located eagerly
+])  # fmt: skip
+def test_a_wrong_op_is_named(
+    trace: Trace, ops: str, how: dict[str, Any], op: str, components: str, option: str | None
+) -> None:
+    outcome, found = located(trace, ops=f"support.wrong.{ops}", **how)
+    assert (found.cause, found.op) == ("op", op)
+    assert not components or found.finding.place.component in components.split()
+    if option is not None:
+        assert found.finding is outcome.verdict.findings[0] and found.replays <= 2 and found.options == (option,)
+        assert f"events 0 to {found.finding.event} agree" in found.says
 
 
-def test_an_op_far_from_the_place_is_found_by_halving(trace: Trace) -> None:
-    """`shift` and `place_rows` return no place, so the error shows in later ops."""
-    _, found = located(trace, ops="support.wrong.ops:ONE_ON")
-    assert (found.cause, found.op) == ("op", "place_rows")
-    assert found.finding.place.component in ("query", "keys")
+def test_an_engine_that_raises_is_not_confirmed(trace: Trace) -> None:
+    _, found = located(trace, ops="support.wrong.subjects:refusing")
+    assert found.cause == "unconfirmed" and found.replays == 0
 
 
 def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace: Trace) -> None:
@@ -82,17 +88,6 @@ def test_an_index_outside_of_its_memory_ends_the_event_and_not_the_process(trace
     assert outcome.verdict.exit is Exit.DIVERGED and first.check == "contracts" and last.check == "serves"
     assert "locations run from" in first.diagnosis and first.place.component == "keys"
     assert "raised NotRun (not run: an index leads outside of its memory)" in last.diagnosis
-
-
-def test_two_wrong_ops_are_named_together(trace: Trace) -> None:
-    _, found = located(trace, ops="support.wrong.ops:LOUDER_TWICE")
-    assert (found.cause, found.op) == ("op", "gated_norm, output_gate")
-
-
-def test_a_wrong_op_of_labels_is_swapped_for_the_ledgers(trace: Trace) -> None:
-    _, found = located(trace, ops="support.wrong.ops:LABELS_SWAPPED")
-    assert (found.cause, found.op) == ("op", "store_rows")
-    assert found.options == ("--swap store_rows=ledger",)
 
 
 # -- a place ------------------------------------------------------------------------------------------
@@ -217,16 +212,6 @@ def test_a_finding_that_vanishes_eagerly_is_a_graph_fault(rounds: Trace, monkeyp
     _, found = located(rounds, ops="ledger", graphs=True)
     assert found.cause == "graph" and found.replays == 1
     assert found.says.startswith("cause: the CUDA graph (run eagerly, ")
-
-
-def test_faults_outside_of_graphs_are_located_eagerly(rounds: Trace) -> None:
-    _, found = located(rounds, ops="support.wrong.ops:LABELS_SWAPPED", graphs=True)
-    assert (found.cause, found.op) == ("op", "store_rows")
-
-
-def test_an_engine_that_raises_is_not_confirmed(trace: Trace) -> None:
-    _, found = located(trace, ops="support.wrong.subjects:refusing")
-    assert found.cause == "unconfirmed" and found.replays == 0
 
 
 # -- from the command line ----------------------------------------------------------------------------

@@ -61,25 +61,19 @@ def test_nothing_changed_and_everything_was_looked_at(pools: Pools) -> None:
     assert changes(pools, lambda p: None) == Changes((UNITS - 1) + UNITS + 4, guarded, ())
 
 
-def test_a_unit_that_may_change_may_change(pools: Pools) -> None:
-    assert not changes(pools, lambda p: p.states[2].fill_(1.0)).trespasses
-
-
-def test_one_element_of_a_transposed_unit_is_seen(pools: Pools) -> None:
-    def write(p: Pools) -> None:
-        p.states[3, 1, 2, 5] = 1.0
-
-    (trespass,) = changes(pools, write).trespasses
-    found = trespass.region.name, trespass.unit, trespass.bytes, trespass.gap
-    assert found == ("state", 3, 2, False)  # 1.0 has two bytes that are not zero
-
-
-def test_red_zone_of_a_writable_unit_is_guarded(pools: Pools) -> None:
-    def write(p: Pools) -> None:
-        p.memory[2].fill_(1.0)
-
-    (trespass,) = changes(pools, write).trespasses
-    assert (trespass.unit, trespass.gap, trespass.bytes) == (2, True, 2 * GAP)
+@pytest.mark.parametrize(("write", "seen"), [
+    (lambda p: p.states[2].fill_(1.0), []),  # it may change
+    (lambda p: p.states[3, 1, 2, 5].fill_(1.0), [("state", 3, 2, False, ())]),  # two bytes of 1.0 are not 0
+    (lambda p: p.memory[2].fill_(1.0), [("state", 2, 2 * GAP, True, ())]),
+    (lambda p: p.keys[1, 0, 0].fill_(-0.0), [("keys", 1, 1, False, ())]),
+    (lambda p: p.keys[1, 0, 0].fill_(float("nan")), [("keys", 1, 2, False, ())]),
+    # A sum over the unit would not see it.
+    (lambda p: p.keys[3, 0].copy_(p.keys[3, 0].flip(0)), [("keys", 3, 2, False, ())]),
+], ids=["its own unit", "a transposed unit", "a red zone", "minus zero", "nan", "bytes swapped"])  # fmt: skip
+def test_every_guarded_byte_is_seen(pools: Pools, write: Callable[..., Any], seen: list[tuple[Any, ...]]) -> None:
+    pools.keys[3, 0] = torch.tensor([1.0, 2.0, 1.5])
+    assert [(one.region.name, one.unit, one.bytes, one.gap, one.strides) for one in changes(pools, write).trespasses
+            ] == seen  # fmt: skip
 
 
 @pytest.mark.parametrize(("begin", "strides"), [(2 * 48, (48,)), (2 * 48 + 1, ())])
@@ -89,21 +83,9 @@ def test_wrong_unit_stride_is_named_with_its_distance(pools: Pools, begin: int, 
     assert trespasses and {trespass.strides for trespass in trespasses} == {strides}
 
 
-@pytest.mark.parametrize("value", [-0.0, float("nan")])
-def test_minus_zero_and_nan_are_bytes_like_others(pools: Pools, value: float) -> None:
-    def write(p: Pools) -> None:
-        p.keys[1, 0, 0] = value
-
-    assert [t.region.name for t in changes(pools, write).trespasses] == ["keys"]
+def test_nan_that_stays_is_no_change(pools: Pools) -> None:
     pools.keys.fill_(float("nan"))
     assert not changes(pools, lambda p: None).trespasses
-
-
-def test_bytes_that_change_places_are_seen(pools: Pools) -> None:
-    """A sum over the unit would not see it."""
-    pools.keys[0, 0] = torch.tensor([1.0, 2.0, 3.0])
-    (trespass,) = changes(pools, lambda p: p.keys[0, 0].copy_(torch.tensor([2.0, 1.0, 3.0]))).trespasses
-    assert trespass.unit == 0
 
 
 def test_without_a_before_there_is_nothing_to_say(pools: Pools) -> None:

@@ -4,7 +4,7 @@ Leaves out: what comparisons make of it (`test_lockstep.py`, `test_relations.py`
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -75,56 +75,43 @@ def test_recording_engine_notices_an_observer() -> None:
 
 
 class Noting(Observer):
-    def __init__(self, name: str, log: list[str]) -> None:
-        self.name, self.log = name, log
+    """raises: in this method."""
+
+    def __init__(self, name: str, log: list[str], raises: str = "") -> None:
+        self.name, self.log, self.raises = name, log, raises
 
     def before(self, event: e.Event) -> None:
-        self.log.append(f"{self.name} before")
+        self._note("before")
 
     def after(self, event: e.Event, side: Side) -> Side:
-        self.log.append(f"{self.name} after")
+        self._note("after")
         return side
 
     def failed(self, event: e.Event, error: BaseException) -> None:
-        self.log.append(f"{self.name} failed")
+        self._note("failed")
+
+    def _note(self, what: str) -> None:
+        if what == self.raises:
+            raise ValueError("no")
+        self.log.append(f"{self.name} {what}")
 
 
-def test_the_first_observer_is_the_outermost() -> None:
-    log: list[str] = []
-    Player("p", Asked(), [Noting("outer", log), Noting("inner", log)]).serve(e.Idle())
-    assert log == ["outer before", "inner before", "inner after", "outer after"]
-
-
-def test_engine_exception_reaches_every_observer() -> None:
-    log: list[str] = []
-    player = Player("p", Asked(error=ValueError("no")), [Noting("outer", log), Noting("inner", log)])
-    with pytest.raises(ValueError, match="no"):
-        player.serve(e.Idle())
-    assert log == ["outer before", "inner before", "inner failed", "outer failed"]
-
-
-def test_exception_before_the_event_reaches_started_observers() -> None:
-    class Refusing(Observer):
-        def before(self, event: e.Event) -> None:
-            raise ValueError("not now")
-
-    log: list[str] = []
-    engine = Asked()
-    with pytest.raises(ValueError, match="not now"):
-        Player("p", engine, [Noting("outer", log), Refusing(), Noting("inner", log)]).serve(e.Idle())
-    assert log == ["outer before", "outer failed"] and log_of(engine) == []
-
-
-def test_exception_after_the_event_reaches_outer_observers() -> None:
-    class Judging(Noting):
-        def after(self, event: e.Event, side: Side) -> Side:
-            raise ValueError("not so")
-
-    log: list[str] = []
-    observers = [Noting("outer", log), Judging("judging", log), Noting("inner", log)]
-    with pytest.raises(ValueError, match="not so"):
-        Player("p", Asked(), observers).serve(e.Idle())
-    assert log[3:] == ["inner after", "outer failed"]
+@pytest.mark.parametrize(("middle", "error", "order", "served"), [
+    ("", None, "outer before, middle before, inner before, inner after, middle after, outer after", True),
+    ("", ValueError("no"), "outer before, middle before, inner before, inner failed, middle failed, outer failed",
+     True),
+    ("before", None, "outer before, outer failed", False),
+    ("after", None, "outer before, middle before, inner before, inner after, outer failed", True),
+], ids=["served", "the engine raises", "an observer raises before", "an observer raises after"])  # fmt: skip
+def test_the_first_observer_is_the_outermost_and_a_failure_reaches_those_that_began(
+    middle: str, error: Exception | None, order: str, served: bool
+) -> None:
+    log, engine = list[str](), Asked(error=error)
+    observers = [Noting("outer", log), Noting("middle", log, middle), Noting("inner", log)]
+    with pytest.raises(ValueError, match="no") if middle or error else nullcontext():
+        Player("p", engine, observers).serve(e.Idle())
+    assert log == order.split(", ")
+    assert bool(log_of(engine)) is served
 
 
 @pytest.mark.parametrize("error", [None, ValueError("no")], ids=["served", "raised"])

@@ -20,12 +20,10 @@ from instep_optimized.commit import OURS as STRATEGIES
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.engine import Commit, Forward, Load, Preempt, Resume
 from support.inputs.few_channels import same_events
-from support.running.covering import WHOLE, few
+from support.running.covering import WHOLE
+from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole replays
-NAMED = {"flush-margin-of-the-window-that-was": "lacks the oldest of the 13 tokens that a ring held",
-        "flush-round-masked-with-the-old-cursor":
-        "has the 2 oldest tokens of a ring of 16 entries in place of the window's last 2"}  # fmt: skip
 
 
 @pytest.fixture
@@ -81,68 +79,57 @@ def test_strategies_keep_all_labels(
 IN_GRAPHS = {"graphs": True, "overlap": True}
 
 
-@WHOLE
-@pytest.mark.parametrize(("ops", "strategy", "options"), [
-    *(("ledger", strategy, options) for strategy in STRATEGIES["state"] for options in ({}, IN_GRAPHS)),
-    *(("plain", strategy, options)
+NUMBERS = {Tier.DERIVED, Tier.DIRECTED}
+TIERS = {"ledger": {Tier.BITWISE}, "plain": NUMBERS, "triton": NUMBERS, "invariant": NUMBERS | {Tier.BITWISE}}
+RISE, NATIVE = ((2, 4),), ((2, 4), (1, 8), (6, 2))
+ON_GPU = IN_GRAPHS | {"device": "cuda"}
+
+
+@pytest.mark.parametrize(("ops", "strategy", "options", "tried"), [
+    *(pytest.param("ledger", strategy, options, (), marks=WHOLE)
+      for strategy in STRATEGIES["state"] for options in ({}, IN_GRAPHS)),
+    *(pytest.param("plain", strategy, options, (), marks=WHOLE)
       for strategy, options in zip(STRATEGIES["state"], (IN_GRAPHS, {}, IN_GRAPHS, {}), strict=True)),
+    *(pytest.param(ops, "lazy_rerun", {}, RISE, marks=(WHOLE, pytest.mark.interpreted))
+      for ops in ("invariant", "triton")),
+    *(pytest.param(ops, strategy, ON_GPU, NATIVE, marks=pytest.mark.gpu)
+      for ops in ("triton", "invariant") for strategy in STRATEGIES["state"]),
 ], ids=str)  # fmt: skip
-def test_strategies_agree_over_all_changes(ops: str, strategy: str, options: dict[str, Any], trace: Trace) -> None:
-    found = run(trace, ops, strategy=strategy, **options).verdict
-    tiers = {Tier.BITWISE} if ops == "ledger" else {Tier.DERIVED, Tier.DIRECTED}
-    assert found.exit is Exit.AGREED and {one.tier for one in found.compared} == tiers, found.findings[:1]
-
-
-@WHOLE
-@pytest.mark.interpreted
-@pytest.mark.parametrize("ops", ["invariant", "triton"])
-def test_kernels_agree_over_a_rise(ops: str, trace: Trace, only: Callable[..., None]) -> None:
-    only((2, 4))
-    found = run(trace, ops, strategy="lazy_rerun").verdict
-    tiers = {Tier.DERIVED, Tier.DIRECTED} | ({Tier.BITWISE} if ops == "invariant" else set())
-    assert found.exit is Exit.AGREED and {one.tier for one in found.compared} == tiers, found.findings[:1]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("ops", ["triton", "invariant"])
-@pytest.mark.parametrize("strategy", STRATEGIES["state"])
-def test_native_strategies_agree_in_graphs(strategy: str, ops: str, only: Callable[..., None]) -> None:
-    only((2, 4), (1, 8), (6, 2))
-    found = run(same_events("kept", 2), ops, strategy=strategy, device="cuda", graphs=True, overlap=True).verdict
-    tiers = {Tier.DERIVED, Tier.DIRECTED} | ({Tier.BITWISE} if ops == "invariant" else set())
-    assert found.exit is Exit.AGREED and {one.tier for one in found.compared} == tiers, found.findings[:1]
-
-
-@few(1)
-@pytest.mark.parametrize("name", NAMED)
-def test_ring_too_full_is_named_at_the_first_wrong_commit(
-    name: str, trace: Trace, only: Callable[..., None], plant: Callable[..., None]
+def test_strategies_agree_over_changes(
+    ops: str, strategy: str, options: dict[str, Any], tried: tuple[tuple[int, int], ...], trace: Trace,
+    only: Callable[..., None],
 ) -> None:
-    plant(*by_id()[name].edits)
-    only((2, 2), (2, 4))
-    first = run(trace, "plain", strategy="lazy_rerun").verdict.findings[0]
-    assert (first.kind, first.place.component, first.tier) == ("commit", "state", Tier.DIRECTED)
-    assert first.request is not None and first.request.startswith("2 to 4 after 1") and NAMED[name] in first.diagnosis
+    """tried: changes; none: all of them"""
+    if tried:
+        only(*tried)
+    told = same_events("kept", 2) if "device" in options else trace
+    assert {one.tier for one in agreed(run(told, ops, strategy=strategy, **options)).compared} == TIERS[ops]
 
 
-def test_labels_reveal_a_margin_of_the_window_that_was(
-    trace: Trace, only: Callable[..., None], plant: Callable[..., None]
+MARGIN, OLD_CURSOR = "flush-margin-of-the-window-that-was", "flush-round-masked-with-the-old-cursor"
+
+
+@pytest.mark.parametrize(("fault", "ops", "strategy", "tried", "found", "request_", "says"), [
+    (MARGIN, "plain", "lazy_rerun", ((2, 2), (2, 4)), ("commit", "state", Tier.DIRECTED), "2 to 4 after 1",
+     "lacks the oldest of the 13 tokens that a ring held"),
+    pytest.param(OLD_CURSOR, "plain", "lazy_rerun", ((2, 2), (2, 4)), ("commit", "state", Tier.DIRECTED),
+                 "2 to 4 after 1", "has the 2 oldest tokens of a ring of 16 entries in place of the window's last 2",
+                 marks=WHOLE),
+    (MARGIN, "ledger", "lazy_rerun", RISE, ("commit", "state", Tier.BITWISE), "2 to 4 after 13, all accepted",
+     "that of plain decoding"),
+    pytest.param("mark-of-a-step-count", "ledger", "columns", RISE, ("commit", "state", Tier.BITWISE), "", "",
+                 marks=WHOLE),
+])  # fmt: skip
+def test_fault_is_named_at_the_first_wrong_commit(
+    fault: str, ops: str, strategy: str, tried: tuple[tuple[int, int], ...], found: tuple[str, str, Tier],
+    request_: str, says: str, trace: Trace, only: Callable[..., None], plant: Callable[..., None],
 ) -> None:
-    plant(*by_id()["flush-margin-of-the-window-that-was"].edits)
-    only((2, 4))
-    first = run(trace, strategy="lazy_rerun").verdict.findings[0]
-    assert (first.kind, first.check, first.tier) == ("commit", "step_changes", Tier.BITWISE)
-    assert first.request == "2 to 4 after 13, all accepted" and "that of plain decoding" in first.diagnosis
-
-
-@WHOLE
-def test_mark_that_a_change_replaces_is_found(
-    trace: Trace, only: Callable[..., None], plant: Callable[..., None]
-) -> None:
-    plant(*by_id()["mark-of-a-step-count"].edits)
-    only((2, 4))
-    first = run(trace, strategy="columns").verdict.findings[0]
-    assert first.place.component == "state" and first.tier is Tier.BITWISE
+    """A ring that is too full, in numbers and in labels; and a mark that a change replaces."""
+    plant(*by_id()[fault].edits)
+    only(*tried)
+    first = first_finding(run(trace, ops, strategy=strategy))
+    assert (first.kind, first.place.component, first.tier) == found
+    assert str(first.request).startswith(request_) and says in first.diagnosis
 
 
 def test_engine_without_a_strategy_is_left_out(trace: Trace) -> None:

@@ -3,6 +3,7 @@
 Leaves out: whether its events are legal (`test_event_rules.py`).
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,40 +86,28 @@ def test_lines_are_readable_json_with_the_header_first(tmp_path: Path) -> None:
     assert msgspec.json.decode(lines[-1])["events"] == len(one_round())
 
 
-@pytest.mark.parametrize("kept", [1, 4, 8])
-def test_a_cut_trace_is_refused(tmp_path: Path, kept: int) -> None:
+def edited(number: int) -> Callable[[list[bytes]], list[bytes]]:
+    """A letter of this line, counted from 1."""
+    return lambda lines: [
+        line.replace(b'"a"', b'"z"').replace(b"side by side", b"apart") if at == number else line
+        for at, line in enumerate(lines, 1)
+    ]
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    *((lambda lines, kept=kept: lines[:kept], f"line {kept}: found no footer.*the trace was cut")
+      for kept in (1, 4, 8)),
+    (lambda lines: [*lines[:-1], lines[-1][:-10]], ".*the trace was cut"),
+    *((edited(number), f"line {number}: .*the trace was edited") for number in (1, 2, 5, 9)),
+    (lambda lines: lines[:3] + lines[4:], "line 4: .*the trace was edited"),
+])  # fmt: skip
+def test_a_trace_whose_lines_changed_is_refused(
+    tmp_path: Path, change: Callable[[list[bytes]], list[bytes]], says: str
+) -> None:
     path = tmp_path / "t.jsonl"
     write(path, header(), one_round(), {})
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:kept]))
-    with pytest.raises(BadInput, match=rf"t.jsonl line {kept}: found no footer.*the trace was cut"):
-        read(path)
-
-
-def test_a_trace_cut_within_a_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    write(path, header(), one_round(), {})
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(BadInput, match="the trace was cut"):
-        read(path)
-
-
-@pytest.mark.parametrize("number", [1, 2, 5, 9])
-def test_an_edited_line_is_named(tmp_path: Path, number: int) -> None:
-    path = tmp_path / "t.jsonl"
-    write(path, header(), one_round(), {})
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[number - 1] = lines[number - 1].replace(b'"a"', b'"z"').replace(b"side by side", b"apart")
-    path.write_bytes(b"".join(lines))
-    with pytest.raises(BadInput, match=rf"t.jsonl line {number}: .*the trace was edited"):
-        read(path)
-
-
-def test_a_missing_line_is_found(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    write(path, header(), one_round(), {})
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:3] + lines[4:]))
-    with pytest.raises(BadInput, match=r"t.jsonl line 4: .*the trace was edited"):
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(BadInput, match=f"t.jsonl {says}"):
         read(path)
 
 

@@ -45,34 +45,38 @@ def test_a_place_is_read_as_it_is_spelled() -> None:
     assert swaps_of(["gdn=plain", "conv=support.wrong.subjects:LOUDER"]) == {"gdn": "plain", "conv": LOUDER}
 
 
-@pytest.mark.parametrize("text", [
-    "trunk.2.core", "trunk.2.core@", "trunk.2.core@x", "@3", "core@3", "trunk.2.cores@3", "stem.2.core@3",
-    "trunk.two.core@3", "trunk.1.2.core@3", "chain.core@3", "chain.1.2.3.core@3", "trunk.length@3", "trunk..core@3",
-])
-def test_invalid_place_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match="--graft"):
-        patch_of(text)
+# Words as they are typed; the run (its op set and last event), and the refusal.
+REFUSED = [
+    *((text, "plain", 2, "--graft") for text in (
+        "trunk.2.core", "trunk.2.core@", "trunk.2.core@x", "@3", "core@3", "trunk.2.cores@3", "stem.2.core@3",
+        "trunk.two.core@3", "trunk.1.2.core@3", "chain.core@3", "chain.1.2.3.core@3", "trunk.length@3",
+        "trunk..core@3")),
+    *((text, "plain", 2, "OP=SET") for text in ("gdn", "gdn=", "=plain", "")),
+    ("gnd=plain", "plain", 2, "one of the ops"), ("gdn=nobody", "plain", 2, "no such name"),
+    ("gdn=support.wrong.subjects:refusing", "plain", 2, "has no single ops"),
+    ("gdn=plain conv=plain gdn=triton", "plain", 2, "--swap: found gdn=plain and gdn=triton, expected each op once"),
+    *((f"gdn={other}", ops, 2, r"--swap: found gdn=.*which moves") for ops, other in (
+        ("ledger", "plain"), ("plain", "ledger"))),
+    ("trunk.0.core@0", "plain", 1, r"trunk\.0\.core@0, where the event, admit, has no such place"),
+    *((typed, "plain", 6, rf"--graft: found {typed}, expected {says}") for typed, says in (
+        ("trunk.0.core@7", "an event from 0 to 6; no other event is run"), ("trunk.0.state@6", "an event before 6"),
+        ("trunk.99.state@3", "one of trunk.0.state"), ("trunk.1.state@3", "one of trunk.0.state"),
+        ("trunk.0.keys@3", "one of trunk.1.keys, extend.0.keys"), ("extend.0.state@3", "one of trunk.0.state"),
+        ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
+        ("trunk.state@3", "one of trunk.0.state"))),
+    *((f"trunk.0.{typed}", "plain", None, "--graft") for typed in ("core@{end}", "state@{last}", "core@99999")),
+    *((typed, "support.wrong.subjects:refusing", 4, "refusing") for typed in ("gdn=plain", "trunk.0.state@3")),
+]
 
 
-@pytest.mark.parametrize("text", ["gdn", "gdn=", "=plain", ""])
-def test_invalid_swap_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match="OP=SET"):
-        swaps_of([text])
-
-
-@pytest.mark.parametrize(("swap", "says"), [
-    ({"gnd": "plain"}, "one of the ops"), ({"gdn": "nobody"}, "no such name"),
-    ({"gdn": "support.wrong.subjects:refusing"}, "has no single ops"),
-])
-def test_unknown_op_or_set_is_bad_input(trace: Trace, swap: dict[str, str], says: str) -> None:
+@pytest.mark.parametrize(("typed", "ops", "until", "says"), REFUSED)
+def test_impossible_swap_or_graft_is_refused(trace: Trace, typed: str, ops: str, until: int | None, says: str) -> None:
+    """Without `until` the last event of the trace is the end."""
+    words = [word.format(end=len(trace.events), last=len(trace.events) - 1) for word in typed.split(" ")]
+    grafts = [word for word in words if "=" not in word and says != "OP=SET"]
     with pytest.raises(BadInput, match=says):
-        Replay(trace, Setting("plain")).run(until=2, variant=Variant(swap=swap))
-
-
-@pytest.mark.parametrize(("ops", "other"), [("ledger", "plain"), ("plain", "ledger")])
-def test_labels_and_numbers_do_not_mix(trace: Trace, ops: str, other: str) -> None:
-    with pytest.raises(BadInput, match=r"--swap: found gdn=.*which moves"):
-        Replay(trace, Setting(ops)).run(until=2, variant=Variant(swap={"gdn": other}))
+        variant = Variant(swaps_of([word for word in words if word not in grafts]), tuple(map(patch_of, grafts)))
+        Replay(trace, Setting(ops)).run(until=until, variant=variant)
 
 
 def test_a_swapped_op_serves(trace: Trace) -> None:
@@ -124,30 +128,6 @@ def test_patch_replaces_memory_after_the_event(trace: Trace) -> None:
     assert replay.run(until=found[0].event + 2, variant=Variant(patch=patches[:1])).verdict.exit is Exit.DIVERGED
 
 
-def test_place_that_the_event_lacks_is_bad_input(trace: Trace) -> None:
-    with pytest.raises(BadInput, match=r"trunk\.0\.core@0, where the event, admit, has no such place"):
-        Replay(trace, Setting("plain")).run(until=1, variant=Variant(patch=(Patch(Place("trunk", 0, "core"), 0),)))
-
-
-@pytest.mark.parametrize(("typed", "says"), [
-    ("trunk.0.core@7", "an event from 0 to 6; no other event is run"), ("trunk.0.state@6", "an event before 6"),
-    ("trunk.99.state@3", "one of trunk.0.state"), ("trunk.1.state@3", "one of trunk.0.state"),
-    ("trunk.0.keys@3", "one of trunk.1.keys, extend.0.keys"), ("extend.0.state@3", "one of trunk.0.state"),
-    ("chain.1.0.conv@3", "one of trunk.0.conv"), ("chain.1.0.keys@3", "one of trunk.1.keys"),
-    ("trunk.state@3", "one of trunk.0.state"),
-])
-def test_a_patch_that_puts_nothing_anywhere_is_bad_input(trace: Trace, typed: str, says: str) -> None:
-    with pytest.raises(BadInput, match=rf"--graft: found {typed}, expected {says}"):
-        Replay(trace, Setting("plain")).run(until=6, variant=Variant(patch=(patch_of(typed),)))
-
-
-def test_without_until_the_last_event_is_the_end(trace: Trace) -> None:
-    end = len(trace.events) - 1
-    for typed in (f"trunk.0.core@{end + 1}", f"trunk.0.state@{end}", "trunk.0.core@99999"):
-        with pytest.raises(BadInput, match="--graft"):
-            Replay(trace, Setting("plain")).run(variant=Variant(patch=(patch_of(typed),)))
-
-
 @pytest.mark.slow
 def test_read_only_memory_is_bad_input(trace: Trace) -> None:
     """While every request is within its round."""
@@ -185,18 +165,6 @@ def test_op_set_serves_trees_if_each_of_its_tree_ops_does(
     monkeypatch.setattr("instep.run.run_variants.find", sets.__getitem__)
     assert swapped(load("plain"), swap).trees is trees
     assert not swapped(replace(load("plain"), trees=False), {"gdn": "plain"}).trees
-
-
-def test_an_op_is_swapped_once() -> None:
-    with pytest.raises(BadInput, match="--swap: found gdn=plain and gdn=triton, expected each op once"):
-        swaps_of(["gdn=plain", "conv=plain", "gdn=triton"])
-
-
-def test_external_engine_accepts_no_swap_and_no_patch(trace: Trace) -> None:
-    replay, forward = Replay(trace, Setting("support.wrong.subjects:refusing")), first(trace, e.Forward)
-    for variant in (Variant(swap={"gdn": "plain"}), Variant(patch=(Patch(Place("trunk", 0, "state"), forward),))):
-        with pytest.raises(BadInput, match="refusing"):
-            replay.run(until=forward + 1, variant=variant)
 
 
 def test_eager_variant_passes_options_and_uses_no_graph(trace: Trace) -> None:
