@@ -66,7 +66,7 @@ class Refusals:
             depths = [0]
             for parent in tree:
                 depths.append(depths[parent] + 1)
-            if tuple(tree) != tuple(range(len(tree))) and max(depths) > num_steps:
+            if picks is not None and max(depths) > num_steps:  # a grown tree's shape is not yet known
                 _no("parents", f"a path of {max(depths)} drafts", f"at most num_steps = {num_steps}")
         if picks is not None:
             sizes, due = [len(one) for one in picks], [len(tree) for tree in trees]

@@ -91,6 +91,7 @@ def trees(nodes: int | None) -> dict[str, object]:
     (None, (0, 0, 1), "parents[0]: found a tree, expected a chain: the header has no capacity.num_draft_tokens"),
     (4, (0, 0, 1, 1), "found 5 nodes with the root, expected at most capacity.num_draft_tokens = 4"),
     (6, (0, 1, 2, 3, 0), "found a path of 4 drafts, expected at most num_steps = 3"),
+    (6, (0, 1, 2, 3), "found a path of 4 drafts, expected at most num_steps = 3"),
     (4, (0, 2, 0), "parents[0][1]: found 2, expected an earlier node, 0 to 1"),
 ])  # fmt: skip
 def test_a_tree_has_room_and_no_path_longer_than_the_step_count(

@@ -108,12 +108,13 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
     (CAPACITY, Draft(("a",), ((1, 2, 3),), ((0, 0, 1),)), "drafts that form a tree"),
     (CAPACITY, Draft(("a",), ((1, 2),), ((0, 1),)), "drafts that form a tree"),
     (ROOM, Draft(("a",), None, ((0, 0, 1),)), "a tree without its drafts"),
+    (ROOM, Draft(("a",), ((1,) * 4,), ((0, 1, 2, 3),)), "a path of 4 drafts"),
     (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
 ])  # fmt: skip
 def test_unsupported_draft_changes_nothing(checkpoint: Checkpoint, room: Capacity, draft: Draft, sentence: str) -> None:
     subject = engine(checkpoint, room=room)
     begin(subject, (3, 4), root=5)
     before, pages = snapshot(subject), subject.pages()
-    with pytest.raises((Unsupported, OutOfCapacity), match=sentence):
+    with pytest.raises((BadInput, Unsupported, OutOfCapacity), match=sentence):
         draft.on(subject)
     assert untouched(subject, before, {}) and subject.pages() == pages

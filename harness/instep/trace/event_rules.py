@@ -202,19 +202,18 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
 
 
 def _tree(rules: EventRules, field: str, parents: tuple[int, ...]) -> None:
-    """Every draft continues an earlier node; where nodes branch, the window has room, and no path is too long."""
+    """Every draft continues an earlier node, no path is too long, and where nodes branch, the window has room."""
     depths = [0]
     for node, parent in enumerate(parents, start=1):
         if not 0 <= parent < node:
             rules._no(f"{field}[{node - 1}]", parent, f"an earlier node, 0 to {node - 1}")
         depths.append(depths[parent] + 1)
-    if parents == tuple(range(len(parents))):
-        return
     most, n = rules.table.capacity.num_draft_tokens, rules.table.num_steps
-    if most is None:
-        rules._no(field, "a tree", "a chain: the header has no capacity.num_draft_tokens")
-    if len(depths) > most:
-        rules._no(field, f"{len(depths)} nodes with the root", f"at most capacity.num_draft_tokens = {most}")
+    if parents != tuple(range(len(parents))):
+        if most is None:
+            rules._no(field, "a tree", "a chain: the header has no capacity.num_draft_tokens")
+        if len(depths) > most:
+            rules._no(field, f"{len(depths)} nodes with the root", f"at most capacity.num_draft_tokens = {most}")
     if max(depths) > n:
         rules._no(field, f"a path of {max(depths)} drafts", f"at most num_steps = {n}")
 
