@@ -81,16 +81,6 @@ def index_of(contexts: list[EventContext], kind: type, holds: Callable[..., Any]
     return next(context.index for context in contexts if isinstance(context.event, kind) and holds(context))
 
 
-def commit_of(contexts: list[EventContext], accepted: int) -> tuple[Any, ...]:
-    """A commit after a window of 4, and a request with that many accepted drafts."""
-    for context in contexts:
-        if isinstance(context.event, Commit):
-            for name, path in zip(context.event.requests, context.event.accepted, strict=True):
-                if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4:
-                    return context.index, name
-    raise AssertionError("the run has no such commit")
-
-
 @pytest.fixture(scope="module")
 def found(opened: Checkpoint, events: list[Any]) -> Callable[..., Any]:
     """The findings at the last event; nothing may be found before it. Checks look back one round at most."""
@@ -273,7 +263,7 @@ def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_
 
 
 def test_a_conv_window_that_was_not_rolled_back_is_named_by_its_count(found: Any, correct: list[EventContext]) -> None:
-    at, name = commit_of(correct, 1)
+    at, name = m.commit_of(correct, 1)
     verify = correct[at - 1]
     span = next(s for s in row_spans(verify, "trunk") if s.request == name)
     fed = verify.subject.places[Place("trunk", 1, "qkv")][span.begin : span.begin + span.count]
@@ -365,7 +355,7 @@ def test_a_flipped_choice_is_judged_by_the_margin_of_the_truth(found: Any, corre
 
 
 def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled: list[EventContext]) -> None:
-    at, name = commit_of(labelled, 2)
+    at, name = m.commit_of(labelled, 2)
     before = labelled[at - 1].subject.before[name]
     stale = m.spoiled(
         labelled, at,

@@ -117,6 +117,9 @@ def with_row(x: torch.Tensor, row: Any, other: Any) -> torch.Tensor:
     changed[row] = other
     return changed
 
+
+pytestmark = pytest.mark.slow  # a whole run, spoiled place by place
+
 GDN, ATTENTION = 0, 3
 
 
@@ -262,7 +265,6 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @few(10)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
 def test_a_result_with_one_known_mistake_is_explained(
@@ -285,7 +287,6 @@ def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
     return 0.1 * gated(s, r) + 0.9 * gated(s, r, z=r["z"].roll(1, 0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("component", "change"), [
     ("z", noise), ("gated", smooth), ("gated", near_but_not),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
@@ -295,7 +296,6 @@ def test_a_finding_without_explanation_is_unexplained(scene: Scenario, component
     assert said.startswith("relative error") and said.endswith(f"; {UNEXPLAINED}")
 
 
-@pytest.mark.slow
 def test_a_bank_that_raises_loses_no_finding(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(case: Case) -> None:
         raise ValueError("no such row")
@@ -306,7 +306,6 @@ def test_a_bank_that_raises_loses_no_finding(scene: Scenario, monkeypatch: pytes
     assert said.startswith("relative error") and said.endswith(raised)
 
 
-@pytest.mark.slow
 def test_another_requests_row_is_named_by_what_is_right_there(scene: Scenario) -> None:
     context = scene.packed(second=False)
     mine = max(row_spans(context, "trunk"), key=lambda span: span.count)
@@ -326,7 +325,6 @@ def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Cas
     return Case(finding, context, found, right, torch.full((2, 1), granted).double(), RunHistory())
 
 
-@pytest.mark.slow
 def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:
     right, wrong = torch.randn(2, 4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nearly, close = wrong * (1 + 9e-7), wrong * (1 + 1e-7)
@@ -336,7 +334,6 @@ def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:
     assert best(case(wrong, right), [Explanation("a", nearly * 2), Explanation("b", right)]) == (None, 0)
 
 
-@pytest.mark.slow
 def test_a_number_that_matches_at_random_explains_nothing() -> None:
     """One number within a hundredth of the way, out of a thousand that were tried."""
     right = torch.ones(1, 1, dtype=torch.float64)
@@ -346,7 +343,6 @@ def test_a_number_that_matches_at_random_explains_nothing() -> None:
     assert best(case(2 * many, many, 0.01), [Explanation("a", 2.009 * many)] * 1000) == ("a", 1)
 
 
-@pytest.mark.slow
 def test_an_explanation_of_some_cells_names_them() -> None:
     right = torch.randn(4, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = right.clone()
@@ -358,7 +354,6 @@ def test_an_explanation_of_some_cells_names_them() -> None:
 # Further parts of a finding
 
 
-@pytest.mark.slow
 def test_labels_in_other_rows_are_named(tmp_path: Path) -> None:
     opened = m.checkpoint(tmp_path)
     labels = m.run_labels(opened, m.events_of(opened)[:6])
@@ -376,7 +371,6 @@ def test_labels_in_other_rows_are_named(tmp_path: Path) -> None:
     assert said[0].diagnosis.startswith("each row is that of the row before it; row 0 is wrong")
 
 
-@pytest.mark.slow
 def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     place = Place("trunk", GDN, "gated")
     context = scene.packed(second=False)
@@ -388,7 +382,6 @@ def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
 
 
-@pytest.mark.slow
 def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> None:
     """Both are wrong by the layer's boundary; the second is right for what it was computed from."""
     context = scene.packed(second=False)
@@ -407,14 +400,12 @@ def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> N
     assert follows.diagnosis.startswith("follows from an earlier error")
 
 
-@pytest.mark.slow
 def test_a_run_that_agrees_is_not_explained(scene: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("instep.diagnose.explanation_bank.case_of", None)
     assert explained([], scene.contexts[3], None, RunHistory()) == []
     assert not scene.said(scene.contexts[3])
 
 
-@pytest.mark.slow
 def test_findings_beyond_the_first_places_are_left_as_they_are(scene: Scenario) -> None:
     context = scene.packed(second=False)
     wrong = context
@@ -425,9 +416,6 @@ def test_findings_beyond_the_first_places_are_left_as_they_are(scene: Scenario) 
     assert said["q"].startswith("relative error") and UNEXPLAINED not in said["q"]
 
 
-
-
-@pytest.mark.slow
 def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Comparison(Poison.name, Tier.BITWISE, 0, "commit", Place("trunk", 0, "state"), 4, 4.0, 0.0, request="a",
                      problem=Problem("poison", "is poison"))  # fmt: skip
@@ -438,7 +426,6 @@ def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.Monk
     assert 'is all zero (seen in request "a"); is poison' in second.diagnosis
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0 of keys"), (None, None)])
 def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, says: str | None) -> None:
     """Two requests begin alike, so page 2 holds what page 1 lacks; page 3 does, too."""
@@ -484,7 +471,6 @@ MEMORY: list[tuple[str, int, Callable[[Scenario, EventContext, str, Any], torch.
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("field", "layer", "change", "sentence"), MEMORY, ids=[f"{w[0]}: {w[3]}" for w in MEMORY])
 def test_bits_that_were_moved_wrongly_are_explained(
     scene: Scenario, field: str, layer: int, change: Callable[..., Any], sentence: str
@@ -492,7 +478,6 @@ def test_bits_that_were_moved_wrongly_are_explained(
     assert of_memory(scene, field, layer, lambda *given: change(scene, *given)).startswith(sentence)
 
 
-@pytest.mark.slow
 def test_bits_that_nothing_explains_are_counted_as_before(scene: Scenario) -> None:
     noise = torch.Generator().manual_seed(0)
     said = of_memory(scene, "conv", GDN, lambda c, name, x: torch.randn(x.shape, generator=noise).to(x))
@@ -553,21 +538,18 @@ def rounded_after_every_token(mine: Scene, _: Scene, __: torch.Tensor) -> torch.
     return state
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "sentence"), STATES, ids=[sentence for _, sentence in STATES])
 def test_a_state_that_was_made_of_something_else_is_explained(scene: Scenario, change: Any, sentence: str) -> None:
     said = scene.said(of_state(scene, change))[0]
     assert sentence in said.diagnosis and said.explained.by == "bank", said
 
 
-@pytest.mark.slow
 def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene: Scenario) -> None:
     said = scene.said(of_state(scene, rounded_after_every_token))[0]
     due = Explained("hypothesis", "the state is rounded to bfloat16 after every token", names=("state-in-bfloat16",))
     assert said.explained == due, said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "ends"), [
     (STATES[3][0], "; the nearest known wrong state: holds the state from before the step"),
     (lambda mine, other, state: mine.base, "holds the state from before the step"),

@@ -27,7 +27,6 @@ from instep.verdict import Comparison, Tier, Verdict
 from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 from support.inputs import check_contexts as m
 from support.inputs.few_channels import few_channels
@@ -355,13 +354,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, list[Even
 def spoil(run: tuple[Checkpoint, list[EventContext]], accepted: int, state_of: Callable[..., Any]) -> Comparison:
     """The commit of a request with that many accepted drafts, with another state in layer 1."""
     opened, contexts = run
-    at, name = next(
-        (context.index, name)
-        for context in contexts
-        if isinstance(context.event, Commit)
-        for name, path in zip(context.event.requests, context.event.accepted, strict=True)
-        if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4
-    )
+    at, name = m.commit_of(contexts, accepted)
     context = m.with_state(
         contexts[at], name, lambda s: replace(s, state={**s.state, 1: state_of(contexts[at], name, s.state[1])}))
     check, verdict = Directed(Oracle(opened, m.declared(torch.float32, torch.float32), torch.float32)), Verdict()

@@ -34,7 +34,7 @@ from instep.watch.facts_for_later_events import left_by
 from instep.watch.memory_changes import UNWATCHED
 from instep.watch.rows_subject_must_show import cut_down
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.engine import Draft, Event, RequestState
+from instep_reference.contract.engine import Commit, Draft, Event, RequestState
 from instep_reference.contract.place_names import COMPONENTS, Place, See, unseen
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
@@ -171,6 +171,15 @@ def with_rows(context: EventContext, place: Place, change: Callable[[torch.Tenso
     return replace(context, subject=replace(context.subject, places=places))
 
 
+def commit_of(contexts: Sequence[EventContext], accepted: int) -> tuple[int, str]:
+    """A commit after a window of 4: the event, and a request with that many accepted drafts."""
+    return next(
+        (context.index, name) for context in contexts if isinstance(context.event, Commit)
+        for name, path in zip(context.event.requests, context.event.accepted or (), strict=True)
+        if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4
+    )
+
+
 def first(verdict: Verdict) -> Comparison:
     return verdict.findings[0]
 
@@ -230,9 +239,3 @@ def _state(state: RequestState, rounds: Mapping[str, torch.dtype]) -> RequestSta
         keys=all_of("keys", state.keys), values=all_of("values", state.values),
         draft_keys=all_of("keys", state.draft_keys), draft_values=all_of("values", state.draft_values),
     )  # fmt: skip
-
-
-__all__ = [
-    "Redrawn", "checkpoint", "declared", "events_of", "first", "judge", "run", "run_labels", "spoiled",
-    "with_rows", "with_state",
-]
