@@ -17,8 +17,9 @@ import inspect
 import json
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from triton.runtime import jit
 from instep.kit import barrier_overlaps
 from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.convs import bf16_prompts as prompt_file
+from instep_optimized.kernels.convs import bf16_short_windows as words_file
+from instep_optimized.kernels.convs import causal_conv as conv_file
 from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
 from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
 from instep_optimized.kernels.products import few_rows as slim_file
@@ -67,9 +70,7 @@ def compiled(
 ) -> None:  # fmt: skip
     """Triton's own binder makes the signature, as for a launch."""
     options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
-    early = {"EARLY": True} if "EARLY" in kernel.arg_names else {}
-    bind: Any = jit.create_function_from_signature(kernel.signature, kernel.params, BACKEND)
-    bound, specialized, _ = bind(*arguments, **{**early, **constants})
+    bound, specialized, _ = binder(kernel)(*arguments, **constants)
     _, *signature = kernel._pack_args(BACKEND, options, bound, specialized, None)
     source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *signature)
     key = key_of(source, options)
@@ -77,6 +78,28 @@ def compiled(
         found = taken(triton.compile(source, target=TARGET, options=options))
     seen[key] = {"kernel": kernel.__name__, **found}
     print(json.dumps({"key": key, **seen[key]}))
+
+
+def binder(kernel: Any) -> Callable[..., Any]:
+    """Return a function that binds the arguments of a launch, which may start early, and specializes them."""
+    bind: Any = jit.create_function_from_signature(kernel.signature, kernel.params, BACKEND)
+    return partial(bind, EARLY=True) if "EARLY" in kernel.arg_names else bind
+
+
+def varied(
+    kernel: Any, grid: Any, *arguments: Any, warps: int = 4, stages: int = 1, registers: int | None = None,
+    **constants: Any,
+) -> None:
+    """In place of `launch`: count the variants that Triton would compile if one integer were 0, 1 or 16.
+
+    It counts for the integers that Triton is told not to specialize. No kernel is compiled.
+    """
+    bind = binder(kernel)
+    bound = bind(*arguments, **constants)[0]
+    integers = [name for name in kernel.arg_names if name in kernel.do_not_specialize]
+    print(json.dumps({"kernel": kernel.__name__, "variants": {
+        name: len({str(bind(**{**bound, name: number})[1]) for number in (0, 1, 16)}) for name in integers
+    }}))  # fmt: skip
 
 
 def key_of(source: Any, options: Mapping[str, Any]) -> str:
@@ -130,20 +153,21 @@ def over_barriers() -> None:
     compiled(exchanged, None, numbers, warps=4)
 
 
-def attention() -> None:
+def attention(launch: Any = staged_alone) -> None:
     """Prompts of few and many rows, windows of few and many positions, decodes, trees; pages of a part of a step, whole
     steps.
 
     Then windows and decodes over numbers of 8 bits. Each page is followed by a red zone, as in the pools of an engine.
     In the last launch of each width the size of the zone is no multiple of 16 bytes.
     """
-    attend_file.launch = staged_alone  # type: ignore[assignment]
+    attend_file.launch = launch
     attend_file.staged.hopper = lambda _: True
     attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     wide, narrow = torch.bfloat16, torch.float8_e4m3fn
     forms = ((16, 1, 130, 16, 0, 2, wide), (64, 4, 600, 16, 0, 2, wide), (64, 40, 4, 16, 0, 2, wide),
              (64, 40, 1, 16, 0, 2, wide), (64, 40, 4, 4, 0, 2, wide), (64, 40, 8, 16, 8, 2, wide),
-             (64, 2, 8, 16, 8, 2, wide), (64, 40, 4, 16, 0, 2, narrow), (16, 40, 1, 16, 0, 2, narrow),
+             (64, 2, 8, 16, 8, 2, wide), (64, 1, 8, 16, 8, 2, wide), (64, 40, 4, 16, 0, 2, narrow),
+             (16, 40, 1, 16, 0, 2, narrow),
              (64, 40, 4, 16, 0, 1, narrow), (64, 40, 4, 16, 0, 4, narrow), (16, 40, 1, 16, 0, 4, narrow),
              (64, 40, 4, 8, 0, 2, narrow))  # fmt: skip
     for size, requests, rows, zone, nodes, heads, dtype in forms:
@@ -279,6 +303,21 @@ def convs() -> None:
             prompt_file.walk_prompt(x, weight, part, None, 8, rule_of(found, gate, gate, a_log, a_log), K)
 
 
+def integers() -> None:
+    """The kernels of attention and convs whose integers change between launches, bound but not compiled."""
+    attention(varied)
+    for file in (conv_file, prompt_file, words_file):
+        file.launch = varied  # type: ignore[attr-defined]
+    channels, ints = 2 * H * K + HV * V, torch.zeros(2, dtype=torch.int64)
+    for dtype, rows, tree in ((torch.bfloat16, 4, False), (torch.bfloat16, 64, False), (torch.float32, 4, False),
+                              (torch.float32, 4, True)):  # fmt: skip
+        past = Address(torch.zeros(3, channels, 3, dtype=dtype), ints)
+        part = Part("window", ints, ints, rows, past, ints.bool(), None if tree else past,
+                    parents=torch.zeros(2 * rows, dtype=torch.int64) if tree else None)  # fmt: skip
+        x, weight = torch.zeros(2 * rows, channels, dtype=dtype), torch.zeros(channels, 4, dtype=dtype)
+        conv_file.conv(x=x, weight=weight, parts=(part,), to=Place("trunk", 0, "mixed"))
+
+
 def clocks() -> None:
     """The kernels with which the gate holds a device back and drags it."""
     go, since = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
@@ -287,8 +326,8 @@ def clocks() -> None:
 
 
 FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
-         "forgotten": over_barriers, "handshake": handshakes, "many_heads": many_heads, "products": products,
-         "prompts": prompts, "windows": windows}  # fmt: skip
+         "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "many_heads": many_heads,
+         "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()
