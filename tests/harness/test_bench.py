@@ -310,7 +310,7 @@ def test_a_floor_is_of_what_moves_and_of_what_is_multiplied() -> None:
     ("_attend_split", "attention"), ("read_parts", "attention"), ("_plan_ring", OTHER), ("_gated_norm", "norms"),
     ("read_chunk_staged", "attention"), ("read_alone", "attention"), ("_draft_inputs", "norms"),
     ("_gdn_inputs", "conv and its inputs"),
-    ("prepare_staged", "states"), ("carry_staged", "states"), ("fused_staged", "states"),
+    ("prepare_staged", "states"), ("staged_decode", "states"), ("carry_staged", "states"), ("fused_staged", "states"),
     ("fused_recurrent_gated_delta_rule_fwd_kernel", "states"), ("_gather", "copies and fills"),
 ])  # fmt: skip
 def test_a_kernel_has_a_kind_of_work_by_its_name(kernel: str, what: str) -> None:

@@ -138,7 +138,7 @@ FUSED_FAULTS = {
     "values after the last row": ("values.index(stage), rows - n * TOKENS)", "values.index(stage), TOKENS)"),
     "what another level joins": ("join, row // HALF, SMALL", "join, row // SOLVED % 2, SMALL"),
     "pairs of another block": ("beside.slice(2 * SOLVED", "beside.slice(SOLVED"),
-    "the state of another head": ("+ wide * read_h + first * read_v\n            known", "\n            known"),
+    "the state of another head": ("request, wide, first)\n            known", "request, 0, 0)\n            known"),
 }
 
 
@@ -163,7 +163,7 @@ ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
     "values from a place of the first item": (
         ("values.index(stage).permute(", "values.index(n % STAGES).permute("),),
     "weights into a place of the first item": (("mixed.index(last).store(", "mixed.index(n % LAST).store("),),
-    "decays of the first item": (("wide * log_decay_head", "gl.program_id(0).to(gl.int64) * log_decay_head"),),
+    "decays of the first item": (("(log_decay, start, wide)", "(log_decay, start, gl.program_id(0).to(gl.int64))"),),
     "gates read for the item before": (
         (COPIER, f"{COPIER}    forget, write = gl.full([TOKENS], 0.0, gl.float32, LANES), gl.full([TOKENS], 0.0, "
                  "gl.float32, LANES)\n"),
@@ -174,11 +174,11 @@ ITEM_FAULTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("state = gl.load(", "own_state = gl.load("),
         ("state = state.to(gl.float32)", "state = gl.where(at < gl.num_programs(0), own_state.to(gl.float32), state)"),
     ),
-    "last rows into the first columns": (("core + begins * core_row + column,", "core + begins * core_row,"),),
+    "last rows into the first columns": (("begins * core.per_row + column", "begins * core.per_row"),),
     "the last block of the item before": (("if n > 0:  # no", "if (n > 0) | ((before > 0) & (start > 0)):  # no"),),
     "fresh as the first request": (("gl.load(fresh + request)", "gl.load(fresh + request * 0)"),),
     "the first columns again": (("at % tiles * WIDE", "at * 0"),),
-    "a state into the first columns": (("wide * store_h + first * store_v", "wide * store_h"),),
+    "a state into the first columns": (("own, request, wide, first)", "own, request, wide, 0)"),),
     "unowned rows for the first request alone": (("clear_rest(request,", "clear_rest(request * 0,"),),
 }  # fmt: skip
 

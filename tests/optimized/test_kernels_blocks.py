@@ -153,7 +153,7 @@ FAULTS = {
     "a value is not gated": ("* since[:, None]) * write[:, None]", "* since[:, None])"),
     "a triangle is not solved to its end": ("range(SOLVED - 1)", "range(SOLVED - 2)"),
     "the halves are not joined": ("tl.static_range(2)", "tl.static_range(1)"),
-    "values of the block before": ("v, core, at, at_key = v + C * v_row,", "core, at, at_key ="),
+    "values of the block before": ("v, core, at, at_key = v + C * x.v.per_row,", "core, at, at_key ="),
     "keys of the block before": ("at_key + heads // group", "at_key"),
 }
 

@@ -172,12 +172,12 @@ def test_wrongly_guessed_rows_are_loaded_again(monkeypatch: pytest.MonkeyPatch, 
     assert all(map(same_bits, right, one.ran(TRITON))) and len(seen) == 2
 
 
-OF_Q = "                put_windows(kept + raw * kept_column, all_q, window_q, raw < rows)\n"
+OF_Q = "                put_windows(kept + raw * conv.kept.per_column, all_q, window_q, raw < rows)\n"
 OF_K = OF_Q.replace("_q", "_k")
-OF_V = "            put_windows(kept + row_v * kept_column, all_v, window_v, row_v < rows)\n"
-ANOTHERS = "gl.load(begin + request, cache", "gl.load(begin + request * 0, cache"
+OF_V = "            put_windows(kept + row_v * conv.kept.per_column, all_v, window_v, row_v < rows)\n"
+ANOTHERS = "gl.load(spans.begin + request, cache", "gl.load(spans.begin + request * 0, cache"
 NOTICED = "(guess != first) | (first + rows > look)"
-AGAIN = "forgets, strength = rows_at(\n                first, rows,"
+AGAIN = "forgets, strength = rows_at(\n                x, k, q, v, log_decay, beta, first, rows,"
 FRESH, KEEPS = "(row < 3) & known", "(kept_by >= 0) & (keep >= 0)"
 # The file, the old text and the fault; and the number of rows that the kernel gets, if not all.
 Plant = tuple[str, tuple[tuple[str, str], ...], int | None]
@@ -199,7 +199,7 @@ FAULTS: dict[str, Plant] = {
     "a former request's entries": ("window", (("gl.where(known & (kept_by", "gl.where((kept_by"),), None),
     "an input before the window": ("rows", (("gl.where(row == 1, old[2], new[1])", "new[1]"),), None),
     "the oldest input before it": ("rows", (("gl.where(row == 2, old[2], new[0])", "new[0]"),), None),
-    "another position's window": ("window", (("(past_k, unit, past_columns", "(past_k, unit, None"),), None),
+    "another position's window": ("rows", (("(past, unit, windows.columns", "(past, unit, None"),), None),
     "values of the first stripe": ("window", (("word_v = along(0, MOST, FEW), stripe * VALUES +",
                                                "word_v = along(0, MOST, FEW),"),), None),
     "an unnoticed wrong guess": ("window", (ANOTHERS, (NOTICED, "first + rows > look")), None),

@@ -15,7 +15,7 @@ import torch
 # Kind of work -> parts of the names of its kernels; the first match counts.
 KINDS: dict[str, tuple[str, ...]] = {
     "conv and its inputs": ("conv", "gdn_inputs"),
-    "states": ("_window", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
+    "states": ("_window", "staged_decode", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
     "attention": ("attend", "attention", "flash", "read_parts", "read_alone", "join_parts", "read_chunk"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "linear", "matmul", "moe", "sm90_", "sm80_"),
     "norms": ("norm", "draft_inputs"),

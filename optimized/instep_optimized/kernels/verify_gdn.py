@@ -32,7 +32,7 @@ def verify_gdn(
             rows = staged.words_of(x, a, b, key_heads, key_dim)
             core = x.new_empty(len(x), len(A_log), values // len(A_log), dtype=dtype)
             if staged.fits(rows, part, core, raw=True, numbers=staged.TAPS):
-                staged.staged(rows, part, core, look=len(core), rule=(A_log, dt_bias, key_dim**-0.5),
+                staged.staged(rows, part, core, look=len(core), rule=staged.Rule(A_log, dt_bias, key_dim**-0.5),
                               conv=(weight, window.read, window.per_row))  # fmt: skip
                 return core
     mixed = conv(x=x, weight=weight, parts=windows, to=to[0])

@@ -30,7 +30,7 @@ def window_gdn(
     if staged is not None and len(parts) == 1 and len(parts[0].begin):
         core = torch.empty_like(rows.v, dtype=dtype, memory_format=torch.contiguous_format)
         if staged.fits(rows, parts[0], core, raw=True):
-            staged.staged(rows, parts[0], core, look=len(core), rule=(A_log, dt_bias, key_dim**-0.5))
+            staged.staged(rows, parts[0], core, look=len(core), rule=staged.Rule(A_log, dt_bias, key_dim**-0.5))
             return core
     inputs = gdn_inputs(mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim,
                         to=to[:-1])  # fmt: skip

@@ -241,7 +241,7 @@ def windows() -> None:
     ring = Ring(kept, ints(), ints(), ints(), ints())
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
     made = GdnInputs(q, q, v, gate, gate)
-    raw, rule = GdnInputs(*(x.bfloat16() for x in made)), (torch.zeros(HV), torch.zeros(HV), K**-0.5)
+    raw, rule = GdnInputs(*(x.bfloat16() for x in made)), staged_file.Rule(torch.zeros(HV), torch.zeros(HV), K**-0.5)
     channels = 2 * H * K + HV * V
     x, weight = torch.zeros(8, channels, dtype=torch.bfloat16), torch.zeros(channels, 4, dtype=torch.bfloat16)
     past, kept_windows = (Address(torch.zeros(*units, channels, 3, dtype=torch.bfloat16), ints())

@@ -13,7 +13,6 @@ Leaves out: trees, windows that are kept after every row, and channels that are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ import triton
 import triton.language as tl
 
 from ...memory_addresses import Part
-from ..device.pool_address import Spans, Windows, flat
+from ..device.pool_address import Spans, Windows, constant, flat
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covered, covering
 from ..rowwise.gdn_inputs import Rule, gates
@@ -32,7 +31,6 @@ from .short_windows import ROWS as WALKED
 
 OF_THREAD = 4  # channels of a thread
 NUMBERS = tl.constexpr(OF_THREAD)
-constant = cache(tl.constexpr)  # Triton looks a kernel up sooner by the same object
 
 
 class Shape(NamedTuple):

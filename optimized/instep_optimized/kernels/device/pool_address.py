@@ -1,6 +1,7 @@
-"""An address as kernel arguments: pool, units, columns, and every stride read from the tensor.
+"""Kernel arguments of addresses and packed rows: tensors with every stride, read from the tensor.
 
-Leaves out: the op that reads or writes it.
+Triton specializes every number in a tuple. So a number that changes between launches is an argument of its kernel.
+Leaves out: the op that reads or writes them.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -8,12 +9,17 @@ Leaves out: the op that reads or writes it.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 
 from ...memory_addresses import Address, Part
+from ...ops.op_protocols import GdnInputs
+
+constant = cache(tl.constexpr)  # Triton looks a kernel up sooner by the same object
 
 
 class Rows(NamedTuple):
@@ -58,6 +64,46 @@ class Spans(NamedTuple):
         return cls(part.begin, part.count, part.read.units, part.fresh)
 
 
+class PackedRows(NamedTuple):
+    """The inputs of the delta rule, and its read-outs."""
+
+    q: Rows
+    k: Rows
+    v: Rows
+    log_decay: Rows
+    beta: Rows
+    core: Rows
+
+    @classmethod
+    def of(cls, inputs: GdnInputs, core: torch.Tensor) -> PackedRows:
+        return cls._make(map(Rows.of, (*inputs, core)))
+
+
+class States(NamedTuple):
+    """Units of a pool of states [HV, K, V]: `flat`, and the scales of a pool in tiles."""
+
+    pool: torch.Tensor
+    units: torch.Tensor
+    columns: torch.Tensor | None
+    per_unit: int
+    per_column: int
+    per_head: int
+    per_k: int
+    per_v: Any
+    scales: torch.Tensor | None
+    scales_per_unit: int
+    scales_per_column: int
+
+    @classmethod
+    def of(cls, address: Address | None, otherwise: Address) -> States:
+        """An absent address is as in `flat`. Without scales the pool is passed in their place, and not touched."""
+        scales, steps = (address or otherwise).scales, (0, 0)
+        if scales is not None:
+            assert scales[0].is_contiguous(), "the scales of a unit lie side by side"
+            steps = scales.stride(0), scales.stride(1) if scales.dim() == 5 else 0
+        return cls._make((*flat(address, 3, otherwise), otherwise.pool if scales is None else scales, *steps))
+
+
 class Windows(NamedTuple):
     """Units of a pool of conv windows [channels, width - 1]: `flat`."""
 
@@ -72,6 +118,18 @@ class Windows(NamedTuple):
     @classmethod
     def of(cls, address: Address) -> Windows:
         return cls(*flat(address, 2, address))
+
+
+@triton.jit
+def row_of(rows, row, head):
+    """Return the address of a row of a head."""
+    return rows.at + row * rows.per_row + head * rows.per_head
+
+
+@triton.jit
+def state_of(states, unit, column, head):
+    """Return the address of the state of a head."""
+    return states.pool + unit * states.per_unit + column * states.per_column + head * states.per_head
 
 
 @triton.jit

@@ -8,15 +8,12 @@ Leaves out: states (`token_by_token.py`, `chunk16_fp32.py`) and attention (`atte
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from instep_reference.contract.declared_rounding import SCALE_BITS, STATE_ROWS
 
-from ...memory_addresses import Address
 from ..runtime import launch, power_of_2
 from .stochastic_rounding import fallen
 
@@ -26,19 +23,11 @@ LEAST = tl.constexpr(torch.finfo(torch.float32).tiny)  # the smallest scale: tha
 CUT = tl.constexpr((1 << 24 - SCALE_BITS) - 1)  # the bits of a scale that are 0
 
 
-def beside(address: Address | None, otherwise: Address) -> tuple[Any, ...]:
-    """Return (scales, unit step, column step) as `flat` has them; without scales the pool, which is not touched."""
-    scales = (address or otherwise).scales
-    if scales is None:
-        return otherwise.pool, 0, 0
-    assert scales[0].is_contiguous(), "the scales of a unit lie side by side"
-    return scales, scales.stride(0), scales.stride(1) if scales.dim() == 5 else 0
-
-
 @triton.jit
-def scales_at(scales, unit_step, column_step, unit, column, head, at_v, V):
+def scales_at(states, unit, column, head, at_v, V):
     """Return the address of the scale of each row of V of a head.  at_v [VT]  ->  [VT]"""
-    return scales + unit * unit_step + column * column_step + head * tl.cdiv(V, ROWS) + at_v // ROWS
+    scales = states.scales + unit * states.scales_per_unit + column * states.scales_per_column
+    return scales + head * tl.cdiv(V, ROWS) + at_v // ROWS
 
 
 @triton.jit

@@ -81,12 +81,13 @@ def uncovered(lane, units, count, requests, rows):
 
 
 @triton.jit
-def clear_rest(out, out_row, at, inside, units, begin, count, rows, QT: tl.constexpr):
-    """Apply `clear` to all rows: the programs of each request (the grid's last axis) take a share."""
-    requests = tl.num_programs(2)
-    if uncovered(tl.arange(0, REQUESTS), units, count, requests, rows) > 0:
+def clear_rest(out, head, at, inside, spans, rows, QT: tl.constexpr):
+    """Apply `clear` to all rows of a head: the programs of each request (the grid's last axis) take a share."""
+    requests, of_head = tl.num_programs(2), out.at + head * out.per_head
+    if uncovered(tl.arange(0, REQUESTS), spans.units, spans.rows, requests, rows) > 0:
         for first in range(tl.program_id(2) * QT, rows, requests * QT):
-            clear(out, out_row, at, inside, first + tl.arange(0, QT), units, begin, count, requests, rows)
+            row = first + tl.arange(0, QT)
+            clear(of_head, out.per_row, at, inside, row, spans.units, spans.begin, spans.rows, requests, rows)
 
 
 @triton.jit

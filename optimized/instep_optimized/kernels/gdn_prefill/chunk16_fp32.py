@@ -15,8 +15,8 @@ import triton.language as tl
 
 from ...memory_addresses import Part
 from ...ops.op_protocols import GdnInputs
-from ..device.pool_address import flat, given
-from ..device.scaled_tiles import ROWS, beside
+from ..device.pool_address import PackedRows, Spans, States, given, row_of
+from ..device.scaled_tiles import ROWS
 from ..device.stochastic_rounding import counters
 from ..device.zero_uncovered_rows import clear_rest
 from ..runtime import ceil_div, launch, power_of_2, tile
@@ -51,33 +51,25 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> N
     group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
     # Scratch between the kernels: per row and head one line of (I + A)^-1 and one of tril(q k^T) D.
     solved, mixed = (inputs.k.new_empty(core.shape[0], heads, TOKENS) for _ in range(2))
-    rows = tuple(y for x in inputs[:3] for y in (x, x.stride(0), x.stride(1)))
-    gates = tuple(y for x in inputs[3:] for y in (x, x.stride(0), x.stride(1)))
-    assert all(x.stride(2) == 1 for x in (*inputs[:3], core)), "rows have a contiguous last axis"
-    spans = (part.begin, part.count, part.read.units)
+    x, of_requests = PackedRows.of(inputs, core), Spans.of(part)
     blocks = ceil_div(part.most, TOKENS)
     launch(
-        _solve, (blocks, heads, requests), *rows[:6], *gates, solved, mixed, *spans, solved.stride(0), keys, group,
+        _solve, (blocks, heads, requests), x, solved, mixed, of_requests, solved.stride(0), keys, group,
         TOKENS=TOKENS, KT=wide, PRECISION=PRECISION, warps=WARPS["solve"],
     )  # fmt: skip
     columns = max(SMALLEST_DOT, min(power_of_2(values), tile(VALUE_COLUMNS, 64)))
     assert part.read.scales is None or columns % ROWS.value == 0 or columns >= values, "a program has whole tiles"
     launch(
-        _carry, (ceil_div(values, columns), heads, requests if blocks else 0), *rows, *gates, solved, mixed,
-        core, core.stride(0), core.stride(1), look, *spans, part.fresh, *flat(part.read, 3, part.read),
-        *flat(part.store, 3, part.read), given(part.store),
-        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store),
-        solved.stride(0), values, keys, group,
-        TILED=part.read.scales is not None,
+        _carry, (ceil_div(values, columns), heads, requests if blocks else 0), x, solved, mixed, look, of_requests,
+        States.of(part.read, part.read), States.of(part.store, part.read), given(part.store),
+        *counters(part, part.store), solved.stride(0), values, keys, group, TILED=part.read.scales is not None,
         TOKENS=TOKENS, KT=wide, VT=columns, PRECISION=PRECISION, warps=WARPS["carry"],
     )  # fmt: skip
 
 
 @triton.jit
 def _solve(
-    q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
-    solved, mixed, begin, count, units, work_row, K, group,
-    TOKENS: tl.constexpr, KT: tl.constexpr, PRECISION: tl.constexpr,
+    x, solved, mixed, spans, work_row, K, group, TOKENS: tl.constexpr, KT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute (I + A)^-1 and tril(q k^T) D of one block of C = TOKENS tokens. Grid (blocks, HV, B).
 
@@ -85,17 +77,17 @@ def _solve(
     """
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
     first = tl.program_id(0).to(tl.int64) * TOKENS
-    rows = tl.minimum(tl.load(count + request) - first, TOKENS)
-    if (tl.load(units + request) < 0) | (rows <= 0):
+    rows = tl.minimum(tl.load(spans.rows + request) - first, TOKENS)
+    if (tl.load(spans.units + request) < 0) | (rows <= 0):
         return
     i, at_k = tl.arange(0, TOKENS), tl.arange(0, KT)  # [C], [KT]
-    row, live = tl.load(begin + request) + first + i, i < rows  # [C], [C]
+    row, live = tl.load(spans.begin + request) + first + i, i < rows  # [C], [C]
     inside = live[:, None] & (at_k < K)[None, :]  # [C, KT]
     key_head = head // group
-    queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
-    keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
-    forget = tl.load(log_decay + row * log_decay_row + head * log_decay_head, mask=live, other=0.0)  # [C]
-    write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
+    queries = tl.load(row_of(x.q, row[:, None], key_head) + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
+    keys = tl.load(row_of(x.k, row[:, None], key_head) + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
+    forget = tl.load(row_of(x.log_decay, row, head), mask=live, other=0.0)  # [C]
+    write = tl.load(row_of(x.beta, row, head), mask=live, other=0.0)  # [C]
 
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
     # D_ij is exp of the summed log decays of the tokens j+1 .. i. Each is at most 0, so no decay is above 1.
@@ -117,37 +109,29 @@ def _solve(
 
 @triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
 def _carry(
-    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, solved, mixed,
-    core, core_row, core_head, look, begin, count, units, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
-    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
-    before, layer, seed_low, seed_high, work_row, V, K, group,
+    x, solved, mixed, look, spans, read, store, has_store, before, layer, seed_low, seed_high, work_row, V, K, group,
     TOKENS: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, PRECISION: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Carry one request, one value head, VT columns of V through blocks of C = TOKENS. Grid (V tiles, HV, B)."""
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
-    unit, rows = tl.load(units + request), tl.load(count + request)
+    unit, rows = tl.load(spans.units + request), tl.load(spans.rows + request)
     i, at_k, at_v = tl.arange(0, TOKENS), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
-    clear_rest(core + head * core_head, core_row, at_v, at_v < V, units, begin, count, look, TOKENS)
+    clear_rest(x.core, head, at_v, at_v < V, spans, look, TOKENS)
     if (unit < 0) | (rows <= 0):
         return
     in_k, in_v = at_k < K, at_v < V  # [KT], [VT]
-    state = state_before(
-        read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,
-        read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,
-    )  # [KT, VT]  # fmt: skip
-    key_head, start = head // group, tl.load(begin + request)
+    column, fresh = tl.load(read.columns + request), tl.load(spans.fresh + request)
+    state = state_before(read, unit, column, head, fresh, at_k, at_v, K, V, TILED)  # [KT, VT]
+    key_head, start = head // group, tl.load(spans.begin + request)
     for first in range(0, rows, TOKENS):
         row, live = start + first + i, first + i < rows
         some_k, some_v, some = live[:, None] & in_k[None, :], live[:, None] & in_v[None, :], live[:, None]
-        keys = tl.load(k + row[:, None] * k_row + key_head * k_head + at_k[None, :], mask=some_k, other=0.0)  # [C, KT]
-        values = tl.load(v + row[:, None] * v_row + head * v_head + at_v[None, :], mask=some_v, other=0.0)  # [C, VT]
-        write = tl.load(beta + row * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
-        gate = log_decay + row * log_decay_row + head * log_decay_head
+        keys = tl.load(row_of(x.k, row[:, None], key_head) + at_k[None, :], mask=some_k, other=0.0)  # [C, KT]
+        values = tl.load(row_of(x.v, row[:, None], head) + at_v[None, :], mask=some_v, other=0.0)  # [C, VT]
+        write = tl.load(row_of(x.beta, row, head), mask=live, other=0.0)  # [C]
+        gate = row_of(x.log_decay, row, head)
         forget = tl.load(gate, mask=live, other=0.0)  # [C]
-        following = tl.load(gate + log_decay_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)  # [C]
+        following = tl.load(gate + x.log_decay.per_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)
         since = tl.exp(tl.cumsum(forget, axis=0))  # [C], from the block's start through token i
         until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # [C], from after token i to the block's end
         work = row[:, None] * work_row + head * TOKENS + i[None, :]  # [C, C]
@@ -156,21 +140,16 @@ def _carry(
         recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
         inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
         update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]
-        queries = tl.load(q + row[:, None] * q_row + key_head * q_head + at_k[None, :], mask=some_k, other=0.0)
+        queries = tl.load(row_of(x.q, row[:, None], key_head) + at_k[None, :], mask=some_k, other=0.0)
         # A query reads the state before the block, and the updates of the block up to its own token.
         out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)  # [C, VT]
         out += tl.dot(tl.load(mixed + work, mask=some, other=0.0), update, input_precision=PRECISION)  # [C, VT]
-        tl.store(
-            core + row[:, None] * core_row + head * core_head + at_v[None, :],
-            out.to(core.dtype.element_ty), mask=some_v,
-        )  # fmt: skip
+        target = row_of(x.core, row[:, None], head) + at_v[None, :]
+        tl.store(target, out.to(target.dtype.element_ty), mask=some_v)
         # Each update still decays from its own token to the block's end.
         added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
         state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
 
     store_state(
-        state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
-        store_unit, store_column, store_h, store_k, store_v,
-        store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
-        before, request, rows, layer, seed_low, seed_high,
-    )  # fmt: skip
+        state, store, has_store, request, head, at_k, at_v, K, V, rows, before, layer, seed_low, seed_high, TILED
+    )

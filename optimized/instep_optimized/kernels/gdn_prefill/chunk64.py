@@ -17,8 +17,8 @@ import triton.language as tl
 
 from ...memory_addresses import Part
 from ...ops.op_protocols import GdnInputs
-from ..device.pool_address import flat, given
-from ..device.scaled_tiles import ROWS, beside
+from ..device.pool_address import PackedRows, Spans, States, given, row_of
+from ..device.scaled_tiles import ROWS
 from ..device.stochastic_rounding import counters
 from ..device.tile_dot_fp32 import dot
 from ..device.zero_uncovered_rows import clear_rest
@@ -68,11 +68,9 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     gates = scratch(heads, 3, TOKENS, dtype=torch.float32)  # decay since the block's start, until its end; beta
     lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
     between = (q16, k16, solved, mixed, gates)
-    rows = tuple(y for x in inputs for y in (x, x.stride(0), x.stride(1)))
-    assert all(x.stride(2) == 1 for x in (*inputs[:3], core)), "rows have a contiguous last axis"
-    spans = (part.begin, part.count, part.read.units)
+    x, of_requests = PackedRows.of(inputs, core), Spans.of(part)
     launch(
-        _prepare, (heads, most, requests), *rows[:6], *rows[9:], *between, lower, *spans, keys, group,
+        _prepare, (heads, most, requests), x, *between, lower, of_requests, keys, group,
         C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
     )  # fmt: skip
     # By the model's shape alone: the other requests of a batch change no tile.
@@ -80,10 +78,9 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
     assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
     launch(
-        _carry, (ceil_div(values, tall), heads, requests if most else 0), *rows[6:9], *between,
-        core, core.stride(0), core.stride(1), look, *spans, part.fresh, *flat(part.read, 3, part.read),
-        *flat(part.store, 3, part.read), given(part.store),
-        *beside(part.read, part.read), *beside(part.store, part.read), *counters(part, part.store), values, keys, group,
+        _carry, (ceil_div(values, tall), heads, requests if most else 0), x, *between, look, of_requests,
+        States.of(part.read, part.read), States.of(part.store, part.read), given(part.store),
+        *counters(part, part.store), values, keys, group,
         TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED, **CARRY,
     )  # fmt: skip
 
@@ -101,8 +98,7 @@ def _blocks_before(count, units, request, C: tl.constexpr):
 
 @triton.jit
 def _prepare(
-    q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
-    q16, k16, solved, mixed, gates, lower, begin, count, units, K, group,
+    x, q16, k16, solved, mixed, gates, lower, spans, K, group,
     C: tl.constexpr, KT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute the part of one block that needs no state. Grid (HV, blocks, B).
@@ -111,16 +107,16 @@ def _prepare(
     """
     request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
     first = tl.program_id(1).to(tl.int64) * C
-    rows = tl.minimum(tl.load(count + request) - first, C).to(tl.int32)
-    if (tl.load(units + request) < 0) | (rows <= 0):
+    rows = tl.minimum(tl.load(spans.rows + request) - first, C).to(tl.int32)
+    if (tl.load(spans.units + request) < 0) | (rows <= 0):
         return
     i, at_k = tl.arange(0, C), tl.arange(0, KT)
-    start, live, key_head = tl.load(begin + request) + first, i < rows, head // group
-    at = (_blocks_before(count, units, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
+    start, live, key_head = tl.load(spans.begin + request) + first, i < rows, head // group
+    at = (_blocks_before(spans.rows, spans.units, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
     inside = live[:, None] & (at_k < K)[None, :]
-    q, k = q + start * q_row + key_head * q_head, k + start * k_row + key_head * k_head
-    queries = tl.load(q + i[:, None] * q_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
-    keys = tl.load(k + i[:, None] * k_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
+    q, k = row_of(x.q, start, key_head), row_of(x.k, start, key_head)
+    queries = tl.load(q + i[:, None] * x.q.per_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
+    keys = tl.load(k + i[:, None] * x.k.per_row + at_k[None, :], mask=inside, other=0.0).to(tl.bfloat16)  # [C, KT]
     keys = tl.where(rows > 0, keys, 0.0)  # changes nothing, but without it the compiler stages fp32 in shared memory
     if head % group == 0:
         place = (at // group) * C * KT + i[:, None] * KT + tl.max_contiguous(at_k, 4)[None, :]  # as they were loaded
@@ -129,13 +125,13 @@ def _prepare(
     # Running sums in fp64 lose no digit of their differences that fp32 has: a difference of two of them is the sum of
     # the log decays between two tokens. As two fp32 numbers, one below the other, they keep nearly all of it. Neither
     # rises from a token to the next while the first stays, so no difference is above 0 and no decay above 1.
-    forget = tl.load(log_decay + (start + i) * log_decay_row + head * log_decay_head, mask=live, other=0.0)  # [C]
+    forget = tl.load(row_of(x.log_decay, start + i, head), mask=live, other=0.0)  # [C]
     forget = forget.to(tl.float64) * LOG2E
     total = tl.cumsum(forget, axis=0)  # [C]
     until = tl.sum(forget, axis=0) - total
     high = total.to(tl.float32)
     low = (total - high.to(tl.float64)).to(tl.float32)
-    write = tl.load(beta + (start + i) * beta_row + head * beta_head, mask=live, other=0.0)  # [C]
+    write = tl.load(row_of(x.beta, start + i, head), mask=live, other=0.0)  # [C]
     tl.store(gates + at * 3 * C + i, tl.exp2(high))
     tl.store(gates + at * 3 * C + C + i, tl.exp2(tl.minimum(until.to(tl.float32), 0.0)))
     tl.store(gates + at * 3 * C + 2 * C + i, write)
@@ -180,29 +176,24 @@ def _substituted(overlap, lower, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
 def _carry(
-    v, v_row, v_head, q16, k16, solved, mixed, gates, core, core_row, core_head, look, begin, count, units, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
-    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
-    before, layer, seed_low, seed_high, V, K, group,
-    C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
+    x, q16, k16, solved, mixed, gates, look, spans, read, store, has_store, before, layer, seed_low, seed_high,
+    V, K, group, C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Carry one request, one value head, VT columns of V through all blocks in order. Grid (V tiles, HV, B)."""
+    v, core = x.v.at, x.core.at  # first, because Triton carries the names of a loop in the order of their definition
     request, head = tl.program_id(2), tl.program_id(1).to(tl.int64)
-    unit, rows = tl.load(units + request), tl.load(count + request).to(tl.int32)
+    unit, rows = tl.load(spans.units + request), tl.load(spans.rows + request).to(tl.int32)
     i, at_k, at_v = tl.arange(0, C), tl.arange(0, KT), tl.program_id(0) * VT + tl.arange(0, VT)
-    clear_rest(core + head * core_head, core_row, at_v, at_v < V, units, begin, count, look, C)
+    clear_rest(x.core, head, at_v, at_v < V, spans, look, C)
     if (unit < 0) | (rows <= 0):
         return
-    state = state_before(
-        read, unit, tl.load(read_columns + request), head, read_unit, read_column, read_h, read_k, read_v,
-        read_scales, read_scales_unit, read_scales_column, tl.load(fresh + request), at_k, at_v, K, V, TILED,
-    )  # fmt: skip
-    start, heads = tl.load(begin + request), tl.num_programs(1)
-    at = _blocks_before(count, units, request, C) * heads + head
+    column, fresh = tl.load(read.columns + request), tl.load(spans.fresh + request)
+    state = state_before(read, unit, column, head, fresh, at_k, at_v, K, V, TILED)
+    start, heads = tl.load(spans.begin + request), tl.num_programs(1)
+    at = _blocks_before(spans.rows, spans.units, request, C) * heads + head
     at_key = at // group
-    v, v_tile = v + start * v_row + head * v_head, i[:, None] * v_row + at_v[None, :]
-    core, core_tile = core + start * core_row + head * core_head, i[:, None] * core_row + at_v[None, :]
+    v, v_tile = row_of(x.v, start, head), i[:, None] * x.v.per_row + at_v[None, :]
+    core, core_tile = row_of(x.core, start, head), i[:, None] * x.core.per_row + at_v[None, :]
     wide, square = i[:, None] * KT + at_k[None, :], i[:, None] * C + i[None, :]
     for first in range(0, rows, C):
         keys = tl.load(k16 + at_key * C * KT + wide)  # [C, KT]
@@ -223,10 +214,7 @@ def _carry(
         out = dot(queries, narrow, WIDEN, False) * since[:, None]
         out += dot(weights, update.to(tl.bfloat16), WIDEN, False)
         tl.store(core + core_tile, out.to(core.dtype.element_ty), mask=some)
-        v, core, at, at_key = v + C * v_row, core + C * core_row, at + heads, at_key + heads // group
+        v, core, at, at_key = v + C * x.v.per_row, core + C * x.core.per_row, at + heads, at_key + heads // group
     store_state(
-        state, store, tl.load(store_units + request), tl.load(store_columns + request), head,
-        store_unit, store_column, store_h, store_k, store_v,
-        store_scales, store_scales_unit, store_scales_column, has_store, at_k, at_v, K, V, TILED,
-        before, request, rows, layer, seed_low, seed_high,
-    )  # fmt: skip
+        state, store, has_store, request, head, at_k, at_v, K, V, rows, before, layer, seed_low, seed_high, TILED
+    )

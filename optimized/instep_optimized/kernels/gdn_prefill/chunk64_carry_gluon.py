@@ -39,17 +39,17 @@ uncovered = gluon.jit(zero_uncovered_rows.uncovered.fn)
 @gluon.jit
 def clear_rest(own, requests, rest, WIDE: gl.constexpr):
     """Do `zero_uncovered_rows.clear_rest` for WIDE columns. own: the request whose program clears"""
-    core, core_row, look, begin, count, units = rest
+    core, core_row, look, spans = rest
     W: gl.constexpr = gl.num_warps()
     ROWS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDE, WIDE // 8], [W, 1], [1, 0])
     lane = gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0]))
-    if uncovered(lane, units, count, requests, look) > 0:
+    if uncovered(lane, spans.units, spans.rows, requests, look) > 0:
         for first in range(own * CLEARED, look, requests * CLEARED):
             row, at_v = first + along(0, CLEARED, ROWS), along(1, WIDE, ROWS)
             free = (row < look) & (at_v >= 0)
             for request in range(requests):
-                past = row - gl.load(begin + request)
-                rows = gl.where(gl.load(units + request) < 0, 0, gl.load(count + request))
+                past = row - gl.load(spans.begin + request)
+                rows = gl.where(gl.load(spans.units + request) < 0, 0, gl.load(spans.rows + request))
                 free = free & ((past < 0) | (past >= rows))
             nothing = gl.full((CLEARED, WIDE), 0.0, core.dtype.element_ty, ROWS)
             gl.store(core + row.to(gl.int64) * core_row + at_v, nothing, mask=free)
@@ -136,6 +136,13 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
 
 
 @gluon.jit
+def columns_at(states, unit, request, head, first):
+    """Return the address of a head's state, from column `first` of V on."""
+    pool = place(states.pool, unit, states.columns, request, states.per_unit, states.per_column)
+    return pool + head * states.per_head + first * states.per_v
+
+
+@gluon.jit
 def send(tile, n, rows, boxes, core, core_row, start, column):
     """Store the read-outs of a block. A block that is not full shares its box with rows of others."""
     COUNT: gl.constexpr = tile.shape[1]
@@ -156,7 +163,7 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     rows, memory, tiles, outs, places = given
     full, free, full_last, free_last, _ = places
     tile = outs.index(CHAIN)
-    boxes, core, core_row, start, column, source, known, target, kept, read_k, read_v, store_k, store_v = memory
+    boxes, core, core_row, start, column, source, known, target, kept, read, store = memory
     queries, keys, values, inverses, weights, lines = tiles
     W: gl.constexpr = gl.num_warps()
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDTH, 16])
@@ -167,7 +174,8 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
     core += CHAIN * COLUMNS
     column += CHAIN * COLUMNS
     at_k, at_v = along(1, WIDTH, STATE), along(0, COLUMNS, STATE) + CHAIN * COLUMNS
-    state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0).to(gl.float32)
+    state = gl.load(source + at_v * read.per_v + at_k * read.per_k, mask=(at_v + at_k >= 0) & known, other=0.0)
+    state = state.to(gl.float32)
     none = gl.full((COLUMNS, TOKENS), 0.0, gl.float32, TILE)
     # As in `prepare_staged`: loop invariants would not fit into registers.
     for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
@@ -209,16 +217,14 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         barrier()
         tile.permute((1, 0)).store(out.to(core.dtype.element_ty))
     send(tile, (rows - 1) // TOKENS, rows, boxes, core, core_row, start, column)
-    into = target + at_v * store_v + at_k * store_k
+    into = target + at_v * store.per_v + at_k * store.per_k
     gl.store(into, state.to(target.dtype.element_ty), mask=(at_v + at_k >= 0) & kept)
     stored(0)
 
 
 @gluon.jit(do_not_specialize=["has_store", "narrow", "look"])
 def carry_staged(
-    q, k, v, solved, mixed, gates, signals, boxes, core, core_row, look, begin, count, units, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store, group, V, narrow,
+    q, k, v, solved, mixed, gates, signals, boxes, core, look, spans, read, store, has_store, group, V, narrow,
     STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
     CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -231,10 +237,10 @@ def carry_staged(
     elif EARLY:
         gdc_wait()
     request, head = gl.program_id(2), gl.program_id(1)
-    unit, rows = gl.load(units + request), gl.load(count + request).to(gl.int32)
+    unit, rows = gl.load(spans.units + request), gl.load(spans.rows + request).to(gl.int32)
     wide, first = head.to(gl.int64), gl.program_id(0) * (CHAINS * COLUMNS)
     column = (head * V + first).to(gl.int32)
-    rest = core + column, core_row, look, begin, count, units
+    rest = core.at + column, core.per_row, look, spans
     if (unit < 0) | (rows <= 0):
         clear_rest(request, gl.num_programs(2), rest, CHAINS * COLUMNS)
         if BESIDE and EARLY:
@@ -250,7 +256,7 @@ def carry_staged(
     inverses = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, TOKENS], SHARED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [LAST, TOKENS, TOKENS], SHARED)
     lines = gl.allocate_shared_memory(gl.float32, [STAGES * 3, TOKENS], LINE)
-    tile = gl.allocate_shared_memory(core.dtype.element_ty, [CHAINS, TOKENS, COLUMNS], SHARED)
+    tile = gl.allocate_shared_memory(core.at.dtype.element_ty, [CHAINS, TOKENS, COLUMNS], SHARED)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     full_last = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
@@ -266,17 +272,16 @@ def carry_staged(
     fence_async_shared()
     barrier()
 
-    start, heads = gl.load(begin + request), gl.num_programs(1)
-    source = place(read, unit, read_columns, request, read_unit, read_column) + wide * read_h + first * read_v
-    own = gl.load(store_units + request)
-    target = place(store, own, store_columns, request, store_unit, store_column) + wide * store_h + first * store_v
-    known, kept = gl.load(fresh + request) == 0, (has_store != 0) & (own >= 0)
-    block = blocks_before(count, units, request)
+    start, heads = gl.load(spans.begin + request), gl.num_programs(1)
+    source, own = columns_at(read, unit, request, wide, first), gl.load(store.units + request)
+    target = columns_at(store, own, request, wide, first)
+    known, kept = gl.load(spans.fresh + request) == 0, (has_store != 0) & (own >= 0)
+    block = blocks_before(spans, request)
     at = block * heads + head
     of_keys = gl.where(narrow != 0, start, block.to(gl.int64) * TOKENS).to(gl.int32)
     start_row = start.to(gl.int32)
-    memory = (boxes, core + start * core_row + column, core_row, start_row, column, source, known, target, kept,
-              read_k, read_v, store_k, store_v)  # fmt: skip
+    out = core.at + start * core.per_row + column
+    memory = (boxes, out, core.per_row, start_row, column, source, known, target, kept, read, store)
     tiles = (queries, keys, values, inverses, weights, lines)
     places = (full, free, full_last, free_last, landed)
     carried = (rows, memory, tiles, tile, places)

@@ -31,7 +31,6 @@ from ..device.gluon_helpers import (
     load_box,
     mbarrier,
     mma_v2,
-    place,
     stage_and_phase,
     store_box,
     stored,
@@ -39,8 +38,8 @@ from ..device.gluon_helpers import (
     warpgroup_mma_wait,
 )
 from .chunk64 import LOG2E, SOLVED
-from .chunk64_carry_gluon import clear_rest, send
-from .chunk64_prepare_gluon import TOKENS, WIDTH, added, decays, rows_of_inverses
+from .chunk64_carry_gluon import clear_rest, columns_at, send
+from .chunk64_prepare_gluon import TOKENS, WIDTH, added, decays, row_of, rows_of_inverses
 
 WIDE = gl.constexpr(128)  # columns of V
 STAGES = gl.constexpr(3)  # blocks whose keys, queries and values are in shared memory
@@ -56,11 +55,11 @@ def _count(items):
 @gluon.jit
 def _item(at, items):
     """Unpack an item: request and head, its first column, its first row, its number of rows, and the unit."""
-    _, heads, tiles, begin, count, units = items
+    _, heads, tiles, spans = items
     request, head = at // (heads * tiles), at // tiles % heads
-    unit, rows = gl.load(units + request), gl.load(count + request).to(gl.int32)
+    unit, rows = gl.load(spans.units + request), gl.load(spans.rows + request).to(gl.int32)
     rows = gl.where(unit < 0, 0, gl.maximum(rows, 0))  # 0: there is nothing to do
-    return request, head, at % tiles * WIDE, gl.load(begin + request), rows, unit
+    return request, head, at % tiles * WIDE, gl.load(spans.begin + request), rows, unit
 
 
 @gluon.jit
@@ -76,11 +75,8 @@ def _gates(first, rows, given, LANES: gl.constexpr):
 @gluon.jit
 def _copy(given):
     """Copy keys, queries and values of the blocks as places become free, and sum their gates."""
-    boxes, items, of_gates, of_read, of_rest, group, V, tiles, places = given
+    boxes, items, log_decay, beta, read, core, look, spans, group, V, tiles, places = given
     q, k, v = boxes
-    core, core_row, look, begin, count, units = of_rest
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head = of_gates
-    read, read_columns, read_unit, read_column, read_h, read_k, read_v = of_read
     queries, keys, values, lines, _, _ = tiles
     landed, free, _ = places
     LANES: gl.constexpr = gl.BlockedLayout([2], [32], [gl.num_warps()], [0])
@@ -91,12 +87,11 @@ def _copy(given):
         request, head, first, start, rows, unit = _item(at, items)
         wide, column, key_column = head.to(gl.int64), (head * V + first).to(gl.int32), head // group * WIDTH
         if (at >= gl.num_programs(0)) & (rows > 0):  # the carrying warps are at an earlier item: they load it later
-            source = place(read, unit, read_columns, request, read_unit, read_column) + wide * read_h + first * read_v
+            source = columns_at(read, unit, request, wide, first)
             for at_v in range(0, WIDE, 8):
-                lane = (at_v + along(0, 8, LINED)) * read_v + along(1, 4, LINED) * (WIDTH // 4) * read_k
+                lane = (at_v + along(0, 8, LINED)) * read.per_v + along(1, 4, LINED) * (WIDTH // 4) * read.per_k
                 into_cache(source + lane)
-        gates = (log_decay + start * log_decay_row + wide * log_decay_head, log_decay_row,
-                 beta + start * beta_row + wide * beta_head, beta_row)  # fmt: skip
+        gates = (row_of(log_decay, start, wide), log_decay.per_row, row_of(beta, start, wide), beta.per_row)
         row, blocks = start.to(gl.int32), (rows + TOKENS - 1) // TOKENS
         forget, write = _gates(0, rows, gates, LANES)
         for n in tl.range(0, blocks, disable_licm=True):
@@ -117,7 +112,7 @@ def _copy(given):
             mbarrier.arrive(landed.index(stage), count=1)
             forget, write = _gates((n + 1) * TOKENS, rows, gates, LANES)
         before += blocks
-        rest = core + column, core_row, look, begin, count, units
+        rest = core.at + column, core.per_row, look, spans
         clear_rest(request, items[0], rest, WIDE)  # the last blocks are still being computed
 
 
@@ -246,10 +241,7 @@ def _abreast(left, right):
 @gluon.jit
 def _carry(given):
     """Carry states through all blocks in order. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
-    items, of_core, fresh, of_read, of_store, V, tiles, tile, places = given
-    boxes, core, core_row = of_core
-    read, read_columns, read_unit, read_column, read_h, read_k, read_v = of_read
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store = of_store
+    items, boxes, core, fresh, read, store, has_store, V, tiles, tile, places = given
     queries, keys, values, lines, solved, mixed = tiles
     landed, free, full = places
     W: gl.constexpr = gl.num_warps()
@@ -263,10 +255,10 @@ def _carry(given):
         request, head, first, begins, rows, unit = _item(at, items)
         if rows > 0:
             wide, column, start = head.to(gl.int64), (head * V + first).to(gl.int32), begins.to(gl.int32)
-            source = place(read, unit, read_columns, request, read_unit, read_column) + wide * read_h + first * read_v
+            source = columns_at(read, unit, request, wide, first)
             known = gl.load(fresh + request) == 0
             at_k, at_v = along(1, WIDTH, STATE), along(0, WIDE, STATE)
-            state = gl.load(source + at_v * read_v + at_k * read_k, mask=(at_v + at_k >= 0) & known, other=0.0)
+            state = gl.load(source + at_v * read.per_v + at_k * read.per_k, mask=(at_v + at_k >= 0) & known, other=0.0)
             state = state.to(gl.float32)
             for n in tl.range(0, (rows + TOKENS - 1) // TOKENS, disable_licm=True):
                 stage, phase = stage_and_phase(before + n, STAGES)
@@ -302,24 +294,20 @@ def _carry(given):
                 stored(0)  # the block before this one
                 barrier()
                 tile.permute((1, 0)).store(out.to(tile.dtype))
-            send(tile, (rows - 1) // TOKENS, rows, boxes, core + begins * core_row + column, core_row, start, column)
-            own = gl.load(store_units + request)
-            target = place(store, own, store_columns, request, store_unit, store_column)
-            target += wide * store_h + first * store_v
+            into = core.at + begins * core.per_row + column
+            send(tile, (rows - 1) // TOKENS, rows, boxes, into, core.per_row, start, column)
+            own = gl.load(store.units + request)
+            target = columns_at(store, own, request, wide, first)
             at_k, at_v = along(1, WIDTH, STATE), along(0, WIDE, STATE)
             kept = (at_v + at_k >= 0) & (has_store != 0) & (own >= 0)
-            gl.store(target + at_v * store_v + at_k * store_k, state.to(target.dtype.element_ty), mask=kept)
+            gl.store(target + at_v * store.per_v + at_k * store.per_k, state.to(target.dtype.element_ty), mask=kept)
             before += (rows + TOKENS - 1) // TOKENS
     stored(0)
 
 
 @gluon.jit(do_not_specialize=["has_store", "look", "requests"])
 def fused_staged(
-    q, k, v, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
-    boxes, core, core_row, look, begin, count, units, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
-    requests, heads, group, V,
+    q, k, v, log_decay, beta, boxes, core, look, spans, read, store, has_store, requests, heads, group, V,
     EARLY: gl.constexpr, CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Run items in order: WIDE columns of V of a value head of a request, all of its blocks. Grid: any."""
@@ -342,7 +330,7 @@ def fused_staged(
     triangles = gl.allocate_shared_memory(gl.float32, [SOLVED, TOKENS // SOLVED, SOLVED], SOLID)
     diagonal = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, SOLVED], OF_16)
     halves = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, HALF], OF_32)
-    tile = gl.allocate_shared_memory(core.dtype.element_ty, [TOKENS, WIDE], SHARED)
+    tile = gl.allocate_shared_memory(core.at.dtype.element_ty, [TOKENS, WIDE], SHARED)
     landed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
@@ -354,16 +342,12 @@ def fused_staged(
     fence_async_shared()
     barrier()
 
-    items = (requests, heads, V // WIDE, begin, count, units)
-    of_gates = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head)
-    of_read = (read, read_columns, read_unit, read_column, read_h, read_k, read_v)
-    of_store = (store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store)
-    rest = (core, core_row, look, begin, count, units)
+    items = (requests, heads, V // WIDE, spans)
     tiles = (queries, keys, values, lines, solved, mixed)
     places = (landed, free, full)
     prepared = (items, tiles, (beside, far, triangles, diagonal, halves), places)
-    carried = (items, (boxes, core, core_row), fresh, of_read, of_store, V, tiles, tile, places)
-    copied = ((q, k, v), items, of_gates, of_read, rest, group, V, tiles, places)
+    carried = (items, boxes, core, spans.fresh, read, store, has_store, V, tiles, tile, places)
+    copied = ((q, k, v), items, log_decay, beta, read, core, look, spans, group, V, tiles, places)
     gl.warp_specialize(
         [(_prepare, (prepared,)), (_carry, (carried,)), (_copy, (copied,))],
         [8, 1], [CARRY_REGISTERS, COPY_REGISTERS],

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from ...memory_addresses import Part
 from ...ops.op_protocols import GdnInputs
 from ..device.gluon_helpers import TensorDescriptor
-from ..device.pool_address import flat, given
+from ..device.pool_address import PackedRows, Rows, Spans, States, given
 from ..runtime import ceil_div, hopper, launch, multiprocessors, power_of_2
 from .chunk64 import WIDE_FROM
 from .chunk64_carry_gluon import COLUMNS, carry_staged
@@ -88,13 +88,12 @@ def _items(part: Part, core: torch.Tensor) -> int:
 
 def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
     """Run `blocks_staged` as the fused kernel."""
-    (heads, values), forget, write = core.shape[1:], inputs.log_decay, inputs.beta
+    heads, values = core.shape[1:]
     launch(
         fused_staged, (min(_items(part, core), multiprocessors(core.device)),),
         *(_boxes(_matrix(x), WIDTH.value) for x in (inputs.q, inputs.k)), _boxes(_matrix(inputs.v), WIDE.value),
-        forget, *forget.stride(), write, *write.stride(), _boxes(_matrix(core), WIDE.value), core, core.stride(0), look,
-        part.begin, part.count, part.read.units, part.fresh,
-        *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store),
+        *map(Rows.of, inputs[3:]), _boxes(_matrix(core), WIDE.value), Rows.of(core), look, Spans.of(part),
+        States.of(part.read, part.read), States.of(part.store, part.read), given(part.store),
         part.begin.numel(), heads, heads // inputs.k.shape[1], values, **FUSED,
     )  # fmt: skip
 
@@ -130,7 +129,7 @@ def blocks_staged(
     of_keys = tuple(_boxes(_matrix(x), WIDTH.value) for x in (q16, k16))
     of_pairs = tuple(_boxes(scratch(heads, C).view(-1, C), C) for _ in range(2))
     gates = core.new_empty(room, heads, 3, C, dtype=torch.float32)
-    forget, write, group = inputs.log_decay, inputs.beta, heads // key_heads
+    group, x, of_requests = heads // key_heads, PackedRows.of(inputs, core), Spans.of(part)
     if chains is None:  # this may depend on the batch, because no bit depends on it
         wide = values % (2 * COLUMNS.value) == 0
         chains = 2 if wide and requests * heads * (values // (2 * COLUMNS.value)) >= WIDE_FROM else 1
@@ -146,17 +145,13 @@ def blocks_staged(
         launch(clear, (ceil_div(len(signals), PLACES.value),), signals, len(signals), warps=4)
     launch(
         prepare_staged, (PROGRAMS * there if beside else programs,),
-        inputs.q, *inputs.q.stride()[:2], inputs.k, *inputs.k.stride()[:2],
-        forget, *forget.stride(), write, *write.stride(),
-        q16, k16, *of_keys, *of_pairs, gates, part.begin, part.count, part.read.units, requests, key_heads,
-        signals, apart, programs,
+        x, q16, k16, *of_keys, *of_pairs, gates, of_requests, requests, key_heads, signals, apart, programs,
         GROUP=group, MEMBERS=power_of_2(group), NARROW=narrow, BESIDE=beside, **PREPARE,
     )  # fmt: skip
     launch(
         carry_staged, (tiles, heads, requests),
         *of_keys, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates, signals,
-        _boxes(_matrix(core), COLUMNS.value), core, core.stride(0), look,
-        part.begin, part.count, part.read.units, part.fresh,
-        *flat(part.read, 3, part.read), *flat(part.store, 3, part.read), given(part.store), group, values, narrow,
+        _boxes(_matrix(core), COLUMNS.value), x.core, look, of_requests,
+        States.of(part.read, part.read), States.of(part.store, part.read), given(part.store), group, values, narrow,
         STAGES=3 if chains == 1 or inputs.v.element_size() == 2 else 2, CHAINS=chains, BESIDE=beside, **CARRY,
     )  # fmt: skip

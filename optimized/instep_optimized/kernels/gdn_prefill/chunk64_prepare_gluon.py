@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import smid
 
+from ..device import pool_address
 from ..device.gluon_helpers import (
     along,
     along_3,
@@ -38,6 +39,8 @@ PIECE = gl.constexpr(4)  # numbers of a row that are loaded at a time
 WIDTH = gl.constexpr(128)  # numbers of a key; other widths were not measured
 SIGNALS = gl.constexpr(2)  # words before the signals of items [blocks, heads]: turns taken, and programs that left
 
+row_of = gluon.jit(pool_address.row_of.fn)
+
 
 @gluon.jit
 def added(a, b):
@@ -50,35 +53,35 @@ def _blocks_in(count):
 
 
 @gluon.jit
-def blocks_before(count, units, request):
+def blocks_before(spans, request):
     """Do `_blocks_before` of `chunk64.py`."""
     at, before = gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0
     for first in range(0, request, 32):
         there = first + at < request
-        served = gl.load(units + first + at, mask=there, other=-1) >= 0
-        before += gl.sum(_blocks_in(gl.load(count + first + at, mask=served, other=0)), axis=0)
+        served = gl.load(spans.units + first + at, mask=there, other=-1) >= 0
+        before += gl.sum(_blocks_in(gl.load(spans.rows + first + at, mask=served, other=0)), axis=0)
     return before
 
 
 @gluon.jit
-def _blocks_of(request, count, units):
-    return gl.where(gl.load(units + request) < 0, 0, _blocks_in(gl.load(count + request)))
+def _blocks_of(request, spans):
+    return gl.where(gl.load(spans.units + request) < 0, 0, _blocks_in(gl.load(spans.rows + request)))
 
 
 @gluon.jit
-def _request_of(block, request, begins, count, units, FORWARD: gl.constexpr):
+def _request_of(block, request, begins, spans, FORWARD: gl.constexpr):
     """Find the request of a block, searching from `request`, whose blocks begin at `begins`  ->  request, its `begins`
 
     FORWARD: search forwards; else the block is in `request` or an earlier one
     """
     if FORWARD:
-        while block >= begins + _blocks_of(request, count, units):
-            begins += _blocks_of(request, count, units)
+        while block >= begins + _blocks_of(request, spans):
+            begins += _blocks_of(request, spans)
             request += 1
     else:
         while block < begins:
             request -= 1
-            begins -= _blocks_of(request, count, units)
+            begins -= _blocks_of(request, spans)
     return request, begins
 
 
@@ -175,10 +178,11 @@ def between(inverse, pairs, narrow, none):
 
 
 @gluon.jit
-def _rows_of(block, request, begins, begin, count):
+def _rows_of(block, request, begins, spans):
     """Return the first row of a block, and its number of rows."""
     first = (block - begins) * TOKENS
-    return gl.load(begin + request) + first, gl.minimum(gl.load(count + request).to(gl.int32) - first, TOKENS)
+    start, rows = gl.load(spans.begin + request) + first, gl.load(spans.rows + request).to(gl.int32)
+    return start, gl.minimum(rows - first, TOKENS)
 
 
 @gluon.jit
@@ -193,18 +197,16 @@ def _ask(item, items, heads, start, query_boxes, key_boxes, query, key, full):
 @gluon.jit
 def _gates(item, start, rows, given, GROUP: gl.constexpr, MEMBERS: gl.constexpr, LANES: gl.constexpr):
     """Load log decay and beta of an item [MEMBERS, TOKENS]; 0 after its rows, and if it has none."""
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads = given
+    x, heads = given
     member, token = along(0, MEMBERS, LANES), along(1, TOKENS, LANES)
     live, head = (token < rows) & (member < GROUP), (item % heads * GROUP + member).to(gl.int64)
-    forget = gl.load(log_decay + (start + token) * log_decay_row + head * log_decay_head, mask=live, other=0.0)
-    return forget, gl.load(beta + (start + token) * beta_row + head * beta_head, mask=live, other=0.0)
+    forget = gl.load(row_of(x.log_decay, start + token, head), mask=live, other=0.0)
+    return forget, gl.load(row_of(x.beta, start + token, head), mask=live, other=0.0)
 
 
 @gluon.jit(do_not_specialize=["requests"])
 def prepare_staged(
-    q, q_row, q_head, k, k_row, k_head, log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head,
-    q16, k16, query_boxes, key_boxes, solved, mixed, gates, begin, count, units, requests, heads,
-    signals, apart, programs,
+    x, q16, k16, query_boxes, key_boxes, solved, mixed, gates, spans, requests, heads, signals, apart, programs,
     GROUP: gl.constexpr, MEMBERS: gl.constexpr, NARROW: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Prepare blocks of all value heads of a key head at a time, without states. Grid: any.
@@ -260,18 +262,17 @@ def prepare_staged(
     SPLIT: gl.constexpr = gl.reshape(none, (TOKENS, B, SOLVED)).type.layout
 
     # If states are carried after everything is prepared, the blocks that they need first come last: the cache has them.
-    given = (log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, heads)
-    blocks, phase = blocks_before(count, units, requests), 0
+    blocks, phase = blocks_before(spans, requests), 0
     items = blocks * heads
     if first >= items:
         return
     TOP: gl.constexpr = 0 if BESIDE else 1  # where the search for requests begins
     block = first // heads if BESIDE else blocks - 1 - first // heads
-    request, begins = _request_of(block, requests * TOP, blocks * TOP, count, units, BESIDE)
-    start, rows = _rows_of(block, request, begins, begin, count)
+    request, begins = _request_of(block, requests * TOP, blocks * TOP, spans, BESIDE)
+    start, rows = _rows_of(block, request, begins, spans)
     if NARROW:
         _ask(first, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
-    forget, write = _gates(first, start, rows, given, GROUP, MEMBERS, LANES)
+    forget, write = _gates(first, start, rows, (x, heads), GROUP, MEMBERS, LANES)
     # Loop invariants are computed again for every item, because they would not fit into registers.
     for item in tl.range(first, items, programs, disable_licm=True):
         key_head, next_item = item % heads, item + programs
@@ -281,8 +282,8 @@ def prepare_staged(
         block_j, block_i = along_3(0, TOKENS, SPLIT) // SOLVED, along_3(1, B, SPLIT)
         ours = (token >= 0) & (member < GROUP)
         if not NARROW:
-            rows_of_k = k + (start + row) * k_row + key_head * k_head + d
-            rows_of_q = q + (start + row) * q_row + key_head * q_head + d
+            rows_of_k = row_of(x.k, start + row, key_head) + d
+            rows_of_q = row_of(x.q, start + row, key_head) + d
             keys = gl.load(rows_of_k, mask=(row < rows) & (d >= 0), other=0.0)
             queries = gl.load(rows_of_q, mask=(row < rows) & (d >= 0), other=0.0)
         at = block.to(gl.int64) * heads + key_head
@@ -339,12 +340,12 @@ def prepare_staged(
             if member_at == 0:  # all warps are done with keys and queries
                 if next_item < items:
                     block = next_item // heads if BESIDE else blocks - 1 - next_item // heads
-                    request, begins = _request_of(block, request, begins, count, units, BESIDE)
-                    start, rows = _rows_of(block, request, begins, begin, count)
+                    request, begins = _request_of(block, request, begins, spans, BESIDE)
+                    start, rows = _rows_of(block, request, begins, spans)
                 if NARROW:
                     _ask(next_item, items, heads, start, query_boxes, key_boxes, query, key, full.index(0))
                 next_rows = gl.where(next_item < items, rows, 0)
-                forget, write = _gates(next_item, start, next_rows, given, GROUP, MEMBERS, LANES)
+                forget, write = _gates(next_item, start, next_rows, (x, heads), GROUP, MEMBERS, LANES)
             found = gl.expand_dims(inverted(triangles, inverses).load(gl.SliceLayout(1, SPLIT)), 1)
             inverse = found * gl.where(block_j == block_i, 1.0, 0.0)
             inverse = gl.convert_layout(gl.reshape(inverse, (TOKENS, TOKENS)), TILE)

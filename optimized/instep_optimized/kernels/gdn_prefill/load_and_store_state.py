@@ -11,22 +11,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..device.pool_address import state_of
 from ..device.scaled_tiles import ROWS, packed, scale_of, scales_at
 from ..device.stochastic_rounding import fallen
 
 
 @triton.jit
-def state_before(
-    pool, unit, column, head, unit_step, column_step, head_step, k_step, v_step,
-    scales, scales_unit, scales_column, fresh, at_k, at_v, K, V, TILED: tl.constexpr,
-):  # fmt: skip
+def state_before(states, unit, column, head, fresh, at_k, at_v, K, V, TILED: tl.constexpr):
     """Load the state  ->  [KT, VT] in fp32. A fresh request has zeros, and nothing of its memory is loaded."""
     known = at_v < tl.where(fresh == 0, V, 0)  # no column index is below 0
-    source = pool + unit * unit_step + column * column_step + head * head_step
-    source = source + at_k[:, None] * k_step + at_v[None, :] * v_step
+    source = state_of(states, unit, column, head) + at_k[:, None] * states.per_k + at_v[None, :] * states.per_v
     state = tl.load(source, mask=(at_k < K)[:, None] & known[None, :], other=0.0).to(tl.float32)
     if TILED:
-        places = scales_at(scales, scales_unit, scales_column, unit, column, head, at_v, V)
+        places = scales_at(states, unit, column, head, at_v, V)
         state = state * tl.load(places, mask=known, other=0.0)[None, :]
     tl.debug_barrier()  # the slot that is read here may be the slot that is stored later
     return state
@@ -34,14 +31,13 @@ def state_before(
 
 @triton.jit
 def store_state(
-    state, pool, unit, column, head, unit_step, column_step, head_step, k_step, v_step,
-    scales, scales_unit, scales_column, has_store, at_k, at_v, K, V, TILED: tl.constexpr,
-    before, request, rows, layer, seed_low, seed_high,
+    state, states, has_store, request, head, at_k, at_v, K, V, rows, before, layer, seed_low, seed_high,
+    TILED: tl.constexpr,
 ):  # fmt: skip
-    """Store state [KT, VT]; a unit of -1 stores nothing. before, seed, layer: of `counters`"""
+    """Store the state [KT, VT] after `rows` rows; a unit of -1 stores nothing. before, layer, seed: of `counters`"""
+    unit, column = tl.load(states.units + request), tl.load(states.columns + request)
     kept = at_v < tl.where((has_store != 0) & (unit >= 0), V, 0)
-    target = pool + unit * unit_step + column * column_step + head * head_step
-    target = target + at_k[:, None] * k_step + at_v[None, :] * v_step
+    target = state_of(states, unit, column, head) + at_k[:, None] * states.per_k + at_v[None, :] * states.per_v
     stays = (at_k < K)[:, None] & kept[None, :]
     by = None
     if before is not None:
@@ -49,10 +45,10 @@ def store_state(
         by = (element, tl.load(before + request) + rows, layer, seed_low, seed_high)
     if TILED:
         scale = scale_of(tl.max(tl.abs(state), axis=0))  # [VT]
-        places = scales_at(scales, scales_unit, scales_column, unit, column, head, at_v, V)
+        places = scales_at(states, unit, column, head, at_v, V)
         tl.store(target, packed(state, tl.broadcast_to(scale[None, :], state.shape), by), mask=stays)
         tl.store(places, scale, mask=kept & (at_v % ROWS == 0))
     else:
         if by is not None:
-            state = fallen(state, by, pool.dtype.element_ty)
-        tl.store(target, state.to(pool.dtype.element_ty), mask=stays)
+            state = fallen(state, by, states.pool.dtype.element_ty)
+        tl.store(target, state.to(states.pool.dtype.element_ty), mask=stays)

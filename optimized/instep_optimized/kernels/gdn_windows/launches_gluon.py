@@ -18,12 +18,12 @@ from ...memory_addresses import Address, Part, Updates
 from ...ops.fused.verify_gdn import apart
 from ...ops.op_protocols import GdnInputs
 from ..convs.packed_16_bit_words import WIDTH as TAPS
-from ..convs.packed_16_bit_words import in_words, windows, words
+from ..convs.packed_16_bit_words import WordWindows, in_words, windows, words
 from ..device.gluon_helpers import NEWER
-from ..device.pool_address import flat
+from ..device.pool_address import PackedRows, Spans, States, constant, flat
 from ..runtime import launch, power_of_2
-from .token_by_token import KEY_PIECE, packed_rows, ring_of, rows_of
-from .token_by_token_gluon import staged_window
+from .token_by_token import KEY_PIECE, ring_of, rows_of
+from .token_by_token_gluon import staged_decode, staged_window
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of states
 # Each lane has at least 4 numbers of a key. For a narrower key the compiler gives a lane of `window` fewer numbers, and
@@ -38,8 +38,15 @@ KEEPS_FIRST = not NEWER.value  # for windows of many rows with their conv: with 
 ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
 WRITTEN_OUT = 8  # maximum rows: with more the unrolled code is long and stalls on itself
-Rule = tuple[torch.Tensor, torch.Tensor, float]  # A_log, dt_bias [HV], and what a query is multiplied by
 Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
+
+
+class Rule(NamedTuple):
+    """Constants of the gates [HV], and of norms: the factor of a query."""
+
+    A_log: torch.Tensor
+    dt_bias: torch.Tensor
+    scale: float
 
 
 class Shape(NamedTuple):
@@ -165,16 +172,25 @@ def staged(
     kind = "verify" if conv else form(part)
     one = Shape(*(shape or shape_for(kind, part.read.pool.itemsize, requests * heads * values)))
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
-    kept = 18 * (None,) if ring is None else ring_of(ring)
+    x, of_requests, of_conv = PackedRows.of(inputs, core), Spans.of(part), None
+    group, grid, units = heads // inputs.k.shape[1], (stripes, heads, requests), len(part.read.pool)
+    options: dict[str, Any] = {"KT": keys, "KI": KEY_PIECE, "warps": one.warps, "registers": one.registers}
+    if kind == "decode":
+        launch(
+            staged_decode, grid, x, rule, of_requests, held_at(part.read), held_at(part.store), look, group, units,
+            SHAPE=one._replace(ahead=one.ahead // stripes), **options,
+        )  # fmt: skip
+        return
+    if conv is not None:
+        weight, before, after = conv
+        of_conv = ConvWords(words(weight, TAPS), windows(before, TAPS), windows(after, TAPS))
+    sizes = (1, 1) if ring is None else (ring.size, ring.own.shape[1])
     launch(
-        staged_window, (stripes, heads, requests), *packed_rows(inputs, core),
-        *(rule or (None, None, None)), *(_conv(conv) if conv else 9 * (None,)), part.begin, part.count, part.fresh,
-        *held_at(part.read), *held_at(part.store), *held_at(part.settled), *held_at(part.per_row), *kept,
-        heads // inputs.k.shape[1], look, len(part.read.pool),
-        VR=one.held, KT=keys, KI=KEY_PIECE, KEPT=power_of_2(ring.size) if ring is not None else 1,
-        MOST=power_of_2(part.most), ALONE=form(part) == "decode", AHEAD=one.ahead // stripes, LINED=one.lined,
-        ENDS=one.ends, APART=one.apart and part.most <= WRITTEN_OUT, GUESS=one.guess, KEPT_FIRST=one.kept_first,
-        ASKED=one.asked, STEP=inputs.q.stride(0) if conv else None, warps=one.warps, registers=one.registers,
+        staged_window, grid, x, rule, of_conv, of_requests,
+        *map(held_at, (part.read, part.store, part.settled, part.per_row)), None if ring is None else ring_of(ring),
+        *sizes, look, group, units, KEPT=power_of_2(sizes[0]), MOST=power_of_2(part.most),
+        STEP=inputs.q.stride(0) if conv else None,
+        SHAPE=one._replace(apart=one.apart and part.most <= WRITTEN_OUT), **options,
     )  # fmt: skip
 
 
@@ -186,30 +202,27 @@ def words_of(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, key_heads: int, 
     return GdnInputs(q.view(heads), k.view(heads), v.view(len(x), a.shape[1], -1), a, b)
 
 
-def _conv(conv: Conv) -> tuple[Any, ...]:
-    """Arguments of the conv: taps, windows before the first row, windows after rows.
+class ConvWords(NamedTuple):
+    """The conv of a launch in words: its taps, the windows before the first row, and those after every row."""
 
-    Windows before are pool, columns and steps; windows after are pool, units and steps.
-    """
-    weight, before, after = conv
-    past, _, column, *read = windows(before, TAPS)
-    kept, units, _, *each = windows(after, TAPS)
-    return words(weight, TAPS), past, column, *read, kept, units, *each
+    taps: torch.Tensor
+    past: WordWindows
+    kept: WordWindows
 
 
-def held_at(address: Address | None) -> tuple[Any, ...]:
-    """Return (pool, units, columns, unit step, column step, head step, V step), each None if there is none."""
+def held_at(address: Address | None) -> States | None:
+    """Return an address of states, in which the step of V is a constant; columns that are absent are None."""
     if address is None:
-        return 7 * (None,)
-    pool, units, _, unit, column, head, _, value = flat(address, 3, address)
-    return pool, units, address.column, unit, column, head, value
+        return None
+    pool, units, _, *steps, per_v = flat(address, 3, address)
+    return States._make((pool, units, address.column, *steps, constant(per_v), None, 0, 0))
 
 
 def form(part: Part) -> str:
     """Name the form: `window`, `kept` (one row, and more than its final state is stored), or `decode`."""
     if part.most > 1:
         return "window"
-    return "decode" if part.ring is None and part.per_row is None else "kept"
+    return "decode" if part.ring is None and part.per_row is None and part.settled is None else "kept"
 
 
 def shape_for(form: str, size: int, rows: int) -> Shape:

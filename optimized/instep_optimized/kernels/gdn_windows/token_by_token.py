@@ -12,7 +12,7 @@ Leaves out: prefill chunks (`chunk16_fp32.py`), and the choice of addresses (the
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,8 +24,8 @@ from instep_reference.contract.errors import Unsupported
 from ...memory_addresses import Part, Ring, Updates
 from ...ops.op_protocols import GdnInputs
 from ..device.masked_loads_and_stores import fetch, put
-from ..device.pool_address import flat, given
-from ..device.scaled_tiles import ROWS, beside, packed, scale_of, scales_at
+from ..device.pool_address import PackedRows, Rows, Spans, States, given, row_of, state_of
+from ..device.scaled_tiles import ROWS, packed, scale_of, scales_at
 from ..device.stochastic_rounding import counters, fallen
 from ..device.zero_uncovered_rows import LANES, covering
 from ..runtime import ceil_div, launch, power_of_2, tile
@@ -58,7 +58,6 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     piece = min(KEY_PIECE, padded)
     across = rows_of(1, WARPS, padded)
     rows = across * tile(THREAD_ROWS, ceil_div(64, across))
-    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column
     tree = part.parents is not None
     assert part.parents is None or (part.most <= MOST_NODES and part.parents.is_contiguous()), "trees of few nodes"
     assert part.read.scales is None or rows % ROWS.value == 0 or rows >= values, "a program has whole tiles of a state"
@@ -69,17 +68,10 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     launch(
         _window,
         (ceil_div(values, rows), heads, part.begin.numel()),
-        *packed_rows(inputs, core),
-        part.begin, part.count, part.fresh,
-        *flat(part.read, 3, part.read),
-        *flat(part.store, 3, part.read), given(part.store),
-        *flat(part.settled, 3, part.read), given(part.settled),
-        each, each_units, *each_steps, given(part.per_row),
-        *_ring(inputs, part),
-        part.parents, did, *(did.stride()[:2] if did is not None else (None, None)),
-        *beside(part.read, part.read), *beside(part.store, part.read), *beside(part.settled, part.read),
-        *beside(part.per_row, part.read), *by,
-        values, keys, heads // inputs.k.shape[1], look,
+        PackedRows.of(inputs, core), Spans.of(part),
+        *(States.of(one, part.read) for one in (part.read, part.store, part.settled, part.per_row)),
+        *map(given, (part.store, part.settled, part.per_row)), *_ring(inputs, part), part.parents,
+        None if did is None else Rows(did, *did.stride()[:2]), *by, look, values, keys, heads // inputs.k.shape[1],
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
         TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
         registers=REGISTERS if plain and not tree else None,
@@ -91,56 +83,55 @@ def rows_of(held: int, warps: int, keys: int) -> int:
     return held * warps * 128 // min(KEY_PIECE, keys)
 
 
-def packed_rows(inputs: GdnInputs, core: torch.Tensor) -> tuple[Any, ...]:
-    """Return the packed rows as (tensor, row step, head step); their last axis is contiguous."""
-    flattened: list[Any] = []
-    for x in (inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, core):
-        assert x.dim() == 2 or x.stride(2) == 1, "rows have a contiguous last axis"
-        flattened += [x, x.stride(0), x.stride(1)]
-    return tuple(flattened)
+class Kept(NamedTuple):
+    """Pools of updates as kernel arguments, [units, entries, ...], and where the entries of each request are."""
+
+    k: torch.Tensor
+    k_per_unit: int
+    k_per_entry: int
+    k_per_head: int
+    decay: torch.Tensor
+    decay_per_unit: int
+    decay_per_entry: int
+    decay_per_head: int
+    update: torch.Tensor
+    update_per_unit: int
+    update_per_entry: int
+    update_per_head: int
+    units: torch.Tensor
+    begin: torch.Tensor
+    pending: torch.Tensor
+    keep: torch.Tensor
 
 
-def _ring(inputs: GdnInputs, part: Part) -> tuple[Any, ...]:
-    """Return the arguments of `ring_of`, and a flag.
-
-    A part without a ring passes its packed rows, with their own steps, in place of the pools. So the kernel compiles to
-    the same code; the flag is 0, and nothing is read there.
-    """
-    ring = part.ring
-    if ring is None:
-        pools = tuple(y for x in (inputs.k, inputs.log_decay, inputs.v) for y in (x, 0, x.stride(0), x.stride(1)))
-        return (*pools, *(4 * (part.count,)), 1, 1, 0)
-    return (*ring_of(ring), 1)
-
-
-def ring_of(ring: Ring) -> tuple[Any, ...]:
-    """Return k, decay, update as (pool, unit step, entry step, head step); units, begin, pending, keep; sizes."""
+def ring_of(ring: Ring) -> Kept:
+    """Return a ring of updates as a kernel argument."""
     if not isinstance(ring.kept, Updates):
         raise Unsupported("this kernel keeps updates; a ring of inputs is for kernels that give none back")
     flattened: list[Any] = []
     for pool in ring.kept:
         assert pool.dim() == 3 or pool.stride(3) == 1, "entries have a contiguous last axis"
         flattened += [pool, *pool.stride()[:3]]
-    return (*flattened, ring.units, ring.begin, ring.pending, ring.keep, ring.size, ring.own.shape[1])
+    return Kept._make((*flattened, ring.units, ring.begin, ring.pending, ring.keep))
+
+
+def _ring(inputs: GdnInputs, part: Part) -> tuple[Kept, int, int, int]:
+    """Return a ring with its two sizes, and a flag.
+
+    A part without a ring passes its packed rows, with their own steps, in place of the pools. So the kernel compiles to
+    the same code; the flag is 0, and nothing is read there.
+    """
+    if part.ring is None:
+        pools = (y for x in (inputs.k, inputs.log_decay, inputs.v) for y in (x, 0, x.stride(0), x.stride(1)))
+        return Kept._make((*pools, *(4 * (part.count,)))), 1, 1, 0
+    return ring_of(part.ring), part.ring.size, part.ring.own.shape[1], 1
 
 
 @triton.jit(do_not_specialize=["has_store", "has_settled", "has_each", "ring_size", "ring_u_size", "has_ring", "look",
                              "layer", "seed_low", "seed_high"])
 def _window(
-    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
-    begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_k, read_v,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_k, store_v, has_store,
-    settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_k, settled_v, has_settled,
-    each, each_units, each_unit, each_column, each_h, each_k, each_v, has_each,
-    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
-    ring_u, ring_u_unit, ring_u_entry, ring_u_head,
-    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size, has_ring,
-    parents, did, did_row, did_head,
-    read_scales, read_scales_unit, read_scales_column, store_scales, store_scales_unit, store_scales_column,
-    settled_scales, settled_scales_unit, settled_scales_column, each_scales, each_scales_unit, each_scales_column,
-    before, layer, seed_low, seed_high, V, K, group, look,
+    x, spans, read, store, settled, each, has_store, has_settled, has_each, ring, ring_size, ring_u_size, has_ring,
+    parents, did, before, layer, seed_low, seed_high, look, V, K, group,
     VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
     TILED: tl.constexpr,
 ):  # fmt: skip
@@ -155,23 +146,25 @@ def _window(
     wrote it.
 
     TREE: row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Without TREE
-    all four arguments are None, and Triton compiles no code for them.
+    both arguments are None, and Triton compiles no code for them.
     """
+    # First, because Triton carries the names of a loop in the order of their definition.
+    q, k, v, log_decay, beta, core = x.q.at, x.k.at, x.v.at, x.log_decay.at, x.beta.at, x.core.at
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
-    unit, rows = tl.load(read_units + request), tl.load(count + request)
-    known = tl.load(fresh + request) == 0
-    kept_by = tl.where(has_ring != 0, tl.load(ring_units + request), -1)
-    asked = tl.minimum(tl.maximum(tl.load(ring_pending + request), 0), ring_size)
+    unit, rows = tl.load(spans.units + request), tl.load(spans.rows + request)
+    known = tl.load(spans.fresh + request) == 0
+    kept_by = tl.where(has_ring != 0, tl.load(ring.units + request), -1)
+    asked = tl.minimum(tl.maximum(tl.load(ring.pending + request), 0), ring_size)
     # A fresh request runs nothing again: its ring may still hold entries of the slot's last owner.
     pending = tl.where(known & (kept_by >= 0), asked, 0)
     at_v = (stripe * VL + tl.arange(0, VL)[:, None]) * VR + tl.arange(0, VR)[None, :]  # [VL, VR]
-    row = tl.load(begin + request)
+    row = tl.load(spans.begin + request)
     share, requests = tl.cdiv(look, tl.num_programs(2)), tl.num_programs(2)
     for other in range(request * share, tl.minimum((request + 1) * share, look)):
         if (unit < 0) | (other < row) | (other >= row + rows):  # noqa: SIM102 (both tests of an `and` would run)
-            if covering(other, tl.arange(0, LANES), read_units, begin, count, requests) == 0:
+            if covering(other, tl.arange(0, LANES), spans.units, spans.begin, spans.rows, requests) == 0:
                 nothing = tl.zeros((VL, VR), tl.float32)
-                put(core + (row * 0 + other) * core_row + head * core_head + at_v, nothing, at_v < V, WHOLE)
+                put(row_of(x.core, row * 0 + other, head) + at_v, nothing, at_v < V, WHOLE)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return
     tile_v = at_v[:, :, None, None]  # [VL, VR, 1, 1]
@@ -183,24 +176,23 @@ def _window(
 
     state = tl.zeros((VL, VR, KT // KI, KI), tl.float32)  # [VL, VR, P, KI]
     if known:
-        source = read + unit * read_unit + tl.load(read_columns + request) * read_column + head * read_h
-        state = fetch(source + (tile_v * read_v + tile_k * read_k), inside, WHOLE).to(tl.float32)
+        source = state_of(read, unit, tl.load(read.columns + request), head)
+        state = fetch(source + (tile_v * read.per_v + tile_k * read.per_k), inside, WHOLE).to(tl.float32)
         if TILED:
-            place = tl.load(read_columns + request)
-            scales = scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)
+            scales = scales_at(read, unit, tl.load(read.columns + request), head, at_v, V)
             state = state * tl.load(scales, mask=in_v, other=0.0)[:, :, None, None]
 
     # Pointers to entry 0 of this request's rings. All heads of one key head share its k; u has V rows per program.
-    kept_k = ring_k + kept_by * ring_k_unit + key_head * ring_k_head
-    kept_decay = ring_decay + kept_by * ring_decay_unit + head * ring_decay_head
-    kept_u = ring_u + kept_by * ring_u_unit + head * ring_u_head + at_v
-    entry = tl.load(ring_begin + request).to(tl.int32)  # within a unit 32 bits are enough, and registers are scarce
+    kept_k = ring.k + kept_by * ring.k_per_unit + key_head * ring.k_per_head
+    kept_decay = ring.decay + kept_by * ring.decay_per_unit + head * ring.decay_per_head
+    kept_u = ring.update + kept_by * ring.update_per_unit + head * ring.update_per_head + at_v
+    entry = tl.load(ring.begin + request).to(tl.int32)  # within a unit 32 bits are enough, and registers are scarce
     for _age in range(pending):
         state = again(
             state,
-            fetch(kept_k + entry * ring_k_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
-            tl.load(kept_decay + entry * ring_decay_entry),  # scalar
-            fetch(kept_u + (entry % ring_u_size) * ring_u_entry, in_v, WHOLE),  # [VL, VR]
+            fetch(kept_k + entry * ring.k_per_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
+            tl.load(kept_decay + entry * ring.decay_per_entry),  # scalar
+            fetch(kept_u + (entry % ring_u_size) * ring.update_per_entry, in_v, WHOLE),  # [VL, VR]
         )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     if before is not None:
@@ -208,34 +200,33 @@ def _window(
         element = (head.to(tl.int32) * K + tl.arange(0, KI)[None, None, None, :]) * V + tile_v  # [VL, VR, 1, KI]
         if pending > 0:  # a state that was only read is rounded already
             by = (element, tokens, layer, seed_low, seed_high, piece)
-            state = as_stored(state, by, read.dtype.element_ty, TILED)
+            state = as_stored(state, by, read.pool.dtype.element_ty, TILED)
     else:
-        state = as_stored(state, None, read.dtype.element_ty, TILED)
+        state = as_stored(state, None, read.pool.dtype.element_ty, TILED)
     tl.debug_barrier()  # a store below may go to memory that another warp still reads above
 
-    goal = tl.load(settled_units + request)
+    goal = tl.load(settled.units + request)
     if (has_settled != 0) & (goal >= 0):
-        target = settled + goal * settled_unit + tl.load(settled_columns + request) * settled_column + head * settled_h
-        place = tl.load(settled_columns + request)
-        scales = scales_at(settled_scales, settled_scales_unit, settled_scales_column, goal, place, head, at_v, V)
-        put_tile(target + (tile_v * settled_v + tile_k * settled_k), scales, state, inside, at_v, V, WHOLE, TILED)
+        place = tl.load(settled.columns + request)
+        target = state_of(settled, goal, place, head) + (tile_v * settled.per_v + tile_k * settled.per_k)
+        scales = scales_at(settled, goal, place, head, at_v, V)
+        put_tile(target, scales, state, inside, at_v, V, WHOLE, TILED)
 
     # Address of the state after row t of this head, if a state is stored per row: column t of unit `each_to`.
-    each_to = tl.load(each_units + request)
+    each_to = tl.load(each.units + request)
     aside = (has_each != 0) & (each_to >= 0)
-    column = each + each_to * each_unit + head * each_h
+    column = each.pool + each_to * each.per_unit + head * each.per_head
     # Every V tile keeps its part of u. The first tile keeps the decay. The first tile of a key head's first value head
     # keeps k.
-    entry = tl.load(ring_keep + request).to(tl.int32)
+    entry = tl.load(ring.keep + request).to(tl.int32)
     keeps = (kept_by >= 0) & (entry >= 0)
     keeps_k = (stripe == 0) & (head % group == 0)
 
-    k, q = k + row * k_row + key_head * k_head, q + row * q_row + key_head * q_head
-    v, core = v + row * v_row + head * v_head, core + row * core_row + head * core_head
-    log_decay, beta = log_decay + row * log_decay_row + head * log_decay_head, beta + row * beta_row + head * beta_head
+    k, q, v = row_of(x.k, row, key_head), row_of(x.q, row, key_head), row_of(x.v, row, head)
+    core, log_decay, beta = row_of(x.core, row, head), row_of(x.log_decay, row, head), row_of(x.beta, row, head)
     base = state  # [VL, VR, P, KI], before row 0; only a tree needs it again
     if TREE:
-        parents, did = parents + row, did + row * did_row + head * did_head + at_v
+        parents, updates = parents + row, row_of(did, row, head) + at_v
     for t in range(rows):
         if TREE:
             parent = tl.load(parents + t)
@@ -249,9 +240,9 @@ def _window(
                         back = node - t  # the pointers are at row t
                         state = again(
                             state,
-                            fetch(k + back * k_row + every_k, in_k, WHOLE),
-                            tl.exp(tl.load(log_decay + back * log_decay_row)),
-                            fetch(did + node * did_row, in_v, WHOLE),
+                            fetch(k + back * x.k.per_row + every_k, in_k, WHOLE),
+                            tl.exp(tl.load(log_decay + back * x.log_decay.per_row)),
+                            fetch(updates + node * did.per_row, in_v, WHOLE),
                         )
         key = fetch(k + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
         value = fetch(v + at_v, in_v, WHOLE)  # [VL, VR]
@@ -261,35 +252,35 @@ def _window(
         state, out, update = step(state, query, key, kq, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
         put(core + at_v, out, in_v, WHOLE)
         if TREE:
-            put(did + t * did_row, update, in_v, WHOLE)
+            put(updates + t * did.per_row, update, in_v, WHOLE)
         if aside:
-            scales = scales_at(each_scales, each_scales_unit, each_scales_column, each_to, t, head, at_v, V)
+            scales = scales_at(each, each_to, t, head, at_v, V)
             by = None
             if before is not None:
                 depth = depth_of(parents, t) if TREE else t + 1
                 by = (element, tokens + depth, layer, seed_low, seed_high, piece)
-            put_tile(column + t * each_column + (tile_v * each_v + tile_k * each_k), scales, state, inside, at_v, V,
-                     WHOLE, TILED, by)  # fmt: skip
+            target = column + t * each.per_column + (tile_v * each.per_v + tile_k * each.per_k)
+            put_tile(target, scales, state, inside, at_v, V, WHOLE, TILED, by)
         if keeps:
             if keeps_k:
                 once = in_k & (tl.arange(0, VL)[:, None, None, None] == 0)
-                tl.store(kept_k + entry * ring_k_entry + every_k, key.to(ring_k.dtype.element_ty), mask=once)
-            put(kept_u + (entry % ring_u_size) * ring_u_entry, update, in_v, WHOLE)
-            tl.store(kept_decay + entry * ring_decay_entry, decay.to(ring_decay.dtype.element_ty), mask=stripe == 0)
+                tl.store(kept_k + entry * ring.k_per_entry + every_k, key.to(ring.k.dtype.element_ty), mask=once)
+            put(kept_u + (entry % ring_u_size) * ring.update_per_entry, update, in_v, WHOLE)
+            tl.store(kept_decay + entry * ring.decay_per_entry, decay.to(ring.decay.dtype.element_ty), mask=stripe == 0)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
-        k, q, v, core = k + k_row, q + q_row, v + v_row, core + core_row
-        log_decay, beta = log_decay + log_decay_row, beta + beta_row
+        k, q, v, core = k + x.k.per_row, q + x.q.per_row, v + x.v.per_row, core + x.core.per_row
+        log_decay, beta = log_decay + x.log_decay.per_row, beta + x.beta.per_row
 
     tl.debug_barrier()  # `settled` and `store` may be the same memory
-    goal = tl.load(store_units + request)
+    goal = tl.load(store.units + request)
     if (has_store != 0) & (goal >= 0):
-        target = store + goal * store_unit + tl.load(store_columns + request) * store_column + head * store_h
-        place = tl.load(store_columns + request)
-        scales = scales_at(store_scales, store_scales_unit, store_scales_column, goal, place, head, at_v, V)
+        place = tl.load(store.columns + request)
+        target = state_of(store, goal, place, head) + (tile_v * store.per_v + tile_k * store.per_k)
+        scales = scales_at(store, goal, place, head, at_v, V)
         by = None
         if before is not None:
             by = (element, tokens + rows, layer, seed_low, seed_high, piece)
-        put_tile(target + (tile_v * store_v + tile_k * store_k), scales, state, inside, at_v, V, WHOLE, TILED, by)
+        put_tile(target, scales, state, inside, at_v, V, WHOLE, TILED, by)
 
 
 @triton.jit

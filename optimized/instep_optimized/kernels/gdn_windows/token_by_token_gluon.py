@@ -10,10 +10,12 @@ Leaves out: which launches use it, and in which shape (`launches_gluon.py`).
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..device import zero_uncovered_rows
+from ..device import pool_address, zero_uncovered_rows
 from ..device.gluon_helpers import (
     LINE,
     NEWER,
@@ -39,80 +41,224 @@ from ..rowwise import gdn_inputs as inputs_file
 from . import one_token_update
 from .token_inputs_gluon import NUMBERS, conved, length_1, put_windows, rows_at, taps_of, window_at
 
-again, answer, overlap, covering, softplus = (
+again, answer, overlap, covering, row_of, softplus = (
     gluon.jit(one.fn) for one in (
         one_token_update.again, one_token_update.answer, one_token_update.overlap, zero_uncovered_rows.covering,
-        inputs_file.softplus,
+        pool_address.row_of, inputs_file.softplus,
     )
 )
 
 
+class Layouts(NamedTuple):
+    """Layouts of a launch, in the order in which `layouts` describes them."""
+
+    tile: Any
+    of_v: Any
+    of_k: Any
+    one: Any
+    keys: Any
+    rows: Any
+    lanes: Any
+    span: Any
+    mine: Any
+    lines: Any
+
+
+@gluon.constexpr_function
+def layouts(held, warps, keys, piece, bits):
+    """Layouts of a state of numbers of `bits` bits, of which a thread holds `held` rows, and of its tokens.
+
+    A tile [VL, VR, P, KI], its rows [VL, VR], its keys [P, KI], and [1] in every thread. Then of tokens, the keys
+    [tokens, P, KI], the rows [tokens, VL, VR], and [tokens]. Rows of a state as they are copied, 16 bytes a lane, and
+    as a thread takes them: the tile in two axes. Rows of the conv [tokens, K].
+    """
+    side, word, vector = piece // 4, 128 // bits, min(held, 4)  # lanes along K; numbers
+    tile = gl.BlockedLayout([1, 1, 1, 4], [32 // side, 1, 1, side], [warps, 1, 1, 1], [3, 0, 1, 2])
+    of_v = gl.SliceLayout(2, gl.SliceLayout(2, tile))
+    return Layouts(
+        tile, of_v, gl.SliceLayout(0, gl.SliceLayout(0, tile)), gl.SliceLayout(0, of_v),
+        gl.BlockedLayout([1, 1, 4], [1, 32 // side, side], [warps, 1, 1], [2, 1, 0]),
+        gl.BlockedLayout([1, 1, vector], [8, 4, 1], [1, warps, 1], [2, 1, 0]),
+        gl.BlockedLayout([1], [32], [warps], [0]),
+        gl.BlockedLayout([1, word], [32 * word // keys, keys // word], [warps, 1], [1, 0]),
+        gl.BlockedLayout([held, 4], [32 // side, side], [warps, 1], [1, 0]),
+        gl.BlockedLayout([1, 4], [1, 32], [warps, 1], [1, 0]),
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_for_launch(
+    read, spans, request, stripe, head, units, ROWS: gl.constexpr, KT: gl.constexpr, SHAPE: gl.constexpr,
+):  # fmt: skip
+    """Wait for the previous launch, which may not have written the tables yet, so their contents are a guess before.
+
+    A state that is only prefetched into the cache may be any of the pool.
+    """
+    if read.columns is None and SHAPE.guess > 0:
+        said = gl.load(spans.units + request, cache_modifier=".cg")
+        ahead = read.pool + gl.minimum(gl.maximum(said, 0), units - 1) * read.per_unit + head * read.per_head
+        ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)
+    gdc_wait()
+    gdc_launch_dependents()
+
+
+@gluon.jit
+def clear_share(core, head, at_v, spans, request, unit, first, rows, look, LANES: gl.constexpr):
+    """Clear a request's share of the rows that no request covers. A request that covers its whole share skips this."""
+    requests = gl.num_programs(2)
+    share = gl.cdiv(look, requests)
+    look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
+    if (unit < 0) | (first > look_from) | (first + rows < look_to):
+        for other in range(look_from, look_to):
+            if (unit < 0) | (other < first) | (other >= first + rows):
+                if covering(other, gl.arange(0, 32, LANES), spans.units, spans.begin, spans.rows, requests) == 0:
+                    nothing = gl.full(at_v.shape, 0.0, core.at.dtype.element_ty, at_v.type.layout)
+                    gl.store(row_of(core, first * 0 + other, head) + at_v, nothing)
+
+
+@gluon.jit
+def room_for_state(DTYPE: gl.constexpr, ROWS: gl.constexpr, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr):
+    """Allocate a tile of a state. It comes through shared memory, so that whole lines are requested at once.
+
+    In the layout of the tile a lane has pieces of lines. Pieces of a key are swapped there by row, to avoid bank
+    conflicts: lanes load a piece of each of the rows that share a line at the same time.
+    """
+    TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
+    return gl.allocate_shared_memory(DTYPE, [ROWS, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
+
+
+@gluon.jit(do_not_specialize=["look"])
+def staged_decode(
+    x, rule, spans, read, store, look, group, units,
+    KT: gl.constexpr, KI: gl.constexpr, SHAPE: gl.constexpr, EARLY: gl.constexpr,
+):  # fmt: skip
+    """Run one row of one request and nothing else, so that only its key and query are shared. As `staged_window`"""
+    VR: gl.constexpr = SHAPE.held
+    P: gl.constexpr = KT // KI
+    DTYPE: gl.constexpr = read.pool.dtype.element_ty  # of states
+    VL: gl.constexpr = gl.num_warps() * 128 // KI
+    TO: gl.constexpr = layouts(VR, gl.num_warps(), KT, KI, DTYPE.primitive_bitwidth)
+    FIRST: gl.constexpr = SHAPE.ahead == 0
+
+    request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
+    key_head = (gl.program_id(1) // group).to(gl.int64)
+    at_v = (stripe * VL + along(0, VL, TO.of_v)) * VR + along(1, VR, TO.of_v)  # [VL, VR]
+    span_v = stripe * (VL * VR) + along(0, VL * VR, TO.span)
+    source = read.pool + head * read.per_head + (span_v * read.per_v + along(1, KT, TO.span))
+    row_k, copied_k = along_3(0, 1, TO.keys), along_3(1, P, TO.keys) * KI + along_3(2, KI, TO.keys)
+    k, q = x.k.at + key_head * x.k.per_head, x.q.at + key_head * x.q.per_head
+    v = x.v.at + head * x.v.per_head
+    if rule is None:
+        k, q = k + (row_k * x.k.per_row + copied_k), q + (row_k * x.q.per_row + copied_k)
+    else:
+        raw, raw_at = along(0, 1, TO.lines), along(1, KT, TO.lines)
+        k, q = k + (raw * x.k.per_row + raw_at), q + (raw * x.q.per_row + raw_at)
+        bias, rate = gl.load(rule.dt_bias + head).to(gl.float32), gl.exp(gl.load(rule.A_log + head).to(gl.float32))
+    v += at_v
+    log_decay, beta = x.log_decay.at + head * x.log_decay.per_head, x.beta.at + head * x.beta.per_head
+    core = x.core.at + head * x.core.per_head + at_v
+
+    if EARLY:
+        wait_for_launch(read, spans, request, stripe, head, units, VL * VR, KT, SHAPE)
+    unit, first = gl.load(spans.units + request), gl.load(spans.begin + request)
+    rows, known = gl.load(spans.rows + request).to(gl.int32), gl.load(spans.fresh + request) == 0
+    if SHAPE.ahead > 0:
+        behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + SHAPE.ahead, gl.num_programs(1)
+        later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
+        later_unit = gl.load(spans.units + later)
+    if store is not None:
+        goal = gl.load(store.units + request)
+    clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
+    if (unit < 0) | (rows <= 0):
+        return
+
+    tile = room_for_state(DTYPE, VL * VR, VR, KT, KI)
+    source = place(source, unit, read.columns, request, read.per_unit, read.per_column)
+    if rule is not None:  # norms are computed meanwhile
+        begin_copy(tile, source, mask=(span_v >= 0) & known)
+    if SHAPE.ahead > 0:  # after this program's own state, so that the later program waits less
+        if (later_unit >= 0) & (behind < gl.num_programs(2) * all_heads):
+            ahead = place(read.pool, later_unit, read.columns, later, read.per_unit, read.per_column)
+            ahead += (behind % all_heads).to(gl.int64) * read.per_head
+            ask_for(ahead, read.per_v, stripe * VL * VR, VL * VR, KT)
+    core += first * x.core.per_row
+    k, q, v = k + first * x.k.per_row, q + first * x.q.per_row, v + first * x.v.per_row
+    log_decay, beta = log_decay + first * x.log_decay.per_row, beta + first * x.beta.per_row
+    forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v).to(gl.float32)
+    if rule is None:
+        keys, queries = copied(k, row_k < rows, [1, P, KI]), copied(q, row_k < rows, [1, P, KI])
+        async_copy.commit_group()
+        begin_copy(tile, source, mask=(span_v >= 0) & known)
+        async_copy.commit_group()
+        async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
+    else:
+        async_copy.commit_group()
+        barrier()  # else the compiler makes the state wait for the key, which is used first
+        raw_k, raw_q = gl.load(k, mask=raw < rows, other=0.0), gl.load(q, mask=raw < rows, other=0.0)
+        raw_k, raw_q = raw_k.to(gl.float32), raw_q.to(gl.float32)
+        forgets = -rate * softplus(forgets.to(gl.float32) + bias)
+        strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
+        keys, queries = shared(length_1(raw_k), [1, P, KI]), shared(length_1(raw_q) * rule.scale, [1, P, KI])
+    decay = gl.exp(forgets)
+    barrier()
+    kq = gl.sum(overlap(whole(keys, [1, P, KI]).load(TO.keys), whole(queries, [1, P, KI]).load(TO.keys)), 0)
+    async_copy.wait_group(0)
+    barrier()
+    state = gl.convert_layout(gl.reshape(tile.load(TO.mine).to(gl.float32), [VL, VR, P, KI]), TO.tile)
+    state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
+    if store is not None:
+        if goal >= 0:
+            target = place(store.pool, goal, store.columns, request, store.per_unit, store.per_column)
+            target += head * store.per_head
+            if SHAPE.lined:
+                places = target + (span_v * store.per_v + along(1, KT, TO.span))
+                tile_of = gl.convert_layout(gl.reshape(state.to(DTYPE), [VL * VR, KT]), TO.mine)
+                store_through(tile, places, tile_of, FIRST)
+            else:
+                store_tile(target, store.per_v, state.to(DTYPE), stripe, False, FIRST)
+
+
 @gluon.jit(do_not_specialize=["ring_size", "ring_u_size", "look"])
 def staged_window(
-    q, q_row, q_head, k, k_row, k_head, v, v_row, v_head,
-    log_decay, log_decay_row, log_decay_head, beta, beta_row, beta_head, core, core_row, core_head,
-    A_log, dt_bias, scale, taps, past, past_columns, past_unit, past_column, kept, kept_units, kept_unit, kept_column,
-    begin, count, fresh,
-    read, read_units, read_columns, read_unit, read_column, read_h, read_v: gl.constexpr,
-    store, store_units, store_columns, store_unit, store_column, store_h, store_v: gl.constexpr,
-    settled, settled_units, settled_columns, settled_unit, settled_column, settled_h, settled_v: gl.constexpr,
-    each, each_units, each_columns, each_unit, each_column, each_h, each_v: gl.constexpr,
-    ring_k, ring_k_unit, ring_k_entry, ring_k_head, ring_decay, ring_decay_unit, ring_decay_entry, ring_decay_head,
-    ring_u, ring_u_unit, ring_u_entry, ring_u_head,
-    ring_units, ring_begin, ring_pending, ring_keep, ring_size, ring_u_size,
-    group, look, units, VR: gl.constexpr, KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr,
-    ALONE: gl.constexpr, AHEAD: gl.constexpr, LINED: gl.constexpr, ENDS: gl.constexpr, APART: gl.constexpr,
-    GUESS: gl.constexpr, KEPT_FIRST: gl.constexpr, ASKED: gl.constexpr, STEP: gl.constexpr, EARLY: gl.constexpr,
+    x, rule, conv, spans, read, store, settled, each, ring, ring_size, ring_u_size, look, group, units,
+    KT: gl.constexpr, KI: gl.constexpr, KEPT: gl.constexpr, MOST: gl.constexpr, STEP: gl.constexpr,
+    SHAPE: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
     At most KEPT tokens run again, and then at most MOST rows. An absent address is None, and so is an absent ring; no
-    code is compiled for it. If A_log is given, q, k and v are the conv's rows, and log_decay and beta are a and b. If
-    taps are given, too, q, k and v are inputs of the conv, in words (`token_inputs_gluon.py`). Several programs of a
-    key head
-    read the windows before a request's rows from `past`. So the windows after its rows are kept in another place.
+    code is compiled for it. If a rule is given, q, k and v are the conv's rows, and log_decay and beta are a and b. If
+    a conv is given, too, q, k and v are its inputs, in words (`token_inputs_gluon.py`). Several programs of a key head
+    read the windows before a request's rows from `conv.past`. So the windows after its rows are kept in another place.
 
-    ALONE: one row and nothing else, so that only its key and query are shared.
-    AHEAD: prefetch distance of states, in heads.
-    STEP: words from a row before the conv to the next one. The others: as in `Shape`.
+    STEP: words from a row before the conv to the next one. SHAPE: as in `Shape`
     """
-    W: gl.constexpr = gl.num_warps()
+    VR: gl.constexpr = SHAPE.held
     P: gl.constexpr = KT // KI
-    DTYPE: gl.constexpr = read.dtype.element_ty  # of states
-    SIDE: gl.constexpr = KI // 4  # lanes along K
-    VL: gl.constexpr = W * 32 // SIDE
-    TILE: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32 // SIDE, 1, 1, SIDE], [W, 1, 1, 1], [3, 0, 1, 2])
-    OF_V: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(2, TILE))  # [VL, VR]
-    OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, TILE))  # [P, KI]
-    ONE: gl.constexpr = gl.SliceLayout(0, OF_V)  # [1], in every thread
-    KEYS: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 32 // SIDE, SIDE], [W, 1, 1], [2, 1, 0])  # [tokens, P, KI]
-    VEC: gl.constexpr = 4 if VR >= 4 else VR
-    ROWS: gl.constexpr = gl.BlockedLayout([1, 1, VEC], [8, 4, 1], [1, W, 1], [2, 1, 0])  # [tokens, VL, VR]
-    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [W], [0])  # [tokens]
-    # Rows of a state as they are copied, 16 bytes a lane, and as a thread takes them: TILE in two axes.
-    WORD: gl.constexpr = 128 // DTYPE.primitive_bitwidth
-    SPAN: gl.constexpr = gl.BlockedLayout([1, WORD], [32 * WORD // KT, KT // WORD], [W, 1], [1, 0])
-    MINE: gl.constexpr = gl.BlockedLayout([VR, 4], [32 // SIDE, SIDE], [W, 1], [1, 0])
-    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])  # [tokens, K], rows of the conv
-    CONV: gl.constexpr = taps is not None
-    GUESSED: gl.constexpr = (GUESS == 2 or CONV) and A_log is not None and not ALONE  # rows are loaded speculatively
+    DTYPE: gl.constexpr = read.pool.dtype.element_ty  # of states
+    W: gl.constexpr = gl.num_warps()
+    VL: gl.constexpr = W * 128 // KI
+    TO: gl.constexpr = layouts(VR, W, KT, KI, DTYPE.primitive_bitwidth)
+    CONV: gl.constexpr = conv is not None
+    GUESSED: gl.constexpr = (SHAPE.guess == 2 or CONV) and rule is not None  # rows are loaded speculatively
 
     # Weights, and values that depend on no loaded data: computed while the previous launch still runs.
     request, stripe, head = gl.program_id(2), gl.program_id(0), gl.program_id(1).to(gl.int64)
     key_head = (gl.program_id(1) // group).to(gl.int64)
-    at_v = (stripe * VL + along(0, VL, OF_V)) * VR + along(1, VR, OF_V)  # [VL, VR]
-    span_v = stripe * (VL * VR) + along(0, VL * VR, SPAN)
-    source = read + head * read_h + (span_v * read_v + along(1, KT, SPAN))
+    at_v = (stripe * VL + along(0, VL, TO.of_v)) * VR + along(1, VR, TO.of_v)  # [VL, VR]
+    span_v = stripe * (VL * VR) + along(0, VL * VR, TO.span)
+    source = read.pool + head * read.per_head + (span_v * read.per_v + along(1, KT, TO.span))
     # Token inputs are copied by lanes, or groups of lanes, one per token.
-    copied_k = along_3(1, P, KEYS) * KI + along_3(2, KI, KEYS)
-    copied_v = (stripe * VL + along_3(1, VL, ROWS)) * VR + along_3(2, VR, ROWS)
-    row_k, row_v, row = along_3(0, MOST, KEYS), along_3(0, MOST, ROWS), gl.arange(0, MOST, LANES)
-    k, q, v = k + key_head * k_head, q + key_head * q_head, v + head * v_head
-    if A_log is None:
-        k, q = k + (row_k * k_row + copied_k), q + (row_k * q_row + copied_k)
+    copied_k = along_3(1, P, TO.keys) * KI + along_3(2, KI, TO.keys)
+    copied_v = (stripe * VL + along_3(1, VL, TO.rows)) * VR + along_3(2, VR, TO.rows)
+    row_k, row_v, row = along_3(0, MOST, TO.keys), along_3(0, MOST, TO.rows), gl.arange(0, MOST, TO.lanes)
+    k, q = x.k.at + key_head * x.k.per_head, x.q.at + key_head * x.q.per_head
+    v = x.v.at + head * x.v.per_head
+    if rule is None:
+        k, q = k + (row_k * x.k.per_row + copied_k), q + (row_k * x.q.per_row + copied_k)
     else:
         if not CONV:
-            raw, raw_at = along(0, MOST, LINES), along(1, KT, LINES)
+            raw, raw_at = along(0, MOST, TO.lines), along(1, KT, TO.lines)
         else:
             VALUES: gl.constexpr = VL * VR // NUMBERS  # words of a row of this program's values
             WORDS: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [W, 1], [1, 0])  # [tokens, words of K]
@@ -123,236 +269,181 @@ def staged_window(
             all_q = gl.program_id(1) // group * (KT // NUMBERS) + raw_at
             all_k = heads // group * (KT // NUMBERS) + all_q
             all_v = 2 * (heads // group) * (KT // NUMBERS) + gl.program_id(1) * (gl.num_programs(0) * VALUES) + word_v
-            past_q, past_k, past_v = past + 3 * all_q, past + 3 * all_k, past + 3 * all_v
-            taps_q, taps_k, taps_v = taps_of(taps, all_q), taps_of(taps, all_k), taps_of(taps, all_v)
-        k, q = k + (raw * k_row + raw_at), q + (raw * q_row + raw_at)
-        bias, rate = gl.load(dt_bias + head).to(gl.float32), gl.exp(gl.load(A_log + head).to(gl.float32))
-    if ALONE:
-        v += at_v
-    elif CONV:
-        v += row_v * v_row + word_v
-    else:
-        v += row_v * v_row + copied_v
-    log_decay, beta = log_decay + head * log_decay_head, beta + head * beta_head
-    out_at = core + head * core_head + at_v
-    if ring_units is not None:
-        old_k, old_v, old = along_3(0, KEPT, KEYS), along_3(0, KEPT, ROWS), gl.arange(0, KEPT, LANES)
-        kept_k, kept_u = ring_k + key_head * ring_k_head, ring_u + head * ring_u_head
-        kept_decay = ring_decay + head * ring_decay_head
+            past_q, past_k, past_v = conv.past.pool + 3 * all_q, conv.past.pool + 3 * all_k, conv.past.pool + 3 * all_v
+            taps_q, taps_k, taps_v = taps_of(conv.taps, all_q), taps_of(conv.taps, all_k), taps_of(conv.taps, all_v)
+        k, q = k + (raw * x.k.per_row + raw_at), q + (raw * x.q.per_row + raw_at)
+        bias, rate = gl.load(rule.dt_bias + head).to(gl.float32), gl.exp(gl.load(rule.A_log + head).to(gl.float32))
+    v += row_v * x.v.per_row + (word_v if CONV else copied_v)
+    log_decay, beta = x.log_decay.at + head * x.log_decay.per_head, x.beta.at + head * x.beta.per_head
+    out_at = x.core.at + head * x.core.per_head + at_v
+    if ring is not None:
+        old_k, old_v, old = along_3(0, KEPT, TO.keys), along_3(0, KEPT, TO.rows), gl.arange(0, KEPT, TO.lanes)
+        kept_k, kept_u = ring.k + key_head * ring.k_per_head, ring.update + head * ring.update_per_head
+        kept_decay = ring.decay + head * ring.decay_per_head
 
-    # The previous launch may not have written the tables yet, so their contents are a guess. A state that is only
-    # prefetched into the cache may be any of the pool. Rows are loaded after the wait, and again if their place
-    # differs.
+    # Rows are loaded from a guessed place after the wait, and again if their place differs.
     if GUESSED:
-        guess = gl.minimum(gl.maximum(gl.load(begin + request, cache_modifier=".cg"), 0), gl.maximum(look - 1, 0))
+        guess = gl.minimum(gl.maximum(gl.load(spans.begin + request, cache_modifier=".cg"), 0), gl.maximum(look - 1, 0))
         if CONV:
-            near_k, near_q, near_v = k + guess * k_row, q + guess * q_row, v + guess * v_row
-            near_a, near_b = log_decay + guess * log_decay_row, beta + guess * beta_row
-    if EARLY:  # code before the wait may run while the previous launch still does
-        if read_columns is None and GUESS > 0:
-            said = gl.load(read_units + request, cache_modifier=".cg")
-            ahead = read + gl.minimum(gl.maximum(said, 0), units - 1) * read_unit + head * read_h
-            ask_for(ahead, read_v, stripe * VL * VR, VL * VR // ASKED, KT)
-        gdc_wait()
-        gdc_launch_dependents()
+            near_k, near_q, near_v = k + guess * x.k.per_row, q + guess * x.q.per_row, v + guess * x.v.per_row
+            near_a, near_b = log_decay + guess * x.log_decay.per_row, beta + guess * x.beta.per_row
+    if EARLY:
+        wait_for_launch(read, spans, request, stripe, head, units, VL * VR, KT, SHAPE)
     if GUESSED and not CONV:
         raw_k, raw_q, raw_v, forgets, strength = rows_at(
-            guess, look - guess, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row,
-            raw, row_v, row, None,
-        )  # fmt: skip
-    unit, first, rows = gl.load(read_units + request), gl.load(begin + request), gl.load(count + request).to(gl.int32)
-    known, pending = gl.load(fresh + request) == 0, 0
-    if AHEAD > 0:
-        behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + AHEAD, gl.num_programs(1)
-        later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
-        later_unit = gl.load(read_units + later)
-    if ring_units is not None:
-        kept_by = gl.load(ring_units + request)
-        asked = gl.minimum(gl.maximum(gl.load(ring_pending + request), 0), ring_size).to(gl.int32)
-        oldest, keep = gl.load(ring_begin + request).to(gl.int32), gl.load(ring_keep + request).to(gl.int32)
+            x, k, q, v, log_decay, beta, guess, look - guess, raw, row_v, row, None
+        )
+    unit, first = gl.load(spans.units + request), gl.load(spans.begin + request)
+    rows, known = gl.load(spans.rows + request).to(gl.int32), gl.load(spans.fresh + request) == 0
+    pending = 0
+    if ring is not None:
+        kept_by = gl.load(ring.units + request)
+        asked = gl.minimum(gl.maximum(gl.load(ring.pending + request), 0), ring_size).to(gl.int32)
+        oldest, keep = gl.load(ring.begin + request).to(gl.int32), gl.load(ring.keep + request).to(gl.int32)
         pending = gl.where(known & (kept_by >= 0), asked, 0)
         keeps = (kept_by >= 0) & (keep >= 0)
     if store is not None:
-        goal = gl.load(store_units + request)
+        goal = gl.load(store.units + request)
     if settled is not None:
-        settle = gl.load(settled_units + request)
+        settle = gl.load(settled.units + request)
     if each is not None:
-        each_to = gl.load(each_units + request)
+        each_to = gl.load(each.units + request)
     if CONV:  # after the tables, because the place of the state depends on them
-        kept_to = gl.load(kept_units + request)
+        kept_to = gl.load(conv.kept.units + request)
         raw_k, raw_q, raw_v, forgets, strength = rows_at(
-            0, look - guess, near_k, k_row, near_q, q_row, near_v, v_row, near_a, log_decay_row, near_b, beta_row,
-            raw, row_v, row, STEP,
-        )  # fmt: skip
-    requests = gl.num_programs(2)
-    share = gl.cdiv(look, requests)
-    look_from, look_to = request * share, gl.minimum((request + 1) * share, look)
-    if (unit < 0) | (first > look_from) | (first + rows < look_to):  # a request that covers its whole share skips this
-        for other in range(look_from, look_to):
-            if (unit < 0) | (other < first) | (other >= first + rows):
-                if covering(other, gl.arange(0, 32, LANES), read_units, begin, count, requests) == 0:
-                    nothing = gl.full((VL, VR), 0.0, core.dtype.element_ty, OF_V)
-                    gl.store(core + (first * 0 + other) * core_row + head * core_head + at_v, nothing)
+            x, near_k, near_q, near_v, near_a, near_b, 0, look - guess, raw, row_v, row, STEP
+        )
+    clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
         return
 
-    # A state comes through shared memory, so that whole lines are requested at once: in TILE a lane has pieces of them.
-    # Pieces of a key are swapped there by row, to avoid bank conflicts: lanes load a piece of each of the rows that
-    # share a line at the same time.
-    TURNS: gl.constexpr = LINE // (KI * DTYPE.primitive_bitwidth)
-    tile = gl.allocate_shared_memory(DTYPE, [VL * VR, KT], gl.SwizzledSharedLayout(KI, VR, TURNS, [1, 0]))
+    tile = room_for_state(DTYPE, VL * VR, VR, KT, KI)
     if CONV:
-        before_q = window_at(place(past_q, unit, past_columns, request, past_unit, past_column), raw, known)
-        before_k = window_at(place(past_k, unit, past_columns, request, past_unit, past_column), raw, known)
-        before_v = window_at(place(past_v, unit, past_columns, request, past_unit, past_column), row_v, known)
-    source = place(source, unit, read_columns, request, read_unit, read_column)
-    if A_log is not None:  # norms are computed meanwhile
+        before_q = window_at(conv.past, past_q, unit, request, raw, known)
+        before_k = window_at(conv.past, past_k, unit, request, raw, known)
+        before_v = window_at(conv.past, past_v, unit, request, row_v, known)
+    source = place(source, unit, read.columns, request, read.per_unit, read.per_column)
+    if rule is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
 
-    if AHEAD > 0:  # after this program's own state, so that the later program waits less
-        if (later_unit >= 0) & (behind < gl.num_programs(2) * all_heads):
-            ahead = place(read, later_unit, read_columns, later, read_unit, read_column)
-            ask_for(ahead + (behind % all_heads).to(gl.int64) * read_h, read_v, stripe * VL * VR, VL * VR, KT)
-
-    if ring_units is not None:
-        kept_k, kept_decay = kept_k + kept_by * ring_k_unit, kept_decay + kept_by * ring_decay_unit
-        kept_u += kept_by * ring_u_unit
+    if ring is not None:
+        kept_k, kept_decay = kept_k + kept_by * ring.k_per_unit, kept_decay + kept_by * ring.decay_per_unit
+        kept_u += kept_by * ring.update_per_unit
         entry_k, entry_v = wrapped(oldest + old_k, ring_size), (oldest + old_v) % ring_u_size
-        old_keys = copied(kept_k + entry_k * ring_k_entry + copied_k, old_k < pending, [KEPT, P, KI])
-        updates = copied(kept_u + entry_v * ring_u_entry + copied_v, old_v < pending, [KEPT, VL, VR])
+        old_keys = copied(kept_k + entry_k * ring.k_per_entry + copied_k, old_k < pending, [KEPT, P, KI])
+        updates = copied(kept_u + entry_v * ring.update_per_entry + copied_v, old_v < pending, [KEPT, VL, VR])
         entry = wrapped(oldest + old, ring_size)
-        aged = gl.load(kept_decay + entry * ring_decay_entry, mask=old < pending, other=0.0)
-        ring = (kept_decay, ring_decay_entry, kept_k, ring_k_entry, copied_k, ring_size)
-    out_at += first * core_row
+        aged = gl.load(kept_decay + entry * ring.decay_per_entry, mask=old < pending, other=0.0)
+        kept_rows = (kept_decay, ring.decay_per_entry, kept_k, ring.k_per_entry, copied_k, ring_size)
+    out_at += first * x.core.per_row
     if GUESSED:
         if (guess != first) | (first + rows > look):
             raw_k, raw_q, raw_v, forgets, strength = rows_at(
-                first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row,
-                raw, row_v, row, STEP if CONV else None,
-            )  # fmt: skip
+                x, k, q, v, log_decay, beta, first, rows, raw, row_v, row, STEP
+            )
     else:
-        k, q, v = k + first * k_row, q + first * q_row, v + first * v_row
-        log_decay, beta = log_decay + first * log_decay_row, beta + first * beta_row
-        if ALONE:
-            forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v).to(gl.float32)
-        else:
-            forgets = gl.load(log_decay + row * log_decay_row, mask=row < rows, other=0.0)
-            strength = gl.load(beta + row * beta_row, mask=row < rows, other=0.0)
-    if A_log is None:
+        k, q, v = k + first * x.k.per_row, q + first * x.q.per_row, v + first * x.v.per_row
+        log_decay, beta = log_decay + first * x.log_decay.per_row, beta + first * x.beta.per_row
+        forgets = gl.load(log_decay + row * x.log_decay.per_row, mask=row < rows, other=0.0)
+        strength = gl.load(beta + row * x.beta.per_row, mask=row < rows, other=0.0)
+    if rule is None:
         keys = copied(k, row_k < rows, [MOST, P, KI])
         queries = copied(q, row_k < rows, [MOST, P, KI])
-        if not ALONE:
-            values = copied(v, row_v < rows, [MOST, VL, VR])
+        values = copied(v, row_v < rows, [MOST, VL, VR])
         async_copy.commit_group()
         begin_copy(tile, source, mask=(span_v >= 0) & known)
         async_copy.commit_group()
         async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
     else:
         async_copy.commit_group()
-        if ALONE:  # else the compiler makes the state wait for the key, which is used first
-            barrier()
         if not GUESSED:
             raw_k = gl.load(k, mask=raw < rows, other=0.0)
             raw_q = gl.load(q, mask=raw < rows, other=0.0)
-            if not ALONE:
-                raw_v = gl.load(v, mask=row_v < rows, other=0.0)
+            raw_v = gl.load(v, mask=row_v < rows, other=0.0)
         if CONV:
-            raw_k, window_k = conved(raw_k, before_k, taps_k, raw, LINES)
-            raw_q, window_q = conved(raw_q, before_q, taps_q, raw, LINES)
+            raw_k, window_k = conved(raw_k, before_k, taps_k, raw, TO.lines)
+            raw_q, window_q = conved(raw_q, before_q, taps_q, raw, TO.lines)
             raw_v, window_v = conved(raw_v, before_v, taps_v, row_v, None)
         raw_k, raw_q = raw_k.to(gl.float32), raw_q.to(gl.float32)
-        if not ALONE:
-            values = shared(raw_v.to(gl.float32), [MOST, VL, VR])
+        values = shared(raw_v.to(gl.float32), [MOST, VL, VR])
         forgets = -rate * softplus(forgets.to(gl.float32) + bias)
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
-        keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * scale, [MOST, P, KI])
+        keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * rule.scale, [MOST, P, KI])
     decay = gl.exp(forgets)
-    if not ALONE:
-        writes, decays = gates(strength, MOST), gates(decay, MOST)
-    if ring_units is not None:
+    writes, decays = gates(strength, MOST), gates(decay, MOST)
+    if ring is not None:
         old_decays = gates(aged, KEPT)
     barrier()
-    every_key, every_query = whole(keys, [MOST, P, KI]).load(KEYS), whole(queries, [MOST, P, KI]).load(KEYS)
-    products = overlap(every_key, every_query)
-    if not ALONE:
-        overlaps = gates(products, MOST)
+    every_key, every_query = whole(keys, [MOST, P, KI]).load(TO.keys), whole(queries, [MOST, P, KI]).load(TO.keys)
+    overlaps = gates(overlap(every_key, every_query), MOST)
     if CONV:  # while the state is still on its way
         if kept_to >= 0:
-            kept += kept_to * kept_unit
-            put_windows(kept + row_v * kept_column, all_v, window_v, row_v < rows)
+            kept = conv.kept.pool + kept_to * conv.kept.per_unit
+            put_windows(kept + row_v * conv.kept.per_column, all_v, window_v, row_v < rows)
             if (stripe == 0) & (head % group == 0):
-                put_windows(kept + raw * kept_column, all_q, window_q, raw < rows)
-                put_windows(kept + raw * kept_column, all_k, window_k, raw < rows)
+                put_windows(kept + raw * conv.kept.per_column, all_q, window_q, raw < rows)
+                put_windows(kept + raw * conv.kept.per_column, all_k, window_k, raw < rows)
     async_copy.wait_group(0)
     barrier()
-    state = gl.convert_layout(gl.reshape(tile.load(MINE).to(gl.float32), [VL, VR, P, KI]), TILE)
+    state = gl.convert_layout(gl.reshape(tile.load(TO.mine).to(gl.float32), [VL, VR, P, KI]), TO.tile)
 
-    if ring_units is not None:
-        if KEPT_FIRST:  # a 64-bit division is a call, after which ptxas orders both loops differently
-            keep_rows(ring, keep, keeps & (stripe == 0), head % group == 0, decay, row, every_key, row_k, rows)
+    if ring is not None:
+        if SHAPE.kept_first:  # a 64-bit division is a call, after which ptxas orders both loops differently
+            keep_rows(kept_rows, keep, keeps & (stripe == 0), head % group == 0, decay, row, every_key, row_k, rows)
         for age in range(pending):
-            again_key = over_rows(old_keys.index(age).load(OF_K))
-            update = updates.index(age).load(OF_V)
-            state = again(state, again_key, gl.sum(old_decays.index(age).load(ONE), 0), update)
+            again_key = over_rows(old_keys.index(age).load(TO.of_k))
+            update = updates.index(age).load(TO.of_v)
+            state = again(state, again_key, gl.sum(old_decays.index(age).load(TO.one), 0), update)
         state = state.to(DTYPE).to(gl.float32)  # a state that was only read is rounded already
         own = keep % ring_u_size
     if settled is not None:
         if settle >= 0:
-            target = place(settled, settle, settled_columns, request, settled_unit, settled_column)
-            store_tile(target + head * settled_h, settled_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
+            target = place(settled.pool, settle, settled.columns, request, settled.per_unit, settled.per_column)
+            store_tile(target + head * settled.per_head, settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)
     # If rings keep first, the address is computed here, for the same reason.
-    core = core + first * core_row + head * core_head + at_v if KEPT_FIRST else out_at
-    if ALONE:  # the program has a row, or it would have returned
-        kq = gl.sum(products, 0)
-        state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
+    core = row_of(x.core, first, head) + at_v if SHAPE.kept_first else out_at
+    GOES_ON: gl.constexpr = store is not None or each is not None
+    if SHAPE.apart and not GOES_ON:
+        for t in gl.static_range(MOST):
+            forget, write = gl.sum(decays.index(t).load(TO.one), 0), gl.sum(writes.index(t).load(TO.one), 0)
+            value, kq = values.index(t).load(TO.of_v), gl.sum(overlaps.index(t).load(TO.one), 0)
+            # `token` would do the same in another order, and ptxas would assign other registers than those measured.
+            key, live = over_rows(keys.index(t).load(TO.of_k)), (at_v >= 0) & (t < rows)
+            out, update = answer(state, over_rows(queries.index(t).load(TO.of_k)), key, kq, value, forget, write)
+            gl.store(core, out.to(core.dtype.element_ty), mask=live)
+            if t + 1 < MOST:
+                state = again(state, key, forget, update)
+            core += x.core.per_row
+            if ring is not None:
+                gl.store(kept_u + own * ring.update_per_entry + at_v, update, mask=live & keeps)
+                own = gl.where(own + 1 == ring_u_size, 0, own + 1)
     else:
-        GOES_ON: gl.constexpr = store is not None or each is not None
-        if APART and not GOES_ON:
-            for t in gl.static_range(MOST):
-                forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
-                value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-                # `token` would do the same in another order, and ptxas would assign other registers than those
-                # measured.
-                key, live = over_rows(keys.index(t).load(OF_K)), (at_v >= 0) & (t < rows)
-                out, update = answer(state, over_rows(queries.index(t).load(OF_K)), key, kq, value, forget, write)
-                gl.store(core, out.to(core.dtype.element_ty), mask=live)
-                if t + 1 < MOST:
-                    state = again(state, key, forget, update)
-                core += core_row
-                if ring_units is not None:
-                    gl.store(kept_u + own * ring_u_entry + at_v, update, mask=live & keeps)
-                    own = gl.where(own + 1 == ring_u_size, 0, own + 1)
-        else:
-            # Without it a newer Triton spills part of a window.
-            TWICE: gl.constexpr = MOST == 1 or (NEWER and ENDS and not GOES_ON)
-            for t in range(rows):
-                forget, write = gl.sum(decays.index(t).load(ONE), 0), gl.sum(writes.index(t).load(ONE), 0)
-                value, kq = values.index(t).load(OF_V), gl.sum(overlaps.index(t).load(ONE), 0)
-                asked_for = True if GOES_ON or not ENDS else t + 1 < rows
-                state, update = token(
-                    state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
-                )
-                core += core_row
-                if each is not None:
-                    if each_to >= 0:
-                        column = each + each_to * each_unit + t * each_column + head * each_h
-                        store_tile(column, each_v, state.to(DTYPE), stripe, False, False)
-                if ring_units is not None:
-                    if keeps:
-                        gl.store(kept_u + own * ring_u_entry + at_v, update)
-                    own = gl.where(own + 1 == ring_u_size, 0, own + 1)
-    if ring_units is not None:
-        if not KEPT_FIRST:
-            keep_rows(ring, keep, keeps & (stripe == 0), head == key_head * group, decay, row, every_key, row_k, rows)
+        # Without it a newer Triton spills part of a window.
+        TWICE: gl.constexpr = MOST == 1 or (NEWER and SHAPE.ends and not GOES_ON)
+        for t in range(rows):
+            forget, write = gl.sum(decays.index(t).load(TO.one), 0), gl.sum(writes.index(t).load(TO.one), 0)
+            value, kq = values.index(t).load(TO.of_v), gl.sum(overlaps.index(t).load(TO.one), 0)
+            asked_for = True if GOES_ON or not SHAPE.ends else t + 1 < rows
+            state, update = token(
+                state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
+            )
+            core += x.core.per_row
+            if each is not None:
+                if each_to >= 0:
+                    column = each.pool + each_to * each.per_unit + t * each.per_column + head * each.per_head
+                    store_tile(column, each.per_v, state.to(DTYPE), stripe, False, False)
+            if ring is not None:
+                if keeps:
+                    gl.store(kept_u + own * ring.update_per_entry + at_v, update)
+                own = gl.where(own + 1 == ring_u_size, 0, own + 1)
+    if ring is not None:
+        if not SHAPE.kept_first:
+            leads = head == key_head * group
+            keep_rows(kept_rows, keep, keeps & (stripe == 0), leads, decay, row, every_key, row_k, rows)
     if store is not None:
         if goal >= 0:
-            target = place(store, goal, store_columns, request, store_unit, store_column) + head * store_h
-            if ALONE and LINED:
-                places = target + (span_v * store_v + along(1, KT, SPAN))
-                tile_of = gl.convert_layout(gl.reshape(state.to(DTYPE), [VL * VR, KT]), MINE)
-                store_through(tile, places, tile_of, AHEAD == 0)
-            else:
-                store_tile(target, store_v, state.to(DTYPE), stripe, LINED, AHEAD == 0)
+            target = place(store.pool, goal, store.columns, request, store.per_unit, store.per_column)
+            store_tile(target + head * store.per_head, store.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)
 
 
 @gluon.jit

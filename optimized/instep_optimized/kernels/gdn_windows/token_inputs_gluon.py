@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 
 from ..convs import bf16_short_windows
 from ..convs.packed_16_bit_words import WIDTH
+from ..device.gluon_helpers import place
 from ..rowwise.gdn_inputs import L2_EPS, STEPS
 
 NUMBERS = gl.constexpr(WIDTH)  # numbers of a word, and taps of a channel
@@ -29,12 +30,10 @@ turned, number, put_window = (
 
 
 @gluon.jit
-def rows_at(
-    first, rows, k, k_row, q, q_row, v, v_row, log_decay, log_decay_row, beta, beta_row, at_k, at_v, at,
-    STEP: gl.constexpr,
-):  # fmt: skip
+def rows_at(x, k, q, v, log_decay, beta, first, rows, at_k, at_v, at, STEP: gl.constexpr):
     """Load the results of the conv and the linear maps from row `first` on  ->  k, q, v, a, b
 
+    x: the packed rows; k, q, v, log_decay, beta: where those of this program begin
     at_k, at_v, at: the row indices for keys and queries, for values, and for a and b, among `rows`
     STEP: words from a row to the next, if k, q and v are inputs of the conv, four of which are loaded per row; else
     None
@@ -43,11 +42,12 @@ def rows_at(
         raw_k, raw_q = inputs_at(k + first * STEP, at_k, rows, STEP), inputs_at(q + first * STEP, at_k, rows, STEP)
         raw_v = inputs_at(v + first * STEP, at_v, rows, STEP)
     else:
-        raw_k = gl.load(k + first * k_row, mask=at_k < rows, other=0.0)
-        raw_q = gl.load(q + first * q_row, mask=at_k < rows, other=0.0)
-        raw_v = gl.load(v + first * v_row, mask=at_v < rows, other=0.0)
-    forgets = gl.load(log_decay + first * log_decay_row + at * log_decay_row, mask=at < rows, other=0.0)
-    strength = gl.load(beta + first * beta_row + at * beta_row, mask=at < rows, other=0.0)
+        raw_k = gl.load(k + first * x.k.per_row, mask=at_k < rows, other=0.0)
+        raw_q = gl.load(q + first * x.q.per_row, mask=at_k < rows, other=0.0)
+        raw_v = gl.load(v + first * x.v.per_row, mask=at_v < rows, other=0.0)
+    a_row, b_row = x.log_decay.per_row, x.beta.per_row
+    forgets = gl.load(log_decay + first * a_row + at * a_row, mask=at < rows, other=0.0)
+    strength = gl.load(beta + first * b_row + at * b_row, mask=at < rows, other=0.0)
     return raw_k, raw_q, raw_v, forgets, strength
 
 
@@ -71,8 +71,9 @@ def taps_of(taps, word):
 
 
 @gluon.jit
-def window_at(past, row, known):
+def window_at(windows, past, unit, request, row, known):
     """Load the window before the first row, as stored: three words, for the three rows that use its inputs."""
+    past = place(past, unit, windows.columns, request, windows.per_unit, windows.per_column)
     there = (row < 3) & known
     one, two = gl.load(past, mask=there, other=0), gl.load(past + 1, mask=there, other=0)
     return one, two, gl.load(past + 2, mask=there, other=0)
