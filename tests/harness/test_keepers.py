@@ -238,27 +238,25 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "says"), REFUSED, ids=[edit[1][:30] for edit, _ in REFUSED])
-def test_invalid_strategy_is_refused_in_one_line(
-    edit: tuple[str, str], says: str, write: Write, instep: Runner
-) -> None:
-    assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed(write("mine", edit))))
-
-
-@pytest.mark.parametrize(("options", "says"), [
+UNKNOWN = [
     ({"strategy": "none"},
      "found 'none' (no such name), expected snapshot, columns, rerun, lazy_rerun, sglang, or module"),
-    ({"conv": "sglang"},
-     "--conv: found 'sglang' (no such name), expected windows, widened, sglang_conv, or module"),
+    ({"conv": "sglang"}, "--conv: found 'sglang' (no such name), expected windows, widened, sglang_conv, or module"),
     ({"strategy": "mine:NONE"}, "AttributeError"), ({"strategy": "nowhere:X"}, "ModuleNotFoundError"),
     ({"strategy": "mine:OPS"}, "mine:OPS, a Ops, expected a `StrategySpec`"),
     ({"strategy": "mine:WINDOWS"}, "which keeps conv, expected a `StrategySpec` of the component state"),
-])  # fmt: skip
-def test_unknown_strategy_name_is_refused_in_one_line(
-    options: dict[str, str], says: str, write: Write, instep: Runner
+]
+
+
+@pytest.mark.parametrize(("edits", "options", "says"), [
+    *(((edit,), OPTIONS["mine"], says) for edit, says in REFUSED),
+    *(((), {"ops": "mine:OPS", **options}, says) for options, says in UNKNOWN),
+], ids=[says[:30] for _, says in (*REFUSED, *UNKNOWN)])  # fmt: skip
+def test_invalid_strategy_is_refused_in_one_line(
+    edits: tuple[tuple[str, str], ...], options: dict[str, str], says: str, write: Write, instep: Runner
 ) -> None:
-    write("mine")
-    assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed({"ops": "mine:OPS", **options})))
+    write("mine", *edits)
+    assert says in complaint(instep("replay", few_channels(RAGGED, 2).path, *typed(options)))
 
 
 FALLS = "raise ValueError('no')\n        "

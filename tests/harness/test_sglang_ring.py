@@ -107,10 +107,15 @@ def test_any_fill_of_a_ring_is_tried_before_a_rise(
 
 
 @pytest.mark.parametrize(("ops", "strategy", "says"), [
-    ("plain", OPS.replace("RING", "KEEPER"), "which does not fill it"),
+    ("plain", OPS.replace("RING", "KEEPER"), "which does not fill it"), (OPS, STRATEGY, "this release has none"),
 ])  # fmt: skip
-def test_a_ring_that_no_op_fills_is_refused(ops: str, strategy: str, says: str, put: Put, trace: Trace) -> None:
+def test_a_ring_that_no_op_fills_or_a_release_lacks_is_refused(
+    ops: str, strategy: str, says: str, put: Put, trace: Trace
+) -> None:
     put("0.5.23")
+    if ops == OPS:
+        import_module("instep.adapters.sglang_ring")
+        del sys.modules["sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode"]
     with pytest.raises(Exception, match=says):
         Replay(trace, Setting(ops, strategy=strategy)).run()
 
@@ -126,14 +131,6 @@ def test_fp32_rows_are_refused_if_a_card_folds_them_in_tf32(
     ring = import_module("instep.adapters.sglang_ring")
     with pytest.raises(Unsupported, match="--dtype bfloat16") if refused else nullcontext():
         ring.must_have_narrow_rows(ring.ring_of_release(), rows, torch.device(device))
-
-
-def test_a_release_without_a_ring_is_refused(put: Put, trace: Trace) -> None:
-    put("0.5.23")
-    import_module("instep.adapters.sglang_ring")
-    del sys.modules["sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode"]
-    with pytest.raises(Exception, match="this release has none"):
-        Replay(trace, Setting(OPS, strategy=STRATEGY)).run()
 
 
 @pytest.mark.whole
