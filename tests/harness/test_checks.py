@@ -2,7 +2,7 @@
 
 Small errors in a 16-bit run are hidden at a layer's boundary, and found from an op's own inputs. Leaves out: states
 that lean towards wrong ones (`test_directed.py`), pools (`test_memory.py`), and how a piece is run again from the
-subject's own rows (`test_own_inputs.py`).
+subject's own rows (`test_oracle.py`).
 """
 
 import re
