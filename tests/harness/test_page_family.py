@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from instep.report.html.replay import charts_of
 from instep.report.html.write_page import page_of, page_of_file
 from instep.report.result import Result
 from instep.setting import Setting
-from instep.trace.file import read
 from instep.verdict import Tier
 from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults import result_data as faults
@@ -50,7 +48,7 @@ from support.inputs.recordings import TINY, edited, lines, recorded
 from support.running.browser import Browser
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
-from support.running.pages import HOSTILE, PLAN, Read, round_of, trace_of
+from support.running.pages import HOSTILE, PLAN, Read, gate_report, relation_run, round_of, trace_of
 
 pytestmark = pytest.mark.slow  # results of every command as pages
 
@@ -60,11 +58,10 @@ Made = Mapping[str, tuple[Result, Mapping[str, Any]]]
 
 
 def of_relations() -> Result:
-    case = SimpleNamespace(trace=read(TRACE), plan=PLAN, bitwise=False)
     wrong = comparison(worst=1.0, request=HOSTILE, slot=5, diagnosis=f"the runs differ {HOSTILE}{ALONE}")
     exact = comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0, place=Place("chain.1", 0, "key"))
     each = held("slots", exact, wrong), held("alone", comparison()), held("drift", lacks="labels have no error")
-    return relations.of(relations.Run(TRACE, None, None, case, each))  # type: ignore[arg-type]
+    return relations.of(relation_run(*each))
 
 
 def of_faults() -> Result:
@@ -91,13 +88,8 @@ def of_bench() -> Result:
 
 
 def of_gate(*says: tuple[str, str, Say]) -> Result:
-    spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
-    change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
-    clocked = [Clocked(case, clock, spread, spread, change[said], same, said, ((1.0, 1.25, 0.5),))
-               for case, clock, said in says]  # fmt: skip
-    question = Question("plain", f"mine:{HOSTILE}{ALONE}", Path("model"))
-    return gate.of(Report(question, "" if says else f"after: {HOSTILE}{ALONE}", clocked, elements=12_345,
-                          acceptance={"before": 1.5, "after": 1.25}, reference_acceptance=1.5))  # fmt: skip
+    question, refused = Question("plain", f"mine:{HOSTILE}{ALONE}", Path("model")), f"after: {HOSTILE}{ALONE}"
+    return gate.of(gate_report(question, *says, refused="" if says else refused, pairs=((1.0, 1.25, 0.5),)))
 
 
 def power() -> Power:
@@ -187,9 +179,8 @@ def test_nan_and_infinity_are_shown() -> None:
     page = Read(page_of(told.data()).decode())
     assert "nan (nan-inf)" in ["".join(cell) for cell in page.cells]
     assert page.data["plots"][0]["rows"][0]["low"] == "nan"
-    wrong = relations.of(relations.Run(TRACE, None, None, SimpleNamespace(  # type: ignore[arg-type]
-        trace=read(TRACE), plan=PLAN, bitwise=False,
-    ), (held("slots", comparison(worst=math.nan), comparison(tier=Tier.BITWISE, allowed=0.0)),)))
+    each = held("slots", comparison(worst=math.nan), comparison(tier=Tier.BITWISE, allowed=0.0))
+    wrong = relations.of(relation_run(each))
     assert Read(page_of(wrong.data()).decode()).data["plots"][0]["cells"][0][2] == "found"
 
 

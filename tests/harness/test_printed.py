@@ -5,6 +5,7 @@ Leaves out: `replay` (`test_report.py`), and commands that run (`test_cli.py` an
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,29 +16,25 @@ from instep.campaign.fuzz.campaign import Result, Settings
 from instep.campaign.relations import result_data as relations
 from instep.generate import render as generate
 from instep.setting import Setting
-from instep.trace.file import read
 from instep.verdict import Skipped, Tier, Verdict
 from instep_proof.faults import result_data as faults
 from instep_proof.faults.compare_with_control import Heard
 from instep_proof.faults.compare_with_control import Result as Campaign
 from instep_proof.faults.fault_runs import Arm
 from instep_speed.gate import result_data as gate
-from instep_speed.gate.input_and_result import Judged as Clocked
 from instep_speed.gate.input_and_result import Question, Report
-from instep_speed.gate.statistics import Ratio, Say, Spread
+from instep_speed.gate.statistics import Say
 from support.inputs.outcomes import CONTROL, PLANTED, comparison, held, judged, outcome, shown
 from support.running.command import Runner
 from support.running.golden import Golden, sections
-from support.running.pages import PLAN
+from support.running.pages import PLAN, gate_report, relation_run
 
-TRACE = Path("fixtures/traces/adaptive.jsonl")
 SETTING = Setting("triton", strategy="snapshot", graphs=True)
 
 
 def test_relations(golden: Golden) -> None:
-    run = relations.Run(TRACE, Path("a model"), None, SimpleNamespace(  # type: ignore[arg-type]
-        trace=read(TRACE), plan=SimpleNamespace(setting=SETTING, checkpoint=PLAN.checkpoint), bitwise=True,
-    ), ())  # fmt: skip
+    plan = SimpleNamespace(setting=SETTING, checkpoint=PLAN.checkpoint)
+    run = relation_run(plan=plan, bitwise=True, checkpoint=Path("a model"))
     exact = comparison(tier=Tier.BITWISE, worst=0.0, allowed=0.0, elements=12_345)
     wrong = comparison(tier=Tier.DERIVED, worst=1.0, request="b", slot=5, diagnosis="the runs differ")
     late = replace(wrong, tier=Tier.BITWISE, allowed=0.0, event=43)
@@ -93,18 +90,8 @@ def test_gate(golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {name: value for name, value in calibrated.items() if name != "independent"}
     kept = iter([calibrated, None, before | {"pairs": 129, "setting": {"pairs": 60}}])
     monkeypatch.setattr(gate, "known", lambda *asked: next(kept))
-    spread, same, wide = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120), Ratio(1.0, 0.9, 1.1, 120)
-
-    def report(*says: tuple[str, str, Say]) -> Report:
-        change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
-        return Report(
-            Question("plain", "triton", Path("model")), elements=12_345, reference_acceptance=1.5,
-            judged=[Clocked(case, clock, spread, spread, change[said], wide if said is Say.NOISY else same, said)
-                    for case, clock, said in says],
-            acceptance={"before": 1.5, "after": 1.25},
-        )
-
-    refused = Report(Question("plain", "triton", Path("model")), refused="after: DIVERGED  course")
+    question = Question("plain", "triton", Path("model"))
+    report, refused = partial(gate_report, question, wide=True), Report(question, refused="after: DIVERGED  course")
     golden("gate", sections({
         "held, and noisy by one clock": shown(gate.of(report(
             ("verify", "wall", Say.HELD), ("verify", "cpu", Say.NOISY), ("commit", "wall", Say.HELD),

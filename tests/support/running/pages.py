@@ -9,10 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from instep.campaign.relations import Held
+from instep.campaign.relations.result_data import Run
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
+from instep_speed.gate.input_and_result import Judged as Clocked
+from instep_speed.gate.input_and_result import Question, Report
+from instep_speed.gate.statistics import Ratio, Say, Spread
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 KINDS = ("gdn", "gdn", "gdn", "attention")
@@ -64,3 +69,22 @@ class Read(HTMLParser):
             self.texts.setdefault(self._open[-1], []).append(data)
             if self._open[-1] == "td":
                 self.cells[-1].append(data)
+
+
+def relation_run(*each: Held, plan: Any = PLAN, bitwise: bool = False, checkpoint: Path | None = None) -> Run:
+    trace = Path("fixtures/traces/adaptive.jsonl")
+    case: Any = SimpleNamespace(trace=read(trace), plan=plan, bitwise=bitwise)
+    return Run(trace, checkpoint, None, case, each)
+
+
+def gate_report(
+    question: Question, *says: tuple[str, str, Say], refused: str = "", wide: bool = False, pairs: Any = ()
+) -> Report:
+    """Cases by a clock, and what is said of them; wide: of what is noisy no ratio is known well."""
+    spread, same = Spread(0.0125, 0.012, 0.013), Ratio(1.0, 0.99, 1.01, 120)
+    change = {Say.HELD: Ratio(1.01, 1.0, 1.02, 120), Say.SLOWER: Ratio(1.2, 1.1, 1.3, 120), Say.NOISY: same}
+    apart = {Say.NOISY: Ratio(1.0, 0.9, 1.1, 120)} if wide else {}
+    judged = [Clocked(case, clock, spread, spread, change[said], apart.get(said, same), said, pairs)
+              for case, clock, said in says]  # fmt: skip
+    return Report(question, refused, judged, elements=12_345, acceptance={"before": 1.5, "after": 1.25},
+                  reference_acceptance=1.5)  # fmt: skip
