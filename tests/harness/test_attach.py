@@ -1,6 +1,6 @@
 """`instep attach`: a fake SGLang records itself, and `instep audit` judges the recording.
 
-Leaves out: the names of released engines (`test_attach_names.py`), and the judgement (`test_audit.py`).
+Leaves out: the names of released engines (`test_attach_cost.py`), and the judgement (`test_audit.py`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """`instep attach vllm`: a fake vLLM records itself with both model runners, and `instep audit` judges the recording.
 
-Leaves out: the names of released engines (`test_attach_names.py`), and what recorders share (`test_attach.py`).
+Leaves out: the names of released engines (`test_attach_cost.py`), and what recorders share (`test_attach.py`).
 """
 
 import json

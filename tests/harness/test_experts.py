@@ -1,6 +1,8 @@
-"""Experts: ties may be broken in any way, a wrong mixture is found and named, and a rerouted row is no yardstick.
+"""Models that differ in a layer: experts, whose ties may be broken in any way, and convs of width 1 without history.
 
-Leaves out: the rest of the campaign (`instep faults --family experts`).
+A wrong mixture is found and named, a rerouted row is no yardstick, and an empty window is not counted. Leaves out: the
+rest of the campaign (`instep faults --family experts`), and that `transformers` computes the same
+(`tests/reference/test_oracle.py`).
 """
 
 import re
@@ -25,16 +27,21 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier
-from instep_optimized import load
+from instep.watch.pool_addresses import Pools
+from instep_optimized import OptimizedEngine, Options, load
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops.plain.mlp import _shared, _swiglu
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.experts import CHOSEN
 from instep_proof.faults.catalogue.fault import Edit, Expected, Fault
 from instep_proof.faults.rerecord import retraced
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import RequestState
 from instep_reference.mlp import route
 from support.inputs.checkpoints import config_of, write
-from support.running.covering import few
+from support.inputs.traces import brief, recorded
+from support.running.covering import each_value, few
 from support.running.planting import begun
 
 MLP = "instep_optimized/ops/plain/mlp.py"
@@ -209,3 +216,56 @@ def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> 
     (found,) = held(case, relations(["later_rows"]))
     assert found.verdict.exit is Exit.AGREED, found.verdict.findings[:1]
     assert {Tier.BITWISE, Tier.PROPAGATED} <= {one.tier for one in found.verdict.compared}
+
+
+@pytest.fixture(scope="module")
+def width_one(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return recorded(tmp_path_factory.mktemp("width one"), brief(), linear_conv_kernel_dim=1)
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
+def test_every_strategy_agrees_and_the_empty_window_is_not_counted(width_one: Trace, strategy: str, conv: str) -> None:
+    """To a commit of two; labels tell where every row is up to the end. Drafts are given: their head has no conv."""
+    how = Setting("plain", strategy=strategy, conv=conv, graphs=strategy == "rerun", drafter="external")
+    ran = Replay(width_one, how).run(until=16).verdict
+    assert ran.exit is Exit.AGREED and ran.events == 17, ran.findings[:2]
+    compared = [found for found in ran.compared if found.place.component == "conv"]
+    assert all(found.elements > 0 for found in compared)
+    assert "a conv of width 1 keeps no inputs" in " ".join(skipped.reason for skipped in ran.skipped)
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "conv", "until"), [
+    ("ledger", "windows", None), ("ledger", "widened", None), ("triton", "widened", 16),  # kernels: to a commit of two
+])  # fmt: skip
+def test_labels_and_kernels_agree(width_one: Trace, ops: str, conv: str, until: int | None) -> None:
+    drafter = "external" if ops == "triton" else None
+    ran = Replay(width_one, Setting(ops, conv=conv, drafter=drafter)).run(until=until).verdict
+    assert ran.exit is Exit.AGREED and ran.events == len(width_one.events[:until]) + bool(until), ran.findings[:2]
+
+
+@pytest.mark.slow
+def test_engine_that_still_keeps_inputs_is_found(width_one: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(self: OptimizedEngine, request: str) -> RequestState:
+        told = right(self, request)
+        return replace(told, conv={layer: torch.zeros(len(window), 1) for layer, window in told.conv.items()})
+
+    right = OptimizedEngine.state
+    monkeypatch.setattr(OptimizedEngine, "state", state)
+    found = Replay(width_one, Setting("plain")).run().verdict.findings[0]
+    assert (found.check, found.place.component, found.kind) == ("bytes", "conv", "forward")
+
+
+def test_empty_packed_pools_have_no_address(width_one: Trace) -> None:
+    checkpoint = Checkpoint.open(width_one.path.parent / width_one.header.checkpoint.near)
+    served = OptimizedEngine(
+        checkpoint, load("plain"), Options(guarded=False), width_one.header.room(), num_steps=width_one.header.num_steps
+    )
+    for event in width_one.events[:3]:
+        event.on(served)
+    empty = [region.units for region in served.regions() if region.name == "conv"]
+    pools = Pools(served.regions())
+    assert empty and all(not units.numel() and not pools.clauses("read", units, 0) for units in empty)

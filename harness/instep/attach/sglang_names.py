@@ -1,7 +1,7 @@
 """Names of SGLang that the recorder hooks and reads, in one table per release.
 
 `Names` has the names of 0.5.14; `RELEASES` has what differs. A hook is `module:Class.function`. The names were read in
-the released wheels, and a test reads them again (`tests/harness/test_attach_names.py`).
+the released wheels, and a test reads them again (`tests/harness/test_attach_cost.py`).
 Leaves out: their use (`sglang.py`).
 """
 

@@ -2,7 +2,7 @@
 
 vLLM has two model runners. `Runner` has the names of one: V1 is `v1/worker/gpu_model_runner.py`, which the CPU build
 has too, and V2 is `v1/worker/gpu/model_runner.py`, the default for Qwen3-Next and Qwen3.5 from 0.29 on. The names were
-read in the released wheels, and a test reads them again (`tests/harness/test_attach_names.py`).
+read in the released wheels, and a test reads them again (`tests/harness/test_attach_cost.py`).
 Leaves out: their use (`vllm.py`).
 """
 
