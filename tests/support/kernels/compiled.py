@@ -42,7 +42,7 @@ from instep_optimized.kernels.convs import causal_conv as conv_file
 from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
 from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
 from instep_optimized.kernels.products import few_rows as slim_file
-from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, results, rule_of
+from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
 from instep_optimized.memory_addresses import Address, Pages, Part, Ring, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.op_protocols import GdnInputs
@@ -300,7 +300,7 @@ def convs() -> None:
         prompt_file.walk_prompt(x, weight, part, x, 8)
         for dtypes in (stored(x.dtype), WIDE):
             found = results(x, H, K, HV, dtypes)
-            prompt_file.walk_prompt(x, weight, part, None, 8, rule_of(found, gate, gate, a_log, a_log), K)
+            prompt_file.walk_prompt(x, weight, part, None, 8, RuleInputs.of(found, gate, gate, a_log, a_log), K)
 
 
 def integers() -> None:

@@ -23,7 +23,7 @@ from ...memory_addresses import Part
 from ..device.pool_address import Spans, Windows, constant, flat
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covered, covering
-from ..rowwise.gdn_inputs import Rule, gates
+from ..rowwise.gdn_inputs import RuleInputs, gates
 from ..runtime import INTERPRETED, ceil_div, launch, tile
 from .bf16_short_windows import bits, consume, normed, number, word
 from .packed_16_bit_words import WIDTH, in_words, words
@@ -84,7 +84,7 @@ def shape_for(part: Part, channels: int, keys: int = 0) -> Shape:
 
 def walk_prompt(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
-    rule: Rule | None = None, columns: int = 0,
+    rule: RuleInputs | None = None, columns: int = 0,
 ) -> None:  # fmt: skip
     """Run the conv of a part that `fits`. x, mixed [N, channels]
 

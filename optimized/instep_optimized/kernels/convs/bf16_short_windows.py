@@ -24,7 +24,7 @@ from ...memory_addresses import Part
 from ..device.pool_address import Spans
 from ..device.programmatic_dependent_launch import wait
 from ..device.zero_uncovered_rows import LANES, covering
-from ..rowwise.gdn_inputs import L2_EPS, STEPS, Rule, gates
+from ..rowwise.gdn_inputs import L2_EPS, STEPS, RuleInputs, gates
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .packed_16_bit_words import WIDTH, in_words, windows, words
 from .short_windows import ROWS
@@ -82,7 +82,7 @@ def shape_for(part: Part, channels: int) -> Shape | None:
 
 def walk_words(
     x: torch.Tensor, weight: torch.Tensor, part: Part, mixed: torch.Tensor | None, look: int,
-    rule: Rule | None = None, columns: int = 0,
+    rule: RuleInputs | None = None, columns: int = 0,
 ) -> None:  # fmt: skip
     """Run the conv of a part that `fits`. x, mixed [N, channels]
 

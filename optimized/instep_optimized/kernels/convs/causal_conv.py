@@ -22,7 +22,7 @@ from ...ops.op_protocols import GdnInputs
 from ..device.pool_address import Spans, Windows, window_of
 from ..device.zero_uncovered_rows import ROWS as CLEARED
 from ..device.zero_uncovered_rows import beyond, clear, result, rows_of
-from ..rowwise.gdn_inputs import Rule, clear_inputs, consume, gdn_inputs, made, results, rule_of
+from ..rowwise.gdn_inputs import RuleInputs, clear_inputs, consume, gdn_inputs, made, results
 from ..runtime import ceil_div, launch, power_of_2, tile
 from .bf16_prompts import fits as prompt_fits
 from .bf16_prompts import walk_prompt
@@ -70,12 +70,12 @@ def consumed(
     if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
         made(found, conv(x=x, weight=weight, parts=parts, to=to), *rule)
         return
-    _over(x, weight, parts, len(x), None, rule_of(found, *rule), key_dim)
+    _over(x, weight, parts, len(x), None, RuleInputs.of(found, *rule), key_dim)
 
 
 def _over(
     x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
-    rule: Rule | None = None, columns: int = 0,
+    rule: RuleInputs | None = None, columns: int = 0,
 ) -> None:
     """Run the kernel over all parts. It stores its rows in `mixed`, or else the inputs of the delta rule."""
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"

@@ -26,7 +26,7 @@ WIDE = (torch.float32,) * 5  # dtypes of q, k, v, log_decay and beta at the seam
 STEPS = tl.constexpr(12)  # steps of a pairwise sum: as many as the widest head may need
 
 
-class Rule(NamedTuple):
+class RuleInputs(NamedTuple):
     """What the delta rule's inputs are made of, without rows, and where they go: an argument of kernels."""
 
     a: torch.Tensor
@@ -43,6 +43,15 @@ class Rule(NamedTuple):
     H: Any  # key heads; a kernel may take it as a constant
     HV: Any
     scale: float
+
+    @classmethod
+    def of(
+        cls, found: GdnInputs, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+    ) -> RuleInputs:
+        """`found` receives the results."""
+        assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
+        key_heads, key_dim = found.q.shape[1:]
+        return cls(a, a.stride(0), b, b.stride(0), A_log, dt_bias, *found, key_heads, len(A_log), key_dim**-0.5)
 
 
 def gdn_inputs(
@@ -74,18 +83,10 @@ def made(
     assert mixed.stride(1) == 1, "rows are contiguous"
     (rows, heads), key_dim, width, tall = a.shape, found.q.shape[2], found.v.shape[2], tile(8, 64)
     launch(
-        _gdn_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), rule_of(found, a, b, A_log, dt_bias),
-        rows, key_dim, width, RT=tall, CT=power_of_2(max(key_dim, width)),
+        _gdn_inputs, (ceil_div(rows * heads, tall), 3),
+        mixed, mixed.stride(0), RuleInputs.of(found, a, b, A_log, dt_bias), rows, key_dim, width,
+        RT=tall, CT=power_of_2(max(key_dim, width)),
     )  # fmt: skip
-
-
-def rule_of(
-    found: GdnInputs, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
-) -> Rule:
-    """Return `found` and what it is made of as a kernel argument."""
-    assert a.stride(1) == b.stride(1) == 1, "rows are contiguous"
-    key_heads, key_dim = found.q.shape[1:]
-    return Rule(a, a.stride(0), b, b.stride(0), A_log, dt_bias, *found, key_heads, len(A_log), key_dim**-0.5)
 
 
 @triton.jit
