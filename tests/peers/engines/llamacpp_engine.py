@@ -11,12 +11,10 @@ head. The model must have K = V.
     narrow        as `make`, with such a batch
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +26,6 @@ from .llama_library import FP32, PARTIAL, Context, library
 HEADER = 28  # bytes before the first layer of a sequence's states
 KEPT_COPIES = 8  # sequences for copies, in addition to those of the requests
 NARROW = 4
-
-
-def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Engine(model, room, widest)
-
-
-def again(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Again(model, room, widest, n_rs_seq=widest)
-
-
-def cut(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Engine(model, room, widest, n_ubatch=NARROW, embeddings=True)
-
-
-def narrow(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Engine(model, room, widest, n_ubatch=NARROW)
-
-
-def copied(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Copied(model, room, widest)
-
-
-def with_rows(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
-    return Engine(model, room, widest, embeddings=True)
 
 
 class Engine:
@@ -139,6 +113,9 @@ class Engine:
 
 
 class Again(Engine):
+    def __init__(self, model: Path, room: Any, widest: int) -> None:
+        super().__init__(model, room, widest, n_rs_seq=widest)
+
     def keep(self, request: str, length: int) -> None:
         row = self.windows.pop(request)
         self._roll_back(request, row.first)
@@ -156,6 +133,19 @@ class Copied(Engine):
 
     def _copy(self, source: int, to: int) -> None:
         self.context.lib.llama_memory_seq_cp(self.context.memory, source, to, -1, -1)
+
+
+def _maker(kind: type[Engine], **wanted: int) -> Callable[..., Engine]:
+    def made(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
+        return kind(model, room, widest, **wanted)
+
+    return made
+
+
+make, again, copied = _maker(Engine), _maker(Again), _maker(Copied)
+with_rows = _maker(Engine, embeddings=True)
+cut = _maker(Engine, n_ubatch=NARROW, embeddings=True)
+narrow = _maker(Engine, n_ubatch=NARROW)
 
 
 def states(data: bytes, config: dict[str, Any]) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:

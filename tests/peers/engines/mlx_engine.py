@@ -19,6 +19,8 @@ import torch
 from mlx_lm.utils import load_model
 from safetensors.torch import load_file, save_file
 
+from .cached import Cached
+
 
 def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
     """The checkpoint as it is stored. mlx-lm adds 1 to its norm weights in the width of the file."""
@@ -36,21 +38,19 @@ def stored_wide(model: Path, room: Any, *, num_steps: int, widest: int, device: 
         return make(Path(directory), room, num_steps=num_steps, widest=widest, device=device, dtype=dtype)
 
 
-class Engine:
-    """The caches by request, and of each request's last window its row and the caches from before it."""
+class Engine(Cached):
+    """A cache per layer, for each request."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.caches: dict[str, list[Any]] = {}
-        self.windows: dict[str, tuple[Any, list[Any]]] = {}
-        self.saved: dict[str, list[Any]] = {}
+    def _empty(self) -> list[Any]:
+        empty: list[Any] = self.model.make_cache()
+        return empty
 
     def step(self, rows: Sequence[Any]) -> dict[str, dict[str, torch.Tensor]]:
         for row in rows:
-            caches = self.caches.setdefault(row.request, self.model.make_cache())
+            caches = self.caches.setdefault(row.request, self._empty())
             if row.kind == "verify":
                 self.windows[row.request] = row, deepcopy(caches)
-        final = self._alone(rows[0]) if len(rows) == 1 else self._together(rows)
+        final = self._run(rows[0]) if len(rows) == 1 else self._together(rows)
         text = self.model.language_model
         head = text.model.embed_tokens.as_linear if text.args.tie_word_embeddings else text.lm_head
         return {
@@ -58,7 +58,7 @@ class Engine:
             "logits": {row.request: _torch(head(x)) for row, x in zip(rows, final, strict=True)},
         }
 
-    def _alone(self, row: Any) -> list[mx.array]:
+    def _run(self, row: Any) -> list[mx.array]:
         return [self.model.model(mx.array([row.tokens]), self.caches[row.request])[0]]
 
     def _together(self, rows: Sequence[Any]) -> list[mx.array]:
@@ -78,23 +78,6 @@ class Engine:
         for index, row in enumerate(rows):
             self.caches[row.request] = [cache.extract(index) for cache in merged]
         return [final[index, :length] for index, length in enumerate(lengths)]
-
-    def keep(self, request: str, length: int) -> None:
-        row, before = self.windows.pop(request)
-        accepted = length - row.first
-        if accepted < len(row.tokens):
-            self.caches[request] = before
-            self._alone(row._replace(tokens=row.tokens[:accepted]))
-
-    def drop(self, request: str) -> None:
-        self.caches.pop(request, None)
-        self.windows.pop(request, None)
-
-    def save(self, request: str, name: str) -> None:
-        self.saved[name] = deepcopy(self.caches.get(request, self.model.make_cache()))
-
-    def load(self, request: str, name: str) -> None:
-        self.caches[request] = deepcopy(self.saved[name])
 
     def state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """mlx-lm keeps the window as [1, W-1, C] and the state as [1, HV, V, K]."""

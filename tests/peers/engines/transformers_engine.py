@@ -14,6 +14,8 @@ import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache, Qwen3_5ForCausalLM
 
+from .cached import Cached
+
 
 def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
     return Engine(_load(model, device, dtype))
@@ -28,15 +30,7 @@ def _load(directory: Path, device: str, dtype: torch.dtype) -> Any:
     return model.eval().to(device)
 
 
-class Engine:
-    """The caches by request, and of each request's last window its row and the cache from before it."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        self.caches: dict[str, Any] = {}
-        self.windows: dict[str, tuple[Any, Any]] = {}
-        self.saved: dict[str, Any] = {}
-
+class Engine(Cached):
     @torch.no_grad()
     def step(self, rows: Any) -> dict[str, dict[str, torch.Tensor]]:
         final = {row.request: self._run(row) for row in rows}
@@ -56,23 +50,6 @@ class Engine:
 
     def _before(self, cache: Any) -> Any:
         return deepcopy(cache)
-
-    def keep(self, request: str, length: int) -> None:
-        row, before = self.windows.pop(request)
-        accepted = length - row.first
-        if accepted < len(row.tokens):
-            self.caches[request] = before
-            self._run(row._replace(kind="decode", tokens=row.tokens[:accepted]))
-
-    def drop(self, request: str) -> None:
-        self.caches.pop(request, None)
-        self.windows.pop(request, None)
-
-    def save(self, request: str, name: str) -> None:
-        self.saved[name] = deepcopy(self.caches.get(request, self._empty()))
-
-    def load(self, request: str, name: str) -> None:
-        self.caches[request] = deepcopy(self.saved[name])
 
     def state(self, request: str) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
         """`conv_states` keeps W columns, of which the last W - 1 are the window; while recording, no zeros before."""
