@@ -153,7 +153,7 @@ MEMBERS = {
 from ...finding_problem import Problem
 from ...verdict import Comparison, Tier
 from ...checks.check_interface import NOWHERE
-from .relation_type import Relation
+from .case import Relation
 
 
 def hold(case):

@@ -15,17 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from instep.audit import recorded_engine, result_data
+from instep.audit import recorded_engine
 from instep.audit.audit import Audit, audit, opened
 from instep.audit.recording import read, read_plain, with_short_names
-from instep.audit.result_data import of
-from instep.audit.result_document import charts_of
+from instep.audit.result import charts_of, of
 from instep.audit.round_of_finding import changed
 from instep.audit.token_origins import Told
 from instep.audit.write import Recording
 from instep.checks import known_wrong_states
 from instep.lru_cache import EVENTS, closed, forget
-from instep.report.document_choice import document_of
+from instep.report.document import document_of
 from instep.report.html.write_page import page_of
 from instep.run import compared_engine
 from instep.run.compared_engine import AcceptedPath, RepeatedRuns, of_one
@@ -216,7 +215,7 @@ def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool,
             raise KeyboardInterrupt
 
     found = audit(copy, TINY, progress=progress)
-    assert "nothing was compared" not in shown_result(result_data.of(found))
+    assert "nothing was compared" not in shown_result(of(found))
     assert found.exit is exit and found.replay.verdict.events == 12
     assert found.stopped == "it was interrupted, after 12 events"
 
@@ -389,7 +388,7 @@ def test_batch_rows_and_slots_of_the_engine_are_read(copy: Path, tmp_path: Path)
     with open(copy / "batches.jsonl", "a") as file:
         file.write('{"event": 19')
     judged = audit(copy, TINY, events="16")
-    found, data = judged.replay, result_data.of(judged).data()
+    found, data = judged.replay, of(judged).data()
     assert found.remarks == ("batch row 7 of 9, counted from 0",)
     assert {one.slot for one in found.verdict.findings} == {55}
     assert [data["round"][name] for name in ("event", "kind", "size")] == [16, "commit", 9]

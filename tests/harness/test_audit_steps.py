@@ -13,7 +13,7 @@ import pytest
 
 from instep.audit import step_counts
 from instep.audit.audit import audit
-from instep.audit.result_data import told
+from instep.audit.result import told
 from instep.audit.write import Recording
 from instep.trace.file import read
 from instep.verdict import Exit, Tier

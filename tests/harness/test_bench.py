@@ -21,7 +21,7 @@ from instep.report.svg import bars as svg_of
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
-from instep_speed.bench import KINDS, grid, kernels_of_peers, kind, run
+from instep_speed.bench import KINDS, bench_types, kernels_of_peers, kind, run
 from instep_speed.bench.bench_types import TOO, Arm
 from instep_speed.bench.kinds import decoding, pick, prefill, rounds, strategies
 from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
@@ -69,7 +69,7 @@ def falls(*args: Any, **given: Any) -> torch.Tensor:
 
 @pytest.fixture
 def narrow_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(grid.STATES, "tiny", ("bfloat16",))
+    monkeypatch.setitem(bench_types.STATES, "tiny", ("bfloat16",))
 
 
 @pytest.mark.usefixtures('quick')

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from instep.report.document_choice import document_of
+from instep.report.document import document_of
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
-from instep_speed.bench import grid, interleaved_timing, kernels_of_peers, kind, measure_arms, run
+from instep_speed.bench import bench_types, interleaved_timing, kernels_of_peers, kind, measure_arms, run
 from instep_speed.bench.answer_check import Judged, errors
 from instep_speed.bench.bench_types import Arm, Cell
 from instep_speed.bench.drawn_rows import on
@@ -139,7 +139,7 @@ def falls(**given: Any) -> Any:
 @pytest.mark.parametrize("state", ["float32", "bfloat16"])
 def test_fp64_activations_are_judged_in_fp64(state: str, quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """`lazy_rerun` rounds a state where its ring is full: with states narrower than the arithmetic it is refused."""
-    monkeypatch.setitem(grid.STATES, "tiny", (state,))
+    monkeypatch.setitem(bench_types.STATES, "tiny", (state,))
     found = measured_cells({"it": PLAIN}, "strategies", dtype=torch.float64, at={"batch": ("2",)})
     assert found.exit is Exit.AGREED
     for row in found.rows:

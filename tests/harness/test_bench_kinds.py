@@ -36,11 +36,11 @@ from instep_speed.bench import kind, run
 from instep_speed.bench.bench_types import SEED, TO, Cell, Ground
 from instep_speed.bench.drawn_rows import redrawn
 from instep_speed.bench.kinds import attend, mixer, prefill
+from instep_speed.bench.kinds.decoding import arms, hardest_first, mixed, parted
 from instep_speed.bench.peers import flashinfer, torch_functions
 from instep_speed.bench.replayed_acceptance import Extent, play, trace_of
 from instep_speed.bench.resume import joined
 from instep_speed.bench.run import Bench
-from instep_speed.bench.step_count_arms import arms, hardest_first, mixed, parted
 from support.inputs.bench_runs import FP32, ground, make_up_peer, measured_cells, text
 from support.inputs.narrow_models import narrow
 from support.running.covering import WHOLE

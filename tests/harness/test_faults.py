@@ -24,7 +24,7 @@ from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
 from instep_proof.commands.faults import _part
-from instep_proof.faults import plant, result_data, resume, run_in_forks
+from instep_proof.faults import plant, result_data, run_in_forks
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, recorded, speaking
@@ -470,7 +470,7 @@ def test_rows_of_two_models_are_not_one_campaign(words: tuple[str, ...], tmp_pat
 
 def test_file_is_read_as_it_was_written() -> None:
     found = json.loads(COMMITTED.read_text())
-    again = json.loads(json.dumps(result_data.of(resume.read(COMMITTED)).data()))
+    again = json.loads(json.dumps(result_data.of(result_data.read(COMMITTED)).data()))
     for one in (*found["results"], *again["results"]):  # files of earlier revisions do not name the mistake
         mistake = one["expected"].pop("mistake", by_id()[one["id"]].mistake)
         assert mistake == by_id()[one["id"]].mistake

@@ -28,15 +28,6 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import calibration_files, power, result_data, statistics
-from instep_speed.gate.binomial_bounds import (
-    FEWEST_TRIALS,
-    LEAST_POWER,
-    MOST_ALARMS,
-    bounds,
-    highest,
-    independent,
-    lowest,
-)
 from instep_speed.gate.cases import CASES, Walk
 from instep_speed.gate.clock import CLOCKS, Clock, judged
 from instep_speed.gate.forced_trace import Course, lay
@@ -45,6 +36,15 @@ from instep_speed.gate.input_and_result import Question, Report
 from instep_speed.gate.power import ARMS, Power, tried
 from instep_speed.gate.reference_check import Yardstick
 from instep_speed.gate.result_document import calibration_of
+from instep_speed.gate.statistics import (
+    FEWEST_TRIALS,
+    LEAST_POWER,
+    MOST_ALARMS,
+    bounds,
+    highest,
+    independent,
+    lowest,
+)
 from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
 from support.running.covering import few
@@ -128,7 +128,7 @@ def test_bounds_of_many_trials_are_those_of_few(monkeypatch: pytest.MonkeyPatch)
     """A binomial coefficient of 4000 trials is larger than any float."""
     assert highest(2000, 4000) == pytest.approx(0.5, abs=0.02)
     exact = highest(40, 90)
-    monkeypatch.setattr("instep_speed.gate.binomial_bounds.LARGEST", 1)
+    monkeypatch.setattr("instep_speed.gate.statistics.LARGEST", 1)
     assert highest(40, 90) == pytest.approx(exact) and highest(0, 90) == pytest.approx(1 - 0.05 ** (1 / 90))
 
 

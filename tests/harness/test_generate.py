@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from instep.generate.decode import Ask, Decoded, decode
-from instep.generate.rates import Speed, rounds
+from instep.generate.decode import Ask, Decoded, Speed, decode, rounds
 from instep.generate.tokenizer import Bytes, Numbers, prompts_from, stop_of, words_of
 from instep.setting import Setting
 from instep_proof.faults.catalogue.fault import Edit

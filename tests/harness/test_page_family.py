@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from instep.audit import result_data as audits
+from instep.audit import result as audits
 from instep.audit.audit import audit
 from instep.audit.recording import EVENTS
-from instep.audit.result_document import charts_of as audited
+from instep.audit.result import charts_of as audited
 from instep.campaign.fuzz import result_data as fuzz
 from instep.campaign.fuzz.campaign import Result as Drawn
 from instep.campaign.fuzz.campaign import Settings
-from instep.campaign.relations import result_data as relations
+from instep.campaign.relations import result as relations
 from instep.report.html.replay import charts_of
 from instep.report.html.write_page import page_of, page_of_file
 from instep.report.result import Result

@@ -13,7 +13,7 @@ import pytest
 
 from instep.campaign.fuzz import result_data as fuzz
 from instep.campaign.fuzz.campaign import Result, Settings
-from instep.campaign.relations import result_data as relations
+from instep.campaign.relations import result as relations
 from instep.generate import render as generate
 from instep.setting import Setting
 from instep.verdict import Skipped, Tier, Verdict

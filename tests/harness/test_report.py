@@ -10,8 +10,7 @@ from typing import Any
 
 from instep.report import outcome_data
 from instep.report.divergence_message import divergence, spelled
-from instep.report.document_choice import document_of
-from instep.report.document_parts import short
+from instep.report.document import document_of, short
 from instep.report.outcome_data import tiers
 from instep.run.run_variants import Variant, patch_of
 from instep.run.trace_history import Text

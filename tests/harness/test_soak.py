@@ -12,7 +12,7 @@ import pytest
 from instep.campaign.fuzz import draw_events
 from instep.campaign.fuzz.campaign import Settings
 from instep.campaign.runner import TrialRunner
-from instep.campaign.soak import drawn_rounds, resume, soak
+from instep.campaign.soak import drawn_rounds, soak, totals
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
@@ -27,8 +27,8 @@ LATE = "support.wrong.subjects:LATE"
 
 def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
     settings = Settings(Setting(ops), model, 0, 3, folder, command="soak")
-    run = resume.Soaked(Setting(ops).data(), "", 3, every, stretch)
-    soaking = soak.Soak(settings, run, resume.Session.now("cpu", None), TrialRunner(), rounds)
+    run = totals.Soaked(Setting(ops).data(), "", 3, every, stretch)
+    soaking = soak.Soak(settings, run, totals.Session.now("cpu", None), TrialRunner(), rounds)
     soaking.run()
     return soaking
 
@@ -98,7 +98,7 @@ def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, 
     events = read(Path(found.trace)).events
     judged = [n for n, event in enumerate(events) if n % every == 0 and isinstance(event, Forward)]
     assert judged == [len(events) - 1]
-    further = soak.Soak(soaking.settings, soaking.soaked, resume.Session.now("cpu", None), TrialRunner(), 120)
+    further = soak.Soak(soaking.settings, soaking.soaked, totals.Session.now("cpu", None), TrialRunner(), 120)
     further.run()
     first, second = (Path(one.trace) for one in soaking.soaked.found)
     assert first != second and first.is_file() and second.is_file(), "a second finding replaces no trace"

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
-from instep.campaign.shapes.random_model_on_disk import draw
+from perf.random_model_on_disk import draw
 
 PROMPTS, LENGTH, TOKENS = 2, 24, 4
 VOCAB_BLOCK = 16384

@@ -1,6 +1,6 @@
 """Judge one recording: find its format, read it, and run every level for which it has data.
 
-Leaves out: the levels themselves (`tokens.py`), and words (`result_data.py`).
+Leaves out: the levels themselves (`tokens.py`), and words (`result.py`).
 """
 
 from __future__ import annotations

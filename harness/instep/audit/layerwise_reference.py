@@ -3,7 +3,7 @@
 So a checkpoint may be larger than memory, which holds only one layer in fp64 and the hidden rows of the texts.
 The truth is fp64. A draw is the reference in the declared width, rounded as declared and summed in another order, as in
 a replay (`run/build_compared_engines.py`). Only the errors of draws against the truth are kept, row by row: each
-position counts as a separate event, like a decode step. Leaves out: the output matrix (`blockwise_scores.py`) and its
+position counts as a separate event, like a decode step. Leaves out: the output matrix (`tokens.py`) and its
 scores.
 """
 

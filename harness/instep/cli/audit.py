@@ -38,8 +38,7 @@ def audit(
     """Judge a recording; exit 0: right; 1: the model disagrees; 3: fewer than half of the tokens decidable."""
     from ..audit.audit import audit as run
     from ..audit.audit import text_of
-    from ..audit.result_data import of
-    from ..audit.result_document import charts_of
+    from ..audit.result import charts_of, of
     from ..lru_cache import EVENTS, closed
 
     files.must_be_free()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..report.document import Document, Kind, Listing
-from ..report.document_parts import short, used
+from ..report.document import Document, Kind, Listing, short, used
 from ..verdict import Exit
 from .finish_with_result import Files, writes
 

@@ -19,7 +19,7 @@ from instep_reference.contract.errors import BadInput
 from ..atomic_write import writable, write_atomically
 from ..report.document import Document
 from ..verdict import Exit
-from .added_parameters import annotated, with_parameters
+from .subject_options import annotated, with_parameters
 
 if TYPE_CHECKING:
     from ..report.result import Result
@@ -67,7 +67,7 @@ class Files:
         """
         from rich.console import Console
 
-        from ..report.document_choice import document_of
+        from ..report.document import document_of
         from ..report.terminal_tables import write
 
         if interrupted:

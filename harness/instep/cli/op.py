@@ -12,8 +12,7 @@ import typer
 
 from instep_reference.contract.errors import BadInput
 
-from ..report.document import Document, Kind, Listing
-from ..report.document_parts import short
+from ..report.document import Document, Kind, Listing, short
 from ..verdict import Exit
 from .finish_with_result import Files, writes
 from .progress import progress

@@ -1,6 +1,6 @@
 """`instep page`: make an HTML page of a result file.
 
-Leaves out: its contents (`instep.report.document_choice`).
+Leaves out: its contents (`instep.report.document`).
 """
 
 from __future__ import annotations

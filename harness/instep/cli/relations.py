@@ -31,7 +31,7 @@ def relations(
 ) -> None:
     """Check relations between runs of one trace; exit 0: all agree, 1: divergence, 3: one of them compared nothing."""
     from ..campaign import relations as table
-    from ..campaign.relations import result_data
+    from ..campaign.relations import result as relations_result
     from ..campaign.relations.case import Case
     from ..run.replay import Replay, must_reach
     from ..trace.file import read
@@ -47,5 +47,5 @@ def relations(
     with trial_runner("relations") as run:
         for relation in run.trials(wanted, lambda one: one.name):
             found.append(table.hold(case, relation))
-    told = result_data.Run(trace, checkpoint, until, case, tuple(found))
-    files.finish(result_data.of(told, files.commit), interrupted=run.interrupted, trace=trace)
+    told = relations_result.Run(trace, checkpoint, until, case, tuple(found))
+    files.finish(relations_result.of(told, files.commit), interrupted=run.interrupted, trace=trace)

@@ -47,7 +47,7 @@ def soak(
 
     from ..campaign.fuzz.campaign import Settings
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.soak import result_document, resume
+    from ..campaign.soak import totals
     from ..campaign.soak.soak import Soak
     from ..report.result import Result
     from ..threads import threads_for
@@ -57,12 +57,12 @@ def soak(
     elif minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
     files.must_be_free(*join or ())
-    runs, found = resume.read(files.json), None
+    runs, found = totals.read(files.json), None
     for path in join or ():
-        resume.join(runs, path)
+        totals.join(runs, path)
 
     def result() -> Result:
-        return resume.result(runs, files.commit)
+        return totals.result(runs, files.commit)
 
     subjects, directory = () if join else given.subjects("ledger", "plain"), checkpoint or model()
     opened, sampled = Checkpoint.open(directory), given.left_to_draw(SAMPLED)
@@ -70,10 +70,10 @@ def soak(
         for name in run.shares(subjects):
             settings = Settings(given.setting(ops=name), directory, 0, seed, out, sampled=sampled, command="soak")
             settled = settings.setting.data() | dict.fromkeys(sampled)
-            soaked = resume.going_on(runs, resume.Soaked(settled, opened.digest, seed, every, stretch), files.json)
-            session = resume.Session.now(settings.setting.device, files.commit)
+            soaked = totals.going_on(runs, totals.Soaked(settled, opened.digest, seed, every, stretch), files.json)
+            session = totals.Session.now(settings.setting.device, files.commit)
             soaking = Soak(settings, soaked, session, run, rounds)
             soaking.run()
             if (found := soaking.found) is not None:
                 break
-    files.finish(result(), result_document.document(runs, found))
+    files.finish(result(), totals.document(runs, found))

@@ -17,10 +17,13 @@ import typer
 from instep_reference.contract.errors import BadInput
 
 from ..options import CHOICES, OPTIONS, SOMETIMES, USUAL, known
-from .added_parameters import annotated, with_parameters
 
 if TYPE_CHECKING:
     from ..setting import Setting
+import functools
+import inspect
+from collections.abc import Sequence
+from operator import getitem
 
 PANEL = "Engine under test"  # in `--help`; typer prints it after a command's own options
 WIDEST_METAVAR = 8
@@ -107,3 +110,36 @@ def _option(name: str, repeated: bool, says: str | None) -> Parameter:
         autocompletion=(lambda: choices) if choices else None,
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotated(kind, how))
+
+
+# ---- options that several commands share: they are added to a signature, and one parameter receives all values
+
+def with_parameters(
+    name: str, added: Sequence[inspect.Parameter], make: Callable[[Mapping[str, Any]], object]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the parameter `name` of a command by other ones; it receives what `make` makes of their values."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def run(**typed: Any) -> None:
+            received = make({each.name: typed.pop(each.name) for each in added})
+            command(**typed, **{name: received})
+
+        every = list[inspect.Parameter]()
+        for each in own.parameters.values():
+            every += added if each.name == name else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+        run.__signature__ = own.replace(parameters=every)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in every}
+        return run
+
+    return decorate
+
+
+def annotated(kind: Any, how: object) -> Any:
+    """An optional type with typer's description.
+
+    Built at run time, so no checker can read it as a type. Python 3.13 has no `Annotated.__class_getitem__`.
+    """
+    return getitem(cast(Any, Annotated), (kind | None, how))

@@ -13,8 +13,7 @@ from ..report.result import Result
 from ..run.trace_history import printable
 from ..subject.memory_per_request import Need, spelled
 from ..verdict import Comparison, Exit, Verdict
-from .decode import Ask, Decoded
-from .rates import Speed
+from .decode import Ask, Decoded, Speed
 from .tokenizer import Words
 
 

@@ -1,7 +1,7 @@
 """Command lines: the command that the user typed, and the command that reproduces a finding.
 
 Leaves out: which finding, and which part of the trace it needs (`divergence_message.py`,
-`campaign/relations/result_data.py`).
+`campaign/relations/result.py`).
 """
 
 from __future__ import annotations

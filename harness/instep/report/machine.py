@@ -8,6 +8,7 @@ decide that).
 from __future__ import annotations
 
 import ast
+import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -27,6 +28,24 @@ def machine(device: str) -> dict[str, str | None]:
         "device_name": _name(device), **{package: installed(package) for package in ("torch", "triton", "instep")},
         "kernels_syntax": kernels_syntax(),
     }
+
+
+def fingerprint(device: str) -> dict[str, str | None]:
+    """Everything about the machine that changes a speed, and how busy it was; None: a value cannot be read here."""
+    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 0)
+    return {
+        **machine(device), "processor": _processor(), "cores": str(len(usable)),
+        "load": None if load is None else f"{load[0]:.1f} in the last minute",
+    }
+
+
+def _processor() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
 
 
 def system() -> str:

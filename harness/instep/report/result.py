@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -50,6 +50,20 @@ class Result:
     def write(self, path: Path) -> None:
         """Write the file; after an error no part of it is there."""
         write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
+
+
+class Session(msgspec.Struct, forbid_unknown_fields=True):
+    """One session of a command that adds to a result file: date, revision, machine, duration."""
+
+    date: str
+    commit: str | None
+    machine: dict[str, str | None]
+    seconds: float = 0.0
+
+    @classmethod
+    def now(cls, device: str, commit: str | None) -> Self:
+        """A session that begins now."""
+        return cls(datetime.now(UTC).isoformat(timespec="seconds"), commit, machine(device))
 
 
 def as_json(value: Any) -> Any:

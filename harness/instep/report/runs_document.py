@@ -9,8 +9,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..verdict import Exit
-from .document import Document, Kind, Listing
-from .document_parts import LEVELS, Data, findings, level, matrix, messages, names_of, short, totals, used, word
+from .document import (
+    LEVELS,
+    Data,
+    Document,
+    Kind,
+    Listing,
+    findings,
+    level,
+    matrix,
+    messages,
+    names_of,
+    short,
+    totals,
+    used,
+    word,
+)
 
 
 def document(found: Data) -> Document:

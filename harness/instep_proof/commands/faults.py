@@ -61,7 +61,7 @@ def faults(
     from instep.report import svg
     from instep_reference.contract.checkpoint import Checkpoint
 
-    from ..faults import result_data, resume
+    from ..faults import result_data
     from ..faults.campaign import campaign
     from ..faults.catalogue import TRACES
     from ..faults.catalogue.fault import EXPECTED, recorded
@@ -79,8 +79,8 @@ def faults(
         raise BadInput("--update", found="another model or setting", expected="those of the catalogue")
     files.must_be_free(*join or (), more=[picture])
     kept = files.json if missing or join else None
-    there = [resume.read(kept)] if kept is not None and kept.is_file() else []
-    there += [resume.read(path) for path in join or ()]
+    there = [result_data.read(kept)] if kept is not None and kept.is_file() else []
+    there += [result_data.read(path) for path in join or ()]
     chosen = [] if join else _chosen(names, family, ops)
     if missing:
         here = {one.fault.id for result in there for one in result.fired}
@@ -92,13 +92,13 @@ def faults(
         raise typer.Exit(0)
     model = UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
     judged = list[Judged]()
-    resume.of_one_model(there, None if join else model)
+    result_data.of_one_model(there, None if join else model)
     if chosen and not TRACES.is_dir():
         raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
     chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
 
     def result() -> Result:
-        return resume.joined(*there, Result(tuple(judged)))
+        return result_data.joined(*there, Result(tuple(judged)))
 
     with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
           trial_runner("faults", None, files.json, lambda: result_data.of(result(), files.commit)) as run):

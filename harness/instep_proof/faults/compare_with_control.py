@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from instep.checks.experts import Experts
 from instep.checks.grown_trees import Grown
-from instep.report.result_session import Session as Called
+from instep.report.result import Session as Called
 from instep.verdict import Exit, Tier
 
 from .catalogue import FAMILY_OF

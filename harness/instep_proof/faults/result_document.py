@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from instep.report.divergence_message import spelled
-from instep.report.document import Document, Kind, Listing
-from instep.report.document_parts import Data, matrix
+from instep.report.document import Data, Document, Kind, Listing, matrix
 from instep.verdict import Exit
 from instep_reference.contract.place_names import Place
 

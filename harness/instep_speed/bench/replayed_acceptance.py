@@ -18,8 +18,7 @@ import msgspec
 import torch
 
 from instep.diagnose import explain_outcome
-from instep.generate.decode import Decoded
-from instep.generate.rates import Speed
+from instep.generate.decode import Decoded, Speed
 from instep.player import Observer, Player, Side
 from instep.run.engine_without_comparison import engine
 from instep.run.large_model import outcome

@@ -11,8 +11,7 @@ from math import log
 from statistics import median
 from typing import Any
 
-from instep.report.document import Document, Kind, Listing
-from instep.report.document_parts import Data
+from instep.report.document import Data, Document, Kind, Listing
 from instep.verdict import Exit
 
 from . import KINDS, kind

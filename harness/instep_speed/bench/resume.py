@@ -17,12 +17,12 @@ import torch
 from msgspec import UNSET, UnsetType
 
 from instep.options import WIDTHS
+from instep.report.machine import fingerprint
 from instep.report.result import read
 from instep.trace.file import decode
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput
 
-from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
 from .bench_types import Size
 from .interleaved_timing import Rates

@@ -20,14 +20,14 @@ import msgspec
 import torch
 
 from instep.campaign.runner import TrialRunner
+from instep.report.machine import fingerprint
 from instep.report.result import Result
-from instep.report.result_session import Session as Called
+from instep.report.result import Session as Called
 from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, InstepError, OutOfCapacity, Unsupported
 
-from ..gate.fingerprint import fingerprint
 from . import KINDS, kind
 from .answer_check import Judged, fallen
 from .bench_types import SEED, At, Cell, Ground, Size

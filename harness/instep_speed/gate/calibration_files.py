@@ -2,7 +2,7 @@
 
 Model and cases are in a file's name if they are not the usual ones, so no other calibration replaces it.
 
-A machine is everything that affects a speed, except for its load (`fingerprint.py`). Times of another day decide
+A machine is everything that affects a speed, except for its load (`report/machine.py`). Times of another day decide
 nothing: they are printed next to new ones. Leaves out: measuring (`power.py`).
 """
 
@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import msgspec
 
 from instep.bundled import fixtures, model
+from instep.report.machine import fingerprint
 from instep.report.result import Result, read
 from instep.trace.file import decode
 from instep.trace.header import config_digest
 
 from .cases import CASES
-from .fingerprint import fingerprint
 from .input_and_result import Question
 from .power import Power
 from .process import Source

@@ -9,7 +9,7 @@ in its place. Every trial has separate pairs, so a disturbance of a pair is in o
 independent. They still share everything that lasts longer than a trial: the four processes, which are started once, and
 the load of the machine. Processes of one source differ by a little, so their roles are drawn again for every trial. The
 trial at whose end the minutes are over is the last. It is not cut off, because the longest trials are the noisiest.
-Leaves out: the gate's own run, and the bounds on rates (`binomial_bounds.py`).
+Leaves out: the gate's own run, and the bounds on rates (`statistics.py`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ import numpy as np
 
 from instep.verdict import Exit
 
-from .binomial_bounds import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, bounds
 from .cases import NO_DRAG
 from .clock import CLOCKS
 from .gate import Progress, checked_before_and_after, judge, laps_of, sample, timed
 from .input_and_result import Question, Report
 from .process import Arm, Source
-from .statistics import Samples, Say, Spread
+from .statistics import FEWEST_TRIALS, LEAST_POWER, MOST_ALARMS, Samples, Say, Spread, bounds
 
 SLOWED = 0.08
 ARMS = ("before", "after", "again", "slowed")

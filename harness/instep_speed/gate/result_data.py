@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from instep.report.machine import fingerprint
 from instep.report.result import Result
 from instep_reference.contract.errors import BadInput
 
 from .calibration_files import known, ops_of
-from .fingerprint import fingerprint
 from .gate import MOST_TIMES
 from .input_and_result import Judged, Question, Report
 from .statistics import FEWEST_PAIRS, Ratio, Say

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from instep.report.document import Document, Kind, Listing
-from instep.report.document_parts import Data
+from instep.report.document import Data, Document, Kind, Listing
 from instep.verdict import Exit
 
-from .binomial_bounds import FEWEST_TRIALS, SURE, bounds, independent
-from .statistics import Say
+from .statistics import FEWEST_TRIALS, SURE, Say, bounds, independent
 
 COLORS = {Say.HELD.value: "good", Say.SLOWER.value: "bad", Say.NOISY.value: "unsure"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from instep.audit.audit import audit
-from instep.audit.result_data import of
+from instep.audit.result import of
 from instep.verdict import Exit
 
 from ..environment import TOP

@@ -15,7 +15,7 @@ from rich.console import Console
 import instep.campaign.relations as table
 from instep.campaign.relations import Held
 from instep.finding_problem import Problem
-from instep.report.document_choice import document_of
+from instep.report.document import document_of
 from instep.report.result import Result
 from instep.report.terminal_tables import write
 from instep.run.replay import Outcome

@@ -27,7 +27,8 @@ def advances(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int | None
     def recorded(first: str) -> Iterator[Callable[[str, int, int | None], None]]:
         yield lambda what, done, of: seen.append((what, done, of))
 
-    monkeypatch.setattr("instep.cli.progress.progress", recorded)
+    for module in ("instep.cli.progress", "instep.cli.op", "instep.cli.audit", "instep_speed.commands.gate"):
+        monkeypatch.setattr(f"{module}.progress", recorded)
     return seen
 
 

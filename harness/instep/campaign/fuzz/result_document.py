@@ -5,8 +5,7 @@ Leaves out: drawing (`instep.campaign.fuzz`).
 
 from __future__ import annotations
 
-from ...report.document import Document, Kind, Listing
-from ...report.document_parts import Data, findings, messages, short, word
+from ...report.document import Data, Document, Kind, Listing, findings, messages, short, word
 from ...verdict import Exit
 
 

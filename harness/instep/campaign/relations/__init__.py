@@ -14,9 +14,9 @@ from instep_reference.contract.engine import Forward
 from instep_reference.contract.errors import BadInput
 
 from ...verdict import Exit, Skipped, Verdict
+from .case import Case, Relation
 from .overlapped import RELATION as OVERLAPPED
 from .read_late import RELATION as READ_LATE
-from .relation_type import Case, Relation
 from .same_events import PAIRWISE
 from .same_tokens import REWRITTEN
 from .state_error_drift import RELATION as DRIFT

@@ -33,9 +33,9 @@ from ...trace.event_rules import EventRules
 from ...trace.request_table import RequestTable
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.batched_host_copies import with_others
+from .case import Case, Relation, Results
 from .compare_bitwise import WANTED, answer_parts, as_text, bitwise, different, parts, pools, unserved
 from .position_record import serving
-from .relation_type import Case, Relation, Results
 from .request_timelines import RewrittenTrace, as_traced
 
 NAME = "read_late"

@@ -20,8 +20,8 @@ from ...trace.file import Trace
 from ...verdict import Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
+from .case import Case, Relation, Results, our_own
 from .engine_modifications import eager_graphs
-from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import moved
 

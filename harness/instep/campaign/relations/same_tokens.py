@@ -19,11 +19,11 @@ from instep_reference.contract.place_names import Place, draft_stage
 
 from ...adapters import Subject
 from ...verdict import Skipped, Tier
+from .case import Case, Relation, Results, not_by_verbs
 from .compare_bitwise import same
 from .compare_within_allowance import Yardstick
 from .engine_modifications import WindowsOfOne
 from .position_record import PositionRecord
-from .relation_type import Case, Relation, Results, not_by_verbs
 from .request_timelines import (
     Rewrite,
     alone,

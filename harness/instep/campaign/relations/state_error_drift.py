@@ -35,10 +35,9 @@ from ...run.build_compared_engines import declares, rounding
 from ...tier_allowances import allowed
 from ...trace.header import Room
 from ...verdict import Comparison, Skipped, Tier
-from .case import Case
+from .case import Case, Relation, Results
 from .compare_bitwise import unserved
 from .position_record import Stopped, raised
-from .relation_type import Relation, Results
 from .request_timelines import RewrittenTrace, Timeline, TimelineStep, chain, in_turn
 
 SPANS = 8  # parts of a run that are judged separately

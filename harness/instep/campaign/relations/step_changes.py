@@ -40,9 +40,9 @@ from ...trace.file import Trace
 from ...trace.header import Header
 from ...verdict import Comparison, Skipped, Tier
 from ...watch.event_context import EventContext
+from .case import Case, Relation, Results, our_own
 from .compare_bitwise import bitwise, different, parts, unserved
 from .position_record import serving, state_of
-from .relation_type import Case, Relation, Results, our_own
 from .request_timelines import timelines_of
 
 NAME = "step_changes"

@@ -2,7 +2,7 @@
 
 After some rounds, a *stretch*, every request leaves, so that a trace can start there. Engines are rebuilt after
 STRETCHES of them, so that their permanent memory, such as saved copies, stays bounded.
-Leaves out: the drawn rules (`drawn_rounds.py`) and the file (`resume.py`).
+Leaves out: the drawn rules (`drawn_rounds.py`) and the file (`totals.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
 from ..runner import Over, TrialRunner
 from .drawn_rounds import Seeded, Turns
-from .resume import Found, Session, Soaked
+from .totals import Found, Session, Soaked
 
 STRETCHES = 10  # that one set of engines serves
 RECOMPUTED = (Tier.DERIVED,)  # the most expensive tiers, judged at one of this many events

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from ...atomic_write import folder_for, write_atomically
 from ...trace.file import Trace, beside
 from .. import outcome_data
-from ..document import VERDICTS
-from ..document_parts import used
+from ..document import VERDICTS, used
 from ..finding_tensors import files, for_a_file
 
 if TYPE_CHECKING:

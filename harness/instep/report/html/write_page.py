@@ -2,7 +2,7 @@
 
 No text of a trace or a finding becomes markup: jinja2 escapes the body (`assets/page.html`), the JSON has no character
 that could end its element, and the content security policy allows only the two scripts of the page.
-Leaves out: the content (`document_choice.py`, `replay.py`) and the look of the charts (`assets/`).
+Leaves out: the content (`document.py`, `replay.py`) and the look of the charts (`assets/`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from jinja2 import Environment
 from instep_reference.contract.errors import BadInput
 
 from .. import result
-from ..document import VERDICTS, Document
-from ..document_choice import document_of
+from ..document import VERDICTS, Document, document_of
 
 ASSETS = files(__package__) / "assets"
 # JSON has these characters only in strings, where an escape means the same.

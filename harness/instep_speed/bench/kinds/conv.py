@@ -14,9 +14,8 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..answer_check import first, off
-from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import BATCHES, HEADS, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import CONV_WIDTH, WIDE, channels_of, on, part, redrawn
-from ..grid import BATCHES, HEADS
 from ..kernels_of_peers import arms as peers
 
 ROWS = {"tiny": (1, 4), "default": (1, 4), "full": (1, 2, 3, 4, 5, 6, 7, 8)}

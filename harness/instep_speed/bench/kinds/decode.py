@@ -13,9 +13,8 @@ from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 
-from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size, batches_and_heads, state_dtype
 from ..drawn_rows import Rows, off_from_plain, on, part, redrawn, states
-from ..grid import batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers
 
 

@@ -17,9 +17,8 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..answer_check import first, off, same
-from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, Size, batches_and_heads, state_dtype
 from ..drawn_rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
-from ..grid import batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers
 
 

@@ -18,9 +18,8 @@ from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_reference.contract.declared_rounding import Product
 
 from ..answer_check import Judged, errors, first, off
-from ..bench_types import TO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import HEADS, TO, Arm, At, Cell, Ground, Kind, Size
 from ..drawn_rows import Blocks, Rows, handed_over, in_blocks, on, part, redrawn, states, true_rows
-from ..grid import HEADS
 from ..kernels_of_peers import arms as peers
 
 SEQUENCES = {

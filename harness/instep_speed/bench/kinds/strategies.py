@@ -32,9 +32,8 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import InstepError
 
 from ..answer_check import first, off, same
-from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size
+from ..bench_types import TO, TOO, WINDOWS, Arm, At, Cell, Ground, Kind, Size, batches_and_heads, state_dtype
 from ..drawn_rows import WIDE, Rows, widened
-from ..grid import WINDOWS, batches_and_heads, state_dtype
 from ..kernels_of_peers import arms as peers
 
 CHECKED_ROUNDS = 5

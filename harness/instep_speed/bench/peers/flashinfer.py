@@ -24,9 +24,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from ..answer_check import Judged, off
-from ..bench_types import Arm, At, Ground
+from ..bench_types import Arm, At, Ground, state_dtype
 from ..drawn_rows import Rows, off_from_plain, redrawn
-from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
 from .judge_peer_states import committed, pools
 

@@ -29,9 +29,8 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 
 from ..answer_check import first
-from ..bench_types import Arm, At, Ground
+from ..bench_types import Arm, At, Ground, state_dtype
 from ..drawn_rows import WIDE, Rows, off_from_plain, redrawn
-from ..grid import state_dtype
 from ..kinds.mixer import Judge, Layer
 from ..kinds.strategies import accepted_of
 from .judge_peer_states import committed, pools, read_out

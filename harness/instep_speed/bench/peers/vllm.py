@@ -15,9 +15,8 @@ from instep.adapters import stubbed_imports
 from instep.report.machine import release
 from instep_reference.contract.config import ModelConfig
 
-from ..bench_types import Arm, At, Ground
+from ..bench_types import Arm, At, Ground, state_dtype
 from ..drawn_rows import Rows, redrawn
-from ..grid import state_dtype
 from ..kinds.strategies import accepted_of
 from .judge_peer_states import committed, pools
 

@@ -1,29 +1,35 @@
-"""The result of `instep audit` as data: how much was judged and decided, the findings, and notes.
+"""The result of `instep audit` as data, its document, and the charts of the page: tokens, layers and events.
 
-Leaves out: the judgement (`audit.py`), and the document (`result_document.py`).
+Leaves out: the judgement (`audit.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from ..checks.check_interface import counted
 from ..report import outcome_data
 from ..report.divergence_message import message, numbers, where
+from ..report.document import Data, Document, Listing, findings, matrix, messages, short, totals, word
+from ..report.html import replay
+from ..report.html.heat_map import Row
+from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.outcome_data import finding
 from ..report.result import Result
-from ..verdict import Comparison, Exit
+from ..report.runs_document import conclusions
+from ..verdict import Comparison, Exit, Verdict
 from .audit import Audit
+from .recording import Recorded
 from .round_of_finding import round_of
 from .token_origins import Text
 from .tokens import AtToken
 
 # Kinds of results that tokens and counts alone cannot judge.
 NOT_JUDGED = "logits, final rows, conv windows and states, KV entries (T2, T3)"
-
-
 ONE_STEP = "each one step from the recorded state before it; --from-start also sees small errors add up"
 FROM_START = "from position 0, up to the first wrong one, because later states follow from it"
 NAMED = 26  # requests whose own names are printed
@@ -159,3 +165,115 @@ def _used(audit: Audit) -> float:
 def _finding(found: Comparison) -> dict[str, Any]:
     at = {"token": found.token, "position": found.position} if isinstance(found, AtToken) else {}
     return {**finding(found), **at, "where": placed(found)}
+
+
+# ---- the document of the data
+
+MOST = 200  # requests whose tokens are drawn, those with findings first
+DETAILED = 5000  # tokens; with more, equal neighbours share a cell
+BY = {"g": "chosen", "d": "random", "k": "missing"}  # how a token was chosen, in a result -> kind of a cell
+SAYS = {"chosen": "argmax, judged by the model's margin", "random": "sampled, and again from the model's logits",
+        "missing": "not judged here: in the request that this one continues, or before the judged events",
+        "found": "differs from the model"}
+
+COUNTS = ("engine", "events", "requests", "tokens", "decided", "ties", "windows", "drafts", "accepted", "rounding",
+          "walks", "seconds", "peak_mib")  # fmt: skip
+
+
+def document(found: Data) -> Document:
+    texts, replayed = found.get("texts") or [], found.get("runs", ())
+    runs = sorted([{**found, "engine": "tokens and counts"}, *replayed], key=first_event)
+    elements = found["elements"] + sum(run["elements"] for run in replayed)
+    said = [f"{found['recording']}, {found['engine']}: {word(found['exit'])}",
+            f"{found['tokens']} tokens of {found['requests']} requests judged, each after the tokens that the engine "
+            f"really chose; {found['decided']} could be decided, {found['ties']} tied; "
+            f"{short(elements)} numbers", *conclusions(replayed)]  # fmt: skip
+    right = "" if found["findings"] else "Every generated token is the model's choice after the tokens before it."
+    return Document(
+        f"{found['recording']}, {found['engine']}", Exit(found["exit"]), [*said, *found["notes"]],
+        right, messages(runs),
+        [_batch(found.get("round"))],
+        {"plots": [_strip(texts, found["findings"])] if texts else [],
+         "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
+        [_counts(found, texts), totals(replayed), _requests(texts), findings(runs)], found.get("run_notes", ()),
+    )
+
+
+def first_event(run: Data) -> float:
+    """The event of a run's first finding. An earlier finding can explain later ones."""
+    return min((one["event"] for one in run["findings"]), default=math.inf)
+
+
+def _batch(found: Data | None) -> Listing:
+    """The batch of the first finding: a line for each row. Columns without a number are not shown."""
+    if found is None:
+        return Listing((), ())
+    heads = {"row": "batch row", "request": "request", "wrong": "memory and rows", "slot": "slot",
+             "before": "window before", "window": "window", "accepted": "accepted"}  # fmt: skip
+    shown = [name for name in heads if any(one[name] is not None for one in found["rows"])]
+    rows = [["" if one[name] is None else str(one[name]) or "no finding" for name in shown] for one in found["rows"]]
+    title = ", ".join(filter(None, (f"Event {found['event']} {found['kind']}", found["changed"],
+                                    f"a batch of {found['size']}")))  # fmt: skip
+    bad = [number for number, one in enumerate(found["rows"]) if one["wrong"]]
+    return Listing([heads[name] for name in shown], rows, title, bad)
+
+
+def _counts(found: Data, texts: list[Data]) -> Listing:
+    lines = [(name.replace("_", " "), str(found[name])) for name in COUNTS if found.get(name) not in (None, "")]
+    lines += [("sampled tokens", str(sum(text["by"].count("d") for text in texts)))] * bool(texts)
+    return Listing({"what": "word", "found": "text"}, lines, "What was judged")
+
+
+def _requests(texts: list[Data]) -> Listing:
+    heads = ("request", "prompt tokens", "generated tokens", "sampled tokens", "judged in another request")
+    return Listing(heads, [
+        (text["request"], str(text["prompt"]), str(text["tokens"]), *(str(text["by"].count(by)) for by in "dk"))
+        for text in texts
+    ], "Requests")
+
+
+def _strip(texts: list[Data], findings: list[Data]) -> dict[str, Any]:
+    """A plot with a row for each request and a column for each token."""
+    wrong = {(one["request"], one.get("token")): one["diagnosis"] for one in findings}
+    texts = sorted(texts, key=lambda text: all(text["request"] != request for request, _ in wrong))[:MOST]
+    apart = sum(text["tokens"] for text in texts) <= DETAILED
+    cells = []
+    for row, text in enumerate(texts):
+        each = [(token, BY[by], wrong.get((text["request"], token))) for token, by in enumerate(text["by"])]
+        for _, alike in groupby(each, key=lambda one: one[0] if apart or one[2] else one[1]):
+            (token, kind, said), *more = alike
+            cells.append([row, token, "found" if said else kind, "", said, token + len(more)])
+    rows = [(text["request"], {"lines": [f"{text['prompt']} prompt tokens"]}) for text in texts]
+    columns = list(map(str, range(max(text["tokens"] for text in texts))))
+    return {**matrix("Generated tokens", rows, columns, cells), "numbered": "token "}
+
+
+def _with_slots(lanes: Lanes, recorded: Recorded) -> Lanes:
+    """The timeline with the engine's slots, where the recording names them, in place of slots of the trace."""
+    names = list(lanes.requests)
+    for stay in lanes.stays:
+        placed = [one for one in recorded.batches if names[stay[0]] in one.slots and stay[2] <= one.event <= stay[3]]
+        if stay[1] != NOBODY:
+            stay[1] = placed[0].slots[names[stay[0]]] if placed else UNKNOWN
+    return lanes
+
+
+def charts_of(audit: Audit) -> dict[str, Any]:
+    """Layers and events, and the timeline, of a recording with events; tokens and counts are at their events."""
+    trace, outcome = audit.trace, audit.replay
+    if not trace.events:
+        return {}
+    lanes = _with_slots(lanes_of(trace, audit.kinds), audit.recorded)
+    both = Verdict(list(audit.verdict.compared), events=len(trace.events))
+    if outcome is not None:
+        both.compared += outcome.verdict.compared
+        both.skipped += outcome.verdict.skipped
+        both.events = outcome.verdict.events
+
+    def found(rows: Mapping[Row, int]) -> list[dict[str, Any]]:
+        said = [{"event": one.event, "request": one.request, "row": rows[Row.of(one.place)], "where": placed(one),
+                 "says": one.diagnosis, "measured": numbers(one), "command": "", "maps": None}
+                for one in audit.verdict.findings]  # fmt: skip
+        return sorted(said + ([] if outcome is None else replay.listed(outcome, rows)), key=lambda one: one["event"])
+
+    return {**lanes.data(), "runs": [replay.run_of(audit.recorded.engine, both, lanes, audit.kinds, findings=found)]}

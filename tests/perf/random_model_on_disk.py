@@ -13,13 +13,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from instep.campaign.shapes import FOLDER, NAMES
+from instep.campaign.shapes.random_weights import drawn
 from instep_reference.contract.checkpoint import INDEX
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig, read_json
 from instep_reference.contract.errors import BadInput
-
-from . import FOLDER, NAMES
-from .random_weights import drawn
 
 TIED = 0.02  # scale of tied embeddings: at 1 every row would say the token that it was given
 EMBEDDING = "model.embed_tokens.weight"
