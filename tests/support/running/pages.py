@@ -9,9 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from instep.campaign.relations.result_data import Run
-
 from instep.campaign.relations import Held
+from instep.campaign.relations.result import Run
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep_proof.faults.catalogue import TRACES
