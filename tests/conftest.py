@@ -18,8 +18,8 @@ import torch
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
 from support.running.covering import left_to_the_whole, mark_the_others
-from support.running.forked_python import warm_copies
 from support.running.golden import CHANGED, Golden
+from support.running.processes import warm_copies
 
 LIBRARY = ctypes.CDLL(None)  # the C library, if it has `malloc_trim` and `mallopt`
 TESTS = str(Path(__file__).parent)

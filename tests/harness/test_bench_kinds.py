@@ -44,7 +44,7 @@ from instep_speed.bench.run import Bench
 from support.inputs.bench_runs import FP32, ground, make_up_peer, measured_cells, text
 from support.inputs.narrow_models import narrow
 from support.running.covering import WHOLE
-from support.running.process import ENVIRONMENT, ROOTS, start
+from support.running.processes import ENVIRONMENT, ROOTS, start
 
 NARROW, TREE = {"batch": 2, "rows": 3, "behind": 70, "kv": FP8}, {"batch": 2, "rows": 5, "behind": 70, "tree": "binary"}
 

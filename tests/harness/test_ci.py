@@ -22,7 +22,7 @@ from instep.report.sarif import Notice, defined, notices, sarif, workflow_comman
 from instep.verdict import Exit
 from support.running.command import Ran, Runner, complaint
 from support.running.covering import WHOLE
-from support.running.installation import install
+from support.running.processes import install
 from support.wrong import kit_ops
 
 TOP = Path(__file__).resolve().parents[2]

@@ -31,7 +31,7 @@ from support.inputs.traces import brief, policy, recorded
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.golden import COUNTED, Golden
-from support.running.process import TOP, start
+from support.running.processes import TOP, start
 
 pytestmark = pytest.mark.slow  # whole commands
 

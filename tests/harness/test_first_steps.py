@@ -24,7 +24,7 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.plant import PACKAGES, digests, source
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
-from support.running.installation import TOP, install
+from support.running.processes import TOP, install
 
 pytest.importorskip("triton")
 PAIR = TOP / "fixtures" / "traces" / "faults" / "pair.jsonl"

@@ -27,7 +27,7 @@ from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.memory_addresses import Part
 from instep_reference.contract.errors import BadInput, InstepError
-from support.running import forked_python
+from support.running import processes
 from support.running.command import Runner, advances, complaint
 from support.running.covering import WHOLE, few
 from support.wrong.engines import right as make
@@ -315,7 +315,7 @@ def test_drawn_traces_models_and_prompts_are_legal(work: Any, config: Any, promp
 def test_drawn_traces_reach_events_that_often_fail() -> None:
     """50 traces: kept data is moved only with tracked prefixes, so other traces have room for commits."""
     command = [sys.executable, "-m", "support.inputs.drawn_traces"]
-    done = forked_python.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
+    done = processes.run(command, timeout=300, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0, done.stderr
     least = {"commits": 28, "of two": 9, "ragged": 6, "rejects": 25}
     for prefixes, seen in zip((False, True), json.loads(done.stdout), strict=True):
@@ -352,7 +352,7 @@ def test_example_suite_runs_with_the_installed_package(tmp_path: Path) -> None:
     test.write_text(test.read_text().replace("max_examples=10", "max_examples=2"))
     (home / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    done = forked_python.run(
+    done = processes.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "instep.plugin",
          "-k", "not rerun and not scrambled"],
         cwd=home, timeout=240, env={**env, "PYTHONPATH": str(site),

@@ -18,7 +18,7 @@ from instep.trace.file import Trace, beside, read, replaceable
 from instep_reference.contract.errors import BadInput
 from support.inputs.traces import policy, recorded, recording
 from support.running.command import Runner, complaint
-from support.running.process import start
+from support.running.processes import start
 
 MEMORY = ("memory", "qwen3.5-9b")  # the command that ends soonest
 

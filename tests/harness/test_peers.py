@@ -27,8 +27,8 @@ from peers.environment import environment, install, unpack
 from peers.run import TOP, sentence, served
 from peers.run import _told as told
 from support.inputs.few_channels import few_channels
-from support.running import forked_python
-from support.running.process import ENVIRONMENT
+from support.running import processes
+from support.running.processes import ENVIRONMENT
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 SPEAKS = "import os; print('a'); print('x > y failed', flush=True); os.abort()"
@@ -114,7 +114,7 @@ def test_replay_row_has_events_tiers_and_the_finding(
     ops: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer whose scatter takes the count for the index. The processes have imported torch already."""
-    ready = SimpleNamespace(**{**vars(subprocess), "Popen": forked_python.Popen})
+    ready = SimpleNamespace(**{**vars(subprocess), "Popen": processes.Popen})
     monkeypatch.setattr("peers.run.subprocess", ready)
     (tmp_path / "peer.py").write_text(
         "from dataclasses import replace\n"

@@ -23,7 +23,7 @@ from instep.trace.policy import Arrival, Policy
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from support.inputs.checkpoints import write
-from support.running import forked_python
+from support.running import processes
 from support.running.command import Ran
 from support.running.golden import Golden
 
@@ -67,7 +67,7 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
         if roots:
             words = [sys.executable, "-P", "-m", "pytest", "-p", "instep.plugin", "-p", "no:cacheprovider", *args]
             patch.setenv("PYTHONPATH", roots)
-            done = forked_python.run(words, cwd=home, env=os.environ, timeout=120)
+            done = processes.run(words, cwd=home, env=os.environ, timeout=120)
             return Ran(done.returncode, done.stdout, done.stderr)
         patch.setattr(sys, "path", [*sys.path])
         code = pytest.main([*LEAN, *args], [plugin])

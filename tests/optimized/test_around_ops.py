@@ -18,7 +18,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place, unseen
-from support.running import forked_python
+from support.running import processes
 
 HERE, THERE = Place("trunk", 0, "residual"), Place("trunk", 0, "query")
 
@@ -132,6 +132,6 @@ def test_functions_of_a_module_with_names_of_ops_are_its_ops() -> None:
 def test_triton_is_imported_only_on_request() -> None:
     program = "import sys, instep_optimized; instep_optimized.load('plain'); print('triton' in sys.modules)"
     paths = {"PYTHONPATH": ":".join(sys.path)}
-    done = forked_python.run([sys.executable, "-c", program], timeout=120, env=paths)
+    done = processes.run([sys.executable, "-c", program], timeout=120, env=paths)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"

@@ -20,7 +20,7 @@ from instep_optimized import load
 from instep_optimized.kernels import quick_operators, runtime
 from instep_optimized.ops.interpreter import wanted_on
 from instep_reference.contract.errors import InstepError
-from support.running import forked_python
+from support.running import processes
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -62,7 +62,7 @@ def test_triton_imported_the_right_way_is_accepted(kind: str, cuda: bool) -> Non
 def test_process_that_imported_triton_first_gets_a_message() -> None:
     program = "import triton, triton.language\nimport instep_optimized.kernels"
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    done = forked_python.run([sys.executable, "-c", program], timeout=120, env=environment)
+    done = processes.run([sys.executable, "-c", program], timeout=120, env=environment)
     assert done.returncode == 1
     assert "Triton was imported native before instep could choose" in done.stderr.splitlines()[-1]
 

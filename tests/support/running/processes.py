@@ -1,13 +1,16 @@
-"""Python in a separate process that has already imported torch, for the many runs of other sources.
+"""Processes in which tests run instep: forks that have imported torch, a Python from its start, and an installed one.
 
-A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it.
-Leaves out: a Python from its start (`process.py`), for tests of pipes, signals and imports of torch.
+A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it. A Python from
+its start is for tests of pipes, signals and imports of torch. Leaves out: the fixture `instep`, which runs a command
+within the test's process and is much faster.
 """
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -16,8 +19,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from .process import ROOTS
-
+TOP = Path(__file__).resolve().parents[3]
+ROOTS = os.pathsep.join(str(TOP / root) for root in ("reference", "optimized", "harness", "tests"))
+ENVIRONMENT = {"PYTHONPATH": ROOTS, "OMP_NUM_THREADS": "1"}
 THEIRS = ["torch", "numpy", "hypothesis.stateful", "msgspec", "pytest", "rich.console", "safetensors.torch", "typer"]
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(THEIRS)
@@ -108,3 +112,44 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
             exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+
+
+def start(*words: object, cold: bool = False, **given: Any) -> subprocess.Popen[str]:
+    """`instep WORDS`; stdout and stderr are pipes unless something else is given. cold: as a shell starts it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "instep", *map(str, words)]
+    how = {**pipes, "env": {**os.environ, **ENVIRONMENT}, **given}
+    return (subprocess.Popen if cold else Popen)(command, text=True, **how)
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Install into the folder -> the environment of a shell that has this installation and not the checkout.
+
+    As a wheel would: packages, fixtures, entry points and the command. What a wheel contains is read from
+    `pyproject.toml`; building one needs hatchling.
+    """
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())
+    wheel, about = project["tool"]["hatch"]["build"]["targets"]["wheel"], project["project"]
+    site, scripts = folder / "site", folder / "bin"
+    for package in wheel["packages"]:
+        shutil.copytree(TOP / package, site / Path(package).name)
+    for source, target in wheel["force-include"].items():
+        (site / target).parent.mkdir(parents=True, exist_ok=True)
+        (site / target).symlink_to(TOP / source)
+    info = site / f"{about['name']}-{about['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n")
+    (info / "entry_points.txt").write_text("".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+        for group, points in about["entry-points"].items()))
+    scripts.mkdir()
+    for name, value in about["scripts"].items():
+        module, _, function = value.partition(":")
+        (scripts / name).write_text(f"#!{sys.executable}\nfrom {module} import {function}\n{function}()\n")
+        (scripts / name).chmod(0o755)
+    (scripts / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')  # a link would lose the environment
+    (scripts / "python").chmod(0o755)
+    own = ("PYTHON", "PYTEST", "TRITON", "GITHUB")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    return {**kept, "PYTHONPATH": str(site), "PATH": f"{scripts}{os.pathsep}{kept['PATH']}", "OMP_NUM_THREADS": "1",
+            "COLUMNS": "120"}  # fmt: skip
