@@ -50,12 +50,16 @@ class Taken:
 
 # By kernel: the integers that change from launch to launch. None may make Triton compile another variant. In a tuple
 # an integer would: Triton specializes it for 1 and for multiples of 16.
+RING, CHANCE = ("ring_size", "ring_u_size"), ("layer", "seed_low", "seed_high")
 PARTS = ("most", "skipped", "few", "room", "requests")
 INTEGERS = {
     "read_parts": (*PARTS, "tokens"), "read_alone": (*PARTS, "tokens"), "read_parts_staged": PARTS,
     "join_parts": (*PARTS, "rows_of_all"), "read_chunk_staged": ("requests", "rows_of_all"),
     "_conv": ("requests", "look", "ahead"), "conv_walk": ("look", "share"), "conv_walk_words": ("look", "share"),
-    "conv_walk_prompt": ("look", "share"),
+    "conv_walk_prompt": ("look", "share"), "_carry": ("has_store", "look", *CHANCE),
+    "_window": ("has_store", "has_settled", "has_each", *RING, "has_ring", "look", *CHANCE),
+    "staged_window": (*RING, "look"), "staged_decode": ("look",), "prepare_staged": ("requests",),
+    "carry_staged": ("has_store", "narrow", "look"), "fused_staged": ("has_store", "look", "requests"),
 }  # fmt: skip
 Printed = Mapping[str, list[dict[str, Any]]]  # lines of the program, by form
 

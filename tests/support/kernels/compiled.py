@@ -39,11 +39,14 @@ from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.convs import bf16_prompts as prompt_file
 from instep_optimized.kernels.convs import bf16_short_windows as words_file
 from instep_optimized.kernels.convs import causal_conv as conv_file
+from instep_optimized.kernels.gdn_prefill import chunk16_fp32 as precise_file
+from instep_optimized.kernels.gdn_prefill import chunk64 as narrow_file
 from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as blocks_file
 from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
+from instep_optimized.kernels.gdn_windows import token_by_token as tokens_file
 from instep_optimized.kernels.products import few_rows as slim_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
-from instep_optimized.memory_addresses import Address, Pages, Part, Ring, Updates
+from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_reference.contract.place_names import Place
@@ -96,10 +99,10 @@ def varied(
     """
     bind = binder(kernel)
     bound = bind(*arguments, **constants)[0]
-    integers = [name for name in kernel.arg_names if name in kernel.do_not_specialize]
-    print(json.dumps({"kernel": kernel.__name__, "variants": {
-        name: len({str(bind(**{**bound, name: number})[1]) for number in (0, 1, 16)}) for name in integers
-    }}))  # fmt: skip
+    if integers := [name for name in kernel.arg_names if name in kernel.do_not_specialize]:
+        print(json.dumps({"kernel": kernel.__name__, "variants": {
+            name: len({str(bind(**{**bound, name: number})[1]) for number in (0, 1, 16)}) for name in integers
+        }}))  # fmt: skip
 
 
 def key_of(source: Any, options: Mapping[str, Any]) -> str:
@@ -181,14 +184,14 @@ def attention(launch: Any = staged_alone) -> None:
         attend_file.attend(query=query, pages=pages, to=Place("trunk", 0, "attended"))
 
 
-def prompts() -> None:
+def prompts(launch: Any = compiled) -> None:
     """The delta rule of prompts. One group of warps carries bf16 states, two carry fp32; long prompts overlap it.
 
     Then all in one launch.
     """
     for dtype, chains, most in ((torch.bfloat16, None, 4), (torch.float32, 2, 4), (torch.bfloat16, None, 4096)):
-        prompt(dtype, most, chains=chains)
-    prompt(torch.bfloat16, 4096, fused=True)
+        prompt(dtype, most, launch=launch, chains=chains)
+    prompt(torch.bfloat16, 4096, launch=launch, fused=True)
 
 
 def many_heads() -> None:
@@ -203,9 +206,9 @@ def few_registers() -> None:
     blocks_file.FUSED = kept
 
 
-def prompt(dtype: torch.dtype, most: int, group: int = 2, **how: Any) -> None:
+def prompt(dtype: torch.dtype, most: int, group: int = 2, launch: Any = compiled, **how: Any) -> None:
     """Two requests. most: rows of the longer one; group: value heads per key head"""
-    blocks_file.launch = compiled  # type: ignore[assignment]
+    blocks_file.launch = launch
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, group * H, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
     spans, fresh = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)
@@ -227,7 +230,7 @@ def products() -> None:
                 slim_file.staged.product(x, weight, gated, x.new_empty(rows, 1000, dtype=to), whole)
 
 
-def windows() -> None:
+def windows(launch: Any = staged_alone) -> None:
     """Every shape of a launch over windows and decodes with their norms and gates; the first of each without, too.
 
     A `verify` is a window with its conv.
@@ -236,7 +239,7 @@ def windows() -> None:
     def ints() -> torch.Tensor:
         return torch.zeros(2, dtype=torch.int64)
 
-    staged_file.launch = staged_alone  # type: ignore[assignment]
+    staged_file.launch = launch
     kept = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
     ring = Ring(kept, ints(), ints(), ints(), ints())
     q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
@@ -304,9 +307,11 @@ def convs() -> None:
 
 
 def integers() -> None:
-    """The kernels of attention and convs whose integers change between launches, bound but not compiled."""
+    """The kernels whose integers change between launches, bound but not compiled."""
     attention(varied)
-    for file in (conv_file, prompt_file, words_file):
+    windows(varied)
+    prompts(varied)
+    for file in (conv_file, prompt_file, words_file, precise_file, narrow_file, tokens_file):
         file.launch = varied  # type: ignore[attr-defined]
     channels, ints = 2 * H * K + HV * V, torch.zeros(2, dtype=torch.int64)
     for dtype, rows, tree in ((torch.bfloat16, 4, False), (torch.bfloat16, 64, False), (torch.float32, 4, False),
@@ -316,6 +321,12 @@ def integers() -> None:
                     parents=torch.zeros(2 * rows, dtype=torch.int64) if tree else None)  # fmt: skip
         x, weight = torch.zeros(2 * rows, channels, dtype=dtype), torch.zeros(channels, 4, dtype=dtype)
         conv_file.conv(x=x, weight=weight, parts=(part,), to=Place("trunk", 0, "mixed"))
+    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
+    for chance in (None, Chance(7, 3)):
+        pool = Address(torch.zeros(3, HV, K, V, dtype=torch.bfloat16), ints, chance=chance)
+        part = Part("chunk", ints, ints, 4, pool, ints.bool(), pool, before=ints)
+        for run in (tokens_file.window, precise_file.chunk, narrow_file.blocks):
+            run(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8)
 
 
 def clocks() -> None:
