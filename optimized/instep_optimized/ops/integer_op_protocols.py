@@ -285,3 +285,16 @@ class Move(Protocol):
     """Copy units of memory bit by bit, one per request, from source to target; -1 on either side skips the request."""
 
     def __call__(self, *, source: Address, target: Address) -> None: ...
+
+
+class Moved(NamedTuple):
+    """The arguments of one `move`."""
+
+    source: Address
+    target: Address
+
+
+class Moves(Protocol):
+    """`move` for each pair. No pair writes memory that another pair reads."""
+
+    def __call__(self, *, pairs: tuple[Moved, ...]) -> None: ...

@@ -26,21 +26,6 @@ from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.place_names import Place
 
 from ..memory_addresses import Keeps, Pages, Part
-from .fused import (
-    ConvInputs,
-    DraftInputs,
-    FusedGdn,
-    GatedAttend,
-    HeadPick,
-    KvInputs,
-    Linears,
-    MakeAddNorm,
-    Moves,
-    PrefillGdn,
-    VerifyGdn,
-    WindowGdn,
-    not_of,
-)
 from .integer_op_protocols import (
     Accept,
     Advance,
@@ -50,6 +35,7 @@ from .integer_op_protocols import (
     MakeTopkTokens,
     Move,
     MoveRows,
+    Moves,
     PlaceRows,
     PlanPath,
     PlanRing,
@@ -119,6 +105,9 @@ class Norm(Protocol):
     """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back."""
 
     def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...
+
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class Linear(Protocol):
@@ -274,6 +263,131 @@ class Pick(Protocol):
     def __call__(self, *, logits: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
+class AddNorm(NamedTuple):
+    """total [N, D] = x + y, as it is stored; normed [N, D], computed from the stored sum."""
+
+    total: torch.Tensor
+    normed: torch.Tensor
+
+
+class MakeAddNorm(Protocol):
+    """`add`, then `norm`. `to`: places of the sum and of the normed rows."""
+
+    def __call__(
+        self, *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
+    ) -> AddNorm: ...
+
+
+class ConvInputs(Protocol):
+    """`conv`, then `gdn_inputs`, with the arguments of both. `to`: places of mixed, q, k, v, log_decay, beta.
+
+    The rows of `mixed` are rounded as if they were stored, but they stay inside.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
+    ) -> GdnInputs: ...
+
+
+class DraftInputs(Protocol):
+    """`embed`, the `norm` of the embedding and of `hidden` [N, D], then `concat`  ->  [N, 2 D].
+
+    weights: of the two norms. `to`: places of the embedding, both norms and the result. All but the last stay inside.
+    """
+
+    def __call__(
+        self, *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor,
+        weights: tuple[torch.Tensor, torch.Tensor], eps: float, to: tuple[Place, Place, Place, Place],
+    ) -> torch.Tensor: ...
+
+
+class GatedAttend(Protocol):
+    """`attend`, then `output_gate`  ->  opened [N, heads, head_dim]. `to`: places of attended and of opened rows."""
+
+    def __call__(
+        self, *, query: torch.Tensor, pages: Pages, projected: torch.Tensor, to: tuple[Place, Place]
+    ) -> torch.Tensor: ...
+
+
+class HeadPick(Protocol):
+    """`lm_head`, then `pick`  ->  argmax [M] int64. `to`: places of logits and pick; the logits stay inside."""
+
+    def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, to: tuple[Place, Place]) -> torch.Tensor: ...
+
+
+class KvInputs(Protocol):
+    """`attention_inputs`, then `store_rows` of its keys and of `value` [N, kv_heads, head_dim]  ->  query.
+
+    pools: of keys and of values, stored without scales. `to`: places of query and key; the keys stay inside.
+    """
+
+    def __call__(
+        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
+        k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
+        pools: tuple[torch.Tensor, torch.Tensor], locations: torch.Tensor, to: tuple[Place, Place],
+    ) -> torch.Tensor: ...
+
+
+class Linears(Protocol):
+    """`linear` for each of `shapes`. The weights [out_i, in] are stacked in `weight`. `to`: their places.
+
+    The results may be views on one tensor. A column is a separate sum, but its order may depend on the other columns.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, shapes: Shapes, to: tuple[Place, ...]
+    ) -> tuple[torch.Tensor, ...]: ...
+
+
+class WindowGdn(Protocol):
+    """`gdn_inputs`, then `gdn`, with the arguments of both  ->  core [N, HV, V].
+
+    parts: windows, none of them a tree. mixed: of 16 bits. Rings keep the same entries as with the parts.
+    `to`: places of q, k, v, log_decay, beta and core. All but core stay inside.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+        key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: tuple[Place, ...],
+    ) -> torch.Tensor: ...
+
+
+class VerifyGdn(Protocol):
+    """`conv`, `gdn_inputs`, then `gdn`, with the arguments of all three  ->  core [N, HV, V].
+
+    windows, parts: of the conv and of the states, none of them a tree. Windows are kept after every row, in other
+    memory than they are read from, because several programs may read the same one. x: of 16 bits.
+    `to`: places of mixed, q, k, v, log_decay, beta and core. All but core stay inside.
+    """
+
+    def __call__(
+        self, *, x: torch.Tensor, weight: torch.Tensor, windows: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
+        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
+        dtype: torch.dtype, to: tuple[Place, ...],
+    ) -> torch.Tensor: ...
+
+
+class PrefillGdn(VerifyGdn, Protocol):
+    """`VerifyGdn` for prompts: windows and parts are chunks, and no memory is kept after every row.
+
+    dtype: of 16 bits. All but core stay inside here, too.
+    """
+
+
+class FusedGdn(Protocol):
+    """`gdn_inputs`, then `gdn`, with the arguments of both. -> core [N, HV, V].
+
+    No part has a ring: what a ring keeps of a token stays inside the call.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+        key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: Place,
+    ) -> torch.Tensor: ...
+
+
+
 # The ops that receive the shapes of trees: see `Ops.trees`.
 ALONG_TREES = ("conv", "conv_inputs", "gdn", "fused_gdn", "attend")
 
@@ -363,8 +477,10 @@ class Ops:
     def __post_init__(self) -> None:
         forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}
         object.__setattr__(self, "own", {**forms, **self.own})
-        for name in not_of(self):
-            object.__setattr__(self, name, None)
+        for name in (one.name for one in fields(self)):
+            op, parts = getattr(getattr(self, name), "fuses", (None, {}))  # a wrapper may have copied the attribute
+            if op is getattr(self, name) and any(getattr(self, part) is not mine for part, mine in parts.items()):
+                object.__setattr__(self, name, None)  # made of other parts than the set has
 
 
 def ops_of(*modules: ModuleType) -> dict[str, Any]:

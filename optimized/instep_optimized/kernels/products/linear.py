@@ -16,7 +16,7 @@ import torch
 from instep_reference.contract.place_names import Place
 
 from ...ops.fused import fuses
-from ...ops.fused.linears import Shapes
+from ...ops.op_protocols import Shapes
 from ..decisions.argmax_and_acceptance import joined, pick
 from ..rowwise.pointwise import silu_mul
 from .few_rows import fits, largest, product

@@ -1,6 +1,6 @@
 """Fusions: ops that an op set may have in addition to those of `op_protocols.py`, each a composition of them.
 
-A fusion is a file here with its protocol and its composition, a field of `Ops` that is None by default, and a line of
+A fusion is a file here with its composition, a protocol and a field of `Ops` that is None by default, and a line of
 `FUSIONS`. The model calls the composition. The composition calls the op if the op set has it, and else the parts. An op
 declares the parts that it was made of (`fuses`): a set with a different part does not have the op. Leaves out: kernels.
 """
@@ -9,29 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from .add_norm import AddNorm, MakeAddNorm, add_norm
-from .conv_inputs import ConvInputs, conv_inputs
-from .draft_inputs import DraftInputs, draft_inputs
-from .gated_attend import GatedAttend, gated_attend
-from .gdn import FusedGdn
-from .head_pick import HeadPick, head_pick
-from .kv_inputs import KvInputs, kv_inputs
-from .linears import Linears, linears
-from .moves_of_several_layers import Moved, Moves, moves
-from .prefill_gdn import PrefillGdn, prefill_gdn
-from .verify_gdn import VerifyGdn, verify_gdn
-from .window_gdn import WindowGdn, window_gdn
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
+from ..integer_op_protocols import Moved
+from ..op_protocols import AddNorm, Ops
+from .add_norm import add_norm
+from .conv_inputs import conv_inputs
+from .draft_inputs import draft_inputs
+from .gated_attend import gated_attend
+from .head_pick import head_pick
+from .kv_inputs import kv_inputs
+from .linears import linears
+from .moves_of_several_layers import moves
+from .prefill_gdn import prefill_gdn
+from .verify_gdn import verify_gdn
+from .window_gdn import window_gdn
 
 __all__ = [
-    "FUSIONS", "AddNorm", "ConvInputs", "DraftInputs", "FusedGdn", "Fusion", "GatedAttend", "HeadPick", "KvInputs",
-    "Linears", "MakeAddNorm", "Moved", "Moves", "PrefillGdn", "VerifyGdn", "WindowGdn", "add_norm", "conv_inputs",
-    "draft_inputs", "exact_of", "fuses", "gated_attend", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears",
-    "moves", "not_of", "prefill_gdn", "verify_gdn", "wholes", "window_gdn",
+    "FUSIONS", "AddNorm", "Fusion", "Moved", "add_norm", "conv_inputs", "draft_inputs", "exact_of", "fuses",
+    "gated_attend", "head_pick", "in_parts", "inside_of", "kv_inputs", "linears", "moves", "prefill_gdn", "verify_gdn",
+    "wholes", "window_gdn",
 ]
 
 
@@ -83,16 +80,6 @@ def fuses(**parts: Callable[..., object]) -> Callable[[Op], Op]:
         return op
 
     return mark
-
-
-def not_of(ops: Ops) -> list[str]:
-    """List the fusions of a set that were made of other parts than it has; a wrapped part cannot be compared."""
-    found = []
-    for name in FUSIONS:
-        op, parts = getattr(getattr(ops, name), "fuses", (None, {}))  # a wrapper may have copied the attribute
-        if op is getattr(ops, name) and any(getattr(ops, part) is not mine for part, mine in parts.items()):
-            found.append(name)
-    return found
 
 
 def wholes(*parts: str) -> list[str]:

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class AddNorm(NamedTuple):
-    """total [N, D] = x + y, as it is stored; normed [N, D], computed from the stored sum."""
-
-    total: torch.Tensor
-    normed: torch.Tensor
-
-
-class MakeAddNorm(Protocol):
-    """`add`, then `norm`. `to`: places of the sum and of the normed rows."""
-
-    def __call__(
-        self, *, x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, to: tuple[Place, Place]
-    ) -> AddNorm: ...
+from ..op_protocols import AddNorm, Ops
 
 
 def add_norm(

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Part
-
-if TYPE_CHECKING:
-    from ..op_protocols import GdnInputs, Ops
-
-
-class ConvInputs(Protocol):
-    """`conv`, then `gdn_inputs`, with the arguments of both. `to`: places of mixed, q, k, v, log_decay, beta.
-
-    The rows of `mixed` are rounded as if they were stored, but they stay inside.
-    """
-
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
-        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
-    ) -> GdnInputs: ...
+from ..op_protocols import GdnInputs, Ops
 
 
 def conv_inputs(

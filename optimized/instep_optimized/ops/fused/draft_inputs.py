@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class DraftInputs(Protocol):
-    """`embed`, the `norm` of the embedding and of `hidden` [N, D], then `concat`  ->  [N, 2 D].
-
-    weights: of the two norms. `to`: places of the embedding, both norms and the result. All but the last stay inside.
-    """
-
-    def __call__(
-        self, *, tokens: torch.Tensor, table: torch.Tensor, hidden: torch.Tensor,
-        weights: tuple[torch.Tensor, torch.Tensor], eps: float, to: tuple[Place, Place, Place, Place],
-    ) -> torch.Tensor: ...
+from ..op_protocols import Ops
 
 
 def draft_inputs(

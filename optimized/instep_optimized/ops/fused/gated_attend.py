@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Pages
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class GatedAttend(Protocol):
-    """`attend`, then `output_gate`  ->  opened [N, heads, head_dim]. `to`: places of attended and of opened rows."""
-
-    def __call__(
-        self, *, query: torch.Tensor, pages: Pages, projected: torch.Tensor, to: tuple[Place, Place]
-    ) -> torch.Tensor: ...
+from ..op_protocols import Ops
 
 
 def gated_attend(

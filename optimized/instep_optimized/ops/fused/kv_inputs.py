@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
-if TYPE_CHECKING:
-    from ...memory.tiled_units import Units
-    from ..op_protocols import Ops
-
-
-class KvInputs(Protocol):
-    """`attention_inputs`, then `store_rows` of its keys and of `value` [N, kv_heads, head_dim]  ->  query.
-
-    pools: of keys and of values, stored without scales. `to`: places of query and key; the keys stay inside.
-    """
-
-    def __call__(
-        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
-        k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, value: torch.Tensor,
-        pools: tuple[torch.Tensor, torch.Tensor], locations: torch.Tensor, to: tuple[Place, Place],
-    ) -> torch.Tensor: ...
+from ...memory.tiled_units import Units
+from ..op_protocols import Ops
 
 
 def kv_inputs(

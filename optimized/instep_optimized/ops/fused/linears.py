@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from instep_reference.contract.place_names import Place
 
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-Shapes = tuple[tuple[int, ...], ...]
-
-
-class Linears(Protocol):
-    """`linear` for each of `shapes`. The weights [out_i, in] are stacked in `weight`. `to`: their places.
-
-    The results may be views on one tensor. A column is a separate sum, but its order may depend on the other columns.
-    """
-
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, shapes: Shapes, to: tuple[Place, ...]
-    ) -> tuple[torch.Tensor, ...]: ...
+from ..op_protocols import Ops, Shapes
 
 
 def linears(

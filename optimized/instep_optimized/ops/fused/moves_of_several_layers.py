@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from ...memory_addresses import Address
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class Moved(NamedTuple):
-    """The arguments of one `move`."""
-
-    source: Address
-    target: Address
-
-
-class Moves(Protocol):
-    """`move` for each pair. No pair writes memory that another pair reads."""
-
-    def __call__(self, *, pairs: tuple[Moved, ...]) -> None: ...
+from ..integer_op_protocols import Moved
+from ..op_protocols import Ops
 
 
 def moves(ops: Ops, *, pairs: tuple[Moved, ...]) -> None:

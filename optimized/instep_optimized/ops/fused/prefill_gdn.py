@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Part
-from .verify_gdn import VerifyGdn, verify_gdn
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class PrefillGdn(VerifyGdn, Protocol):
-    """`VerifyGdn` for prompts: windows and parts are chunks, and no memory is kept after every row.
-
-    dtype: of 16 bits. All but core stay inside here, too.
-    """
+from ..op_protocols import Ops
+from .verify_gdn import verify_gdn
 
 
 def prefill_gdn(

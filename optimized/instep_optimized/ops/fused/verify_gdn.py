@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Part
+from ..op_protocols import Ops
 from .conv_inputs import conv_inputs
 from .window_gdn import serves as of_windows
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class VerifyGdn(Protocol):
-    """`conv`, `gdn_inputs`, then `gdn`, with the arguments of all three  ->  core [N, HV, V].
-
-    windows, parts: of the conv and of the states, none of them a tree. Windows are kept after every row, in other
-    memory than they are read from, because several programs may read the same one. x: of 16 bits.
-    `to`: places of mixed, q, k, v, log_decay, beta and core. All but core stay inside.
-    """
-
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, windows: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
-        A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, parts: tuple[Part, ...],
-        dtype: torch.dtype, to: tuple[Place, ...],
-    ) -> torch.Tensor: ...
 
 
 def verify_gdn(

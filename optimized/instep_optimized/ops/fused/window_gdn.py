@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Part
-
-if TYPE_CHECKING:
-    from ..op_protocols import Ops
-
-
-class WindowGdn(Protocol):
-    """`gdn_inputs`, then `gdn`, with the arguments of both  ->  core [N, HV, V].
-
-    parts: windows, none of them a tree. mixed: of 16 bits. Rings keep the same entries as with the parts.
-    `to`: places of q, k, v, log_decay, beta and core. All but core stay inside.
-    """
-
-    def __call__(
-        self, *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-        key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: tuple[Place, ...],
-    ) -> torch.Tensor: ...
+from ..op_protocols import Ops
 
 
 def window_gdn(
