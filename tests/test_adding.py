@@ -177,8 +177,7 @@ FAULTS = (Fault("eps-of-a-hundredth", "norm-eps", "The gated norm is given a hun
     Edit.of("instep_optimized/model/gdn.py", "eps=config.eps{ => / 100}, gate=config.output_gate"),
 ), "accepted", Setting(), ("derived",)),)
 ''',
-        ((f"{FAULTS}/__init__.py", "    slots,\n    storage", "    slots,\n    smaller,\n    storage"),
-         (f"{FAULTS}/__init__.py", '    "others": ', '    "smaller": smaller.FAULTS,\n    "others": ')), (1, 2)),
+        ((f"{FAULTS}/__init__.py", '    "others": ', '    "smaller": "smaller",\n    "others": '),), (1, 1)),
     "kind of benchmark": Member(
         f"{BENCH}/kinds/nothing.py", '''from ..bench_types import Arm, Cell, Kind
 

@@ -136,7 +136,7 @@ ROOMS = (
 )
 HARNESS = ("instep", "instep_proof", "instep_speed")
 # Files under SMALL_FILE lines that keep their one importer next to them: members of a family, which its table lists.
-TABLES = {"instep.checks", "instep.diagnose.explanation_bank", "instep.kit.cases", "instep_proof.faults.catalogue"}
+TABLES = {"instep.checks", "instep.diagnose.explanation_bank", "instep.kit.cases"}
 
 
 def edges(modules: Iterable[tuple[str, Path]]) -> list[Import]:

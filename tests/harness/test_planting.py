@@ -119,6 +119,7 @@ class Pool:
         ("'ä' + str(unit)", "'b'", "        size = ('b') * 2; self.last = unit  # both"),
         ("self.last=unit", "self.last = None", '        size = ("ä" + str(unit)) * 2; self.last = None  # both'),
         ("unit, size=size,", "unit, size=0,", "            return self.kept(unit, size=0, to=(unit, -1))"),
+        ("unit, size=size,", "unit", "            return self.kept(unit, to=(unit, -1))"),
         ("to=(unit, -1)", "", None),
         ("size + 'x'", "size if copy else ''", "            size=size if copy else '',"),
         ("not self.units", "True\n", "        return True"),

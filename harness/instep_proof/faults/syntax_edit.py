@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import Any
 
 from instep_reference.contract.errors import BadInput
 
 from .catalogue.fault import Wrap
-from .syntax_search import Match, arguments_of, body_of, dedented, first_line, found, given, missing, parsed, start
+from .syntax_search import (
+    ARGUMENTS,
+    EXPRESSION,
+    STATEMENTS,
+    Match,
+    dedented,
+    first_line,
+    found,
+    given,
+    missing,
+    parsed,
+    readings,
+    same,
+    start,
+)
 
 WHOLE = "whole statements, one expression, or arguments of a call"
 RIGHT, RESULT = "right", "result"  # the original function; its result
@@ -22,107 +35,55 @@ RIGHT, RESULT = "right", "result"  # the original function; its result
 
 def replaced(text: str, old: str, new: str, where: str) -> str:
     """Replace `old` by `new`. Refuses unless `old` is in the syntax tree exactly once."""
-    tree = parsed(text, f"planting in {where}")
-    statements = _statements(new)
-    readings = _readings(old, where, as_statements=statements is not None)
-    matches = [match for reading in readings for match in found(tree, reading)]
+    field, was, now = f"planting in {where}", readings(old), readings(new)
+    tree = parsed(text, field)
+    if not any(was.values()):
+        raise BadInput(field, found=f"{first_line(old)!r} is not whole", expected=WHOLE)
+    kinds = [kind for kind in was if kind in now]
+    if not kinds:
+        raise BadInput(field, found=f"the new text {first_line(new)!r} is not whole", expected=next(iter(was)))
+    if EXPRESSION in kinds:  # a statement or an argument that is the expression is no further match
+        kinds = [kind for kind in kinds if kind == EXPRESSION or len(was[kind]) > 1]
+    matches = [(match, now[kind]) for kind in kinds for match in found(tree, kind, was[kind])]
     if len(matches) != 1:
-        at = sorted(match.line for match in matches)
+        at = sorted(match.line for match, _ in matches)
         lines = f", in lines {', '.join(map(str, at))}" if at else missing(tree, old)
         raise BadInput(
-            f"planting in {where}", found=f"{first_line(old)!r} stands there {len(matches)} times{lines}",
+            field, found=f"{first_line(old)!r} stands there {len(matches)} times{lines}",
             expected="exactly once", hint="the source has changed: move the fault's text with it",
         )
-    (match,) = matches
-    piece = _piece(match, new, statements, where)
+    ((match, piece),) = matches
     with _in_its_place(match, piece):
         for candidate in _candidates(text, match, new):
-            try:
-                if _equal(ast.parse(candidate), tree):
+            with suppress(SyntaxError):
+                if same(ast.parse(candidate), tree):
                     return candidate
-            except SyntaxError:
-                continue
     raise BadInput(
-        f"planting in {where}", found=f"line {match.line} cannot take {first_line(new)!r}: the rest would change, too",
+        field, found=f"line {match.line} cannot take {first_line(new)!r}: the rest would change, too",
         expected="a piece that can be replaced alone", hint="let the fault's text be the whole statement",
     )
-
-
-def _readings(old: str, where: str, *, as_statements: bool) -> list[tuple[ast.AST, ...]]:
-    """The possible readings of the old text. `theta=x` is an assignment, and also an argument by name."""
-    readings: list[tuple[ast.AST, ...]] = []
-    body = body_of(old)
-    if body is not None and len(body) == 1 and isinstance(body[0], ast.Expr) and not as_statements:
-        readings.append((body[0].value,))
-    elif body:
-        readings.append(body)
-    several = arguments_of(old)
-    if several is not None and not as_statements and (len(several) > 1 or isinstance(several[0], ast.keyword)):
-        readings.append(several)
-    if not readings:
-        raise BadInput(f"planting in {where}", found=f"{first_line(old)!r} is not whole", expected=WHOLE)
-    return readings
-
-
-def _statements(new: str) -> tuple[ast.stmt, ...] | None:
-    """The new text if it can only be statements; None: an expression, arguments, or no Python."""
-    body = body_of(new)
-    single = body is not None and len(body) == 1 and isinstance(body[0], ast.Expr | ast.Assign)
-    return None if body is None or single or arguments_of(new) else body
-
-
-def _piece(match: Match, new: str, statements: tuple[ast.stmt, ...] | None, where: str) -> tuple[ast.AST, ...]:
-    """The new text, parsed like the piece that it replaces."""
-    piece: tuple[ast.AST, ...] | None = statements
-    if isinstance(match.nodes[0], ast.stmt):
-        piece = body_of(new)
-    elif match.field == "arguments":
-        piece = arguments_of(new)
-    elif piece is None:
-        body = body_of(new)
-        piece = (body[0].value,) if body and len(body) == 1 and isinstance(body[0], ast.Expr) else None
-    if piece is None:
-        kind = "statements" if isinstance(match.nodes[0], ast.stmt) else (
-            "arguments of a call" if match.field == "arguments" else "an expression")  # fmt: skip
-        raise BadInput(f"planting in {where}", found=f"the new text {first_line(new)!r} is not whole", expected=kind)
-    return piece
 
 
 @contextmanager
 def _in_its_place(match: Match, piece: tuple[ast.AST, ...]) -> Iterator[None]:
     """The tree contains the piece within the block, and is restored afterwards."""
-    fields = ("args", "keywords") if match.field == "arguments" else (match.field,)
-    before = {field: getattr(match.parent, field) for field in fields}
+    fields = vars(match.parent)
+    before = dict(fields)
+    nodes = given(match.parent) if isinstance(match.parent, ast.Call) and match.field == ARGUMENTS else (
+        before[match.field])  # fmt: skip
+    after: Sequence[ast.AST] = piece
+    if isinstance(nodes, Sequence):
+        begin = nodes.index(match.nodes[0])
+        after = [*nodes[:begin], *piece, *nodes[begin + len(match.nodes) :]]
     try:
-        if match.field == "arguments":
-            assert isinstance(match.parent, ast.Call)
-            after = _spliced(given(match.parent), match.nodes, piece)
-            match.parent.args = [one for one in after if isinstance(one, ast.expr)]
-            match.parent.keywords = [one for one in after if isinstance(one, ast.keyword)]
-        elif isinstance(before[match.field], list):
-            setattr(match.parent, match.field, _spliced(before[match.field], match.nodes, piece))
+        if match.field == ARGUMENTS:
+            fields["args"] = [one for one in after if isinstance(one, ast.expr)]
+            fields["keywords"] = [one for one in after if isinstance(one, ast.keyword)]
         else:
-            setattr(match.parent, match.field, piece[0])
+            fields[match.field] = after if isinstance(nodes, Sequence) else piece[0]
         yield
     finally:
-        for field, value in before.items():
-            setattr(match.parent, field, value)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two trees have equal dumps: positions do not count, all else does."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, ast.AST):
-        return all(_equal(getattr(one, field, None), getattr(other, field, None)) for field in one._fields)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
-
-
-def _spliced(nodes: Sequence[ast.AST], run: tuple[ast.AST, ...], piece: tuple[ast.AST, ...]) -> list[ast.AST]:
-    begin = next(place for place, node in enumerate(nodes) if node is run[0])
-    return [*nodes[:begin], *piece, *nodes[begin + len(run) :]]
+        fields.update(before)
 
 
 def _candidates(text: str, match: Match, new: str) -> Iterator[str]:
@@ -132,7 +93,7 @@ def _candidates(text: str, match: Match, new: str) -> Iterator[str]:
     if isinstance(match.nodes[0], ast.stmt):
         fitted = [indented(bare, before[: len(before) - len(before.lstrip())])]
     else:
-        bare = bare.strip().removesuffix(",") if match.field == "arguments" else bare.strip()
+        bare = bare.strip().removesuffix(",") if match.field == ARGUMENTS else bare.strip()
         fitted = [bare, f"({bare})"]
     for one in fitted:
         yield spliced_text(text, (line, column), match.nodes[-1], one)
@@ -193,29 +154,23 @@ def _functions(tree: ast.AST, path: list[str]) -> Iterator[ast.FunctionDef]:
             yield from _functions(node, path[1:])
 
 
-def _whole_statements(text: str, field: str) -> tuple[ast.stmt, ...]:
-    body = body_of(text)
+def _whole_statements(text: str, field: str) -> tuple[ast.AST, ...]:
+    body = readings(text).get(STATEMENTS)
     if body is None:
         raise BadInput(field, found=f"{text.strip().splitlines()[0]!r} is not whole", expected="whole statements")
     return body
 
 
 def _around(
-    function: ast.FunctionDef, arguments: tuple[ast.stmt, ...], result: tuple[ast.stmt, ...]
+    function: ast.FunctionDef, arguments: tuple[ast.AST, ...], result: tuple[ast.AST, ...]
 ) -> ast.FunctionDef:
-    inner = deepcopy(function)
+    inner, around, taken = deepcopy(function), deepcopy(function), function.args
     inner.name, inner.decorator_list = RIGHT, []
-    given = function.args
-    call = ast.Call(
-        ast.Name(RIGHT, ast.Load()),
-        [ast.Name(each.arg, ast.Load()) for each in (*given.posonlyargs, *given.args)]
-        + ([ast.Starred(ast.Name(given.vararg.arg, ast.Load()), ast.Load())] if given.vararg else []),
-        [ast.keyword(each.arg, ast.Name(each.arg, ast.Load())) for each in given.kwonlyargs]
-        + ([ast.keyword(None, ast.Name(given.kwarg.arg, ast.Load()))] if given.kwarg else []),
-    )
-    around = deepcopy(function)
-    around.body = [
-        inner, *arguments, ast.Assign([ast.Name(RESULT, ast.Store())], call), *result,
-        ast.Return(ast.Name(RESULT, ast.Load())),
-    ]
+    passed = [each.arg for each in (*taken.posonlyargs, *taken.args)]
+    passed += [f"*{taken.vararg.arg}"] if taken.vararg else []
+    passed += [f"{each.arg}={each.arg}" for each in taken.kwonlyargs]
+    passed += [f"**{taken.kwarg.arg}"] if taken.kwarg else []
+    (call,), (back,) = (ast.parse(text).body for text in (
+        f"{RESULT} = {RIGHT}({', '.join(passed)})", f"return {RESULT}"))  # fmt: skip
+    vars(around)["body"] = [inner, *arguments, call, *result, back]
     return ast.fix_missing_locations(around)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from instep_reference.contract.errors import BadInput
 
+EXPRESSION, STATEMENTS, ARGUMENTS = "an expression", "statements", "arguments of a call"
+KINDS = {EXPRESSION: ast.expr, STATEMENTS: ast.stmt}
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -23,7 +26,7 @@ DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class Match:
     """The place of a piece: the nodes of `parent.field` from `nodes[0]` to `nodes[-1]`; the field may be no list.
 
-    A run of arguments covers two fields of a call. Its field is "arguments" here.
+    A run of arguments covers two fields of a call. Its field is ARGUMENTS here.
     """
 
     parent: ast.AST
@@ -35,41 +38,35 @@ class Match:
         return start(self.nodes[0])[0]
 
 
-def body_of(text: str) -> tuple[ast.stmt, ...] | None:
-    try:
-        return tuple(ast.parse(dedented(text)).body)
-    except SyntaxError:
-        return None
-
-
-def arguments_of(text: str) -> tuple[ast.AST, ...] | None:
-    """The arguments in the order in which they are written."""
-    try:
-        call = ast.parse(f"_(\n{dedented(text)}\n)", mode="eval").body
-    except SyntaxError:
-        return None
-    return given(call) or None if isinstance(call, ast.Call) else None
+def readings(text: str) -> dict[str, tuple[ast.AST, ...]]:
+    """What a text can be, by kind. `theta=x` is an assignment, and also an argument by name."""
+    bare, read = dedented(text), dict[str, tuple[ast.AST, ...]]()
+    with suppress(SyntaxError):
+        body = ast.parse(bare).body
+        if len(body) == 1 and isinstance(body[0], ast.Expr):
+            read[EXPRESSION] = (body[0].value,)
+        read[STATEMENTS] = tuple(body)
+    with suppress(SyntaxError):
+        call = ast.parse(f"_(\n{bare}\n)", mode="eval").body
+        if isinstance(call, ast.Call) and given(call):
+            read[ARGUMENTS] = given(call)
+    return read
 
 
 def given(call: ast.Call) -> tuple[ast.AST, ...]:
+    """The arguments in the order in which they are written."""
     return tuple(sorted([*call.args, *call.keywords], key=start))
 
 
-def found(tree: ast.Module, reading: tuple[ast.AST, ...]) -> Iterator[Match]:
-    first = reading[0]
+def found(tree: ast.Module, kind: str, piece: tuple[ast.AST, ...]) -> Iterator[Match]:
     for parent in _nodes(tree):
-        if isinstance(first, ast.stmt):
-            for field, value in ast.iter_fields(parent):
-                if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                    yield from (Match(parent, field, run) for run in _runs(value, reading))
-        elif len(reading) > 1 or isinstance(first, ast.keyword):
+        if kind == ARGUMENTS:
             if isinstance(parent, ast.Call):
-                yield from (Match(parent, "arguments", run) for run in _runs(given(parent), reading))
-        else:
-            for field, value in ast.iter_fields(parent):
-                for one in value if isinstance(value, list) else (value,):
-                    if isinstance(one, ast.expr) and same(one, first):
-                        yield Match(parent, field, (one,))
+                yield from (Match(parent, ARGUMENTS, run) for run in _runs(given(parent), piece))
+            continue
+        for field, value in ast.iter_fields(parent):
+            nodes = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, KINDS[kind])]
+            yield from (Match(parent, field, run) for run in _runs(nodes, piece))
 
 
 def _runs(nodes: Sequence[ast.AST], wanted: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
@@ -99,8 +96,8 @@ def _plain(node: ast.AST, field: str) -> Any:
 
 def missing(tree: ast.Module, old: str) -> str:
     """The first of several statements that is missing."""
-    for number, one in enumerate(body_of(old) or (), start=1):
-        if not any(found(tree, (one,))):
+    for number, one in enumerate(readings(old).get(STATEMENTS, ()), start=1):
+        if not any(found(tree, STATEMENTS, (one,))):
             return f": no statement of it is {ast.unparse(one).splitlines()[0]!r}" if number > 1 else ""
     return ""
 

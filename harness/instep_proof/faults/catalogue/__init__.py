@@ -1,4 +1,4 @@
-"""The catalogue of planted faults: one file per family, each a tuple FAULTS, and one line per family in FAMILIES.
+"""The catalogue of planted faults: one file per family, each a tuple FAULTS, and one line per family in FILES.
 
 Leaves out: what a fault is (`instep_proof/faults/catalogue/fault.py`), and classes of faults in features that do not
 exist.
@@ -7,57 +7,37 @@ exist.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 
-from . import (
-    changed_answers,
-    chunks,
-    draft,
-    drafters,
-    experts,
-    graph,
-    late_reads,
-    miscellaneous,
-    norms,
-    numerics,
-    offloaded_prefixes,
-    one_path_differs,
-    prefixes,
-    rings,
-    rollback,
-    sampling,
-    scheduling,
-    slots,
-    storage,
-    taken_from_neighbours,
-    trees,
-    wrong_dispatch,
-)
 from .fault import TRACES as TRACES
 from .fault import Fault
 
+FILES = {
+    "rollback": "rollback",
+    "rings": "rings",
+    "dispatch": "wrong_dispatch",
+    "graph": "graph",
+    "slots": "slots",
+    "chunks": "chunks",
+    "scheduling": "scheduling",
+    "draft": "draft",
+    "drafters": "drafters",
+    "numerics": "numerics",
+    "norms": "norms",
+    "paths": "one_path_differs",
+    "storage": "storage",
+    "neighbours": "taken_from_neighbours",
+    "answers": "changed_answers",
+    "readings": "late_reads",
+    "sampling": "sampling",
+    "prefixes": "prefixes",
+    "tiers": "offloaded_prefixes",
+    "trees": "trees",
+    "experts": "experts",
+    "others": "miscellaneous",
+}
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {
-    "rollback": rollback.FAULTS,
-    "rings": rings.FAULTS,
-    "dispatch": wrong_dispatch.FAULTS,
-    "graph": graph.FAULTS,
-    "slots": slots.FAULTS,
-    "chunks": chunks.FAULTS,
-    "scheduling": scheduling.FAULTS,
-    "draft": draft.FAULTS,
-    "drafters": drafters.FAULTS,
-    "numerics": numerics.FAULTS,
-    "norms": norms.FAULTS,
-    "paths": one_path_differs.FAULTS,
-    "storage": storage.FAULTS,
-    "neighbours": taken_from_neighbours.FAULTS,
-    "answers": changed_answers.FAULTS,
-    "readings": late_reads.FAULTS,
-    "sampling": sampling.FAULTS,
-    "prefixes": prefixes.FAULTS,
-    "tiers": offloaded_prefixes.FAULTS,
-    "trees": trees.FAULTS,
-    "experts": experts.FAULTS,
-    "others": miscellaneous.FAULTS,
+    family: import_module(f".{file}", __name__).FAULTS for family, file in FILES.items()
 }
 FAMILY_OF = {fault.id: family for family, faults in FAMILIES.items() for fault in faults}
 
