@@ -322,7 +322,7 @@ def test_another_requests_row_is_named_by_what_is_right_there(scene: Scenario) -
 def case(found: torch.Tensor, right: torch.Tensor, granted: float = 1e-6) -> Case:
     finding = Comparison("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "normed"), 1, 1.0, 0.0, request="a")
     context: Any = None
-    return Case(finding, context, found, right, torch.full((2, 1), granted).double(), RunHistory())
+    return Case(finding, found, right, torch.full((2, 1), granted).double(), context, RunHistory())
 
 
 def test_two_explanations_give_the_strictly_better_one_or_neither() -> None:

@@ -197,7 +197,7 @@ class CaseRun:
             result = measured(
                 self._spot(place, request), before_rounding(x, o) if once else x, o, sampled, stored=stored)
             self.observed.append(Observed(
-                result, x, o, sampled, granted_error(place, stored, o, sampled), once,
+                result, x, o, granted_error(place, stored, o, sampled), sampled, once=once,
                 wrongs=lambda o=o: [("each row is that of the row before it", o.roll(1, 0))]))  # type: ignore[misc]
             yield result
 
@@ -208,7 +208,7 @@ class CaseRun:
         sampled = sampled.to(found.dtype).to(sampled.dtype)
         result = measured(self._spot(place, due.request, due.at[0]), found, due.block, sampled, stored=found.dtype)
         self.observed.append(Observed(
-            result, found, due.block, sampled, granted_error(place, found.dtype, due.block, sampled), row=due.row,
+            result, found, due.block, granted_error(place, found.dtype, due.block, sampled), sampled, row=due.row,
             wrongs=lambda: _other_memory(due, truth)))  # fmt: skip
         return result
 

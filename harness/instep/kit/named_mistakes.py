@@ -21,7 +21,7 @@ from ..diagnose.mistakes.delta_rule import MISTAKES, Candidate, candidates, list
 from ..diagnose.mistakes.delta_rule_on_own_inputs import LARGEST, explanation, part
 from ..diagnose.mistakes.delta_rule_with_hooks import Call, Rows
 from ..diagnose.mistakes.explanation_fit import APART, FLOOR, agrees, best, fit
-from ..diagnose.mistakes.finding_case import Explanation
+from ..diagnose.mistakes.finding_case import Compared, Explanation
 from ..finding_problem import Explained, Unexplained
 from ..verdict import Comparison
 from .cases.case import Inputs
@@ -32,26 +32,16 @@ LAUNCHES = 12  # that failed, of each form: the mistake must account for the fir
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One comparison with its tensors, as `diagnose/mistakes/explanation_fit.py` takes them.
+class Observed(Compared):
+    """One comparison of a launch.
 
     sampled: the draws of the yardstick. row: after which row the state is taken; None: the read-outs. wrongs: other
     contents that the case knows
     """
 
-    result: Comparison
-    found: Tensor
-    right: Tensor
     sampled: Tensor
-    granted: Tensor
-    once: bool = False
     row: int | None = None
     wrongs: Callable[[], Iterable[tuple[str, Tensor]]] = tuple
-    scale: Tensor | None = None
-
-    @property
-    def component(self) -> str:
-        return self.result.place.component
 
     def of(self, candidate: Candidate) -> Explanation:
         """This tensor as the mistake would compute it."""
@@ -86,10 +76,10 @@ def named(compared: Sequence[Comparison], launches: Sequence[Launched]) -> list[
         said |= {result: _said(_shared(mine, others)) for result, mine in fitting.items()}
     for launch in launches:
         for one in launch.observed:
-            if not one.result.agrees and not isinstance(said.get(id(one.result)), Explained):
+            if not one.finding.agrees and not isinstance(said.get(id(one.finding)), Explained):
                 sentence, _ = best(one, (Explanation(says, wrong) for says, wrong in one.wrongs()))
                 if sentence is not None:
-                    said[id(one.result)] = Explained("hypothesis", sentence)
+                    said[id(one.finding)] = Explained("hypothesis", sentence)
     return [_with(one, said.get(id(one))) for one in compared]
 
 
@@ -110,10 +100,10 @@ def _by_catalogue(form: str, launches: Sequence[Launched]) -> Fitting:
     found = Fitting()
     for launch in [one for one in launches if one.inputs is not None and _failed(one, form)][:LAUNCHES]:
         for request, call in calls(launch.inputs or {}, form):
-            mine = [one for one in launch.observed if one.result.request == str(request)]
+            mine = [one for one in launch.observed if one.finding.request == str(request)]
             fitting = _fitting(call, mine, left)
             left &= fitting.keys()
-            found |= {id(one.result): fitting for one in mine if not one.result.agrees}
+            found |= {id(one.finding): fitting for one in mine if not one.finding.agrees}
     return {result: {name: says for name, says in fitting.items() if name in left} for result, fitting in found.items()}
 
 
@@ -124,7 +114,7 @@ def _shared(mine: dict[str, str], others: Sequence[Fitting]) -> dict[str, str]:
 
 
 def _failed(launch: Launched, form: str) -> bool:
-    return any(not one.result.agrees and launch.form(one.result.request) == form for one in launch.observed)
+    return any(not one.finding.agrees and launch.form(one.finding.request) == form for one in launch.observed)
 
 
 def _said(fitting: dict[str, str]) -> Explained | Unexplained:
@@ -144,7 +134,7 @@ def _fitting(call: Call, observed: Sequence[Observed], names: set[str]) -> dict[
         worst = 0.0
         for one in observed:
             explains = one.of(candidate)
-            if one.result.agrees:
+            if one.finding.agrees:
                 worst = worst if agrees(one, explains) else torch.inf
             else:
                 found = fit(one, explains, len(tried))

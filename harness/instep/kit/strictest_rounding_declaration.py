@@ -210,7 +210,7 @@ class _Runs:
             if wrong:
                 break
             allowed = {id(one) for at, one in here.items() if (number, at) in self.refused[form]}
-            alike += [_alike(one) for one in run.observed if id(one.result) in allowed]
+            alike += [_alike(one) for one in run.observed if id(one.finding) in allowed]
         worst = max(mine, key=lambda one: one.used, default=None)
         return Tried(
             product, len(mine), sum(one.elements for one in mine), sum(not one.agrees for one in mine),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
 
 import torch
 
@@ -21,7 +20,7 @@ from ...checks.error_measurement import HEAD_AXIS, blocks, granted_error
 from ...oracle.storage_rounding import before_rounding
 from ...tier_allowances import COLUMNS, NEAR, SCALE_FLOOR
 from ...watch.memory_changes import bits
-from .finding_case import Explanation
+from .finding_case import Compared, Explanation
 
 CHANCE = 1e-3  # largest probability that an unrelated tensor explains the finding
 # Two explanations differ if the remaining error of one, as a part of the allowance, is this many times the other's.
@@ -29,23 +28,6 @@ CHANCE = 1e-3  # largest probability that an unrelated tensor explains the findi
 APART, FLOOR = 2.0, 0.25
 PER_HEAD = ("b", "a", "log_decay", "beta")  # one number per row and head
 SAME = 1e-12  # relative to the largest number: two formulas for the same tensor in fp64 differ by less
-
-
-class Compared(Protocol):
-    """The found and the right tensor, with the fields of `Case`, which has this type."""
-
-    @property
-    def component(self) -> str: ...
-    @property
-    def found(self) -> torch.Tensor: ...
-    @property
-    def right(self) -> torch.Tensor: ...
-    @property
-    def granted(self) -> torch.Tensor | None: ...
-    @property
-    def scale(self) -> torch.Tensor | None: ...
-    @property
-    def once(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +95,7 @@ def fit(case: Compared, one: Explanation, tried: float = 1.0) -> Fit | None:
         return None
     if lost.any():  # equal in both; now compare the other numbers
         found, wrong = (torch.where(lost, right, x) for x in (found, wrong))
-        case = cast(Compared, replace(cast(Any, case), found=found.to(case.found)))
+        case = replace(case, found=found.to(case.found))
     apart_by = off(case, wrong), off(case, right), wrong - right
     near, far, apart = (cells(case.component, x).square().sum(-1) for x in apart_by)
     grain = 9 * granted[0].max().square() * cells(case.component, right).square().sum(-1)

@@ -6,7 +6,7 @@ Leaves out: the explanations (one file per family), and whether one fits (`expla
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -65,33 +65,38 @@ class Explanation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Case:
-    """A finding with its tensors.
+class Compared:
+    """A comparison with its tensors.
 
     found    the subject's tensor
     right    the result of the op in fp64 from the subject's own inputs
     granted  [2, blocks]: the allowed relative error, by the norm and by the largest element; None for an exact
              comparison, because the tensor is moved or has labels
-    piece    the recomputation that `right` is from
-    history  memory of earlier rounds
     scale    shaped like `right`: errors are relative to it where it is larger
     once     `found` was rounded once, and is compared with the value before that
     """
 
     finding: Comparison
-    context: EventContext
     found: torch.Tensor
     right: torch.Tensor
     granted: torch.Tensor | None
-    history: RunHistory
-    oracle: Oracle | None = None
-    piece: Recomputation | None = None
+    _: KW_ONLY
     scale: torch.Tensor | None = None
     once: bool = False
 
     @property
     def component(self) -> str:
         return self.finding.place.component
+
+
+@dataclass(frozen=True)
+class Case(Compared):
+    """A finding in its event. history: memory of earlier rounds. piece: the recomputation that `right` is from."""
+
+    context: EventContext
+    history: RunHistory
+    oracle: Oracle | None = None
+    piece: Recomputation | None = None
 
     @cached_property
     def weights(self) -> Weights:
@@ -164,7 +169,7 @@ def case_of(finding: Comparison, context: EventContext, oracle: Oracle | None, h
     """The case of a finding; None if there is nothing to explain, as no tensor of this shape was due."""
     if finding.sides is not None:
         found, right = finding.sides.found, finding.sides.right
-        return Case(finding, context, found, right, None, history, oracle)
+        return Case(finding, found, right, None, context, history, oracle)
     if finding.raised is not None or finding.request is None:
         return None
     if finding.tier not in NUMERIC and finding.check != Poison.name:
@@ -207,7 +212,7 @@ def _of_piece(
     if kept != found.dtype:
         return None  # the finding reports it
     granted = granted_error(finding.place, sampled.dtype if once else kept, right, sampled, scale)
-    return Case(finding, context, found, right.cpu(), granted, history, oracle, piece, scale, once)
+    return Case(finding, found, right.cpu(), granted, context, history, oracle, piece, scale=scale, once=once)
 
 
 def _free_running(finding: Comparison, context: EventContext, history: RunHistory) -> Case | None:
@@ -221,7 +226,7 @@ def _free_running(finding: Comparison, context: EventContext, history: RunHistor
     if found is None or truth is None or rounded is None or found.shape != truth.shape or not truth.numel():
         return None
     granted = granted_error(finding.place, found.dtype, truth, rounded[None])
-    return Case(finding, context, found, truth, granted, history)
+    return Case(finding, found, truth, granted, context, history)
 
 
 def _of_labels(finding: Comparison, context: EventContext, history: RunHistory) -> Case | None:
@@ -237,4 +242,4 @@ def _of_labels(finding: Comparison, context: EventContext, history: RunHistory) 
         )
     if found is None or right is None or found.shape != right.shape or not right.numel():
         return None
-    return Case(finding, context, found, right, None, history)
+    return Case(finding, found, right, None, context, history)
