@@ -453,7 +453,7 @@ def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path: Path) -> None:
     assert Replay(trace, Setting("ledger", overlap=True)).run().verdict.exit is Exit.AGREED
     opened = Checkpoint.open(HOME)
     header, _ = header_of(plain, opened, recording=Recording("external", "float64", overlap=True))
-    plan = Plan(opened, header.room(), header.num_steps, header.adaptive_file("policy"), setting)
+    plan = Plan.of(header, opened, setting, "policy")
     known: dict[str, tuple[int, ...]] = {}
     rules = EventRules(header, overlap=True)
     for step in drive(plain, PROMPTS, header, reference(plan, torch.float64), propose=noted):

@@ -20,6 +20,7 @@ from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
 from instep.oracle.state_oracle import StateOracle
 from instep.report.divergence_message import divergence
+from instep.run.build_compared_engines import Plan
 from instep.run.large_model import outcome, participants
 from instep.run.lockstep import Lockstep
 from instep.setting import Setting
@@ -140,8 +141,7 @@ def test_rounding_draws_need_a_narrow_storage(made: tuple[Checkpoint, Trace]) ->
     checkpoint, trace = made
     for dtype, narrow_places in (("bfloat16", True), ("float32", False)):
         setting = replace(SETUP, dtype=dtype)
-        header = trace.header
-        seats = participants(checkpoint, setting, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+        seats = participants(Plan.of(trace.header, checkpoint, setting, "narrow"))
         rounds = setting.op_set().rounds(setting.activation, torch.float32)
         oracle, lockstep = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu")), Lockstep(trace, seats)
         seen = set()
@@ -164,8 +164,7 @@ def test_layers_that_are_not_judged_are_not_computed(made: tuple[Checkpoint, Tra
 
 def test_states_are_those_of_the_whole_oracle(made: tuple[Checkpoint, Trace]) -> None:
     checkpoint, trace = made
-    header = trace.header
-    seats = participants(checkpoint, SETUP, header.room(), num_steps=7, adaptive=header.adaptive_file("narrow"))
+    seats = participants(Plan.of(trace.header, checkpoint, SETUP, "narrow"))
     lockstep, rounds = Lockstep(trace, seats), SETUP.op_set().rounds(torch.bfloat16, torch.float32)
     whole = Oracle(checkpoint, rounds, torch.float32)
     lean = StateOracle(checkpoint, rounds, torch.float32, torch.device("cpu"))

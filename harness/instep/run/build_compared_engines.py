@@ -27,6 +27,7 @@ from instep_optimized.ops.watch_op_calls import around
 from instep_optimized.options import Options
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.declared_rounding import Storage
 from instep_reference.contract.drafters import in_use
@@ -75,9 +76,9 @@ class Plan:
     checkpoint: Checkpoint
     capacity: Capacity
     num_steps: int
-    adaptive: AdaptiveFile | None
     setting: Setting
     directory: Path | None = None  # the directory of the checkpoint
+    adaptive: AdaptiveFile | None = None
     controlled: Controlled | None = None
     lag: int = 0
 
@@ -218,12 +219,15 @@ def participants_of(plan: Plan, variant: Variant = AS_IS) -> Participants:
     """Build all sides of a plan. variant: changes of the subject."""
     built = build_subject(plan, variant)
     if moves_labels(built.ops):
-        return join_sides(plan, built, Participant("truth", LedgerEngine(
-            plan.checkpoint.config, **plan.steps, mode=plan.setting.mode, room=plan.capacity,
-        )), variant=variant)
+        return join_sides(plan, built, ledger_participant("truth", plan, plan.checkpoint.config), variant=variant)
     truth, draw = truth_participant(plan), partial(rounded_participant, plan, built.declares)
     repeated_runs = RepeatedRuns(partial(draw, asked=built.engine is not None))
     return join_sides(plan, built, truth, draw(0), repeated_runs, variant=variant)
+
+
+def ledger_participant(name: str, plan: Plan, config: ModelConfig) -> Participant:
+    """The orchestration of a right engine. config: of a model with the same rows."""
+    return Participant(name, LedgerEngine(config, **plan.steps, mode=plan.setting.mode, room=plan.capacity))
 
 
 def join_sides(

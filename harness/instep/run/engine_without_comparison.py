@@ -7,12 +7,12 @@ for models that are too large for a whole reference).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.op_protocols import Ops
-from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import Capacity
@@ -24,12 +24,14 @@ from .build_compared_engines import Plan, candidates, optimized_engine
 
 
 def engine(
-    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0, ops: Ops | None = None,
-    batches: tuple[int, ...] | None = None,
+    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, ops: Ops | None = None,
+    batches: tuple[int, ...] | None = None, **steps: Any,
 ) -> OptimizedEngine:
-    """The engine without observers. ops: the op set, wrapped. batches: the batch sizes of its graphs."""
-    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting, controlled=controlled, lag=lag)
+    """The engine without observers. ops: the op set, wrapped. batches: the batch sizes of its graphs.
+
+    steps: as in `Plan`
+    """
+    plan = Plan(checkpoint, capacity, setting=setting, **steps)
     return optimized_engine(plan, ops or setting.op_set(), setting.options(batches=batches))
 
 

@@ -15,11 +15,8 @@ from pathlib import Path
 import torch
 
 from instep_optimized.ops.op_protocols import Ops
-from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.engine import Capacity
 from instep_reference.label_ledger import LedgerEngine
 
 from ..checks import Check, structure
@@ -33,8 +30,7 @@ from ..trace.event_scheduler import drive
 from ..trace.file import Trace
 from ..trace.header import Part
 from ..trace.policy import Policy
-from .build_compared_engines import Participants, Plan, build_from_ops, join_sides
-from .compared_engine import Participant
+from .build_compared_engines import Participants, Plan, build_from_ops, join_sides, ledger_participant
 from .engine_without_comparison import header_of
 from .lockstep import Lockstep, Progress, run
 from .replay import Outcome, of_kernels, served
@@ -42,15 +38,6 @@ from .trace_history import History
 
 SHADOW = {"hidden": 8, "key_heads": 1, "value_heads": 1, "key_dim": 2, "value_dim": 2, "heads": 1, "kv_heads": 1,
           "head_dim": 2, "rotary_dim": 2, "intermediate": 2}  # widths of the shadow, as the ledger only counts rows
-
-
-def ledger(
-    config: ModelConfig, *, num_steps: int, adaptive: AdaptiveFile | None = None,
-    controlled: Controlled | None = None, lag: int = 0, mode: str = "eagle", room: Capacity | None = None,
-) -> LedgerEngine:
-    """The orchestration of a model without its arithmetic, which makes legal choices in microseconds."""
-    return LedgerEngine(
-        shadow(config), num_steps=num_steps, adaptive=adaptive, controlled=controlled, lag=lag, mode=mode, room=room)
 
 
 def forced_trace(
@@ -65,7 +52,8 @@ def forced_trace(
         for name, length in lengths.items()
     }
     steps = header.steps(policy.name)
-    events = tuple(step.event for step in drive(policy, prompts, header, ledger(checkpoint.config, **steps)))
+    ledger = LedgerEngine(shadow(checkpoint.config), **steps)
+    events = tuple(step.event for step in drive(policy, prompts, header, ledger))
     return Trace(Path(f"{policy.name}.jsonl"), header, events, {}, "")
 
 
@@ -89,7 +77,7 @@ def outcome(
     graphs.
     """
     plan = Plan.of(trace.header, checkpoint, setting, trace.path.name)
-    seats = participants(checkpoint, setting, plan.capacity, **plan.steps, ops=ops, batches=batches)
+    seats = participants(plan, ops, batches)
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
     verdict = run(lockstep, [*chosen, *also], until=until, layers=kept, progress=progress, admissions=admissions)
@@ -102,16 +90,10 @@ def outcome(
 
 
 
-def participants(
-    checkpoint: Checkpoint, setting: Setting, capacity: Capacity, *, num_steps: int,
-    adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0, ops: Ops | None = None,
-    batches: tuple[int, ...] | None = None,
-) -> Participants:
+def participants(plan: Plan, ops: Ops | None = None, batches: tuple[int, ...] | None = None) -> Participants:
     """Subject and ledger; a rounded run would need a whole reference."""
-    plan = Plan(checkpoint, capacity, num_steps, adaptive, setting, controlled=controlled, lag=lag)
-    built = build_from_ops(plan, ops or setting.op_set(), batches=batches)
-    return join_sides(plan, built, Participant("ledger", ledger(
-        checkpoint.config, **plan.steps, mode=setting.mode, room=capacity)))
+    built = build_from_ops(plan, ops or plan.setting.op_set(), batches=batches)
+    return join_sides(plan, built, ledger_participant("ledger", plan, shadow(plan.checkpoint.config)))
 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:

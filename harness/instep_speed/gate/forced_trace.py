@@ -69,7 +69,7 @@ def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) 
         accept=(num_steps, 0, *range(1, num_steps)),
     )
     header, _ = header_of(policy, opened, model=Model.of(opened, directory, str(directory.resolve())), field="gate")
-    plan = Plan(opened, header.room(), num_steps, None, Setting("reference", dtype="float64"))
+    plan = Plan(opened, header.room(), num_steps, Setting("reference", dtype="float64"))
     steps = list(drive(policy, prompts, header, reference(plan, plan.setting.activation)))
     trace = write(out, header, [step.event for step in steps], recorded(steps))
     return Course.of(trace)

@@ -147,7 +147,7 @@ def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Sour
     """Each arm's yardstick, which rounds as its op set declares; arms with one op set share it."""
     opened, header, made = Checkpoint.open(question.checkpoint), course.trace.header, dict[str, Yardstick]()
     for ops in {source.ops for source in sources.values()}:
-        plan = Plan(opened, header.room(), header.num_steps, None, replace(question.setting, ops=ops))
+        plan = Plan(opened, header.room(), header.num_steps, replace(question.setting, ops=ops))
         made[ops] = Yardstick(plan, course)
     return {name: made[source.ops] for name, source in sources.items()}
 
