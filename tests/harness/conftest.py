@@ -5,6 +5,7 @@ Every test must leave all function modes of torch: one that remains makes every 
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -80,6 +81,20 @@ def plant() -> Iterator[Callable[..., None]]:
             until.enter_context(planted_here(*edits))
 
         yield put
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """`mine(text, old, new)`: write this module, with one change, so that `--ops mine:OPS` finds it."""
+
+    def write_module(text: str, old: str = "", new: str = "") -> None:
+        assert not old or text.count(old) == 1
+        (tmp_path / "mine.py").write_text(text.replace(old, new) if old else text)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield write_module
+    sys.modules.pop("mine", None)
 
 
 @pytest.fixture(scope="module")

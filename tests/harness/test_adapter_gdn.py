@@ -224,23 +224,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
-    """`mine(old, new)`: write a file of the page with this change, so that `--ops mine:OPS` finds it."""
-
-    def written(old: str = "", new: str = "", way: str = "dense") -> Path:
-        text = FILES[way]
-        assert not old or text.count(old) == 1
-        path = tmp_path / "mine.py"
-        path.write_text(text.replace(old, new) if old else text)
-        return path
-
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    yield written
-    sys.modules.pop("mine", None)
-
-
 def run_of(way: str) -> list[str | Path]:
     """The command of the page, with its trace on a model of few channels."""
     command, trace, *words = RUNS[way].split()
@@ -251,9 +234,10 @@ def run_of(way: str) -> list[str | Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "lines"), [("dense", 30), ("pooled", 40), ("conv", 45)])
 def test_files_of_the_pages_agree_and_are_short(
-    way: str, lines: int, mine: Callable[..., Path], instep: Runner
+    way: str, lines: int, mine: Callable[..., None], instep: Runner
 ) -> None:
-    assert len(mine(way=way).read_text().splitlines()) < lines
+    mine(FILES[way])
+    assert len(FILES[way].splitlines()) < lines
     ran = instep(*run_of(way))
     op = "conv" if way == "conv" else "gdn"
     assert ran.code == 0 and "mine:OPS agrees" in ran.out and f"mine:OPS: {op}.window: " in ran.out, ran
@@ -265,9 +249,9 @@ def test_files_of_the_pages_agree_and_are_short(
     ("way", "old", "new", "says"), [(way, *edit[:2], edit[2:]) for way, edits in BROKEN.items() for edit in edits]
 )
 def test_faults_of_the_pages_are_found_as_printed(
-    way: str, old: str, new: str, says: list[str], mine: Callable[..., Path], instep: Runner
+    way: str, old: str, new: str, says: list[str], mine: Callable[..., None], instep: Runner
 ) -> None:
-    mine(old, new, way)
+    mine(FILES[way], old, new)
     ran = instep(*run_of(way), "--no-ladder", "--drafter", "external")
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 
@@ -283,19 +267,19 @@ def test_each_page_has_three_faults() -> None:
     for one in zip(STRATEGIES, cycle(("VK", "KV")), strict=False)
 ])
 def test_dense_states_agree_under_every_strategy(
-    strategy: str, layout: StateLayout, mine: Callable[..., Path], trace: Trace
+    strategy: str, layout: StateLayout, mine: Callable[..., None], trace: Trace
 ) -> None:
     """Use the drafts of the trace, because the draft head has no GDN layer. The commands above use the head."""
-    mine()
+    mine(FILES["dense"])
     setting = Setting("mine:OPS", strategy=strategy, layout=layout, drafter="external")
     verdict = Replay(trace, setting).run().verdict
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
 @pytest.mark.parametrize("case", GDN, ids=str)
-def test_dense_obeys_the_contract(case: Case, mine: Callable[..., Path]) -> None:
+def test_dense_obeys_the_contract(case: Case, mine: Callable[..., None]) -> None:
     """Idle and padded requests, fresh ones, columns, skipped stores, red zones: the cases of every op set."""
-    mine()
+    mine(FILES["dense"])
     ours = find("mine:OPS")
     assert isinstance(ours, Ops)
     served = serve(ours, case)
@@ -303,18 +287,18 @@ def test_dense_obeys_the_contract(case: Case, mine: Callable[..., Path]) -> None
 
 
 @pytest.mark.slow
-def test_dense_without_keeps_inputs_is_refused(mine: Callable[..., Path], trace: Trace) -> None:
-    mine(', keeps="inputs"', "")
+def test_dense_without_keeps_inputs_is_refused(mine: Callable[..., None], trace: Trace) -> None:
+    mine(FILES["dense"], ', keeps="inputs"', "")
     said = Replay(trace, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
     assert said.exit is Exit.AGREED, said.findings[:1]
     with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
         Replay(trace, Setting("mine:OPS", strategy="rerun")).run()
 
 
-def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., Path], trace: Trace) -> None:
+def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., None], trace: Trace) -> None:
     """`dense` passes kept tokens as separate sequences, with their keys as queries."""
     first = "    q, k = (x.repeat_interleave"
-    mine(first, f"    if q is k:\n        return v, state\n{first}")
+    mine(FILES["dense"], first, f"    if q is k:\n        return v, state\n{first}")
     verdict = Replay(trace, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
     assert verdict.exit is Exit.DIVERGED
     found = verdict.findings[0]

@@ -8,6 +8,7 @@ subject's own rows (`test_oracle.py`).
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,7 @@ def test_an_update_that_is_one_percent_off_is_found_where_it_is_kept(found: Any,
 def test_updates_that_are_due_and_not_shown_are_missing(found: Callable[..., Any], correct: list[EventContext]) -> None:
     at = index_of(correct, Forward, lambda context: UPDATE in context.subject.places)
 
-    def without(context: Any) -> Any:
-        places = {place: rows for place, rows in context.subject.places.items() if place != UPDATE}
-        return replace(context, subject=replace(context.subject, places=places))
-
-    assert all(f.place == UPDATE for f in found(m.spoiled(correct, at, without)))
+    assert all(f.place == UPDATE for f in found(m.spoiled(correct, at, partial(m.without, place=UPDATE))))
 
 
 def test_a_window_next_to_a_prompt_shows_updates_of_its_own_rows(correct: list[EventContext]) -> None:
@@ -242,12 +239,8 @@ def test_a_missing_row_and_a_missing_place_are_reported(found: Callable[..., Any
     at = index_of(correct, Forward)
     short = m.spoiled(correct, at, lambda context: m.with_rows(context, FINAL, lambda rows: rows[:-1]))
     assert any(f"has {len(correct[at].truth.places[FINAL]) - 1} rows" in f.diagnosis for f in found(short))
-
-    def without(context: Any) -> Any:
-        places = {place: rows for place, rows in context.subject.places.items() if place != FINAL}
-        return replace(context, subject=replace(context.subject, places=places))
-
-    assert any(f.place == FINAL and f.elements == 0 for f in found(m.spoiled(correct, at, without)))
+    missing = m.spoiled(correct, at, partial(m.without, place=FINAL))
+    assert any(f.place == FINAL and f.elements == 0 for f in found(missing))
 
 
 def test_a_chain_that_reads_the_hidden_row_of_an_earlier_step_is_found_where_it_reads(

@@ -4,8 +4,7 @@ Leaves out: the tests' other engines (`test_engines.py`).
 """
 
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,29 +20,15 @@ pytestmark = [  # imports transformers
 TOP = Path(__file__).resolve().parents[2]
 PAGE = (TOP / "docs" / "your-engine.md").read_text()
 COMMAND = (TOP / "fixtures" / "traces" / "faults" / "kept.jsonl", "--model", TOP / "fixtures" / "tiny", "--engine")
+FILE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
 BROKEN = [
     tuple(re.findall(r"`([^`]+)`", line)) for line in PAGE.splitlines() if re.match(r"\| `.+` \| `.+` \| `event", line)
 ]
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
-    """`mine(old, new)`: writes the file of the page, broken there, and gives its text."""
-
-    def written(old: str = "", new: str = "") -> str:
-        text = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1]
-        assert not old or text.count(old) == 1
-        (tmp_path / "mine.py").write_text(text.replace(old, new) if old else text)
-        return text
-
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    yield written
-    sys.modules.pop("mine", None)
-
-
-def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., str], instep: Runner) -> None:
-    assert len(mine().splitlines()) <= 66 and "import instep" not in PAGE
+def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., None], instep: Runner) -> None:
+    mine(FILE)
+    assert len(FILE.splitlines()) <= 66 and "import instep" not in PAGE
     ran = instep("replay", *COMMAND, "mine:make")
     assert ran.code == 0 and "mine:make agrees" in ran.out and "served 29 of 29 events" in ran.out, ran
 
@@ -51,10 +36,10 @@ def test_the_file_of_the_page_agrees_and_is_short(mine: Callable[..., str], inst
 @few(2)
 @pytest.mark.parametrize("edit", BROKEN, ids=[edit[2] for edit in BROKEN])
 def test_every_break_on_the_page_is_found_where_it_says(
-    edit: tuple[str, ...], mine: Callable[..., str], instep: Runner
+    edit: tuple[str, ...], mine: Callable[..., None], instep: Runner
 ) -> None:
     old, new, *says = edit
-    mine(old, new)
+    mine(FILE, old, new)
     ran = instep("replay", *COMMAND, "mine:make", "--no-ladder")
     assert ran.code == 1 and all(part in ran.out for part in says), ran.out
 

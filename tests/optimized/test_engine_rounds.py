@@ -182,7 +182,7 @@ def test_overwriting_an_answer_changes_nothing(checkpoint: Checkpoint) -> None:
 def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watcher is shown the rows of every replay; once it has gone it is shown nothing."""
     subject = started(engine(checkpoint, graphs=True), "a")
-    replayed = calls_of(monkeypatch, subject._graphs, "run", key=lambda key, *_: key)
+    replayed = calls_of(monkeypatch, subject._graphs, "run", key=lambda key, *_, **__: key)
     shown: dict[str, int] = {}
 
     def see(place: Place, tensor: torch.Tensor) -> torch.Tensor:

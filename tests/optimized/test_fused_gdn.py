@@ -32,6 +32,7 @@ from instep_optimized.ops.watch_op_calls import around
 from instep_reference.contract.place_names import unseen
 from support.independent.op_agreement import agree
 from support.running.covering import each_value, few
+from support.running.recorded_calls import calls_of
 from support.worlds.rings import Turn, World, cut
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -205,14 +206,7 @@ def test_observed_row_inside_is_shown_and_its_replacement_is_used() -> None:
 def staged(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts whose norms and gates the staged kernel computes, as they come."""
     file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
-    seen, run = list[Part](), file.staged
-
-    def told(*given: Any, **named: Any) -> None:
-        seen.extend([given[1]] if named.get("rule") else [])
-        run(*given, **named)
-
-    monkeypatch.setattr(file, "staged", told)
-    return seen
+    return calls_of(monkeypatch, file, "staged", lambda *given, rule=None, **_: given[1] if rule else None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Leaves out: which sizes take them on a GPU (`instep bench`), and the library's products.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ from instep_optimized.kernels.products.few_rows import fits, product
 from instep_optimized.ops.triton import TRITON
 from support.kernels.overlapped_launches import same_in_a_graph
 from support.kernels.planted import planted_kernels
+from support.running.recorded_calls import calls_of
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
 pytestmark = [pytest.mark.gpu if NATIVE else pytest.mark.interpreted]
 SIZES = [(1, 16, 16), (4, 300, 520), (5, 24, 48), (16, 256, 512), (17, 33, 40), (32, 288, 24)]
+
+
+def in_wider(draw: Draw, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """A part of something wider, which is NaN."""
+    every = torch.full((rows + 1, columns + 8), torch.nan, dtype=dtype, device=HERE)
+    every[:rows, :columns] = draw.normal(rows, columns, scale=columns**-0.25).to(dtype)
+    return every[:rows, :columns]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
@@ -39,13 +48,7 @@ def test_a_product_of_few_rows_is_right(
     monkeypatch.setattr(few_rows, "staged", None)
     monkeypatch.setattr(few_rows, "shape_for", lambda *_: {"NT": 32, "KT": 64, "warps": 4, "stages": 3})
     monkeypatch.setattr(few_rows, "tile", lambda native, _: native)
-
-    def view(*shape: int) -> torch.Tensor:
-        every = torch.full((shape[0] + 1, shape[1] + 8), torch.nan, dtype=dtype, device=HERE)
-        every[: shape[0], : shape[1]] = draw.normal(*shape, scale=shape[1] ** -0.25).to(dtype)
-        return every[: shape[0], : shape[1]]
-
-    x, weight = view(rows, depth), view(columns * (1 + gated), depth)
+    x, weight = (in_wider(draw, n, depth, dtype) for n in (rows, columns * (1 + gated)))
     found, wide = product(x, weight, gated), x.double() @ weight.double().T
     truth = silu(wide[:, :columns]) * wide[:, columns:] if gated else wide
     assert found.shape == (rows, columns) and found.dtype == dtype
@@ -122,19 +125,9 @@ def test_explicit_layouts_give_the_same_bits(
     wide: fp32 results, of which `head_pick`, which stores none, must pick as `pick` does. Two columns are equal, one in
     the first tile and one in the last, and the largest of the first row.
     """
-    taken: list[int] = []
-    staged: Any = few_rows.staged
-    real = staged.product
-    monkeypatch.setattr(staged, "product", lambda x, *rest: (taken.append(len(x)), real(x, *rest)))
-    draw = Draw(5, HERE)
-
-    def view(*shape: int) -> torch.Tensor:
-        every = torch.full((shape[0] + 1, shape[1] + 8), torch.nan, dtype=dtype, device=HERE)
-        every[: shape[0], : shape[1]] = draw.normal(*shape, scale=shape[1] ** -0.25).to(dtype)
-        return every[: shape[0], : shape[1]]
-
+    taken, draw = calls_of(monkeypatch, few_rows.staged, "product", lambda x, *_: len(x)), Draw(5, HERE)
     for number, (rows, columns, depth) in enumerate(sizes):
-        x, weight = view(rows, depth), view(columns * (1 + gated), depth)
+        x, weight = (in_wider(draw, n, depth, dtype) for n in (rows, columns * (1 + gated)))
         weight[5] = weight[columns - 1] = 4 * x[0]
         found = [product(x, weight, gated, wide) for _ in range(4)]
         assert len(taken) == 4 * (number + 1), "explicit layouts serve"
@@ -238,6 +231,16 @@ def _wait_a_while(address, phase):
 """
 
 
+def second_launch(
+    x: torch.Tensor, weight: torch.Tensor, gated: bool, shape: dict[str, int], tall: int, by: Any
+) -> torch.Tensor:
+    """Values that a launch leaves in shared memory must not be what the next one waits for."""
+    out = torch.full((tall, len(weight) // (1 + gated)), torch.nan, dtype=BF16, device=HERE)
+    for rows, weights in ((-x, 2 * weight), (x, weight)):
+        by.product(rows, weights, gated, out[: len(x)], shape)
+    return out
+
+
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")
 @pytest.mark.parametrize("fault", [*SOUND, *FAULTS])
 def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,14 +254,7 @@ def test_a_fault_of_a_pair_changes_bits(fault: str, tmp_path: Path, monkeypatch:
     draw = Draw(11, HERE)
     x, weight = (draw.normal(n, 4096, dtype=BF16, scale=4096**-0.25) for n in (8, columns))
     shape = few_rows.STAGED[8, False][0][1] | {"MT": 8, "cut": cut}
-
-    def served(by: Any) -> torch.Tensor:
-        """Values that a launch leaves in shared memory must not be what the next one waits for."""
-        out = torch.full((8, columns), torch.nan, dtype=BF16, device=HERE)
-        for rows, weights in ((-x, 2 * weight), (x, weight)):
-            by.product(rows, weights, False, out, shape)
-        return out
-
+    served = partial(second_launch, x, weight, False, shape, 8)
     right = served(few_rows.staged)
     torch.testing.assert_close(right.float(), x.float() @ weight.float().T, rtol=2**-7, atol=2**-7)
     assert all(torch.equal(served(other), right) is (fault in SOUND) for _ in range(3))
@@ -320,14 +316,7 @@ def test_a_fault_of_a_gated_product_changes_bits(fault: str, tmp_path: Path, mon
     draw = Draw(12, HERE)
     x, weight = (draw.normal(n, 1024, dtype=BF16, scale=1024**-0.25) for n in (rows, 2 * columns))
     shape = few_rows.STAGED[tall, True][0][1] | {"MT": tall, "cut": 0}
-
-    def served(by: Any) -> torch.Tensor:
-        """Values that a launch leaves in shared memory must not be what the next one waits for."""
-        out = torch.full((128, columns), torch.nan, dtype=BF16, device=HERE)
-        for given, weights in ((-x, 2 * weight), (x, weight)):
-            by.product(given, weights, True, out[:rows], shape)
-        return out
-
+    served = partial(second_launch, x, weight, True, shape, 128)
     right, other = served(few_rows.staged), planted_kernels(f"products.{place}", texts, tmp_path, monkeypatch)
     if place == "gated_128_rows_gluon":
         monkeypatch.setattr(few_rows.staged, "_linear_parts", other._linear_parts)

@@ -39,7 +39,7 @@ SHAPES = (
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that run staged, as they come."""
     file = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
-    return calls_of(monkeypatch, file, "staged", key=lambda *given: given[1])
+    return calls_of(monkeypatch, file, "staged", key=lambda *given, **_: given[1])
 
 
 def served(

@@ -35,6 +35,7 @@ from instep_reference.contract.place_names import unseen
 from support.independent.op_agreement import agree
 from support.kernels.planted import planted_kernels
 from support.running.covering import few
+from support.running.recorded_calls import calls_of
 from support.worlds.rings import Turn, World, stream
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -62,15 +63,8 @@ def staged(monkeypatch: pytest.MonkeyPatch, least: int = 1) -> list[Part]:
     if INTERPRETED:
         return []
     file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"].staged
-    seen, run = list[Part](), file.staged
-
-    def told(*given: Any, **named: Any) -> None:
-        seen.extend([given[1]] if named.get("conv") else [])
-        run(*given, **named)
-
-    monkeypatch.setattr(file, "staged", told)
     monkeypatch.setattr(file, "VERIFIES", range(least, file.VERIFIES.stop))
-    return seen
+    return calls_of(monkeypatch, file, "staged", lambda *given, conv=None, **_: given[1] if conv else None)
 
 
 class Verify:

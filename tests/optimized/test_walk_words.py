@@ -134,7 +134,7 @@ def apart(pool: torch.Tensor) -> torch.Tensor:
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts that are served by words, as they come."""
-    return calls_of(monkeypatch, conv_file, "walk_words", key=lambda *given: given[2])
+    return calls_of(monkeypatch, conv_file, "walk_words", key=lambda *given, **_: given[2])
 
 
 @few(3)

@@ -171,6 +171,12 @@ def with_rows(context: EventContext, place: Place, change: Callable[[torch.Tenso
     return replace(context, subject=replace(context.subject, places=places))
 
 
+def without(context: EventContext, place: Place) -> EventContext:
+    """A subject that does not show a place."""
+    places = {shown: rows for shown, rows in context.subject.places.items() if shown != place}
+    return replace(context, subject=replace(context.subject, places=places))
+
+
 def commit_of(contexts: Sequence[EventContext], accepted: int) -> tuple[int, str]:
     """A commit after a window of 4: the event, and a request with that many accepted drafts."""
     return next(
