@@ -327,13 +327,15 @@ class RecordedChoices:
 
 def served() -> dict[str, str]:
     """The source that was imported: a digest over the files of each package."""
-    return {name: _source(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
+    return {name: _imported(Path(str(sys.modules[name].__file__)).parent) for name in PACKAGES}
 
 
-@cache
-def _source(root: Path) -> str:
-    """The digest of a folder, computed once, as later changes of files are not imported."""
+def source_digest(root: Path) -> str:
+    """The digest of the Python files in a folder."""
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+_imported = cache(source_digest)  # once, as later changes of files are not imported

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,27 +78,21 @@ def replayed(folder: Path, trace: Path, how: Setting, out: Path) -> Arm:
     """Run `instep replay` with the packages of that folder; the result goes to `out`, a trail next to it."""
     trail = out.with_suffix(".trail")
     words = ("replay", str(trace), *how.words(), "--json", str(out), "--trail", str(trail))
-    code, seconds, error = _ran(lambda: plant.run(folder, *words))
-    if not out.exists():
-        return Arm(code, seconds, error=error or "no result")
-    run = _run_of(out, folder)
-    return Arm(
-        code, seconds, tuple(run["findings"]), run["looked"], run["served"], tuple(trail.read_text().splitlines()),
-        run["calls"], run["events"], run["of"], run["message"] or "", (run["located"] or {}).get("cause", ""),
+    arm, run = _of_command(folder, out, words)
+    return arm if run is None else replace(
+        arm, looked=run["looked"], trail=tuple(trail.read_text().splitlines()), calls=run["calls"],
+        events=run["events"], cause=(run["located"] or {}).get("cause", ""),
     )
 
 
 def related(folder: Path, trace: Path, how: Setting, out: Path, relation: str) -> Arm:
     """Run `instep relations` with one relation."""
     words = ("relations", str(trace), relation, *how.words(), "--json", str(out))
-    code, seconds, error = _ran(lambda: plant.run(folder, *words))
-    if not out.exists():
-        return Arm(code, seconds, error=error or "no result")
-    run = _run_of(out, folder)
-    looked = {run["relation"]: run["tiers"][0]} if run["tiers"] else {}
-    whole = run["of"] if run["elements"] else 0
-    return Arm(code, seconds, tuple(run["findings"]), looked, run["served"], events=whole, of=run["of"],
-               message=run["message"] or "")  # fmt: skip
+    arm, run = _of_command(folder, out, words)
+    return arm if run is None else replace(
+        arm, looked={run["relation"]: run["tiers"][0]} if run["tiers"] else {},
+        events=run["of"] if run["elements"] else 0,
+    )
 
 
 def both(replay: Arm, relation: Arm) -> Arm:
@@ -121,10 +115,17 @@ def spoken(folder: Path, trace: Path, how: Setting, out: Path) -> Said:
     return msgspec.json.decode(out.read_bytes(), type=Said) if out.exists() else Said(error=error or "no result")
 
 
-def _run_of(out: Path, folder: Path) -> dict[str, Any]:
-    """The run of a result file. Paths in the copy are given without its folder, which is deleted afterwards."""
+def _of_command(folder: Path, out: Path, words: Sequence[str]) -> tuple[Arm, dict[str, Any] | None]:
+    """Run a command -> the common fields of its result, and the run in the result file; None: there is no result.
+
+    Paths in the copy are given without its folder, which is deleted afterwards.
+    """
+    code, seconds, error = _ran(lambda: plant.run(folder, *words))
+    if not out.exists():
+        return Arm(code, seconds, error=error or "no result"), None
     run: dict[str, Any] = json.loads(out.read_text().replace(f"{folder}/", ""))["runs"][0]
-    return run
+    return Arm(code, seconds, tuple(run["findings"]), served=run["served"], of=run["of"],
+               message=run["message"] or ""), run  # fmt: skip
 
 
 def _ran(run: Callable[[], subprocess.CompletedProcess[str]]) -> tuple[int | None, float, str]:

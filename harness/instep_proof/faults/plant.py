@@ -5,7 +5,6 @@ The product itself is never changed, and contains no switch that makes it wrong.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -14,6 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+from instep.run.replay import source_digest
 
 from .catalogue.fault import Edit, Wrap
 from .syntax_edit import replaced, wrapped
@@ -63,7 +64,7 @@ def edited(text: str, edit: Edit | Wrap) -> str:
 
 def digests(folder: Path) -> dict[str, str]:
     """Map each package to the sha256 of its source in that folder, as `served` in a result file."""
-    return {package: _digest(folder / package) for package in PACKAGES}
+    return {package: source_digest(folder / package) for package in PACKAGES}
 
 
 def run(folder: Path, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -86,10 +87,3 @@ def environment() -> dict[str, str]:
     """The environment of a run: the user's, without the variables that configure this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     return kept | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-
-
-def _digest(root: Path) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()

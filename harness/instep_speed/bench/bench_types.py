@@ -155,7 +155,9 @@ HEADS = {"tiny": (4,), "default": (32, 64, 16), "full": (16, 24, 32, 48, 64)}
 STATES = {"tiny": ("float32",), "default": ("float32", "bfloat16"), "full": ("float32", "bfloat16")}
 
 
-def batches_and_heads(size: Size, few: tuple[int, ...] = (), **more: tuple[Any, ...]) -> Iterator[At]:
+def batches_and_heads(
+    ground: Ground, size: Size, few: tuple[int, ...] = (), **more: tuple[Any, ...]
+) -> Iterator[At]:
     """Yield cells of batch, the axes of `more`, heads and state.
 
     The default grid varies one axis at a time in addition to the batch.

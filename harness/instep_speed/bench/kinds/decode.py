@@ -13,13 +13,9 @@ from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 
-from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, Size, batches_and_heads, state_dtype
+from ..bench_types import TO, TOO, Arm, At, Cell, Ground, Kind, batches_and_heads, state_dtype
 from ..drawn_rows import Rows, off_from_plain, on, part, redrawn, states
 from ..kernels_of_peers import arms as peers
-
-
-def cells(ground: Ground, size: Size) -> Iterator[At]:
-    yield from batches_and_heads(size)
 
 
 def make(ground: Ground, at: At) -> Cell:
@@ -51,4 +47,4 @@ def _arms(name: str, ops: Ops, rows: Rows, parts: list[Part], ground: Ground) ->
                   rows.inputs(PLAIN, wide=True))  # fmt: skip
 
 
-KIND = Kind("a layer", cells, make)
+KIND = Kind("a layer", batches_and_heads, make)

@@ -6,7 +6,7 @@ Leaves out: the parts alone (`conv.py`, `decode.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 
 from ..answer_check import first, off, same
-from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, Size, batches_and_heads, state_dtype
+from ..bench_types import SEED, TO, Arm, At, Cell, Ground, Kind, batches_and_heads, state_dtype
 from ..drawn_rows import CONV_WIDTH, WIDE, Rows, channels_of, like, on, part, redrawn, states
 from ..kernels_of_peers import arms as peers
 
@@ -50,10 +50,6 @@ class Layer:
 
 
 Judge = Callable[[Callable[[Layer], torch.Tensor]], str]  # gets a function from layer to read-outs
-
-
-def cells(ground: Ground, size: Size) -> Iterator[At]:
-    yield from batches_and_heads(size)
 
 
 def make(ground: Ground, at: At) -> Cell:
@@ -96,4 +92,4 @@ def make(ground: Ground, at: At) -> Cell:
     return peers("mixer", ground, at, cell, rows=rows, layers=layers, judge=judge)
 
 
-KIND = Kind("a layer", cells, make)
+KIND = Kind("a layer", batches_and_heads, make)

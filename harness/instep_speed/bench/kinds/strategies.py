@@ -43,7 +43,7 @@ FEW = (1, 32)  # batches of other windows, heads and states in the default grid:
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:
-    yield from batches_and_heads(size, FEW, window=WINDOWS[size])
+    yield from batches_and_heads(ground, size, FEW, window=WINDOWS[size])
 
 
 def accepted_of(window: int) -> int:
