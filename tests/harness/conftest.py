@@ -5,6 +5,7 @@ Every test must leave all function modes of torch: one that remains makes every 
 Leaves out: installation; the entry point is called as the installed script calls it.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -70,6 +71,12 @@ def instep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates of the machine are given to `instep bench`, not measured."""
     monkeypatch.setattr("instep_speed.bench.run.rates", lambda device, dtype: MACHINE)
+
+
+@pytest.fixture
+def copy(right: Path, tmp_path: Path) -> Path:
+    """A copy of a file's recording `right`, which a test may change."""
+    return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
 @pytest.fixture

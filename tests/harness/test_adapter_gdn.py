@@ -41,6 +41,7 @@ from support.independent.op_agreement import agree
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed, first_finding
 
 TOP = Path(__file__).resolve().parents[2]
 DENSE, POOLED = (
@@ -149,9 +150,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_of_a_pooled_kernel_is_found_and_named(fault: str, judged: Any) -> None:
     edits, setting, (kind, component, said) = FAULTS[fault]
-    verdict = judged(*edits, **setting).verdict
-    assert verdict.exit is Exit.DIVERGED
-    found = verdict.findings[0]
+    found = first_finding(judged(*edits, **setting))
     assert (found.kind, found.place.component) == (kind, component) and said in found.diagnosis, found
 
 
@@ -289,8 +288,7 @@ def test_dense_obeys_the_contract(case: Case, mine: Callable[..., None]) -> None
 @pytest.mark.slow
 def test_dense_without_keeps_inputs_is_refused(mine: Callable[..., None], trace: Trace) -> None:
     mine(FILES["dense"], ', keeps="inputs"', "")
-    said = Replay(trace, Setting("mine:OPS", strategy="snapshot")).run(until=4).verdict
-    assert said.exit is Exit.AGREED, said.findings[:1]
+    agreed(Replay(trace, Setting("mine:OPS", strategy="snapshot")).run(until=4))
     with pytest.raises(Unsupported, match='declare keeps="inputs" in its op set'):
         Replay(trace, Setting("mine:OPS", strategy="rerun")).run()
 
@@ -299,9 +297,7 @@ def test_kernel_that_ignores_rerun_tokens_is_found(mine: Callable[..., None], tr
     """`dense` passes kept tokens as separate sequences, with their keys as queries."""
     first = "    q, k = (x.repeat_interleave"
     mine(FILES["dense"], first, f"    if q is k:\n        return v, state\n{first}")
-    verdict = Replay(trace, Setting("mine:OPS", strategy="rerun", drafter="external")).run().verdict
-    assert verdict.exit is Exit.DIVERGED
-    found = verdict.findings[0]
+    found = first_finding(Replay(trace, Setting("mine:OPS", strategy="rerun", drafter="external")).run())
     assert (found.kind, found.place.component) == ("commit", "state") and "accepted" in found.diagnosis, found
 
 

@@ -35,6 +35,7 @@ from support.inputs.checkpoints import write as write_checkpoint
 from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
+from support.running.verdicts import agreed
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +48,6 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two requests, of which the last draft has three tokens each, at event 8."""
     prompts = {name: PROMPTS[name] for name in "ab"}
     return recorded(tmp_path_factory.mktemp("recordings") / "brief", tokens=4, prompts=prompts)
-
-
-@pytest.fixture
-def copy(right: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
 @pytest.fixture(scope="module")
@@ -328,8 +323,7 @@ def test_windows_of_different_widths_are_judged(
 @pytest.mark.slow
 def test_a_watched_request_that_left_raises_no_alarm(brief: Path, tmp_path: Path) -> None:
     made = drafted_otherwise(brief, tmp_path / "r", (3, 3), (1, 3), parents=[[0, 0, 1], [0, 1, 2]])
-    verdict = led(made, "watching_no_copies")
-    assert verdict.exit is Exit.AGREED, verdict.findings[:2]
+    verdict = agreed(led(made, "watching_no_copies"))
     assert any("leaves the run" in one.reason for one in verdict.skipped)
 
 

@@ -62,8 +62,7 @@ def test_drafts_of_a_right_recording_are_the_head_s_own(right: Path, tmp_path: P
     assert f"{found['drafts']} of {found['drafts']} are the draft head's own choice" in ran.out and found["drafts"] > 15
 
 
-def test_another_draft_is_named_and_changes_no_verdict(right: Path, tmp_path: Path, instep: Runner) -> None:
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+def test_another_draft_is_named_and_changes_no_verdict(copy: Path, instep: Runner) -> None:
     number, at, pick = refused(copy)
     event = lines(copy / "events.jsonl")[number]
     picks = event["picks"]
@@ -77,9 +76,8 @@ def test_another_draft_is_named_and_changes_no_verdict(right: Path, tmp_path: Pa
     assert f'1 others; first: event {number}, request "{request}", draft 3 of 3 is' in ran.out, ran
 
 
-def test_a_wrong_first_draft_hides_no_later_one(right: Path, tmp_path: Path) -> None:
+def test_a_wrong_first_draft_hides_no_later_one(right: Path, copy: Path) -> None:
     """The drafts after it are those that the head picks after the wrong draft, not those of the right chain."""
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
     events = lines(copy / "events.jsonl")
     number = next(n for n, one in enumerate(events) if one["event"] == "draft" and len(one["picks"][0]) == 3
                   and not events[n + 2]["accepted"][0]["nodes"])  # fmt: skip
@@ -106,8 +104,7 @@ def heads(text: Text, at: int, picks: tuple[int, ...], parents: tuple[int, ...] 
     return own[0], own
 
 
-def test_a_tree_s_drafts_are_judged_after_their_parents(right: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+def test_a_tree_s_drafts_are_judged_after_their_parents(right: Path, copy: Path) -> None:
     events = lines(copy / "events.jsonl")
     number = next(n for n, one in enumerate(events) if one["event"] == "draft" and len(one["picks"][0]) == 3
                   and len(events[n + 2]["accepted"][0]["nodes"]) == 0)  # fmt: skip
@@ -159,7 +156,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(drawn: Path, tmp_path: Path) -> Path:
+def drawn_copy(drawn: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(drawn, tmp_path / "copy"))
 
 
@@ -196,9 +193,9 @@ def other_bonus(recording: Path, kept: bool) -> int:
 @pytest.mark.parametrize(("case", "check", "says"), [
     ("bonus", "tokens", "bonus is"), ("kept", "counts", "is its own bonus"),
 ])
-def test_a_token_that_is_not_drawn_is_named_at_its_commit(copy: Path, case: str, check: str, says: str) -> None:
-    number = other_bonus(copy, case == "kept")
-    found = audit(copy, TINY, level=1).verdict.findings
+def test_a_token_that_is_not_drawn_is_named_at_its_commit(drawn_copy: Path, case: str, check: str, says: str) -> None:
+    number = other_bonus(drawn_copy, case == "kept")
+    found = audit(drawn_copy, TINY, level=1).verdict.findings
     assert (found[0].event, found[0].kind) == (number, "commit")
     assert any(one.check == check and says in one.diagnosis for one in found), found[0].diagnosis
     if check == "tokens":
@@ -206,9 +203,9 @@ def test_a_token_that_is_not_drawn_is_named_at_its_commit(copy: Path, case: str,
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 3.0, "top_k": 20}, {"temperature": 0.9, "top_k": 1}])
-def test_a_wrong_recorded_temperature_or_top_k_is_found(copy: Path, sampling: dict[str, Any]) -> None:
-    edited(copy, 0, sampling=sampling)
-    found = audit(copy, TINY, level=1)
+def test_a_wrong_recorded_temperature_or_top_k_is_found(drawn_copy: Path, sampling: dict[str, Any]) -> None:
+    edited(drawn_copy, 0, sampling=sampling)
+    found = audit(drawn_copy, TINY, level=1)
     assert found.exit is Exit.DIVERGED and {one.request for one in found.verdict.findings} == {"a"}
 
 

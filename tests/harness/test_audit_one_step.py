@@ -5,7 +5,6 @@ recordings (`test_audit.py`).
 """
 
 import json
-import shutil
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -43,6 +42,8 @@ from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, sa
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 
+pytestmark = pytest.mark.slow  # audits of whole recordings
+
 # Events of the recording: commits of a and b are 10, 13 and 16; a ends at 17; the next commit, of b alone, is 20.
 BOTH, LAST = (10, 13, 16), 20
 
@@ -54,12 +55,6 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kinds = {number: one["event"] for number, one in enumerate(lines(made / "events.jsonl"))}
     assert all(kinds[event] == "commit" for event in (*BOTH, LAST)) and kinds[17] == "finish", kinds
     return made
-
-
-@pytest.fixture
-def copy(right: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
-    return Path(shutil.copytree(right, tmp_path / "copy"))
 
 
 def events_of(found: Audit) -> set[int]:
@@ -112,14 +107,12 @@ class Texts:
 # one step
 
 
-@pytest.mark.slow
 def test_a_right_recording_agrees_one_step_at_a_time(right: Path) -> None:
     found = audit(right, TINY)
     assert found.exit is Exit.AGREED and found.one_step and found.replay.verdict.events == found.replay.of
     assert {Tier.DIRECTED, Tier.PROPAGATED, Tier.DECISIONS} <= {one.tier for one in found.replay.verdict.compared}
 
 
-@pytest.mark.slow
 def test_right_steps_from_a_wrong_state_are_not_accused(copy: Path) -> None:
     """A wrong state at event 10; the engine then computes on from it, rightly."""
     texts, memory = Texts(copy), None
@@ -147,7 +140,6 @@ def test_right_steps_from_a_wrong_state_are_not_accused(copy: Path) -> None:
     assert events_of(after) == {12}, "judged from the text, the wrong rows that follow from that state are found"
 
 
-@pytest.mark.slow
 def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy: Path) -> None:
     for event, request in ((10, "a"), (16, "b")):
         tensors(copy, event, f"state.{request}.0", lambda x: x.flip(0))
@@ -158,7 +150,6 @@ def test_all_wrong_events_are_listed_unless_the_first_is_asked_for(copy: Path) -
 # ranges and early ends
 
 
-@pytest.mark.slow
 def test_a_range_reads_and_runs_nothing_before_its_rounds(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some rounds earlier name findings, and the reference runs each text before them once, as a prompt."""
     monkeypatch.setattr(recorded_engine, "IN_A_RING", 8)
@@ -179,7 +170,6 @@ def test_a_range_reads_and_runs_nothing_before_its_rounds(copy: Path, monkeypatc
     assert sorted(ran)[-4:] == [10, 10, 12, 12], "the texts after event 3, in fp64 and rounded; then windows"
 
 
-@pytest.mark.slow
 def test_a_range_keeps_only_its_own_findings(copy: Path) -> None:
     tensors(copy, 16, "state.a.0", lambda x: x.flip(0))
     assert not events_of(audit(copy, TINY, events="13:15"))
@@ -204,7 +194,6 @@ def test_a_range_of_texts_without_events_is_refused(tmp_path: Path, instep: Runn
         instep("audit", file, "--model", TINY, "--events", "0:1"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "exit"), [(False, Exit.INCONCLUSIVE), (True, Exit.DIVERGED)])
 def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool, exit: Exit) -> None:
     if wrong:
@@ -220,7 +209,6 @@ def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool,
     assert found.stopped == "it was interrupted, after 12 events"
 
 
-@pytest.mark.slow
 def test_a_time_limit_ends_an_audit_with_a_partial_verdict(right: Path, instep: Runner, tmp_path: Path) -> None:
     ran = instep("audit", right, "--model", TINY, "--minutes", 0, "--json", tmp_path / "r.json")
     assert ran.code == 3 and "the limit of 0 minutes is over, before the tokens were judged" in ran.out, ran
@@ -231,7 +219,6 @@ def test_a_time_limit_ends_an_audit_with_a_partial_verdict(right: Path, instep: 
 # further draws
 
 
-@pytest.mark.slow
 def test_further_draws_run_only_the_window_of_their_request(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In fp64 without rounding a draw of the accepted path alone equals the run of the whole event."""
     ran, off, real = [], [], RepeatedRuns.side_of
@@ -264,7 +251,6 @@ def test_further_draws_run_only_the_window_of_their_request(copy: Path, monkeypa
     assert events_of(found) == {16} and len(off) > 2 and max(off) < 1e-12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hidden", ["events", pytest.param("a layer", marks=WHOLE)])
 def test_draws_share_no_rounding_if_states_were_not_recorded(
     copy: Path, monkeypatch: pytest.MonkeyPatch, hidden: str
@@ -295,7 +281,6 @@ def test_draws_share_no_rounding_if_states_were_not_recorded(
 # names of wrong states
 
 
-@pytest.mark.slow
 def test_a_state_of_another_request_two_rounds_ago_is_named(copy: Path) -> None:
     tensors(copy, 16, "state.b.0", lambda x: shown(copy, 10)["state.a.0"])
     (found,) = directed(audit(copy, TINY, events="16:16"))
@@ -303,7 +288,6 @@ def test_a_state_of_another_request_two_rounds_ago_is_named(copy: Path) -> None:
     assert found.worst == pytest.approx(1, abs=1e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("event", "says", "wrong"), [
     (16, 'holds the state of request "a" after 2 of 4 tokens of its window, 1 round ago',
      lambda t: t.state("a", 13, 2)),
@@ -318,7 +302,6 @@ def test_states_of_earlier_windows_are_named(copy: Path, event: int, says: str, 
     assert found.diagnosis == says
 
 
-@pytest.mark.slow
 def test_a_step_from_the_state_of_another_request_is_named(copy: Path) -> None:
     texts = Texts(copy)
     length, run, _ = texts.tokens["b", 16]
@@ -330,7 +313,6 @@ def test_a_step_from_the_state_of_another_request_is_named(copy: Path) -> None:
     assert found.diagnosis == 'was continued from the state of request "a", 2 rounds ago'
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("says", "window", "state"), [
     ("was continued from the state of 8 tokens before", 36, 28),
     ("was continued with the conv window of 2 tokens later", 38, 36),
@@ -363,7 +345,6 @@ def test_a_prefix_with_parts_of_different_lengths_is_named(tmp_path: Path, says:
 # names, slots and rows
 
 
-@pytest.mark.slow
 def test_a_finding_names_slot_batch_row_and_the_last_change(copy: Path, instep: Runner, tmp_path: Path) -> None:
     """Slots of the engine are recorded with the states; a wrong state comes first after request a ended."""
     file = copy / "tensors" / f"{LAST:06d}.safetensors"
@@ -378,7 +359,6 @@ def test_a_finding_names_slot_batch_row_and_the_last_change(copy: Path, instep: 
     assert result["judged"]["events"][0] == LAST and result["judged"]["one_step"]
 
 
-@pytest.mark.slow
 def test_batch_rows_and_slots_of_the_engine_are_read(copy: Path, tmp_path: Path) -> None:
     """Only two of its nine rows were recorded; the rows and slots are in `batches.jsonl`."""
     tensors(copy, 16, "state.a.0", lambda x: x.flip(0))
@@ -408,7 +388,6 @@ def test_batch_rows_and_slots_of_the_engine_are_read(copy: Path, tmp_path: Path)
         read(copy)
 
 
-@pytest.mark.slow
 def test_long_names_of_requests_are_replaced_and_listed_once(copy: Path, instep: Runner, tmp_path: Path) -> None:
     own = {"a": "100f09a5.afbe4b9c.884e", "b": "4e3481df4df949e09f1a"}
     events = json.dumps(lines(copy / "events.jsonl"))
@@ -485,7 +464,6 @@ def judged(recording: Path, events: str, **options: Any) -> Audit:
         return audit(recording, TINY, events=events, **options)
 
 
-@pytest.mark.slow
 def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> None:
     found = judged(LIVE / "sglang-0.5.12", "20:29", first=True)
     assert found.exit is Exit.DIVERGED and found.replay is not None
@@ -496,14 +474,12 @@ def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> No
     assert "batch rows 1 and 2 of 6" in found.replay.remarks[0]
 
 
-@pytest.mark.slow
 def test_sglang_0_5_13_is_right_after_the_same_change_of_steps() -> None:
     found = judged(LIVE / "sglang-0.5.13", "23:35")
     assert found.exit is Exit.AGREED and found.replay is not None and not found.verdict.findings
     assert found.verdict.elements + found.replay.verdict.elements > 400_000
 
 
-@pytest.mark.slow
 def test_a_cut_recording_has_only_the_chosen_requests(tmp_path: Path) -> None:
     whole = LIVE / "sglang-0.5.12"
     names = [json.loads(line)["request"] for line in (whole / "events.jsonl").read_text().splitlines()[:3]]

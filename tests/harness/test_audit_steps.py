@@ -5,7 +5,6 @@ Leaves out: the rules of the dialects (`test_step_controller.py`), and other jud
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +113,21 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_recording_names_its_controller_or_is_not_judged(right: Path, tmp_path: Path, instep: Runner) -> None:
+def test_a_recording_names_its_controller_or_is_not_judged(
+    right: Path, copy: Path, tmp_path: Path, instep: Runner
+) -> None:
     result = tmp_path / "r.json"
     ran = instep("audit", right, "--model", TINY, "--json", result)
     found = json.loads(result.read_text())
     assert ran.code == 0 and found["step_counts"].endswith("rounds judged by the controller sglang-0.5.12"), ran
     assert int(found["step_counts"].split()[0]) > 5
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
     stated(copy, controller=None)
     ran = instep("audit", copy, "--model", TINY)
     assert ran.code == 0 and "step counts: not judged" in ran.out, ran
 
 
 @pytest.mark.slow
-def test_a_wrong_count_of_a_recording_is_a_finding(right: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
+def test_a_wrong_count_of_a_recording_is_a_finding(copy: Path) -> None:
     file = FILE | {"candidate_steps": [3, 7], "up_hysteresis": -9}
     stated(copy, controller={"dialect": "sglang-0.5.12", "file": file})
     found = audit(copy, TINY)
@@ -147,9 +146,8 @@ def test_a_wrong_count_of_a_recording_is_a_finding(right: Path, tmp_path: Path) 
     ({"dialect": "constant", "sizes": [1]}, 3, "sizes"),
 ])
 def test_a_bad_controller_of_a_recording_is_refused(
-    right: Path, tmp_path: Path, controller: dict[str, Any], num_steps: int | None, says: str
+    copy: Path, controller: dict[str, Any], num_steps: int | None, says: str
 ) -> None:
-    copy = Path(shutil.copytree(right, tmp_path / "copy"))
     stated(copy, controller=controller, num_steps=num_steps)
     with pytest.raises(BadInput, match=says):
         audit(copy, TINY, level=1)

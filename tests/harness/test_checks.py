@@ -43,6 +43,7 @@ from support.inputs.few_channels import few_channels
 from support.inputs.traces import ROOM, recorded
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
@@ -122,8 +123,7 @@ def test_a_correct_run_agrees_in_every_tier_with_room_to_spare(
 
 
 def test_a_correct_run_of_labels_agrees_exactly(labelled: list[EventContext]) -> None:
-    verdict = m.judge(labelled, for_labels())
-    assert verdict.exit == Exit.AGREED
+    verdict = agreed(m.judge(labelled, for_labels()))
     assert max(c.worst for c in verdict.compared) == 0
 
 
@@ -503,8 +503,7 @@ def test_without_a_slip_nothing_is_found_and_every_op_was_looked_at(
     trace: str, strategy: str, until: int | None
 ) -> None:
     how = Setting(dtype="bfloat16", strategy=strategy)
-    verdict = Replay(few_channels(trace, 2), how).run(until=until).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:2]
+    verdict = agreed(Replay(few_channels(trace, 2), how).run(until=until))
     near = {c.place.component: c for c in verdict.compared if c.check == "own_inputs"}
     alone = {"embedding", "normed", "final", "logits"}  # ops whose inputs are a boundary: judged from there
     from_there = {c.place.component for c in verdict.compared if c.check == "derived"}

@@ -27,6 +27,9 @@ from support.inputs.narrow_models import narrow
 from support.inputs.traces import ROOM, policy
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
+from support.running.verdicts import agreed
+
+pytestmark = pytest.mark.slow
 
 SHORT = TRACES / "short.jsonl"
 NARROW = "support.wrong.narrow_products"
@@ -40,11 +43,9 @@ def judged(name: str, until: int | None = None) -> Verdict:
     return Replay(few_channels("short", 2), setting).run(until=until).verdict
 
 
-@pytest.mark.slow
 def test_a_right_kernel_that_declares_its_products_agrees() -> None:
     """Chunks are followed by windows and commits. The next test has chunks with several blocks."""
-    verdict = judged("CUT")
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(judged("CUT"))
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +61,20 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make(model, prompts, told, folder / "blocks.jsonl")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "CUT", *(pytest.param(name, marks=WHOLE) for name in ("NEAREST", "BF16")), "THREE",
 ])  # fmt: skip
 def test_blocks_of_every_format_agree(name: str, blocks: Trace) -> None:
     """The formats between have blocks in `test_like_tokens.py`."""
-    verdict = Replay(blocks, Setting(f"{NARROW}:{name}", drafter="external")).run().verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(blocks, Setting(f"{NARROW}:{name}", drafter="external")).run())
     assert any(isinstance(event, Forward) and sum(row.tokens for row in event.rows) == 138 for event in blocks.events)
 
 
-@pytest.mark.slow
 def test_the_same_kernel_diverges_where_it_declares_nothing() -> None:
     found = judged("UNDECLARED").findings[0]
     assert found.place.component == "core" and found.tier is Tier.DERIVED, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "component"), [("UNDERSTATED", "core"), ("SLIPPED", "core"), ("LOST", "state")])
 def test_error_beyond_the_declaration_is_found(name: str, component: str) -> None:
     """bf16 where tf32 is declared; 2 percent too much of what was remembered; the last token of a block not written."""
@@ -85,13 +82,11 @@ def test_error_beyond_the_declaration_is_found(name: str, component: str) -> Non
     assert found and component in {one.place.component for one in found}, found[:1]
 
 
-@pytest.mark.slow
 def test_a_lost_token_is_named_under_a_declared_chunk() -> None:
     found = [one for one in judged("LOST").findings if one.tier is Tier.DIRECTED]
     assert found and "holds the state" in found[0].diagnosis, found[:1]
 
 
-@pytest.mark.slow
 def test_verify_stays_as_sharp_as_it_was() -> None:
     """The window kernel multiplies in tf32, and only the chunk's products are declared."""
     found = judged("WINDOW_CUT").findings[0]
@@ -100,7 +95,6 @@ def test_verify_stays_as_sharp_as_it_was() -> None:
     assert judged("WINDOW_DECLARED").exit is Exit.AGREED
 
 
-@pytest.mark.slow
 def test_chunk_declaration_changes_no_other_allowance() -> None:
     """After the prompts, the largest allowance of every component differs by draw, never by format."""
 
@@ -116,7 +110,6 @@ def test_chunk_declaration_changes_no_other_allowance() -> None:
     assert {name: (before[name], after[name]) for name in after if not after[name] <= 4 * before[name]} == {}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("form", ["LINEAR", "MLP", "LM_HEAD", "CONV"])
 def test_every_form_is_declared_by_itself(form: str) -> None:
     undeclared, declared = (judged(name, until=5) for name in (form, f"{form}_DECLARED"))  # to the first commit
@@ -124,7 +117,6 @@ def test_every_form_is_declared_by_itself(form: str) -> None:
     assert declared.exit is Exit.AGREED, declared.findings[:1]
 
 
-@pytest.mark.slow
 def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_path: Path) -> None:
     trace, file = few_channels("short", 2).path, tmp_path / "a.json"
     words = ("replay", trace, "--dtype", "bfloat16", "--until", 5, "--no-ladder", "--json", file, *GIVEN)
@@ -138,7 +130,6 @@ def test_external_engine_that_declares_its_storage_agrees(instep: Runner, tmp_pa
     assert "declared rounding: no rounding" in ran.out
 
 
-@pytest.mark.slow
 def test_declared_products_are_printed(instep: Runner, tmp_path: Path) -> None:
     words = ("replay", few_channels("short", 2).path, "--until", 2, "--json", tmp_path / "a.json")
     ran = instep(*words, "--ops", f"{NARROW}:CUT")
@@ -151,7 +142,6 @@ def test_default_op_set_prints_no_declaration(instep: Runner) -> None:
     assert "declared rounding" not in instep("replay", SHORT, "--ops", "plain", "--until", 1).out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("relation", "trace"), [("split", "short"), ("drift", "rounds")])
 def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace: str, instep: Runner) -> None:
     words = ("relations", few_channels(trace, 2).path, relation, "--tokens", 128, *GIVEN)
@@ -159,7 +149,6 @@ def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace:
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "exit_"), [("CUT", Exit.AGREED), ("NEAREST", Exit.AGREED), ("UNDECLARED", Exit.DIVERGED)]
 )

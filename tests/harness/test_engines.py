@@ -40,6 +40,7 @@ from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import BEGUN, WHOLE, few
 from support.running.planting import begun
+from support.running.verdicts import agreed
 from support.wrong import engines
 
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
@@ -57,8 +58,7 @@ def replayed(name: str, trace: str = "kept", layers: int = 2, *, until: int | No
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["right", "keeping"])
 def test_a_right_engine_agrees_in_every_tier_that_it_shows(name: str) -> None:
-    verdict = replayed(name).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(replayed(name))
     judged = {tier: [c for c in verdict.compared if c.tier is tier] for tier in Tier}
     assert {tier for tier, mine in judged.items() if mine} == set(Tier) - {Tier.IDENTITY, Tier.DERIVED}, \
         "T2 needs `watch`; what the harness packed or keeps itself is no T0"
@@ -193,8 +193,7 @@ def test_answers_are_copied_before_the_engine_overwrites_them() -> None:
 @pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
 def test_correct_engine_that_rounds_differently_is_not_accused(name: str, dtype: str, trace: str) -> None:
-    verdict = replayed(name, trace, dtype=dtype, until=RESUMED).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(replayed(name, trace, dtype=dtype, until=RESUMED))
     assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
@@ -268,8 +267,7 @@ def test_request_with_tree_drafts_leaves_the_run_alone() -> None:
 
 @pytest.mark.slow
 def test_sampling_draws_from_the_engines_logits() -> None:
-    verdict = replayed("right", "drawn").verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(replayed("right", "drawn"))
     assert not [c for c in verdict.compared if c.check == "draws"], "the harness drew them itself"
     assert [c for c in verdict.compared if c.tier is Tier.DECISIONS and c.request == "d"]
 
@@ -343,8 +341,7 @@ def test_a_recording_with_the_ngram_drafter_is_what_is_committed(handed: Trace, 
 
 @WHOLE
 def test_command_without_anything_to_judge_is_inconclusive(handed: Any) -> None:
-    verdict = Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(handed, Setting("plain")).run(until=BEGUN["handed"] - 1))
     stages = {one.place.stage for one in verdict.compared if one.check == "derived"}
     assert stages == {"trunk"}, "no head is computed again"
     reasons = {one.reason for one in verdict.skipped if one.check == "derived"}
@@ -379,8 +376,7 @@ def test_one_trace_serves_both_ways(instep: Runner) -> None:
 @pytest.mark.parametrize("who", [{"ops": "support.wrong.subjects:right"}, {"engine": "support.wrong.engines:slipping"}])
 def test_external_engine_receives_the_drafts(who: dict[str, str], handed: Trace) -> None:
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
-    verdict = Replay(handed, Setting(**who)).run(until=9).verdict  # a prompt, a decode, a window and its commit
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    agreed(Replay(handed, Setting(**who)).run(until=9))  # a prompt, a decode, a window and its commit
 
 
 CALLED = """

@@ -43,6 +43,7 @@ from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import brief, recorded
 from support.running.covering import each_value, few
 from support.running.planting import begun
+from support.running.verdicts import agreed, first_finding
 
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
@@ -86,8 +87,7 @@ def test_another_choice_between_experts_that_tie_is_right(trace: Trace, options:
     last_first = f"{RANKED.replace('chances', 'chances.flip(-1)')}"
     plant(Edit(MLP, f"    ranked = {RANKED}\n", f"    ranked = {last_first}\n"),
           Edit(MLP, "ranked.indices[:, :top_k]", "chances.shape[-1] - 1 - ranked.indices[:, :top_k]"))  # fmt: skip
-    verdict = Replay(trace, Setting(**options, **GIVEN)).run(until=ONCE).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(trace, Setting(**options, **GIVEN)).run(until=ONCE))
     compared = {check: sum(one.blocks for one in verdict.compared if one.check == check)
                 for check in ("experts", "own_inputs", "propagated")}  # fmt: skip
     assert all(compared.values()) and compared["experts"] > 20
@@ -108,8 +108,7 @@ def test_experts_that_are_equal_have_equal_scores() -> None:
 
 @pytest.mark.slow
 def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
-    verdict = Replay(trace, Setting(dtype="bfloat16", **GIVEN)).run(until=TWICE).verdict
-    assert verdict.exit is Exit.AGREED, verdict.findings[:1]
+    verdict = agreed(Replay(trace, Setting(dtype="bfloat16", **GIVEN)).run(until=TWICE))
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
     assert ties and any(one.reason == OTHER_EXPERTS for one in verdict.skipped)
     assert max(one.used for one in verdict.compared if one.check == "own_inputs") < 0.5
@@ -119,9 +118,7 @@ def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
 def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any) -> None:
     """An error of 1e-4 in one expert is found in every event although the router does not decide in every fifth row."""
     plant(Edit(MLP, "answer * share[row, rank, None]", "answer * (1 + 1e-4 * (expert == 4)) * share[row, rank, None]"))
-    verdict = Replay(trace, Setting(**GIVEN)).run().verdict
-    assert verdict.exit is Exit.DIVERGED
-    first = verdict.findings[0]
+    first = first_finding(Replay(trace, Setting(**GIVEN)).run())
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
 
 

@@ -18,6 +18,7 @@ from instep.watch.frozen_memory import RECENT, Answers, KeptCopies
 from instep_optimized import OptimizedEngine
 from instep_reference.contract.engine import Preempt, Resume, Save
 from support.running.covering import each_value, few
+from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow  # replays of whole traces
 
@@ -157,8 +158,7 @@ hoard: list[Any] = []  # of an engine that lets nothing go
 
 
 def test_copies_of_a_right_engine_are_compared_at_every_event(trace: Trace) -> None:
-    verdict = replayed(trace)
-    assert verdict.exit is Exit.AGREED
+    verdict = agreed(replayed(trace))
     elements = [one.elements for one in verdict.compared if one.check == "copies"]
     saved, preempted, resumed = (first(trace, kind) for kind in (Save, Preempt, Resume))
     assert set(elements[:saved]) == {1} and min(elements[saved:]) > 100
@@ -167,8 +167,7 @@ def test_copies_of_a_right_engine_are_compared_at_every_event(trace: Trace) -> N
 
 def test_an_engine_need_not_show_its_copies(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(OptimizedEngine, "copies")
-    verdict = replayed(trace)
-    assert verdict.exit is Exit.AGREED
+    verdict = agreed(replayed(trace))
     assert [skip.reason for skip in verdict.skipped if skip.check == "copies"] == [
         "this engine does not show the copies that it keeps"
     ]
