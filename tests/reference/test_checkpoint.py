@@ -21,7 +21,8 @@ from instep_reference.weights import Weights
 from support.inputs.checkpoints import Kind, write
 
 Tensors = dict[str, torch.Tensor]
-FILE = "model.safetensors"
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FIRST, SECOND = (f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
 
 
 def rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
@@ -30,16 +31,17 @@ def rewrite(directory: Path, change: Callable[[Tensors], object]) -> None:
     save_file(tensors, directory / FILE)
 
 
-def shard(directory: Path) -> None:
+def shard(directory: Path) -> Path:
     """Split the same tensors into two files and an index."""
     tensors = load_file(directory / FILE)
     (directory / FILE).unlink()
     names = sorted(tensors)
-    halves = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    halves = {FIRST: names[::2], SECOND: names[1::2]}
     for file, held in halves.items():
         save_file({name: tensors[name] for name in held}, directory / file)
     weight_map = {name: file for file, held in halves.items() for name in held}
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (directory / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return directory
 
 
 @pytest.mark.parametrize("kind", ["dense", "next", "moe"])
@@ -116,12 +118,16 @@ def test_packed_projections_are_unpacked_per_key_head(tmp_path: Path) -> None:
     assert torch.equal(mixer.z[:, 0], z.flatten().double())
 
 
-def test_mtp_layers_are_counted_when_the_file_does_not_state_them(tmp_path: Path) -> None:
-    write(tmp_path, "next", mtp_num_hidden_layers=2)
-    config = json.loads((tmp_path / "config.json").read_text())
+def unstated(directory: Path, count: int) -> Path:
+    """A model with this many MTP layers, of which the config says nothing."""
+    config = json.loads((write(directory, "next", mtp_num_hidden_layers=count) / "config.json").read_text())
     del config["mtp_num_hidden_layers"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    checkpoint = Checkpoint.open(tmp_path)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def test_mtp_layers_are_counted_when_the_file_does_not_state_them(tmp_path: Path) -> None:
+    checkpoint = Checkpoint.open(unstated(tmp_path, 2))
     assert checkpoint.config.mtp_layers == 2
     draft = Weights.of(checkpoint).draft
     assert draft is not None and len(draft.layers) == 2
@@ -151,10 +157,7 @@ def test_every_file_is_opened_once_to_verify_and_once_to_load(tmp_path: Path, mo
 
 
 def test_missing_draft_layer_number_is_a_missing_layer(tmp_path: Path) -> None:
-    write(tmp_path, "next", mtp_num_hidden_layers=1)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["mtp_num_hidden_layers"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    unstated(tmp_path, 1)
 
     def renumber(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith("mtp.layers.0.")]:
@@ -189,58 +192,48 @@ def test_a_broken_tensor_is_named(tmp_path: Path, breakage: str) -> None:
         Checkpoint.open(tmp_path)
 
 
-@pytest.mark.parametrize("kept", [0, 7, 100, -1])
-def test_truncated_file_is_refused(tmp_path: Path, kept: int) -> None:
-    write(tmp_path)
-    content = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(content[:kept])
-    with pytest.raises(BadInput, match="safetensors"):
+def put(content: bytes) -> Callable[[Path], object]:
+    return lambda directory: (directory / FILE).write_bytes(content)
+
+
+def index_alone(text: str) -> Callable[[Path], object]:
+    return lambda directory: (directory / FILE).rename(directory / INDEX).write_text(text)
+
+
+BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut to nothing": (put(b""), "safetensors"),
+    "cut in its header": (lambda of: put((of / FILE).read_bytes()[:7])(of), "safetensors"),
+    "cut in its names": (lambda of: put((of / FILE).read_bytes()[:100])(of), "safetensors"),
+    "without its last byte": (lambda of: put((of / FILE).read_bytes()[:-1])(of), "safetensors"),
+    "header larger than any file": (put(struct.pack("<Q", 1 << 40) + b"{}"), "whole safetensors"),
+    "header nested too deep": (put(struct.pack("<Q", 500_000) + b'{"a":' * 100_000), "whole safetensors"),
+    "a pickle inside": (put(pickle.dumps({"a": 1})), "safetensors"),
+    "a pickle": (lambda of: (of / FILE).rename(of / "pytorch_model.bin"), r"a pickle \(pytorch_model\.bin\)"),
+    "a folder": (lambda of: [change() for change in ((of / FILE).unlink, (of / FILE).mkdir)], "safetensors"),
+    "nothing": (lambda of: (of / FILE).unlink(), "found neither"),
+    # Other readers take one or the other, so it would be unclear which model was compared.
+    "an index, too": (lambda of: (of / INDEX).write_text(json.dumps({"weight_map": {NORM: FILE}})), "both"),
+    "no second shard": (lambda of: (shard(of) / SECOND).unlink(), rf"{SECOND}: found no such file"),
+    "index of nothing": (index_alone('{"weight_map": {}}'), "index.json: weight_map"),
+    "index that leads out": (index_alone('{"weight_map": {"a": "../b.safetensors"}}'), "index.json: weight_map"),
+    "index that is no object": (index_alone("[]"), "index.json: weight_map"),
+    "index of a number": (index_alone('{"weight_map": {"a": 3}}'), "index.json: weight_map"),
+    "index of no file": (index_alone('{"weight_map": {"a": "gone.safetensors"}}'), "no such file"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_bad_files_are_refused(tmp_path: Path, kind: str) -> None:
+    change, message = BAD_FILES[kind]
+    change(write(tmp_path))
+    with pytest.raises(BadInput, match=message):
         Checkpoint.open(tmp_path)
 
 
-def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / FILE).write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(BadInput, match="safetensors"):
-        Checkpoint.open(tmp_path)
-    (tmp_path / FILE).rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(BadInput, match=r"a pickle \(pytorch_model\.bin\)"):
-        Checkpoint.open(tmp_path)
-
-
-def test_missing_directory_or_model_is_refused(tmp_path: Path) -> None:
+def test_missing_directory_or_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such directory"):
         Checkpoint.open(tmp_path / "nowhere")
     with pytest.raises(BadInput, match=r"config\.json"):
-        Checkpoint.open(tmp_path)
-    write(tmp_path)
-    (tmp_path / FILE).unlink()
-    with pytest.raises(BadInput, match="found neither"):
-        Checkpoint.open(tmp_path)
-
-
-def test_header_with_impossible_claims_is_refused(tmp_path: Path) -> None:
-    """Larger than any file, and nested deeper than any parser goes."""
-    write(tmp_path)
-    for header in (struct.pack("<Q", 1 << 40) + b"{}", struct.pack("<Q", 500_000) + b'{"a":' * 100_000):
-        (tmp_path / FILE).write_bytes(header)
-        with pytest.raises(BadInput, match="whole safetensors"):
-            Checkpoint.open(tmp_path)
-
-
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / FILE).unlink()
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(BadInput, match="safetensors"):
-        Checkpoint.open(tmp_path)
-
-
-def test_single_file_together_with_an_index_is_refused(tmp_path: Path) -> None:
-    """Other readers take one or the other, so it would be unclear which model was compared."""
-    write(tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: FILE}}))
-    with pytest.raises(BadInput, match="both"):
         Checkpoint.open(tmp_path)
 
 
@@ -250,21 +243,4 @@ def test_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     name = next(iter(load_file(first)))
     save_file({**load_file(second), name: load_file(first)[name]}, second)
     with pytest.raises(BadInput, match="twice"):
-        Checkpoint.open(tmp_path)
-
-
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    shard(write(tmp_path))
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(BadInput, match=r"00002-of-00002\.safetensors: found no such file"):
-        Checkpoint.open(tmp_path)
-
-
-@pytest.mark.parametrize("index", ['{"weight_map": {}}', '{"weight_map": {"a": "../b.safetensors"}}', "[]",
-                                   '{"weight_map": {"a": "gone.safetensors"}}', '{"weight_map": {"a": 3}}'])
-def test_a_bad_index_is_refused(tmp_path: Path, index: str) -> None:
-    write(tmp_path)
-    (tmp_path / FILE).unlink()
-    (tmp_path / "model.safetensors.index.json").write_text(index)
-    with pytest.raises(BadInput, match=r"index\.json|no such file"):
         Checkpoint.open(tmp_path)
