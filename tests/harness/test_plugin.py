@@ -75,12 +75,45 @@ def session(home: Path, *args: str, roots: str = "") -> Ran:
     return Ran(int(code), out.getvalue(), err.getvalue())
 
 
-@pytest.mark.slow
-def test_trace_is_an_item_per_op_set(home: Path) -> None:
-    done = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-ops=plain", "-v")
-    assert done.code == 0, done.out + done.err
-    assert "short.jsonl::ledger PASSED" in done.out and "short.jsonl::plain PASSED" in done.out
-    assert "2 passed" in done.out and "test_own" not in done.out
+TRACES, WRONG = "--instep-traces=traces", "--instep-ops=support.wrong."
+ENGINE = "--instep-engine=support.wrong.engines:"
+SESSIONS = {  # options, exit code, what is printed, and what is not
+    "an item per op set": (f"{TRACES} --instep-ops=ledger --instep-ops=plain -v", 0, (
+        "short.jsonl::ledger PASSED", "short.jsonl::plain PASSED", "2 passed"), "test_own"),
+    "the trace decides if none is named": (f"{TRACES} -v", 0, ("short.jsonl::plan PASSED", "1 passed"), "test_own"),
+    "an op set alone gets the traces of instep": (
+        "--instep-ops=ledger --collect-only -q", 0, ("traces/adaptive.jsonl::ledger",), "test_own"),
+    "the summary names the compared tiers": (f"{TRACES} {WRONG}subjects:LOUDER --instep-tiers=T0,T1", 0, (
+        "1 passed", "instep: compared only T0,T1, because of --instep-tiers"), "Traceback"),
+    "no such tier": (f"{TRACES} {WRONG}subjects:LOUDER --instep-tiers=T7", 4, ("tiers: found 'T7'",), "passed"),
+    "an error of the subject has its line and traceback": (f"{TRACES} {WRONG}raising:IN_AN_OP", 1, (
+        "op attend (trunk.", "raised IndexError", "support/wrong/raising.py", 'given["query"][:, 99]'),
+        "guarded_calls.py"),
+    "an unsupported run is skipped": (f"{TRACES} {WRONG}subjects:declining --instep-ops=ledger -rs", 0, (
+        "1 passed, 1 skipped", "declining: state layout VK"), "Traceback"),
+    "no such device": (f"{TRACES} --instep-ops=ledger --instep-device=cuda:64 -rs", 0, (
+        "1 skipped", "this machine has no CUDA device 64"), "Traceback"),
+    "no trace in a folder": ("--instep-traces=model", 4, ("no trace (*.jsonl)",), "Traceback"),
+    "no such folder": ("--instep-traces=elsewhere", 4, ("does not exist",), "Traceback"),
+    "an engine with verbs is an item": (f"{TRACES} {ENGINE}right -v", 0, (
+        "short.jsonl::support.wrong.engines:right PASSED", "support.wrong.engines:right: served ",
+        "it shows no kv, draft"), "Traceback"),
+    "a wrong engine": (f"{TRACES} {ENGINE}no_rollback", 1, ("holds the window after",), "Traceback"),
+    "no such engine": (f"{TRACES} {ENGINE}absent", 4, ("--instep-engine",), "passed"),
+    "an op set together with an engine": (
+        f"{TRACES} {ENGINE}right --instep-ops=plain", 4, ("--instep-engine: found --instep-ops as well",), "passed"),
+}
+
+
+@pytest.mark.parametrize("kind", [
+    kind if words.endswith(("-q", "plain")) else pytest.param(kind, marks=pytest.mark.slow)
+    for kind, (words, *_) in SESSIONS.items()
+])
+def test_options_are_followed_and_what_is_found_is_printed(home: Path, kind: str) -> None:
+    words, code, says, hides = SESSIONS[kind]
+    done = session(home, *words.split())
+    said = done.out + done.err
+    assert done.code == code and all(part in said for part in says) and hides not in said, said
 
 
 @pytest.mark.slow
@@ -94,42 +127,12 @@ def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trace_decides_when_no_op_set_is_named(home: Path) -> None:
-    done = session(home, "--instep-traces", "traces", "-v")
-    assert "short.jsonl::plan PASSED" in done.out and "1 passed" in done.out, done.out + done.err
-
-
-def test_op_set_alone_gets_the_traces_of_instep(home: Path) -> None:
-    done = session(home, "--instep-ops=ledger", "--collect-only", "-q")
-    assert "traces/adaptive.jsonl::ledger" in done.out and "test_own" not in done.out, done.out + done.err
-
-
-@pytest.mark.slow
 def test_failure_prints_the_message_without_a_stack(home: Path, tmp_path: Path, golden: Golden) -> None:
     folder = planted(tmp_path / "planted", OFF_BY_ONE)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "-q", "-rN", roots=str(folder))
     assert done.code == 1, done.out + done.err
     assert " commit, request " in done.out and "Traceback" not in done.out
     golden("plugin-failure", done.out, r"\d+\.\d+s")
-
-
-@pytest.mark.slow
-def test_summary_names_the_compared_tiers(home: Path) -> None:
-    words = ("--instep-traces=traces", "--instep-ops=support.wrong.subjects:LOUDER")
-    done = session(home, *words, "--instep-tiers=T0,T1")
-    assert done.code == 0 and "1 passed" in done.out, done.out + done.err
-    assert "instep: compared only T0,T1, because of --instep-tiers" in done.out
-    wrong = session(home, *words, "--instep-tiers=T7")
-    assert wrong.code == pytest.ExitCode.USAGE_ERROR and "--instep-tiers: found 'T7'" in wrong.err
-
-
-@pytest.mark.slow
-def test_error_of_the_subject_is_printed_with_line_and_traceback(home: Path) -> None:
-    done = session(home, "--instep-traces", "traces", "--instep-ops", "support.wrong.raising:IN_AN_OP")
-    assert done.code == 1, done.out + done.err
-    assert "op attend (trunk." in done.out and "raised IndexError" in done.out
-    assert "support/wrong/raising.py" in done.out and 'given["query"][:, 99]' in done.out
-    assert "guarded_calls.py" not in done.out
 
 
 @pytest.mark.slow
@@ -148,10 +151,6 @@ def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     done = session(home, "--instep-traces", str(cut), "--instep-traces", "traces", "--instep-ops=ledger")
     assert done.code == 1 and "1 failed, 1 passed" in done.out and "Traceback" not in done.out, done.out
     assert "the trace was cut" in done.out
-    empty = session(home, "--instep-traces", str(home / "model"))
-    assert empty.code == 4 and "no trace (*.jsonl)" in empty.err
-    nowhere = session(home, "--instep-traces", "elsewhere")
-    assert nowhere.code == 4 and "does not exist" in nowhere.err and "Traceback" not in nowhere.err
 
 
 @pytest.mark.slow
@@ -219,18 +218,6 @@ def test_configuration_of_another_root_folder_is_a_warning(home: Path, tmp_path:
     (theirs / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     strict = session(mine, "--instep-traces", str(theirs / "traces"), *words, roots=ROOTS)
     assert strict.code == 4 and "--instep-traces=PATH" in strict.err and "Traceback" not in strict.err
-
-
-@pytest.mark.slow
-def test_unsupported_run_is_skipped_with_a_reason(home: Path) -> None:
-    done = session(home, "--instep-traces=traces", "--instep-ops=support.wrong.subjects:declining",
-                   "--instep-ops=ledger", "-rs")
-    assert done.code == 0 and "1 passed, 1 skipped" in done.out, done.out + done.err
-    assert "declining: state layout VK" in done.out
-    none = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=cuda:64", "-rs")
-    assert none.code == 0 and "1 skipped" in none.out and "this machine has no CUDA device 64" in none.out
-    wrong = session(home, "--instep-traces=traces", "--instep-ops=ledger", "--instep-device=tpu")
-    assert wrong.code == 4 and "--instep-device: found tpu, expected cpu or cuda" in wrong.err
 
 
 @pytest.mark.parametrize(("words", "says"), [
@@ -330,18 +317,6 @@ def test_unknown_op_set_is_one_usage_error_before_any_run(home: Path, ops: str) 
             (home / "traces" / file).unlink()
 
 
-@pytest.mark.slow
-def test_engine_with_verbs_is_an_item(home: Path) -> None:
-    """The summary reports events that it served and results that it does not show; an unknown name is one line."""
-    done = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:right", "-v")
-    assert done.code == 0 and "short.jsonl::support.wrong.engines:right PASSED" in done.out, done
-    assert "support.wrong.engines:right: served " in done.out and "it shows no kv, draft" in done.out
-    wrong = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:no_rollback")
-    assert wrong.code == 1 and "holds the window after" in wrong.out and "Traceback" not in wrong.out
-    absent = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:absent")
-    assert absent.code == 4 and "--instep-engine" in absent.out + absent.err
-
-
 @pytest.mark.parametrize(("ini", "typed", "served", "said"), [
     ("instep_ops = ledger", "--instep-engine=support.wrong.engines:right", "support.wrong.engines:right",
      "--instep-engine overrides instep_ops of the ini file"),
@@ -359,8 +334,3 @@ def test_command_line_overrides_the_ini_file_with_a_note(
     (home / "who.ini").write_text("[pytest]\ninstep_ops = ledger\ninstep_engine = support.wrong.engines:right\n")
     both = session(home, *from_file, "--instep-traces=traces")
     assert both.code == 4 and "instep_engine: found instep_ops as well" in both.out + both.err
-
-
-def test_op_set_together_with_an_engine_is_a_usage_error(home: Path) -> None:
-    both = session(home, "--instep-traces=traces", "--instep-engine=support.wrong.engines:right", "--instep-ops=plain")
-    assert both.code == 4 and "--instep-engine: found --instep-ops as well" in both.out + both.err
