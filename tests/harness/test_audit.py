@@ -32,15 +32,12 @@ from instep_reference.contract.engine import AnyEvent
 from instep_reference.contract.errors import BadInput
 from instep_reference.weights import Weights
 from support.inputs.checkpoints import write as write_checkpoint
-from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said, shown, stated, tensors
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, recording, said, shown, stated, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 
-
-@pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory.mktemp("recordings") / "right")
+right = recording()
 
 
 @pytest.fixture(scope="module")

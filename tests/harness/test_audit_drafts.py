@@ -30,16 +30,14 @@ from instep_reference.engine import TensorModel
 from instep_reference.sampling import Drawing
 from instep_reference.weights import Weights
 from support.inputs.checkpoints import write as write_checkpoint
-from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, said
+from support.inputs.recordings import PROMPTS, TINY, edited, lines, recorded, recording, said
 from support.inputs.traces import header
 from support.running.command import Runner, complaint
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory.mktemp("recordings") / "right", shows=False)
+right = recording(shows=False)
 
 
 def refused(recording: Path) -> tuple[int, int, int]:
@@ -150,9 +148,7 @@ def test_a_draft_within_rounding_is_undecided() -> None:
 HOW = Sampling(0.9, top_k=20)
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return recorded(tmp_path_factory.mktemp("recordings") / "drawn", tokens=10, sampling=HOW)
+drawn = recording(tokens=10, sampling=HOW)
 
 
 @pytest.fixture

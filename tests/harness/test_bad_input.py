@@ -20,16 +20,14 @@ from instep.trace.header import SCHEMA, Part, Recording
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from support.inputs.checkpoints import write as write_checkpoint
-from support.inputs.traces import VOCAB, lines_of, policy, recorded, seal
+from support.inputs.traces import VOCAB, lines_of, policy, recording, seal
 from support.running.command import Runner, complaint
 from support.running.golden import Golden, sections
 
 Spoil = Callable[[Trace], object]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("bad"), policy(deeds=()))
+made = recording(policy(deeds=()))
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from instep.trace.policy import Policy, read_policy
 from instep_proof.faults.plant import environment, source
 from instep_reference.contract.event_facts import kind_of
 from support.inputs.checkpoints import write
-from support.inputs.traces import brief, policy, recorded
+from support.inputs.traces import brief, policy, recorded, recording
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.golden import COUNTED, Golden
@@ -35,14 +35,10 @@ from support.running.processes import TOP, start
 
 pytestmark = pytest.mark.slow  # whole commands
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("cli"), policy(deeds=()))
+trace = recording(policy(deeds=()))
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("short"), brief())
+short = recording(brief())
 
 
 def test_replay_prints_verdict_evidence_and_texts(instep: Runner, trace: Trace, golden: Golden) -> None:

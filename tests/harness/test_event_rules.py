@@ -17,7 +17,7 @@ from instep.trace.policy import Arrival, ScheduledAction, Steps, read_policy, re
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
-from support.inputs.traces import PROMPTS, ROOM, header, one_round, policy, recorded
+from support.inputs.traces import PROMPTS, ROOM, header, one_round, policy, recorded, recording
 
 
 def rules_after(*events: e.AnyEvent, **changes: object) -> EventRules:
@@ -260,9 +260,7 @@ def test_commit_tracks_the_last_interval_that_it_reaches(nodes: tuple[int, ...],
         assert (now.phase, now.length, now.root, now.said, now.unread) == (Phase.PREFILLING, 8, None, (), 2)
 
 
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("drive"))
+trace = recording()
 
 
 def of(trace: Trace, kind: type) -> list:

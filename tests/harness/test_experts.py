@@ -40,7 +40,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.mlp import route
 from support.inputs.checkpoints import config_of, write
-from support.inputs.traces import brief, recorded
+from support.inputs.traces import brief, recording
 from support.running.covering import each_value, few
 from support.running.planting import begun
 from support.running.verdicts import agreed, first_finding
@@ -215,9 +215,7 @@ def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> 
     assert {Tier.BITWISE, Tier.PROPAGATED} <= {one.tier for one in found.verdict.compared}
 
 
-@pytest.fixture(scope="module")
-def width_one(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("width one"), brief(), linear_conv_kernel_dim=1)
+width_one = recording(brief(), linear_conv_kernel_dim=1)
 
 
 @few(2)

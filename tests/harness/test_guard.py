@@ -20,14 +20,11 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
-from support.inputs.traces import recorded
+from support.inputs.traces import recording
 from support.running.command import Runner
 from support.wrong import raising, subjects
 
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    return recorded(tmp_path_factory.mktemp("asked"))
+trace = recording()
 
 
 def replayed(trace: Trace, name: str, module: str = "raising") -> Outcome:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -51,6 +52,16 @@ def recorded(
     if closed:
         made.close()
     return directory
+
+
+def recording(**how: Any) -> Any:
+    """A fixture: such a recording, made once for a module."""
+
+    @pytest.fixture(scope="module")
+    def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return recorded(tmp_path_factory.mktemp("recordings") / "right", **how)
+
+    return made
 
 
 class _Hooks(Observer):
