@@ -156,6 +156,7 @@ class Witness:
 def sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
+
 CLOSE = 1e-9  # absolute; values are of order 1, and sums of this size err by 1e-14
 SHAPE: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 24}
 PROMPT, ROOT = (5, 9, 3, 2, 11), 17

@@ -154,6 +154,7 @@ def test_widened_windows_are_refused(judged: Callable[..., Any]) -> None:
     with pytest.raises(Unsupported, match="--conv windows"):
         judged(pooled(), conv="widened")
 
+
 KIT_PLAIN = kit.load("plain")
 Change = Callable[[Any], Any]
 

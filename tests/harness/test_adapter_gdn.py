@@ -207,6 +207,8 @@ def test_padded_pools_cannot_be_packed() -> None:
     must_fill_pitch((state, mark))
     with pytest.raises(Unsupported, match="20 elements, a unit of state, are padded"):
         must_fill_pitch((replace(state, shape=(4, 5)), mark))
+
+
 ADAPTIVE = TOP / "fixtures" / "traces" / "adaptive.jsonl"
 PLAIN = load("plain")
 HERE = importlib.util.find_spec("fla") is not None and importlib.util.find_spec("einops") is not None

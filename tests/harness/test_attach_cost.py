@@ -191,6 +191,7 @@ def test_at_most_some_writes_wait() -> None:
     writer.finish()
     assert not late.is_alive() and not writer.waiting
 
+
 FOLDER = Path(os.environ.get("INSTEP_WHEELS", "no folder"))
 WHEELS = {tuple(one.name.split("-")[:2]): one for one in FOLDER.glob("*.whl")}
 RINGS = ("replayssm_write_pos", "replayssm_spec_write_pos", "replayssm_cache_base")

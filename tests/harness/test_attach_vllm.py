@@ -31,7 +31,6 @@ from support.worlds.fake_vllm import Served
 pytestmark = pytest.mark.slow
 
 
-
 @pytest.fixture(scope="module")
 def model() -> Model:
     return Model(TINY)

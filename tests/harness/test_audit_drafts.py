@@ -145,6 +145,7 @@ def test_a_draft_within_rounding_is_undecided() -> None:
     assert (found.own, found.undecided) == (2, 1), "two tokens of the same logit are both right"
     assert found.others == [(7, "a", 1, "draft 1 of 2 is 7; the model's head says 2 by a margin of 2 logits")]
 
+
 HOW = Sampling(0.9, top_k=20)
 
 

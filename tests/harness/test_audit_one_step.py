@@ -456,6 +456,7 @@ def test_changes_before_a_round_are_named() -> None:
         "first commit after steps 0 -> 3 (event 18), request b was preempted and admitted again (event 15) "
         "and request b joined (event 17)")
 
+
 LIVE = TOP / "fixtures" / "live"
 
 

@@ -198,6 +198,7 @@ def test_a_request_that_ends_within_a_round_of_zero_steps_has_no_row(tmp_path: P
     row = {"request": "b", "kind": "decode", "root": 4}
     assert lines(tmp_path / "r" / "events.jsonl")[-1] == {"event": "forward", "rows": [row]}
 
+
 PAGE, RECORD = (
     (Path(__file__).resolve().parents[2] / "docs" / f"{name}.md").read_text() for name in ("audit", "audit-record")
 )

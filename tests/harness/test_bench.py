@@ -383,6 +383,7 @@ def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_pa
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
     }  # fmt: skip
 
+
 GROUND = ground()
 
 

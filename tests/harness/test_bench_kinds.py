@@ -200,6 +200,7 @@ def test_our_kernels_are_right_in_such_cells(at: dict[str, Any]) -> None:
     (arm,) = attend.make(ground(torch.bfloat16, False, triton=load("triton")), at).arms
     assert arm.check() == ""
 
+
 BF16, FP16 = torch.bfloat16, torch.float16
 AT = {"sequences": 2, "tokens": 66, "heads": 4}
 
@@ -387,6 +388,7 @@ def test_a_peer_without_metadata_is_timed(sources: Path) -> None:
 def test_every_peer_that_is_not_installed_is_absent() -> None:
     cell = made("decode", ground(it=PLAIN))
     assert "sglang sigmoid" in cell.absent and "sglang sigmoid" not in {arm.name for arm in cell.arms}
+
 
 TINY = Path("fixtures/tiny")
 

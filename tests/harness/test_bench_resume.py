@@ -273,6 +273,7 @@ def test_a_join_keeps_which_cells_were_chosen(tmp_path: Path) -> None:
     found = joined([one, whole], None)
     assert found.left == {"pick": 1} and [row["cell"]["rows"] for row in found.rows] == [1]
 
+
 RESULTS = sorted(Path("fixtures/results").glob("bench-*.json"))
 GONE = object()
 # Values, of which some are wrong in any place.

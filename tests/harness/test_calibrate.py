@@ -293,6 +293,7 @@ def test_the_committed_result_is_of_enough_engines_and_called_none_wrong() -> No
         assert correct == of_a_correct_engine({"correct": correct}) == of_a_correct_engine({"honest": correct})
         assert correct < one["found"]["T2"] <= 100 * correct + 1e-5, "T2 looks at every place, and closely"
 
+
 MLP = Place("trunk", 0, "mlp")
 HIDDEN = Place("extend", 0, "hidden")
 

@@ -403,6 +403,7 @@ def test_the_measure_is_the_relative_error(scaled: bool, wrong: float | None) ->
     here = torch.tensor([found.worst, found.allowed], dtype=torch.float64)
     torch.testing.assert_close(here, torch.stack((error, limit)).flatten(1)[:, block], equal_nan=True)
 
+
 GDN = "instep_optimized/ops/plain/gdn.py"
 WINDOW, DECODE = ("part.form == 'window' and part.store is None", "part.form == 'window' and part.store is not None")
 WRITES = "    writes = _writes(rows, work, heads)\n"

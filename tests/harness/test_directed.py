@@ -402,6 +402,7 @@ def test_another_slots_state_and_a_transposed_one_are_named(run: tuple[Checkpoin
     assert 'holds the state of request "' in spoil(run, 2, other).diagnosis
     assert "is transposed" in spoil(run, 2, lambda commit, name, right: right.mT.reshape(right.shape)).diagnosis
 
+
 PICK, FINAL, CONV = Place("extend", AFTER_LAYERS, "pick"), Place("extend", AFTER_LAYERS, "final"), Place(
     "trunk", 0, "conv")  # fmt: skip
 

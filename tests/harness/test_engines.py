@@ -305,6 +305,7 @@ def test_fault_in_shown_memory_is_found(name: str, check: str, says: str) -> Non
     findings = pooled(name).verdict.findings
     assert findings and any(one.check == check and says in one.diagnosis for one in findings), findings[:3]
 
+
 HOME = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "drafters"
 FAULTS = HOME.parent / "faults"
 PROMPTS = read_prompts(HOME / "prompts.json")

@@ -335,6 +335,7 @@ def test_update_writes_the_expected_findings(instep: Runner, tmp_path: Path, mon
     assert all(Expected(**one) == before[name] for name, one in after.items())
     assert instep("faults", "commit-index-last", "--update", "--dtype", "bfloat16").code == 2
 
+
 TOP = Path(__file__).resolve().parents[2]
 
 
@@ -385,6 +386,8 @@ def test_a_fault_named_by_another_part_is_reported() -> None:
         arm = Arm(1, 0.0, findings=(finding,), looked={"derived": "T2"})
         one = Judged(fault, Arm(0, 0.0), arm, "")
         assert any("named by bank" in line for line in surprises(data_of(one))) is reported
+
+
 COMMITTED = TOP / "fixtures" / "results" / "faults.json"
 EXPERTS = TOP / "fixtures" / "experts"
 EVERY = [fault for faults in FAMILIES.values() for fault in faults]
@@ -503,6 +506,7 @@ def test_incompatible_files_are_refused(words: tuple[str, ...], says: str, tmp_p
     places = {"there": COMMITTED, "out": tmp_path / "out.json", "other": other}
     assert says in complaint(instep("faults", *(word.format(**places) for word in words)))
     assert not (tmp_path / "out.json").exists()
+
 
 SAYS = """
 import os, sys, instep, torch

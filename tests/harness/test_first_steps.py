@@ -234,7 +234,6 @@ def test_unknown_fault_is_refused_and_a_missed_one_fails(
     assert instep("demo").code == 3
 
 
-
 def test_a_wheel_carries_what_commands_ask_for() -> None:
     wheel = tomllib.loads((TOP / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert wheel["force-include"] == {f"fixtures/{name}": f"instep/fixtures/{name}" for name in bundled.CARRIED}

@@ -260,6 +260,7 @@ def test_the_committed_trace_shows_it(instep: Runner) -> None:
         found = instep("replay", REFUSED, "--ops", "ledger", "--no-ladder")
     assert found.code == Exit.DIVERGED and " refused, " in found.out, found
 
+
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 64, 1),
     capacity=Room((2, 1, 4), tuple(range(1, 31)), 4, 96), num_steps=2, candidates=(1, 2, 3), adaptive=None, lag=0,
@@ -351,8 +352,6 @@ def test_coming_and_going() -> None:
     assert met(*VERIFIED[:-1], e.Abort("a")) == {"aborted after a draft"}
     assert met(*VERIFIED, e.Abort("a")) == {"aborted after a verify"}
     assert met(e.Idle()) == {"idle"}
-
-
 
 
 SAVED = (*ENTERED, e.Save("a", "kept"), e.Admit("c", (1, 2, 3)), e.Load("c", "kept"))

@@ -281,6 +281,7 @@ def test_a_result_keeps_samples_of_pairs() -> None:
 def text(report: Report) -> str:
     return shown(result_data.of(report))
 
+
 SETTING = Setting("plain", strategy="columns", conv="widened", graphs=True, overlap=True, guarded=False)
 
 
@@ -326,6 +327,7 @@ def test_lap_calls_only_the_events_of_an_engine(model: Path, course: Course) -> 
 
     walk.laps(1, Clock("cpu"))
     assert set(recorder.asked) == {"abort", "admit", "load", "draft", "forward", "commit"}
+
 
 QUESTION = Question("plain", "plain", model(), ("commit",))
 
@@ -384,6 +386,7 @@ def test_a_spread_is_printed_as_half_of_the_range_between_quartiles() -> None:
     samples = {arm: np.linspace(1.0, 3.0, 81)[:, None, None] * 1e-3 * np.ones((1, 1, len(CLOCKS))) for arm in ARMS}
     report = Report(QUESTION, judged=judge(QUESTION, samples, 1), acceptance={"before": 1.5, "after": 1.5})
     assert "2 ±0.5" in shown(of(report))
+
 
 LIMIT = 0.03
 TRIALS = 200

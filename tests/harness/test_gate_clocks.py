@@ -137,6 +137,7 @@ class Kernel:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         return self._run
 
+
 PIECES, HOST, DEVICE = 4, 1e-4, 5e-5  # of one piece of work, in seconds
 QUESTION = Question("plain", "plain", model(), ("commit",))
 

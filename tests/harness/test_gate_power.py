@@ -95,6 +95,7 @@ def test_trials_count_the_gates_verdicts(
     assert kept["bounds"]["slowed"]["commit"] == sure == bounds(kept)["slowed"]["commit"]
     assert kept["clocks"]["slowed"]["commit"] == {clock: dict(counts) for clock, counts in alone.items()}
 
+
 @pytest.mark.parametrize(("trials", "enough"), [(1, False), (2, False), (21, False), (22, True)])
 def test_few_trials_are_inconclusive(trials: int, enough: bool) -> None:
     """However clear each of them is."""

@@ -175,6 +175,7 @@ def test_device_failure_falls_back_to_the_first_copy(works: bool, monkeypatch: p
         log = calls.take()
         assert log["calls"] == 1 and log["broken"] == () and calls.tally.ops["select"].calls == 1
 
+
 MODE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 
 

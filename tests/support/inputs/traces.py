@@ -26,7 +26,6 @@ from support.inputs.checkpoints import TWO_LAYERS, write
 VOCAB = 64
 
 
-
 def header(**changes: Any) -> Header:
     """A sound header for 64 tokens, two slots and eight pages."""
     made = Header(

@@ -1,1 +1,1 @@
-"""Surroundings of what is tested: fakes of packages, memory of rings, a GPU in simulated time, second engines."""
+"""Surroundings of what is tested: fakes of packages, memory of rings, second engines."""

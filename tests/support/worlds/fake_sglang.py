@@ -454,4 +454,3 @@ def keys_before_norm(mixed: torch.Tensor, config: Any) -> torch.Tensor:
     """The keys [H, K] of one token after conv and silu: q, k and v are packed."""
     size = config.key_heads * config.key_dim
     return mixed[size : 2 * size].view(config.key_heads, config.key_dim)
-
