@@ -232,11 +232,9 @@ class Call(NamedTuple):
     def of(cls, query: torch.Tensor, pages: Pages, attended: torch.Tensor) -> Call:
         assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
         width, page_size = query.shape[2], pages.keys.shape[1]
-        ancestors_step = None if pages.ancestors is None else pages.ancestors.stride(0)
-        paged = Paged(
-            pages.table.shape[1] * page_size, pages.slots, pages.begin, pages.count, pages.before, pages.ancestors,
-            ancestors_step, pages.nodes, WINDOW, pages.table, *pages.table.stride(),
-        )  # fmt: skip
+        seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
+        paged = Paged._make((pages.table, *pages.table.stride(), pages.table.shape[1] * page_size, pages.slots,
+                             pages.begin, pages.count, pages.before, *seen, WINDOW))  # fmt: skip
         pools = Pool.of(pages.keys, pages.key_scales), Pool.of(pages.values, pages.value_scales)
         kv_heads = pages.keys.shape[2]
         sizes = Sizes(query.shape[1] // kv_heads, width, width**-0.5 * LOG2_E, kv_heads)

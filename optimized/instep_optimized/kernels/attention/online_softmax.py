@@ -9,7 +9,7 @@ Leaves out: which program reads which positions (`prefill_chunks.py`, `split_kv.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +25,9 @@ class Paged(NamedTuple):
     window: maximum number of rows that are read in parts
     """
 
+    table: torch.Tensor
+    table_row: int
+    table_column: int
     held: int
     slots: torch.Tensor
     begin: torch.Tensor
@@ -32,11 +35,8 @@ class Paged(NamedTuple):
     before: torch.Tensor
     ancestors: torch.Tensor | None
     ancestors_step: int | None
-    nodes: int
+    nodes: int | None
     window: int
-    table: Any
-    table_row: Any
-    table_column: Any
 
 
 class Sizes(NamedTuple):
@@ -70,9 +70,10 @@ def joined(best, total, mean, more, sum_of_more, mean_of_more):
 @triton.jit
 def of_head(keys, values, paged, sizes, slot, kv_head):
     """Gather what a step over the positions of one request and KV head takes."""
+    line = paged.table + slot * paged.table_row
     key_at = keys.at + kv_head.to(tl.int64) * keys.per_head
     value_at = values.at + kv_head.to(tl.int64) * values.per_head
-    return key_at, value_at, keys, values, paged, sizes, paged.table + slot * paged.table_row, kv_head
+    return key_at, value_at, keys, values, paged, sizes, line, kv_head
 
 
 @triton.jit

@@ -38,17 +38,17 @@ class Rows(NamedTuple):
 class Pool(NamedTuple):
     """Keys or values [pages, page_size, heads, width], and their scales, if there are any."""
 
+    at: torch.Tensor
+    per_page: int
+    per_entry: int
+    per_head: int
     scales: torch.Tensor | None
     scales_per_page: int | None
-    at: torch.Tensor
-    per_page: Any
-    per_entry: Any
-    per_head: Any
 
     @classmethod
     def of(cls, pool: torch.Tensor, scales: torch.Tensor | None = None) -> Pool:
         assert scales is None or scales[0].is_contiguous(), "the scales of a page lie side by side"
-        return cls(scales, None if scales is None else scales.stride()[0], pool, *pool.stride()[:3])
+        return cls._make((pool, *pool.stride()[:3], scales, None if scales is None else scales.stride()[0]))
 
 
 class Spans(NamedTuple):

@@ -35,7 +35,7 @@ def attention_inputs(
     """`MakeAttentionInputs` of the seam. Channel i of the first half turns by position * theta^(-2i/rotary_dim)."""
     query = projected.new_empty(*projected.shape[:2], projected.shape[3])
     made = AttentionInputs(query, key_raw.new_empty(key_raw.shape))
-    keys = Pool(None, None, made.key, 0, *made.key.stride()[:2])
+    keys = Pool.of(made.key[None])._replace(per_page=0)
     _turned(projected, key_raw, positions, q_norm, k_norm, eps, rotary_dim, theta, made.query, keys)
     return made
 
