@@ -20,7 +20,7 @@ from ..report.html.heat_map import Row
 from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.outcome_data import finding
 from ..report.result import Result
-from ..report.runs_document import conclusions
+from ..report.runs_document import conclusions, omitted
 from ..verdict import Comparison, Exit, Verdict
 from .audit import Audit
 from .recording import Recorded
@@ -196,6 +196,7 @@ def document(found: Data) -> Document:
         {"plots": [_strip(texts, found["findings"])] if texts else [],
          "legend": [[kind, words] for kind, words in SAYS.items()] if texts else [], "says": SAYS},
         [_counts(found, texts), totals(replayed), _requests(texts), findings(runs)], found.get("run_notes", ()),
+        omitted(replayed),
     )
 
 

@@ -42,6 +42,7 @@ class Listing(NamedTuple):
 class Document:
     """The content of a page, and of the output on the terminal.
 
+    omitted   what was left out of the judgement, a line each: always last, because it has not agreed
     word      the verdict, if the command has its own word for it
     claim     the sentence that is proved; summary: the result, in sentences; notes: what was not compared, and why
     messages  the message of every run that diverged; it ends in its command
@@ -59,6 +60,7 @@ class Document:
     charts: Mapping[str, Any] = field(default_factory=dict)
     more: Sequence[Listing] = ()
     notes: Sequence[str] = ()
+    omitted: Sequence[str] = ()
     made: Mapping[str, Any] = field(default_factory=dict)
     word: str = ""
 

@@ -34,18 +34,22 @@ def document(found: Data) -> Document:
     return Document(
         name, Exit(found["exit"]), conclusions(runs), found.get("claim", ""),
         messages(runs), [totals(runs, of), _ops(runs)], {"plots": [_plot(runs)], "legend": LEVELS}, [findings(runs)],
-        [*found.get("warnings", ()), *found.get("run_notes", ()), *_not_served(runs)],
+        [*found.get("warnings", ()), *found.get("run_notes", ()), *_not_served(runs)], omitted(runs),
     )
 
 
 def conclusions(runs: Sequence[Data]) -> list[str]:
-    """The verdict of each run, with how much it compared; and what was left out, because that has not agreed."""
-    said = [f"{name} {word(run['exit'])}: {short(run['elements'])} numbers compared"
+    """The verdict of each run, with how much it compared."""
+    return [f"{name} {word(run['exit'])}: {short(run['elements'])} numbers compared"
             + (f" in {run.get('events_served', run['events'])} of {run['of']} events" if "of" in run else "")
             + (f" in {len(run['cases'])} cases" if "cases" in run else "")
             for name, run in zip(names_of(runs), runs, strict=True)]  # fmt: skip
-    return [*said, *dict.fromkeys(f"only {','.join(run['asked'])} judged; left out: {','.join(run['left_out'])}"
-                                  for run in runs if run.get("left_out"))]  # fmt: skip
+
+
+def omitted(runs: Sequence[Data]) -> list[str]:
+    """The tiers that were not judged."""
+    return list(dict.fromkeys(f"only {','.join(run['asked'])} judged; left out: {','.join(run['left_out'])}"
+                              for run in runs if run.get("left_out")))  # fmt: skip
 
 
 def _ops(runs: Sequence[Data]) -> Listing:

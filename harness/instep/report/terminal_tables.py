@@ -28,6 +28,7 @@ def write(document: Document, console: Console) -> None:
     say(console, *document.notes, style="dim")
     say(console, *document.summary, style=VERDICTS[document.exit][1])
     say(console, *document.messages)
+    say(console, *document.omitted, style="yellow")
 
 
 def table_of(listing: Listing, heads: Mapping[str, Kind]) -> Table:
