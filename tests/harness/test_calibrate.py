@@ -156,7 +156,7 @@ def test_a_correct_engine_is_left_alone(stage: Stage, variant: Variant) -> None:
 
 def test_a_variant_that_takes_a_tree_for_a_chain_is_wrong(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     variant = Variant(4, "blocked", ("float32", "float32"), "snapshot", "windows", "VK", 2)
-    monkeypatch.setattr(correct_variants, "ancestry", lambda part, who: None)
+    monkeypatch.setattr(correct_variants.GDN, "ancestry", lambda part, who: None)
     found = stage.run(variant).findings
     assert found and "the tree is taken for a chain" in str([found[0].diagnosis, found[0].explained])
 

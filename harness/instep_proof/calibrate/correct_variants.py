@@ -13,23 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from instep_optimized import load
-from instep_optimized.memory_addresses import Inputs, Part, Updates
+from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain.compute_width import width
-from instep_optimized.ops.plain.gdn import Trail
-from instep_optimized.ops.plain.gdn import gdn as plain_gdn
-from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
-from instep_optimized.ops.plain.rerun_ring import keep, recalled
-from instep_optimized.ops.plain.scaled_tiles import as_stored
+from instep_optimized.ops.plain.requests_of_part import after, before, lanes, scatter
 from instep_reference.chunked_delta_rule import recur_in_chunks
 
-PLAIN = load("plain")
+PLAIN, GDN = load("plain"), import_module("instep_optimized.ops.plain.gdn")
 SIZES = (8, 16, 32)  # terms to a block
 CHUNKS = (2, 4, 16)  # tokens to a chunk
 
@@ -132,68 +130,13 @@ class Ordered(TorchFunctionMode):
 
 
 def _ordered(order: Order, op: Callable[..., Any]) -> Callable[..., Any]:
-    """An op of `plain` with its sums in that order."""
+    """An op of `plain` with its sums in that order. Those of the delta rule are no call of torch."""
 
     def call(**given: Any) -> Any:
-        with Ordered(order):
+        with Ordered(order), patch.object(GDN, "_sum_by_halves", lambda terms: order.total(terms.mT)):
             return op(**given)
 
     return call
-
-
-def _gdn(
-    order: Order, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Any
-) -> torch.Tensor:
-    out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
-    for part in parts:
-        who = lanes(part)
-        if len(who.which):
-            _one_part(order, inputs, part, who, out)
-    return out
-
-
-def _one_part(order: Order, inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
-    """Run one part: first its kept tokens, if any, then its rows."""
-    state = before(part, who, width(inputs.q.dtype, part.read.pool.dtype))
-    if part.ring is not None:
-        for age in range(int(who.again.max())):
-            owing = torch.nonzero(who.again > age)[:, 0]
-            kept = recalled(part.ring, who.which[owing], age)
-            if isinstance(kept, Inputs):
-                kept = _did(order, state[owing], kept)
-            state[owing] = _after(state[owing], kept)
-        state = as_stored(part.read, state, who.tokens)
-    after(part.settled, who, state, 0)
-    core, rows = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype), Inputs(*(x[who.rows] for x in inputs[1:]))
-    q = _per_value_head(inputs.q[who.rows], inputs.v.shape[1]).to(state.dtype)
-    trail = Trail(state, ancestry(part, who))
-    for row, alive in enumerate(who.alive):
-        now, token = trail.at(row, alive), Inputs(*(x[:alive, row] for x in rows))
-        did = _did(order, now, token)
-        now.copy_(_after(now, did))  # where the trail keeps it
-        core[:alive, row] = order.total(now.mT * q[:alive, row, :, None])
-        keep(part.ring, who.which[:alive], row, token, did)
-        along(part.per_row, who, row, now, trail.depth(row, alive))
-    scatter(out, who, core)
-    after(part.store, who, state)
-
-
-def _did(order: Order, state: torch.Tensor, token: Inputs) -> Updates:
-    """The update of one token for the states [n, HV, K, V]; its sums run over K."""
-    k, v, log_decay, beta = (x.to(state.dtype) for x in token)
-    decay = log_decay.exp()
-    recalled = order.total(state.mT * decay[..., None, None] * _per_value_head(k, state.shape[1])[:, :, None])
-    return Updates(token.k, decay, beta[..., None] * (v - recalled))
-
-
-def _after(state: torch.Tensor, did: Updates) -> torch.Tensor:
-    k, decay, update = (x.to(state.dtype) for x in did)
-    k = _per_value_head(k, state.shape[1])[:, :, None]
-    return (state.mT * decay[..., None, None] + update[..., None] * k).mT
-
-
-def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
-    return x.repeat_interleave(heads // x.shape[-2], dim=-2)
 
 
 def _gdn_in_chunks(
@@ -201,7 +144,7 @@ def _gdn_in_chunks(
 ) -> torch.Tensor:
     """Prefill parts by the reference's chunked form, request by request; windows as in `plain`."""
     windows = tuple(part for part in parts if part.form == "window")
-    out = plain_gdn(inputs=inputs, parts=windows, dtype=dtype, to=to)
+    out = PLAIN.gdn(inputs=inputs, parts=windows, dtype=dtype, to=to)
     for part in (part for part in parts if part.form == "chunk"):
         who = lanes(part)
         if not len(who.which):
@@ -209,10 +152,9 @@ def _gdn_in_chunks(
         state = before(part, who, width(inputs.q.dtype, part.read.pool.dtype))
         core = torch.zeros_like(inputs.v[who.rows], dtype=state.dtype)
         for number, length in enumerate(who.length.tolist()):
-            rows = who.rows[number, :length]
-            q, k = (_per_value_head(x[rows], inputs.v.shape[1]).to(state.dtype)[None] for x in inputs[:2])
-            v, decay, beta = inputs.v[rows], inputs.log_decay[rows], inputs.beta[rows]
-            v, decay, beta = (x.to(state.dtype)[None] for x in (v, decay[..., None], beta[..., None]))
+            q, k, v, decay, beta = (x[None, who.rows[number, :length]].to(state.dtype) for x in inputs)
+            q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
+            decay, beta = decay[..., None], beta[..., None]
             size = CHUNKS[order.seed % len(CHUNKS)]
             read, left = recur_in_chunks(q, k, v, decay, beta, beta, state[number, None], size)
             core[number, :length], state[number] = read[0], left[0]
@@ -221,11 +163,11 @@ def _gdn_in_chunks(
     return out
 
 
-SUMS = ("linear", "lm_head", "mlp", "moe", "norm", "gated_norm", "gdn_inputs", "attend")
+SUMS = ("linear", "lm_head", "mlp", "moe", "norm", "gated_norm", "gdn_inputs", "gdn", "attend")
 
 
 def _every_sum(order: Order) -> dict[str, Any]:
-    return {name: _ordered(order, getattr(PLAIN, name)) for name in SUMS} | {"gdn": partial(_gdn, order)}
+    return {name: _ordered(order, getattr(PLAIN, name)) for name in SUMS}
 
 
 # One form per line: the ops in which it differs from `plain`.
