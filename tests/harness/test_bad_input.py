@@ -108,25 +108,26 @@ def test_folders_and_nothing_where_files_should_be(instep: Runner, trace: Trace)
     assert "the tensors of the trace, next to it" in replayed(instep, trace)
 
 
-def test_schema_1_trace_takes_its_drafter_from_the_recording(trace: Trace) -> None:
+def of_the_first_schema(trace: Trace, *parts: dict[str, object]) -> Path:
+    """The trace as the first schema has it, with these parts to replay."""
     header, *lines = trace.path.read_bytes().splitlines()[:-1]
-    first = json.loads(header) | {"schema": 1, "replay": [{"ops": "plain", "until": 3, "drafter": "vanilla"}]}
+    first = json.loads(header) | {"schema": 1, "replay": parts}
     del first["recording"], first["tensors_sha256"]
     seal(trace.path, [json.dumps(first).encode(), *lines])
-    found = read(trace.path).header
+    return trace.path
+
+
+def test_schema_1_trace_takes_its_drafter_from_the_recording(trace: Trace) -> None:
+    found = read(of_the_first_schema(trace, {"ops": "plain", "until": 3, "drafter": "vanilla"})).header
     assert (found.schema, found.recording) == (SCHEMA, Recording("vanilla", "float64"))
     assert found.replay == (Part("plain", 3),)
     assert found == replace(trace.header, replay=found.replay, recording=found.recording, tensors_sha256=None)
 
 
 def test_a_trace_of_the_first_schema_has_one_drafter(trace: Trace) -> None:
-    header, *lines = trace.path.read_bytes().splitlines()[:-1]
-    parts = [{"ops": "ledger"}, {"ops": "plain", "drafter": "vanilla"}]
-    first = json.loads(header) | {"schema": 1, "replay": parts}
-    del first["recording"], first["tensors_sha256"]
-    seal(trace.path, [json.dumps(first).encode(), *lines])
+    path = of_the_first_schema(trace, {"ops": "ledger"}, {"ops": "plain", "drafter": "vanilla"})
     with pytest.raises(BadInput, match="the drafters eagle and vanilla, expected one for all parts"):
-        read(trace.path)
+        read(path)
 
 
 @pytest.mark.slow

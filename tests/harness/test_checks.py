@@ -43,7 +43,7 @@ from support.inputs.few_channels import few_channels
 from support.inputs.traces import ROOM, recorded
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
-from support.running.verdicts import agreed
+from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
@@ -354,12 +354,12 @@ def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled: 
         labelled, at,
         lambda context: m.with_state(context, name, lambda s: replace(s, state={**s.state, 1: before.state[1]})),
     )  # fmt: skip
-    first = m.first(m.judge(stale[-1:], for_labels()))  # what it needs of the verify, the run kept
+    first = first_finding(m.judge(stale[-1:], for_labels()))  # what it needs of the verify, the run kept
     assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
     assert first.diagnosis == "holds the state from before the step; 3 tokens were accepted"
     hidden = Place("trunk", 2, "hidden")
     swapped = m.spoiled(labelled, at - 1, lambda context: m.with_rows(context, hidden, lambda rows: rows.flip(0)))
-    first = m.first(m.judge(swapped, for_labels()))
+    first = first_finding(m.judge(swapped, for_labels()))
     assert first.place == hidden and "row 0 is wrong" in first.diagnosis and "it holds row" in first.diagnosis
 
 

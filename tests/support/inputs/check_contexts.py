@@ -28,7 +28,7 @@ from instep.trace.event_rules import EventRules
 from instep.trace.event_scheduler import drive
 from instep.trace.header import Header, Model, Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction, Steps
-from instep.verdict import Comparison, Verdict
+from instep.verdict import Verdict
 from instep.watch.event_context import EventContext
 from instep.watch.facts_for_later_events import left_by
 from instep.watch.memory_changes import UNWATCHED
@@ -184,10 +184,6 @@ def commit_of(contexts: Sequence[EventContext], accepted: int) -> tuple[int, str
         for name, path in zip(context.event.requests, context.event.accepted or (), strict=True)
         if len(path.nodes) == accepted and len(context.expected.windows[name]) == 4
     )
-
-
-def first(verdict: Verdict) -> Comparison:
-    return verdict.findings[0]
 
 
 def _contexts(
