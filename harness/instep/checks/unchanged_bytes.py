@@ -6,7 +6,7 @@ Leaves out: computed values (T2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,7 @@ from instep_reference.contract.engine import Commit, Forward, RequestState, SetN
 from instep_reference.contract.event_facts import facts, moves, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
-from ..finding_problem import Moved, Problem
+from ..finding_problem import Moved, Problem, WrongContent
 from ..oracle.oracle import Oracle
 from ..oracle.storage_rounding import entries, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
@@ -185,9 +185,8 @@ class Bytes:
             elif prefix.length != after.length:
                 continue
             if right.numel() or (place in found and found[place].numel()):
-                result = self._same(context, place, span.request, found.get(place), right)
                 others = partial(of_others, context, span.request, place, len(right))
-                result = replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+                result = self._same(context, place, span.request, found.get(place), right, others)
                 yield with_last(result, found.get(place), len(right))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
             fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
@@ -195,9 +194,8 @@ class Bytes:
                 yield self._window(context, span, layer, window, fed, taken, forward, prefix)
         final = rows(forward.subject, FINAL, span)
         if final is not None and len(final) > taken[-1]:
-            result = self._same(context, FINAL, span.request, prefix.final, final[taken[-1]])
             others = partial(other_rows, final, forward, span.request)
-            yield replace(result, sides=result.sides and replace(result.sides, wrongs=others))
+            yield self._same(context, FINAL, span.request, prefix.final, final[taken[-1]], others)
             tail = torch.cat((*forward.subject.before[span.request].tail.values(), final[taken[:-1]]))
             if len(after.draft_keys) > 1 and len(tail):
                 yield self._line(context, span.request, tail, len(after.draft_keys) - 1, prefix.tail.get(TAIL.layer))
@@ -206,8 +204,7 @@ class Bytes:
         self, context: EventContext, request: str, line: torch.Tensor, most: int, found: torch.Tensor | None
     ) -> Comparison:
         """The target's rows of the last `most` tokens of line [n, D]; rows of older tokens are recognised."""
-        result, older = self._same(context, TAIL, request, found, line[-most:]), partial(older_rows, line, most)
-        return replace(result, sides=result.sides and replace(result.sides, wrongs=older))
+        return self._same(context, TAIL, request, found, line[-most:], partial(older_rows, line, most))
 
     def _window(
         self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
@@ -217,15 +214,15 @@ class Bytes:
         fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
         found = (prefix or context.subject.after[span.request]).conv.get(layer)
-        result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right)
-        result = self._as_declared(result, found, fed.dtype)
-        if result.sides is None or not fits:
-            return result
-        verb = "tracked" if prefix is not None else "accepted" if span.kind == "commit" else "given"
-        others = tuple(_others(forward, span.request, layer))
-        tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
-        return replace(
-            result, sides=replace(result.sides, wrongs=partial(wrong_windows, before, fed, nodes, verb, others, tree)))
+
+        def wrongs() -> Iterable[tuple[WrongContent, torch.Tensor]]:
+            verb = "tracked" if prefix is not None else "accepted" if span.kind == "commit" else "given"
+            others = tuple(_others(forward, span.request, layer))
+            tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
+            return wrong_windows(before, fed, nodes, verb, others, tree) if fits else ()
+
+        result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right, wrongs)
+        return self._as_declared(result, found, fed.dtype)
 
     def _entries(self, source: str, row: torch.Tensor) -> torch.Tensor:
         """Rows as the memory stores them: rounded if it is stored in tiles, unchanged otherwise."""
@@ -254,10 +251,8 @@ class Bytes:
         right, mine = ({**dict(state.parts()), FINAL: state.final} if state else {} for state in (kept.state, found))
         for place, due in right.items():
             if due is not None and due.numel():
-                result = self._same(context, place, "", mine.get(place), due)
                 others = partial(others_kept, context, name, place, due, kept.state.length)
-                result = replace(result, request=None, slot=None,
-                                 sides=result.sides and replace(result.sides, wrongs=others))  # fmt: skip
+                result = replace(self._same(context, place, "", mine.get(place), due, others), request=None, slot=None)
                 if result.problem is not None:
                     moved: Moved = "to host" if facts(context.event).copy == "to host" else "back"
                     result = replace(result, problem=replace(result.problem, moved=moved))
@@ -294,7 +289,8 @@ class Bytes:
             yield exact(self, context, ROOT, after.root, before.root, "root is {}", name)
 
     def _same(
-        self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor
+        self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor,
+        wrongs: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple,
     ) -> Comparison:
         elements, wrong, sides, problem = right.numel(), 0, None, None
         if found is None or found.shape != right.shape:
@@ -308,7 +304,7 @@ class Bytes:
             first = tuple(off.nonzero()[0].tolist())
             total = elements * right.element_size()
             problem = Problem("differs", f"{wrong} of {total} bytes differ, the first at {first}")
-            sides = Sides(found, right)
+            sides = Sides(found, right, wrongs)
         return compared(self, context, place, elements, wrong, problem, request=request, sides=sides)
 
 

@@ -43,18 +43,6 @@ TILE = 8  # columns
 Mix = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 
 
-def _tile(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
-    return _within(right, right * (1 + size))
-
-
-def _mixed(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
-    return right + size * (before - right)
-
-
-def _mixed_tile(right: torch.Tensor, before: torch.Tensor, size: float) -> torch.Tensor:
-    return _within(right, _mixed(right, before, size))
-
-
 def _within(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
     """Wrong in the first tile of the first head alone."""
     found = right.clone()
@@ -64,9 +52,10 @@ def _within(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
 
 # (the state after a commit, the one before, size) -> the wrong state
 IN_MEMORY: dict[str, Mix] = {
-    "state, one tile": _tile,
-    "state, part of the one before": _mixed,
-    "state, one tile, part of the one before": _mixed_tile,
+    "state, one tile": lambda right, before, size: _within(right, right * (1 + size)),
+    "state, part of the one before": lambda right, before, size: right + size * (before - right),
+    "state, one tile, part of the one before":
+        lambda right, before, size: _within(right, right + size * (before - right)),
 }
 
 
