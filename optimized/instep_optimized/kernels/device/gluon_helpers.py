@@ -81,6 +81,15 @@ def place(pool, unit, columns, request, unit_step, column_step):
 
 
 @gluon.jit
+def barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    """Make barriers, each of which ends a phase after so many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for at in gl.static_range(number):
+        mbarrier.init(made.index(at), count=arrivals)
+    return made
+
+
+@gluon.jit
 def stage_and_phase(step, STAGES: gl.constexpr):
     """The stage of a step, counted from the first, and the phase in which the step fills it: 0, 1, 0, ..."""
     return step % STAGES, step // STAGES & 1

@@ -16,6 +16,7 @@ from ..device import zero_uncovered_rows
 from ..device.gluon_helpers import (
     along,
     barrier,
+    barriers,
     fence_async_shared,
     gdc_wait,
     load_box,
@@ -249,7 +250,6 @@ def carry_staged(
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     OF_VALUES: gl.constexpr = gl.NVMMASharedLayout(128, v.dtype.primitive_bitwidth, rank=2)
     LINE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)
     keys = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)
     values = gl.allocate_shared_memory(v.dtype, [STAGES * CHAINS, TOKENS, COLUMNS], OF_VALUES)
@@ -257,18 +257,9 @@ def carry_staged(
     weights = gl.allocate_shared_memory(gl.bfloat16, [LAST, TOKENS, TOKENS], SHARED)
     lines = gl.allocate_shared_memory(gl.float32, [STAGES * 3, TOKENS], LINE)
     tile = gl.allocate_shared_memory(core.at.dtype.element_ty, [CHAINS, TOKENS, COLUMNS], SHARED)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    full_last = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
-    free_last = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
-    landed = gl.allocate_shared_memory(gl.int64, [1, 1], BARRIER)  # keys of a last block that is not full
-    mbarrier.init(landed.index(0), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=2)  # boxes, and gates
-        mbarrier.init(free.index(stage), count=CHAINS)
-    for last in gl.static_range(LAST):
-        mbarrier.init(full_last.index(last), count=1)
-        mbarrier.init(free_last.index(last), count=CHAINS)
+    full, free = barriers(STAGES, 2), barriers(STAGES, CHAINS)  # full of boxes, and of gates
+    full_last, free_last = barriers(LAST, 1), barriers(LAST, CHAINS)
+    landed = barriers(1, 1)  # keys of a last block that is not full
     fence_async_shared()
     barrier()
 

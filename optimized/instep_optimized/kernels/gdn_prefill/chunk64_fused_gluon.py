@@ -25,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from ..device.gluon_helpers import (
     along,
     barrier,
+    barriers,
     fence_async_shared,
     gdc_wait,
     into_cache,
@@ -318,7 +319,6 @@ def fused_staged(
     SOLID: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     OF_16: gl.constexpr = gl.SwizzledSharedLayout(8, 4, 2, [1, 0])  # 16 columns
     OF_32: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 4, [1, 0])
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     queries = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)
     keys = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)
     values = gl.allocate_shared_memory(v.dtype, [STAGES, TOKENS, WIDE], SHARED)
@@ -331,14 +331,7 @@ def fused_staged(
     diagonal = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, SOLVED], OF_16)
     halves = gl.allocate_shared_memory(gl.bfloat16, [TOKENS, HALF], OF_32)
     tile = gl.allocate_shared_memory(core.at.dtype.element_ty, [TOKENS, WIDE], SHARED)
-    landed = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [LAST, 1], BARRIER)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(landed.index(stage), count=2)  # boxes, and gates
-        mbarrier.init(free.index(stage), count=1)
-    for last in gl.static_range(LAST):
-        mbarrier.init(full.index(last), count=1)
+    landed, free, full = barriers(STAGES, 2), barriers(STAGES, 1), barriers(LAST, 1)  # landed: boxes, and gates
     fence_async_shared()
     barrier()
 

@@ -19,6 +19,7 @@ from ..device.gluon_helpers import (
     along,
     along_3,
     barrier,
+    barriers,
     fence_async_shared,
     gdc_launch_dependents,
     gdc_wait,
@@ -253,8 +254,7 @@ def prepare_staged(
         inverses = gl.allocate_shared_memory(gl.float32, [B, SOLVED, SOLVED], SOLID)
     full = None
     if NARROW:
-        full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(full.index(0), count=1)
+        full = barriers(1, 1)
         fence_async_shared()
         barrier()
     each = seen_as(lines, [3 * MEMBERS, TOKENS], LINE)

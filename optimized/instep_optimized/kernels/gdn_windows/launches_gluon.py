@@ -102,6 +102,7 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     },
 }  # fmt: skip
 LARGEST = (2, 4)  # over all shapes
+NOTHING = States._make(len(States._fields) * (None,))
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, numbers: int = 1) -> bool:
@@ -210,10 +211,13 @@ class ConvWords(NamedTuple):
     kept: WordWindows
 
 
-def held_at(address: Address | None) -> States | None:
-    """Return an address of states, in which the step of V is a constant; columns that are absent are None."""
+def held_at(address: Address | None) -> States:
+    """Return an address of states, in which the step of V is a constant. What is absent is None in it.
+
+    Triton 3.6 cannot compare a tuple in which something is None with None, so an absent address is a tuple, too.
+    """
     if address is None:
-        return None
+        return NOTHING
     pool, units, _, *steps, per_v = flat(address, 3, address)
     return States._make((pool, units, address.column, *steps, constant(per_v), None, 0, 0))
 

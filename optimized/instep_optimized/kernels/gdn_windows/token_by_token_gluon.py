@@ -75,7 +75,7 @@ def layouts(held, warps, keys, piece, bits):
     side, word, vector = piece // 4, 128 // bits, min(held, 4)  # lanes along K; numbers
     tile = gl.BlockedLayout([1, 1, 1, 4], [32 // side, 1, 1, side], [warps, 1, 1, 1], [3, 0, 1, 2])
     of_v = gl.SliceLayout(2, gl.SliceLayout(2, tile))
-    return Layouts(
+    constants = map(gl.constexpr, (  # Triton 3.6 passes a function no layout that is not wrapped
         tile, of_v, gl.SliceLayout(0, gl.SliceLayout(0, tile)), gl.SliceLayout(0, of_v),
         gl.BlockedLayout([1, 1, 4], [1, 32 // side, side], [warps, 1, 1], [2, 1, 0]),
         gl.BlockedLayout([1, 1, vector], [8, 4, 1], [1, warps, 1], [2, 1, 0]),
@@ -83,7 +83,8 @@ def layouts(held, warps, keys, piece, bits):
         gl.BlockedLayout([1, word], [32 * word // keys, keys // word], [warps, 1], [1, 0]),
         gl.BlockedLayout([held, 4], [32 // side, side], [warps, 1], [1, 0]),
         gl.BlockedLayout([1, 4], [1, 32], [warps, 1], [1, 0]),
-    )  # fmt: skip
+    ))  # fmt: skip
+    return Layouts(*constants)
 
 
 @gluon.jit
@@ -166,7 +167,7 @@ def staged_decode(
         behind, all_heads = request * gl.num_programs(1) + gl.program_id(1) + SHAPE.ahead, gl.num_programs(1)
         later = gl.minimum(behind // all_heads, gl.num_programs(2) - 1)
         later_unit = gl.load(spans.units + later)
-    if store is not None:
+    if store.pool is not None:
         goal = gl.load(store.units + request)
     clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
     if (unit < 0) | (rows <= 0):
@@ -206,7 +207,7 @@ def staged_decode(
     barrier()
     state = gl.convert_layout(gl.reshape(tile.load(TO.mine).to(gl.float32), [VL, VR, P, KI]), TO.tile)
     state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
-    if store is not None:
+    if store.pool is not None:
         if goal >= 0:
             target = place(store.pool, goal, store.columns, request, store.per_unit, store.per_column)
             target += head * store.per_head
@@ -226,10 +227,11 @@ def staged_window(
 ):  # fmt: skip
     """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
-    At most KEPT tokens run again, and then at most MOST rows. An absent address is None, and so is an absent ring; no
-    code is compiled for it. If a rule is given, q, k and v are the conv's rows, and log_decay and beta are a and b. If
-    a conv is given, too, q, k and v are its inputs, in words (`token_inputs_gluon.py`). Several programs of a key head
-    read the windows before a request's rows from `conv.past`. So the windows after its rows are kept in another place.
+    At most KEPT tokens run again, and then at most MOST rows. The pool of an absent address is None, and so is an
+    absent ring; no code is compiled for it. If a rule is given, q, k and v are the conv's rows, and log_decay and beta
+    are a and b. If a conv is given, too, q, k and v are its inputs, in words (`token_inputs_gluon.py`). Several
+    programs of a key head read the windows before a request's rows from `conv.past`. So the windows after its rows are
+    kept in another place.
 
     STEP: words from a row before the conv to the next one. SHAPE: as in `Shape`
     """
@@ -239,7 +241,7 @@ def staged_window(
     W: gl.constexpr = gl.num_warps()
     VL: gl.constexpr = W * 128 // KI
     TO: gl.constexpr = layouts(VR, W, KT, KI, DTYPE.primitive_bitwidth)
-    CONV: gl.constexpr = conv is not None
+    CONV: gl.constexpr = STEP is not None
     GUESSED: gl.constexpr = (SHAPE.guess == 2 or CONV) and rule is not None  # rows are loaded speculatively
 
     # Weights, and values that depend on no loaded data: computed while the previous launch still runs.
@@ -302,11 +304,11 @@ def staged_window(
         oldest, keep = gl.load(ring.begin + request).to(gl.int32), gl.load(ring.keep + request).to(gl.int32)
         pending = gl.where(known & (kept_by >= 0), asked, 0)
         keeps = (kept_by >= 0) & (keep >= 0)
-    if store is not None:
+    if store.pool is not None:
         goal = gl.load(store.units + request)
-    if settled is not None:
+    if settled.pool is not None:
         settle = gl.load(settled.units + request)
-    if each is not None:
+    if each.pool is not None:
         each_to = gl.load(each.units + request)
     if CONV:  # after the tables, because the place of the state depends on them
         kept_to = gl.load(conv.kept.units + request)
@@ -396,13 +398,13 @@ def staged_window(
             state = again(state, again_key, gl.sum(old_decays.index(age).load(TO.one), 0), update)
         state = state.to(DTYPE).to(gl.float32)  # a state that was only read is rounded already
         own = keep % ring_u_size
-    if settled is not None:
+    if settled.pool is not None:
         if settle >= 0:
             target = place(settled.pool, settle, settled.columns, request, settled.per_unit, settled.per_column)
             store_tile(target + head * settled.per_head, settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)
     # If rings keep first, the address is computed here, for the same reason.
     core = row_of(x.core, first, head) + at_v if SHAPE.kept_first else out_at
-    GOES_ON: gl.constexpr = store is not None or each is not None
+    GOES_ON: gl.constexpr = store.pool is not None or each.pool is not None
     if SHAPE.apart and not GOES_ON:
         for t in gl.static_range(MOST):
             forget, write = gl.sum(decays.index(t).load(TO.one), 0), gl.sum(writes.index(t).load(TO.one), 0)
@@ -428,7 +430,7 @@ def staged_window(
                 state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
             )
             core += x.core.per_row
-            if each is not None:
+            if each.pool is not None:
                 if each_to >= 0:
                     column = each.pool + each_to * each.per_unit + t * each.per_column + head * each.per_head
                     store_tile(column, each.per_v, state.to(DTYPE), stripe, False, False)
@@ -440,7 +442,7 @@ def staged_window(
         if not SHAPE.kept_first:
             leads = head == key_head * group
             keep_rows(kept_rows, keep, keeps & (stripe == 0), leads, decay, row, every_key, row_k, rows)
-    if store is not None:
+    if store.pool is not None:
         if goal >= 0:
             target = place(store.pool, goal, store.columns, request, store.per_unit, store.per_column)
             store_tile(target + head * store.per_head, store.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)
