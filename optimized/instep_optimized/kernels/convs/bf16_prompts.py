@@ -99,8 +99,8 @@ def walk_prompt(
         rule = rule._replace(H=constant(rule.H), HV=constant(rule.HV))
     launch(
         conv_walk_prompt, (len(weight) // shape.channels, blocks, requests),
-        words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), Spans.of(part), read, store, rule,
-        look, ceil_div(look, blocks * requests),
+        words(x, 2), x.stride(0) // 2, *out, words(weight, WIDTH), Spans.of(part), read, store,
+        look, ceil_div(look, blocks * requests), rule,
         RT=shape.rows, CT=shape.channels // OF_THREAD, HT=columns // OF_THREAD, NATIVE=not INTERPRETED,
         warps=shape.warps,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def walk_prompt(
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk_prompt(
-    x, x_row: tl.constexpr, mixed, mixed_row: tl.constexpr, weight, spans, read, store, rule, look, share,
+    x, x_row: tl.constexpr, mixed, mixed_row: tl.constexpr, weight, spans, read, store, look, share, rule,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NATIVE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve RT rows of one request, at least 3; CT times NUMBERS channels, of which HT times NUMBERS make a head.

@@ -97,14 +97,14 @@ def walk_words(
     launch(
         conv_walk_words, (len(weight) // channels, requests), words(x, numbers), x.stride(0) // numbers, *out,
         words(weight, WIDTH), Spans.of(part), *(one and windows(one, numbers) for one in held),
-        rule, look, ceil_div(look, requests),
+        look, ceil_div(look, requests), rule,
         RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=shape.warps,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk_words(
-    x, x_row, mixed, mixed_row, weight, spans, read, store, each, rule, look, share,
+    x, x_row, mixed, mixed_row, weight, spans, read, store, each, look, share, rule,
     RT: tl.constexpr, CT: tl.constexpr, HT: tl.constexpr, NUMBERS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve all rows of one request, at most RT; CT words of a row, HT of a head. Grid (channel tiles, B).

@@ -95,7 +95,7 @@ def _over(
         if part.parents is None and part.most <= WALKED and len(part.begin):
             launch(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
-                *rows, *memory, rule, channels, look, ceil_div(look, len(part.begin)),
+                *rows, *memory, channels, look, ceil_div(look, len(part.begin)), rule,
                 W=width, RT=power_of_2(part.most), CT=wide, WHOLE=channels % wide == 0,
                 warps=1 if mixed is None and part.per_row is None and len(part.begin) >= MANY else WARPS,
             )  # fmt: skip
@@ -104,7 +104,7 @@ def _over(
             more = beyond(look, blocks) if head is (part.most <= ahead) else 0  # one launch clears
             launch(
                 _conv, (max(blocks, 0), ceil_div(channels, wide), part.begin.numel() + more),
-                *rows, *memory, part.parents, rule, channels, part.begin.numel(), look, 0 if head else ahead,
+                *rows, *memory, part.parents, channels, part.begin.numel(), look, 0 if head else ahead, rule,
                 HEAD=head, W=width, RT=tall, ST=step, CT=wide, ET=entries, JT=power_of_2(wide * entries), QT=CLEARED,
             )  # fmt: skip
 
@@ -127,8 +127,8 @@ def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
 
 @triton.jit(do_not_specialize=["requests", "look", "ahead"])
 def _conv(
-    x, x_row, mixed, mixed_row, weight, weight_row, spans, read, store, each, parents, rule,
-    channels, requests, look, ahead,
+    x, x_row, mixed, mixed_row, weight, weight_row, spans, read, store, each, parents,
+    channels, requests, look, ahead, rule,
     HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
     JT: tl.constexpr, QT: tl.constexpr,
 ):  # fmt: skip

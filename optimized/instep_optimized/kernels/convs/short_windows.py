@@ -28,7 +28,7 @@ WARPS, MANY = 4, 16
 
 @triton.jit(do_not_specialize=["look", "share"])
 def conv_walk(
-    x, x_row, mixed, mixed_row, weight, weight_row: tl.constexpr, spans, read, store, each, rule, channels, look, share,
+    x, x_row, mixed, mixed_row, weight, weight_row: tl.constexpr, spans, read, store, each, channels, look, share, rule,
     W: tl.constexpr, RT: tl.constexpr, CT: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Convolve all rows of one request, at most RT; CT channels. Grid (1, channel tiles, B)."""
