@@ -244,9 +244,9 @@ recorded(Path.cwd(), msgspec.json.decode(told, type=Policy))
 """
 # Fuzz draws it, whether it is legal or not.
 DRAWN = """
-from instep.campaign.fuzz import coverage, draw_events, illegal
+from instep.campaign.fuzz import coverage, draw_events, hypothesis_machine
 assert "rewind" in draw_events.UPKEEP and "rewound" in coverage.CONDITIONS, "fuzz does not know it"
-assert any(one.args[0].__name__ == "Rewind" for one in illegal.KINDS if hasattr(one, "args"))
+assert any(one.args[0].__name__ == "Rewind" for one in hypothesis_machine.KINDS if hasattr(one, "args"))
 """
 
 
