@@ -70,7 +70,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "update-kernel-keeps-the-value", "ring-update",
         "The kernel of the recurrence keeps a token's value where its update belongs, as rings of inputs do.",
-        (Edit.of(KERNEL, "kept_u + (entry % ring_u_size) * ring_u_entry, {update => value}, in_v, WHOLE"),),
+        (Edit.of(KERNEL, "kept_u + (entry % ring_u_size) * ring.update_per_entry, {update => value}, in_v, WHOLE"),),
         "short", Setting(ops="triton"), ("derived",), ("identity", "bytes"), mistake="value-for-the-update",
     ),
     Fault(

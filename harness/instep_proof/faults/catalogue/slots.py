@@ -47,10 +47,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "caller-stride-kernel", "caller-stride",
         "The launcher of the recurrence makes the row stride of the snapshots from the window's width.",
-        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py",
-              "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n",
-              "    each, each_units, _, *each_steps = flat(part.per_row, 3, part.read)  # row t is its column\n"
-              "    each_steps[0] = part.most * each_steps[1]\n"),),
+        (Edit.of("instep_optimized/kernels/gdn_windows/token_by_token.py",
+                 "*({States.of(one, part.read) => (lambda found: found._replace(per_unit=part.most * found.per_column)"
+                 " if one is part.per_row else found)(States.of(one, part.read))} "
+                 "for one in (part.read, part.store, part.settled, part.per_row))"),),
         "short", Setting(ops="triton", strategy="snapshot"), ("bytes", "tails"), origin="sglang 23331",
     ),
     Fault(
@@ -94,8 +94,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-offset-kernel", "int32-offset",
         "The kernel of the recurrence computes where a slot begins in 16 bits, for the same reason.",
-        (Edit("instep_optimized/kernels/gdn_windows/token_by_token.py", "read + unit * read_unit",
-              "read + (unit * read_unit & 0xFFFF)"),),
+        (Edit.of("instep_optimized/kernels/gdn_windows/token_by_token.py",
+                 "source = {state_of(read, unit, tl.load(read.columns + request), head) => read.pool + "
+                 "(unit * read.per_unit & 0xFFFF) + tl.load(read.columns + request) * read.per_column + "
+                 "head * read.per_head}"),),
         "far", Setting(ops="triton"), ("poison", "derived"), origin="flashinfer 3230",
     ),
     Fault(

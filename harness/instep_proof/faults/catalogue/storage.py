@@ -30,9 +30,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "scale-of-neighbour-kernel", "scale-mixed", "The kernel reads a state with the scale of the next head.",
-        (Edit(WINDOW,
-                  "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head, at_v, V)",
-                  "scales_at(read_scales, read_scales_unit, read_scales_column, unit, place, head ^ 1, at_v, V)"),),
+        (Edit.of(WINDOW, "scales_at(read, unit, tl.load(read.columns + request), {head => head ^ 1}, at_v, V)"),),
         "short", Setting(ops="triton", state_dtype=FP8), ("derived", "directed"),
     ),
     Fault(
