@@ -120,11 +120,12 @@ class OptimizedEngine:
         grown = self._capacity.grown(steps)
         alike = tuple(range(steps if picks is not None or not grown else grown))  # for a grown tree: as many drafts
         trees = parents if parents is not None else (alike,) * len(requests)
-        if nodes is None and any(tuple(tree) != tuple(range(steps)) for tree in trees):
-            raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains of num_steps")
+        chains = all(tuple(tree) == tuple(range(len(tree))) for tree in trees)
+        if nodes is None and not chains:
+            raise Unsupported("drafts that form a tree: without num_draft_tokens windows are chains")
         if nodes is not None and any(len(tree) >= nodes for tree in trees):
             raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
-        if parents is not None and picks is None:
+        if parents is not None and picks is None and (grown or not chains):
             raise Unsupported("a tree without its drafts: the drafter chooses the shapes of the trees that it grows")
         if self._model.drafter is None and picks is None:
             raise Unsupported("no draft head is in use: a draft event must bring its picks")
@@ -140,16 +141,19 @@ class OptimizedEngine:
             request.parents = tuple(tree)
         if grown:
             return self._grown(drafted, picks, trees, grown)
-        forced: Sequence[Sequence[int]] = [[-1] * steps] * len(drafted) if picks is None else picks
-        kind, shapes = "draft", [] if nodes is None else tree_inputs(trees, nodes)
-        if nodes is not None:
-            kind = "draft" if all(tuple(tree) == alike for tree in trees) else "draft of trees"
-            forced = [[*choices, *[0] * (nodes - 1 - len(choices))] for choices in forced]
+        kind, width = "draft", self._round.width
+        shapes = [] if nodes is None else tree_inputs(trees, nodes)
+        forced = [[*given, *[0] * (width - 1 - len(given))]
+                  for given in ([[-1] * len(tree) for tree in trees] if picks is None else picks)]  # fmt: skip
+        if any(tuple(tree) != alike for tree in trees):
+            kind = "shaped draft"
         if kind == "draft":
             shapes = [line[:nodes] for line in shapes]
+        elif nodes is None:  # whether the head runs in a step
+            shapes = [[int(step < len(tree)) for step in range(steps)] for tree in trees]
         said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))
         if kind != "draft":
-            said, steps = cut_to_trees(said, trees, self._round.width), max(map(len, trees))
+            said, steps = cut_to_trees(said, trees, width), max(map(len, trees))
         return split_tables(said, steps, headed=self._model.drafter is not None)
 
     def _grown(
@@ -182,7 +186,7 @@ class OptimizedEngine:
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
         kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
-        alike = Forwards(self._run, at.width, self._capacity.trees)
+        alike = Forwards(self._run, at.width)
         if kinds == WINDOWS:
             own = alike.windows(plan)
         elif kinds == DECODES:
@@ -222,7 +226,7 @@ class OptimizedEngine:
         tracked = self._prefixes.of_paths(self._base, self._round.strategy, verified, track, counts)
         widest = 1 + max(request.drafts for request in verified)
         for request in verified:
-            request.parents, request.row = (), None
+            request.parents, request.row = None, None
         self._unreported.append(counts)
         return replace(answered(acceptance, widest), tracked=tracked)
 
@@ -366,8 +370,8 @@ class OptimizedEngine:
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
-            lens = answer[-1] if kind == "commit" else counts if self._capacity.trees or kinds else None
-            show(self._see, seen, covers(kind, lens, body.width, [one.parents for one in requests], kinds))
+            lens = answer[-1] if kind == "commit" else counts
+            show(self._see, seen, covers(kind, lens, body.width, [one.parents or () for one in requests], kinds))
         return answer
 
     def _named(self, names: Sequence[str]) -> list[Request]:

@@ -145,16 +145,12 @@ def _keep(
     ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
     final: torch.Tensor,
 ) -> None:
-    """Keep the verified windows in the slot table.
-
-    Chains are equally wide, because the step count changes only between rounds. Trees are kept to the last column of
-    the table.
-    """
+    """Keep the verified windows in the slot table. Trees are kept to the last column of the table."""
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
     if not verified:
         return
     table = memory.slot_table
-    width = verified[0][0].span.count if table.parents is None else table.parents.shape[1]
+    width = max(p.span.count for p, _ in verified) if table.parents is None else table.parents.shape[1]
     rows = [
         begin + node if node < p.span.count else -1 for p, begin in verified for node in range(width)
     ]

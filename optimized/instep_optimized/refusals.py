@@ -23,7 +23,7 @@ def phase(request: Request) -> str:
     """Return the phase of a request within its round."""
     if request.row is not None:
         return VERIFIED
-    if request.drafts:
+    if request.parents is not None:
         return DRAFTED
     return READY if request.rooted else PREFILLING if request.length.most else WAITING
 
@@ -61,8 +61,8 @@ class Refusals:
             _no("parents", f"{len(trees)} trees", f"{len(names)}")
         for tree in trees:
             wrong = [node for node, parent in enumerate(tree, start=1) if not 0 <= parent < node]
-            if wrong or not tree:
-                _no("parents", list(tree), "for each draft an earlier node; at least one draft")
+            if wrong:
+                _no("parents", list(tree), "for each draft an earlier node")
             depths = [0]
             for parent in tree:
                 depths.append(depths[parent] + 1)
@@ -112,7 +112,7 @@ class Refusals:
         if len(accepted) != len(names):
             _no("accepted", f"{len(accepted)} paths", f"{len(names)}")
         for name, path in zip(names, accepted, strict=True):
-            parents = self._live[name].parents
+            parents = self._live[name].parents or ()
             for at, node in zip((0, *path.nodes), path.nodes, strict=False):
                 if not 0 < node <= len(parents) or parents[node - 1] != at:
                     _no(f"accepted of {name!r}", f"nodes {list(path.nodes)}", f"a path through the window: {node} is "

@@ -25,7 +25,7 @@ class Request:
     tokens  [P] int64, the prompt on the device
     sampling  how its tokens are drawn; its slot's line has the same
     rooted  whether its slot's window begins with a root
-    parents of every draft after the root, the node that it continues; empty between rounds
+    parents of every draft after the root, the node that it continues; None between rounds
     row     its batch row in the verify that is not committed yet
     said    the tokens after the prompt, root last, in parts that are read on demand. They are recorded only if
             prefixes may be tracked
@@ -37,14 +37,14 @@ class Request:
     sampling: Sampling | None = None
     length: Length = field(default_factory=Length)
     rooted: bool = False
-    parents: Sequence[int] = ()
+    parents: Sequence[int] | None = None
     row: int | None = None
     said: list[Callable[[], Sequence[int]]] = field(default_factory=list)
 
     @property
     def drafts(self) -> int:
         """Number of drafts after the root."""
-        return len(self.parents)
+        return 0 if self.parents is None else len(self.parents)
 
     def between_rounds(self) -> Request:
         """A copy without the round in flight, and with its exact length: waits for the accepted counts."""

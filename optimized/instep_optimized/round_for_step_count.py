@@ -35,7 +35,8 @@ class Inputs(NamedTuple):
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
                             draft token; decode: the root; commit: last accepted node, bonus; verify: none
     uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 if no request samples
-    tree [B, k]             for a draft if windows may be trees: the parent of each of T nodes; -1: of the root,
+    tree [B, k]             for a draft of chains of own widths: 1 if the head runs in a step, else 0.
+                            For a draft if windows may be trees: the parent of each of T nodes; -1: of the root,
                             after a window's end, or as the drafter grows it. For given trees also the index of each
                             parent among T nodes of each request, counted through all requests; the number of nodes
     kinds [B, k]            for windows mixed with decodes: the slot of a request with a window, then of one that
@@ -172,7 +173,9 @@ class Round:
         if self.topk is not None:
             drafts = {"draft": Body(self.grow, self.topk, self.width - 1, self.width)}
         elif self.nodes:
-            drafts["draft of trees"] = Body(self.draft_trees, 1, self.width - 1, 1 + 2 * self.width)
+            drafts["shaped draft"] = Body(self.draft_trees, 1, self.width - 1, 1 + 2 * self.width)
+        else:
+            drafts["shaped draft"] = Body(self.draft_chains, 1, self.num_steps, self.num_steps, later=True)
         return forwards | sampled | drafts | {"commit": Body(self.commit, width=self.width, choices=2, ragged=True)}
 
     # Bodies
@@ -187,6 +190,14 @@ class Round:
             rest = slice(self.num_steps, self.width - 1), slice(self.num_steps + 1, self.width)
             ops.store_rows(rows=inputs.forced[:, rest[0]], pool=window[:, None, rest[1]], locations=inputs.slots)
         return drafter.draft(ops, self.model.memory, inputs.who(), self._use(ops, inputs), self.num_steps)
+
+    def draft_chains(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Draft chains of own widths -> as `draft`; after the end of a chain the values mean nothing."""
+        drafter = self.model.drafter
+        if drafter is None:
+            return self._given(ops, inputs)
+        runs = [column(ops, inputs.tree, step) for step in range(self.num_steps)]
+        return drafter.draft(ops, self.model.memory, inputs.who(), self._use(ops, inputs), self.num_steps, runs)
 
     def draft_trees(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Draft trees of given shapes, and chains among them -> as `draft`, one [B] per node."""

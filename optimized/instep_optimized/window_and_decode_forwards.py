@@ -24,16 +24,16 @@ BOTH = WINDOWS | DECODES
 
 @dataclass(frozen=True)
 class Forwards:
-    """run: runs one body in the engine;  width: packed rows of a window;  trees: whether windows may be shorter"""
+    """run: runs one body in the engine;  width: packed rows of the widest window"""
 
     run: Callable[..., Any]
     width: int
-    trees: bool
 
     def windows(self, plan: Sequence[Planned]) -> torch.Tensor:
         """Run windows -> the target's own choice at every row, in batch order."""
         own: torch.Tensor = self._run("verify", plan, (), self.width).picks.flatten()
-        return own[self._spots(plan, own.device)] if self.trees else own
+        shorter = any(p.span.count < self.width for p in plan)
+        return own[self._spots(plan, own.device)] if shorter else own
 
     def decodes(self, plan: Sequence[Planned]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run decodes -> the target's own choices, and the roots that are now in force."""

@@ -16,7 +16,7 @@ from instep_optimized.transfer.to_host import HostCopy
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.errors import OutOfCapacity, Unsupported
+from instep_reference.contract.errors import BadInput, OutOfCapacity
 from instep_reference.contract.place_names import Place, unseen
 from support.running.covering import few
 from support.running.recorded_calls import calls_of
@@ -198,15 +198,15 @@ def test_watched_and_unwatched_engines_run_in_graphs(checkpoint: Checkpoint, mon
 
 
 @pytest.mark.parametrize(
-    ("picks", "parents"), [(((1, 2),), ((0, 1),)), (((1, 2, 3, 4),), ((0, 1, 2, 3),)), (((1,),), ((),))],
-    ids=["shorter", "longer", "none"],
+    ("picks", "parents"), [(((1, 2),), ((0, 1, 2),)), (((1, 2, 3, 4),), ((0, 1, 2, 3),)), (((1,),), ((),))],
+    ids=["fewer drafts", "longer", "none"],
 )
-def test_a_chain_of_another_length_is_refused(
+def test_a_chain_that_is_too_long_or_has_other_drafts_is_refused(
     checkpoint: Checkpoint, picks: tuple[tuple[int, ...], ...], parents: tuple[tuple[int, ...], ...]
 ) -> None:
     subject = started(engine(checkpoint), "a")
     before, pages = snapshot(subject), subject.pages()
-    with pytest.raises(Unsupported):
+    with pytest.raises(BadInput):
         subject.draft(("a",), picks, parents)
     assert subject.pages() == pages
     assert untouched(subject, before, {}) > 0

@@ -74,7 +74,7 @@ def due(
         kind = f"sampled {kind}"  # a separate graph, so that other batches run no extra op
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
     if shapes - {tuple(range(num_steps))}:
-        kind = "draft of trees"  # chains have separate graphs
+        kind = "shaped draft"  # chains of the step count have separate graphs
     return (kind, num_steps) if held else None, named(event)
 
 

@@ -147,7 +147,7 @@ class Identity:
         before = context.subject.before.get(name)
         if before is None or before.proposal is None or not drafts:
             return
-        parents = context.expected.parents.get(name, ())[1:] or range(drafts)
+        parents = context.expected.parents[name][1:]
         for number, step in enumerate(parents[:drafts]):
             chained = Place(f"chain.{step}", AFTER_LAYERS, "pick")
             picks = context.subject.places.get(chained)

@@ -91,7 +91,9 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
                   for number, span in verified),
                 *((number, span, [position % count for position in _moved(span)]) for number, span in committed),
             ))
-    nodes = _by_unit(context, region, ((number, span, range(span.count)) for number, span in verified))
+    # What the slot table keeps of a window has the same width for all windows of a round: that of the step count.
+    widest = context.expected.num_steps + 1 if region.by == "slot" and along.what == "node" else 0
+    nodes = _by_unit(context, region, ((number, span, range(max(span.count, widest))) for number, span in verified))
     if along.what != "column" or region.by == "row":
         return nodes
     # A decode and a chunk write the column that they read.
@@ -104,7 +106,9 @@ def _chosen(context: EventContext) -> Writes:
     """Positions of choices: roots in position 0, drafts after it."""
     slots = context.expected.slots_after
     if isinstance(context.event, Draft):
-        return {slots[name]: set(range(1, len(context.expected.windows[name]))) for name in context.event.requests}
+        widest = 0 if context.event.parents is None else context.expected.num_steps + 1
+        return {slots[name]: set(range(1, max(len(context.expected.windows[name]), widest)))
+                for name in context.event.requests}  # fmt: skip
     return {slots[span.request]: {0} for span in row_spans(context, "extend") if span.logit_rows}
 
 

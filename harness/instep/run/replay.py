@@ -313,6 +313,8 @@ class RecordedChoices:
             yield Skipped(self.name, context.index, self.other or unsaid)
             return
         same = said.shape == known.shape
+        if same and not said.numel():  # windows of the root alone
+            return
         wrong = int((said != known).sum()) if same else said.numel()
         stage = "chain.1" if isinstance(context.event, Draft) else "trunk"
         yield Comparison(

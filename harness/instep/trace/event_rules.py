@@ -179,7 +179,9 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     n = rules.table.num_steps
     if n == 0:
         rules._no("draft", "num_steps 0", "a step count above 0")
-    if event.picks is None and (choices or not rules.drafts_itself or event.parents is not None):
+    chains = event.parents is None or all(tree == tuple(range(len(tree))) for tree in event.parents)
+    grows = event.parents is not None and rules.table.capacity.topk is not None
+    if event.picks is None and (choices or not rules.drafts_itself or not chains or grows):
         rules._no("picks", "nothing", "the drafts of every request")
     grown = 0 if event.picks is not None else rules.table.capacity.grown(n)
     again = [name for name in event.requests if rules.table.live[name].phase is Phase.DRAFTED]
@@ -189,7 +191,7 @@ def _draft(rules: EventRules, event: e.Draft, choices: bool) -> None:
     if event.own and not (rules.drafts_itself and (event.parents is not None) == trees):
         rules._no("own", "drafts that nobody gave", "a drafter in use, and the parents of a tree where it grows one")
     shapes = ((0,) * (grown or n),) * len(event.requests) if event.parents is None else event.parents
-    sizes = [max(len(tree), 1) for tree in shapes]
+    sizes = [len(tree) for tree in shapes]
     if event.picks is not None and [len(picks) for picks in event.picks] != sizes:
         rules._no("picks", f"{[len(picks) for picks in event.picks]} drafts", f"{sizes}, one list per request")
     if len(sizes) != len(event.requests):

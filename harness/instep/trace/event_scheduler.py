@@ -105,6 +105,7 @@ class _Driver:
         self.asks_with = None if header.controller is None else ASKS_WITH.get(header.controller.dialect)
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
+        self.widened = 0  # how many widths were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
         self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
@@ -337,8 +338,15 @@ class _Driver:
     def _chains(self, names: list[str]) -> e.Draft:
         """A draft of chains. A request without proposed tokens is not in it, and decodes."""
         found = {} if self.propose is None else {name: self._proposed(name, self.propose) for name in names}
-        return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values()))) if found else (
-            e.Draft(tuple(names)))
+        if found:
+            return e.Draft(tuple(filter(found.get, names)), tuple(filter(None, found.values())))
+        return e.Draft(tuple(names), parents=tuple(map(self._chain, names)) if self.policy.widths else None)
+
+    def _chain(self, name: str) -> tuple[int, ...]:
+        """The parents of a chain as wide as the policy says."""
+        width = self.policy.widths[self.widened % len(self.policy.widths)]
+        self.widened += 1
+        return tuple(range(min(width, self.rules.table.num_steps)))
 
     def _proposed(self, name: str, propose: Propose) -> tuple[int, ...]:
         """The proposed drafts of a request.
@@ -412,8 +420,10 @@ def filled(event: e.AnyEvent, answer: e.Answer | None) -> e.AnyEvent:
     """The event with the choices that the engine made filled in."""
     match event, answer:
         case e.Draft(picks=None), e.Drafted(drafts=drafts, own_parents=parents):
-            shapes = None if parents is None else tuple(tuple(one) for one in parents.tolist())
-            return replace(event, picks=tuple(tuple(one) for one in drafts.tolist()), parents=shapes)
+            shapes = event.parents if parents is None else tuple(tuple(one) for one in parents.tolist())
+            counts = [drafts.shape[1]] * len(drafts) if shapes is None else map(len, shapes)
+            picks = tuple(tuple(one[:count]) for one, count in zip(drafts.tolist(), counts, strict=True))
+            return replace(event, picks=picks, parents=shapes)
         case e.Forward(rows=rows), e.Forwarded(roots=roots):
             return replace(event, rows=tuple(
                 replace(row, root=roots[row.request]) if row.root is None and row.request in roots else row

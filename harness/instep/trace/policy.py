@@ -82,6 +82,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trees       shapes of windows: an entry per round, in turn; in it the parents of every draft, in turn over the
                 requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
                 in every round
+    widths      of chains: numbers of drafts, in turn over rounds and requests, at most the step count; none: as many
     own         the drafts that the head proposes are recorded as such: a replay lets each engine propose its own window
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
@@ -101,6 +102,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: bool = False
     accept: tuple[int, ...] = ()
     trees: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    widths: tuple[int, ...] = ()
     deeds: tuple[ScheduledAction, ...] = ()
     plain: tuple[int, ...] = ()
     rotate: bool = True

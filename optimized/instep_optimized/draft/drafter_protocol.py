@@ -63,8 +63,13 @@ class Drafter(Protocol):
         """
         ...
 
-    def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
-        """Return the drafts in use, one [B] per step, then the drafter's own, one [B] per step; at least one step."""
+    def draft(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int, runs: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the drafts in use, one [B] per step, then the drafter's own, one [B] per step; at least one step.
+
+        runs: for each step [B], 1 if a request has a draft at it, else 0; empty: all have all
+        """
         ...
 
     def draft_tree(

@@ -45,7 +45,9 @@ class Eagle:
         y = self.mtp.rows(ops, hidden, batch, stage_of(0))
         propose(ops, memory.slot_table, self.mtp, 0, y, asked[0])
 
-    def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
+    def draft(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int, runs: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
         """Run draft i at position L - 1 + i in step i, from 1, with the y of step i - 1; its KV rows are scratch.
 
         They come after the request's length, and an extend writes them again before they are committed.
@@ -55,6 +57,7 @@ class Eagle:
         hidden = ops.select(x=memory.slot_table.proposed, index=who.slots)
         for step in range(1, num_steps):
             stage = f"chain.{step}"
+            who = replace(who, count=runs[step]) if runs else who
             batch = windows(ops, memory, who, drafts[-1], "draft", 1, shift=step - 1)
             hidden = self.mtp.rows(ops, hidden, batch, stage)
             own.append(self.mtp.pick(ops, hidden, stage))

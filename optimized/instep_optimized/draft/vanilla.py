@@ -67,7 +67,9 @@ class Vanilla:
                 batch = replace(batch, tokens=tokens)
             fed = y if self.chained and number + 1 < num_steps else hidden
 
-    def draft(self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int) -> tuple[torch.Tensor, ...]:
+    def draft(
+        self, ops: Ops, memory: Memory, who: Who, use: Use, num_steps: int, runs: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
         """Return the proposals of the last extend. A forced draft changes no later draft: all were made before."""
         own = [ops.select(x=memory.slot_table.proposals[:, step], index=who.slots) for step in range(num_steps)]
         return (*(use(draft, step) for step, draft in enumerate(own)), *own)

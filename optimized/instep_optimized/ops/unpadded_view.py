@@ -55,7 +55,7 @@ def covers(
     lens   number of rows that count among each request's `width` packed rows; None: all;  trees: the shapes in a draft
     kinds  of the requests, if windows and decodes share a batch: the draft head runs for the decodes alone
     """
-    if kind == "draft of trees":
+    if kind == "shaped draft":
         return lambda place, rows: node_runs(place, trees)
     covered = None if lens is None else first_of(lens, width)
     if not kinds:
@@ -107,7 +107,7 @@ class _Covered:
         fits = [] if place.stage == "chain.0" else [n for n, mask in enumerate(self._masks) if len(mask) == len(tensor)]
         if not fits or self._covered(fits[0]) == len(tensor):
             return self._see(place, tensor)
-        if not self._covered(fits[0]):  # in a draft of trees: no request has a child after this node
+        if not self._covered(fits[0]):  # in a shaped draft: no request has a child after this node
             return tensor
         # The result of `see` goes back among the padding rows, because the next op expects all rows of the launch.
         mask = self._masks[fits[0]]

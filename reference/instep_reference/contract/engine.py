@@ -76,8 +76,9 @@ class Draft(Event, frozen=True, omit_defaults=True):
     not verified may be drafted again with picks, which replace the drafts that it has.
     picks    the drafts to use, one tuple per request; None: the head's own argmax.
              The chain itself runs on them too: step i runs on picks[i - 1].
-    parents  per request, the parent node of every draft, for a tree (node 0 is the root, draft j is
-             node j + 1); None: a chain. Only with picks.
+    parents  per request, the parent node of every draft (node 0 is the root, draft j is node j + 1): a tree, only
+             with picks; or a chain of its own width, 0 to num_steps drafts, with picks or without.
+             None: chains of num_steps drafts.
     If the capacity has `topk`, the head grows a tree (`contract/grown_draft_tree.py`), whatever is given: it runs on
     its own beams. Without picks the window is this tree.
     own      only in a recorded event: the event had no picks, and picks and parents record the engine's drafts. The

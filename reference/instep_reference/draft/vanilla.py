@@ -55,9 +55,10 @@ class Vanilla:
         self, model: Model[Rows, Memory, Cache], proposed: Proposed[Rows, Cache], tokens: Sequence[int],
         asked: Asked, see: See,
     ) -> tuple[list[int], list[int]]:
-        if asked.parents is not None:
+        count = asked.num_steps if asked.parents is None else len(asked.parents)
+        if asked.parents is not None and tuple(asked.parents) != tuple(range(count)):
             raise Unsupported("vanilla drafting proposes chains only: a tree has no separate layer per branch")
-        if asked.num_steps > len(proposed.proposals):
-            raise Unsupported(f"{asked.num_steps} steps with {len(proposed.proposals)} MTP layers, one per step")
-        own = list(proposed.proposals[: asked.num_steps])
+        if count > len(proposed.proposals):
+            raise Unsupported(f"{count} steps with {len(proposed.proposals)} MTP layers, one per step")
+        own = list(proposed.proposals[:count])
         return (own if asked.picks is None else list(asked.picks)), own

@@ -136,6 +136,11 @@ def _ragged(turn: Turn) -> bool:
     return len({count for count, _ in _accepted(turn)}) > 1
 
 
+def _chains(turn: Turn) -> list[tuple[int, ...]]:
+    """The windows without branches that a forward verifies."""
+    return [one.window for one in _windows(turn) if not _branches(one)]
+
+
 def _none(turn: Turn) -> bool:
     return bool(found := _accepted(turn)) and all(count == 0 for count, _ in found)
 
@@ -241,6 +246,8 @@ CONDITIONS: dict[str, Condition] = {
     "a chunk of 3": _chunk(3),
     "a chunk of 63, 64 or 65": lambda t: any(_chunk(count)(t) for count in (63, 64, 65)),
     "a last chunk as long as a window": _window_long,
+    "windows of several widths": lambda t: len(set(map(len, _chains(t)))) > 1,
+    "a window of the root alone": lambda t: 1 in map(len, _chains(t)),
     "accepted: ragged": _ragged,
     "accepted: none": _none,
     "accepted: all": _all,

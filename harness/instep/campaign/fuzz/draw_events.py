@@ -149,11 +149,14 @@ def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 
 
 def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """Chains of as many drafts as the step count; trees if the header has room for them."""
+    """Chains of as many drafts as the step count, or of own widths; trees if the header has room for them."""
     names, nodes = _some(draw, rules.legal()["draft"]), rules.table.capacity.num_draft_tokens
-    if nodes is None or draw(st.booleans()):
-        return e.Draft(names, tuple(_tokens(draw, rules, rules.table.num_steps) for _ in names))
-    shapes = tuple(_tree(draw, nodes, rules.table.num_steps) for _ in names)
+    most, chains = rules.table.num_steps, ("alike", "own widths")
+    shape = draw(st.sampled_from(chains if nodes is None else (*chains, "trees", "trees")))
+    if shape == "alike":
+        return e.Draft(names, tuple(_tokens(draw, rules, most) for _ in names))
+    shapes = tuple(tuple(range(draw(st.integers(0, most)))) if shape == "own widths" else _tree(draw, nodes or 0, most)
+                   for _ in names)  # fmt: skip
     return e.Draft(names, tuple(_tokens(draw, rules, len(shape)) for shape in shapes), shapes)
 
 

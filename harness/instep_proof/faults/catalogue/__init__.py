@@ -33,6 +33,7 @@ FILES = {
     "prefixes": "prefixes",
     "tiers": "offloaded_prefixes",
     "trees": "trees",
+    "widths": "widths",
     "experts": "experts",
     "others": "miscellaneous",
 }

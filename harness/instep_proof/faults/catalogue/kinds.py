@@ -139,6 +139,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "own-window": "the verified window is not the one that the drafter proposed",
         "grown-tree": "a tree that the drafter grows has other nodes, or other parents, than the scores say",
     },
+    "widths": {
+        "window-width": "a window has the width of another one, of the round, or no end",
+        "window-rows": "rows of windows are found by a width that is not theirs",
+        "window-drafts": "drafts, or runs of the head, are not those that a window's own width asks for",
+    },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",
