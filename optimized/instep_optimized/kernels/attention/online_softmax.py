@@ -68,12 +68,9 @@ def joined(best, total, mean, more, sum_of_more, mean_of_more):
 
 
 @triton.jit
-def of_head(keys, values, paged, sizes, slot, kv_head):
-    """Gather what a step over the positions of one request and KV head takes."""
-    line = paged.table + slot * paged.table_row
-    key_at = keys.at + kv_head.to(tl.int64) * keys.per_head
-    value_at = values.at + kv_head.to(tl.int64) * values.per_head
-    return key_at, value_at, keys, values, paged, sizes, line, kv_head
+def of_head(pool, kv_head):
+    """Return the address of a KV head in a pool."""
+    return pool.at + kv_head.to(tl.int64) * pool.per_head
 
 
 @triton.jit

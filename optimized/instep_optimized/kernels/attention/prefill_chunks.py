@@ -39,7 +39,8 @@ def read_chunk(
     # last [MT]: the last position that each row sees; reach: one past the last position that any row of the tile sees
     last = known + token.to(tl.int32)
     reach = tl.minimum(known + tl.minimum(first + tokens, rows), paged.held).to(tl.int32)
-    pools = of_head(keys, values, paged, sizes, slot, kv_head)
+    line, key_at, value_at = paged.table + slot * paged.table_row, of_head(keys, kv_head), of_head(values, kv_head)
+    pools = key_at, value_at, keys, values, paged, sizes, line, kv_head
     full = known + first.to(tl.int32) + 1
     if PT == 0:
         _, total, mean = across(

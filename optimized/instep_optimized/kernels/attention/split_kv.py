@@ -57,7 +57,8 @@ def read_parts(
         queries = rows_of_heads(query, row + token, head, inside, DT)
         last = known + token
         reach = tl.minimum(known + tl.minimum(first + each, skipped + rows), paged.held).to(tl.int32)
-        pools = of_head(keys, values, paged, sizes, slot, kv_head)
+        line, key_at, value_at = paged.table + slot * paged.table_row, of_head(keys, kv_head), of_head(values, kv_head)
+        pools = key_at, value_at, keys, values, paged, sizes, line, kv_head
         start = unit * PT * each_of
         path, full = 0, known + first + 1
         if paged.ancestors is not None:

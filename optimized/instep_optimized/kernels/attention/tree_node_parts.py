@@ -49,7 +49,8 @@ def read_alone(
         seen = known
         for node in range(paged.nodes):
             seen += ((path >> node) & 1).to(tl.int32)
-        pools = of_head(keys, values, paged, sizes, slot, kv_head)
+        line, key_at, value_at = paged.table + slot * paged.table_row, of_head(keys, kv_head), of_head(values, kv_head)
+        pools = key_at, value_at, keys, values, paged, sizes, line, kv_head
         size = PT * each
         best, total, mean = nothing(MT, DT)
         for place in range(begun, tl.minimum(seen, paged.held).to(tl.int32), PT):

@@ -96,7 +96,7 @@ def walk_words(
     held = part.read, part.store, part.per_row  # an absent argument compiles to no code
     launch(
         conv_walk_words, (len(weight) // channels, requests), words(x, numbers), x.stride(0) // numbers, *out,
-        words(weight, WIDTH), Spans.of(part), *(one and windows(one, numbers) for one in held),
+        words(weight, WIDTH), Spans.of(part), *(windows(one, numbers) for one in held),
         look, ceil_div(look, requests), rule,
         RT=power_of_2(part.most), CT=channels // numbers, HT=columns // numbers, NUMBERS=numbers, warps=shape.warps,
     )  # fmt: skip
@@ -130,9 +130,9 @@ def conv_walk_words(
     column, kept_unit, goal, goal_column = 0, -1, -1, 0
     if read.columns is not None:
         column = tl.load(read.columns + request).to(tl.int32)
-    if each is not None:
+    if each.pool is not None:
         kept_unit = tl.load(each.units + request).to(tl.int32)
-    if store is not None:
+    if store.pool is not None:
         goal = tl.load(store.units + request).to(tl.int32)
         if store.columns is not None:
             goal_column = tl.load(store.columns + request).to(tl.int32)
@@ -168,12 +168,12 @@ def conv_walk_words(
         elif t < rows:
             consume(outs[t].to(tl.float32), start.to(tl.int64) + t, rule, CT, HT)
 
-    if each is not None:  # the window after every row
+    if each.pool is not None:  # the window after every row
         kept = window_of(each, kept_unit, 0, c)
         for t in tl.static_range(RT):
             live = c < tl.where((t < rows) & (kept_unit >= 0), every, 0)
             put_window(kept + t * each.per_column, inputs[t + 1], inputs[t + 2], inputs[t + 3], live, NUMBERS)
-    if store is not None:  # the window after the last row
+    if store.pool is not None:  # the window after the last row
         oldest, middle, newest = inputs[RT], inputs[RT + 1], inputs[RT + 2]
         for t in tl.static_range(RT - 1):
             last = rows == t + 1

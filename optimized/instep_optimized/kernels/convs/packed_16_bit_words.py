@@ -17,13 +17,16 @@ TYPES = {1: torch.uint16, 2: torch.uint32, 4: torch.uint64}  # type of a word, b
 
 
 class WordWindows(NamedTuple):
-    """Units of a pool of windows; steps count words. None: units have no columns."""
+    """Units of a pool of windows; steps count words. None: units have no columns, or there is no address at all.
 
-    pool: torch.Tensor
-    units: torch.Tensor
-    columns: torch.Tensor | None
-    per_unit: int
-    per_column: int
+    Triton 3.6 cannot compare a tuple in which something is None with None, so an absent address is a tuple, too.
+    """
+
+    pool: torch.Tensor | None = None
+    units: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    per_unit: int | None = None
+    per_column: int | None = None
 
 
 def in_words(x: torch.Tensor, numbers: int, inner: int = 1) -> bool:
@@ -37,8 +40,10 @@ def words(x: torch.Tensor, numbers: int) -> torch.Tensor:
     return x.view(TYPES[numbers])
 
 
-def windows(address: Address, numbers: int) -> WordWindows:
+def windows(address: Address | None, numbers: int) -> WordWindows:
     """Return an address of windows [channels, WIDTH - 1] as a kernel argument."""
+    if address is None:
+        return WordWindows()
     pool, units, _, *steps = flat(address, 2, address)
     flattened = pool.as_strided((*pool.shape[:-2], pool.shape[-2] * (WIDTH - 1)), (*pool.stride()[:-2], 1))
     return WordWindows(words(flattened, numbers), units, address.column, steps[0] // numbers, steps[1] // numbers)
