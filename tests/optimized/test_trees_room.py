@@ -106,7 +106,6 @@ def test_setting_that_cannot_serve_trees_is_refused_before_the_run(
 
 @pytest.mark.parametrize(("room", "draft", "sentence"), [
     (CAPACITY, Draft(("a",), ((1, 2, 3),), ((0, 0, 1),)), "drafts that form a tree"),
-    (CAPACITY, Draft(("a",), ((1, 2),), ((0, 1),)), "drafts that form a tree"),
     (ROOM, Draft(("a",), None, ((0, 0, 1),)), "a tree without its drafts"),
     (ROOM, Draft(("a",), ((1,) * 4,), ((0, 1, 2, 3),)), "a path of 4 drafts"),
     (ROOM, Draft(("a",), ((1,) * 6,), ((0,) * 6,)), "a window of 7 nodes; there is room for 6"),
