@@ -526,6 +526,7 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "instep").mkdir()
     (tmp_path / "instep" / "__init__.py").write_text("SAID = 'the copy'\n")
     (tmp_path / "instep" / "within.py").write_text("import sys\nprint(__name__, sys.argv)\n")
+    monkeypatch.setattr(plant, "forks", None)  # that of the module
     fresh = [plant.run_python(tmp_path, *words) for words in WORDS]
     with run_in_forks.warm():
         assert plant.forks is not None

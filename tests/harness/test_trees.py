@@ -153,7 +153,7 @@ def test_fuzzed_trees_agree_and_a_planted_slip_is_found_in_a_tree(
     assert seen["trees of different shapes in one batch"] and seen["an accepted path that is not 1, 2, ..."]
     monkeypatch.setattr("instep.campaign.fuzz.campaign.EVENTS", 7)  # such runs find it sooner
     with planted_here(Edit(RERUN, "accepted.path is None", "True")):
-        faulty = campaign(Settings(setting, model, 40, 4, tmp_path / "faulty", trees=6, shrink_s=15))
+        faulty = campaign(Settings(setting, model, 40, 10, tmp_path / "faulty", trees=6, shrink_s=15))
     assert faulty.exit == Exit.DIVERGED and faulty.found is not None
     events = read(faulty.found.trace).events
     assert any(isinstance(event, e.Draft) and event.parents for event in events) and len(events) < 10

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -21,6 +22,7 @@ from . import plant
 
 THEIRS = ["torch", "numpy", "msgspec", "rich.console", "rich.table", "safetensors.torch", "typer"]
 SERVER = get_context("forkserver")
+ENDS_IN = 0.5  # seconds
 LOST = 255  # the exit code of a fork whose server has ended
 # In a fork, which has imported nothing of ours: it starts like a new Python with these words, files and environment.
 BEGIN = """
@@ -78,7 +80,11 @@ class Forks:
             # The main module would be imported in the fork. The server takes the number of threads from its start.
             with self._lock, patch.dict("sys.modules", __main__=ModuleType("__main__")), patch.dict(
                     "os.environ", OMP_NUM_THREADS="1"):
-                process.start()
+                try:
+                    process.start()
+                except ConnectionError:  # the server was about to end; a new one is started when it has
+                    time.sleep(ENDS_IN)
+                    process.start()
             ended = wait([process.sentinel], timeout)
             with self._lock:
                 if not ended:
