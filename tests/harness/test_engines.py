@@ -6,6 +6,7 @@ Leaves out: engines of other projects (`tests/peers`), and the page (`test_your_
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,16 @@ def test_memory_that_was_not_compared_is_not_called_right(name: str, event: int,
     located = locate(replay, outcome)
     assert (located.finding.event, str(located.finding.place)) == (event, "trunk final")
     assert located.says.endswith(says)
+
+
+@pytest.mark.parametrize("name", ["drafting", "drafting_all"])
+def test_windows_with_own_widths_are_served_by_verbs(name: str) -> None:
+    """Until a round in which all windows are the root alone."""
+    trace = few_channels("widths", 2)
+    none = Draft(("b", "a"), ((), ()), ((), ()))
+    trace = replace(trace, events=(*trace.events[:10], none, *trace.events[11:13]), recorded={})
+    verdict = Replay(trace, Setting(engine=f"support.wrong.engines:{name}")).run().verdict
+    assert verdict.exit is Exit.AGREED and verdict.events == 13, verdict.findings
 
 
 def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch: pytest.MonkeyPatch) -> None:

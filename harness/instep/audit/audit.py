@@ -156,8 +156,8 @@ def _step_counts(found: Recorded, span: range) -> list[Comparison] | None:
     if found.controller is None:
         return None
     field, how = f"{META}: controller", (found.controller, found.num_steps)
-    stated = any(batch.rounds for batch in found.batches)
-    every = step_counts.judged_rounds(*how, found.batches, field) if stated else \
+    attached = found.layers is not None  # then events may lack requests, and the recorder states the rounds of all
+    every = step_counts.judged_rounds(*how, found.batches, field) if attached else \
         step_counts.judged(*how, found.lag, found.events, field)  # fmt: skip
     return [one for one in every if one.event in span]
 

@@ -54,7 +54,7 @@ def told(audit: Audit) -> str | None:
 
 
 def _notes(audit: Audit, verbose: bool) -> Iterator[str]:
-    """What was judged, how, and up to where. verbose: list what was not judged, with the reasons"""
+    """The judged parts, how they were judged, and up to where. verbose: list what was not judged, with the reasons"""
     counts, names, count = audit.told, audit.recorded.names, len(audit.trace.events)
     if counts.windows:
         cut = len(audit.verdict.skipped)

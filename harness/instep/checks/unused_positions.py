@@ -1,7 +1,8 @@
 """T1: inside a unit that may be written, only the positions that the event writes change their bytes.
 
 All other positions keep their bytes or their poison: columns beyond a narrow window, ring entries of other windows, the
-tail of a page, places of a slot table after a window. The trace determines the positions; the engine declares with its
+tail of a page, places of a slot table after a window. In rounds whose windows have own widths, places up to the step
+count are scratch. The trace determines the positions; the engine declares with its
 pools what a position is. Leaves out: units that may not be written at all (`unchanged_bytes.py`).
 """
 
@@ -91,7 +92,7 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
                   for number, span in verified),
                 *((number, span, [position % count for position in _moved(span)]) for number, span in committed),
             ))
-    # What the slot table keeps of a window has the same width for all windows of a round: that of the step count.
+    # The slot table keeps picks and final rows of as many nodes as the step count has, also for a narrower window.
     widest = context.expected.num_steps + 1 if region.by == "slot" and along.what == "node" else 0
     nodes = _by_unit(context, region, ((number, span, range(max(span.count, widest))) for number, span in verified))
     if along.what != "column" or region.by == "row":

@@ -125,7 +125,7 @@ def notes(outcomes: Sequence[Outcome], verbose: bool = True) -> list[str]:
 
 
 def _notes(outcome: Outcome, verbose: bool) -> Iterator[str]:
-    """What was run, not compared, declared, served in parts or called."""
+    """Parts that were run, not compared, declared, served in parts or called."""
     setting, verdict = outcome.plan.setting, outcome.verdict
     served = f"served {outcome.served_events} of {outcome.of} events"
     how = [served] if outcome.led else [setting.strategy, setting.conv]

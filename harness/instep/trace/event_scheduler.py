@@ -343,7 +343,7 @@ class _Driver:
         return e.Draft(tuple(names), parents=tuple(map(self._chain, names)) if self.policy.widths else None)
 
     def _chain(self, name: str) -> tuple[int, ...]:
-        """The parents of a chain as wide as the policy says."""
+        """The parents of a chain with the next width of the policy."""
         width = self.policy.widths[self.widened % len(self.policy.widths)]
         self.widened += 1
         return tuple(range(min(width, self.rules.table.num_steps)))

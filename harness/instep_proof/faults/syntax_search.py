@@ -39,7 +39,7 @@ class Match:
 
 
 def readings(text: str) -> dict[str, tuple[ast.AST, ...]]:
-    """What a text can be, by kind. `theta=x` is an assignment, and also an argument by name."""
+    """The readings of a text, by kind. `theta=x` is an assignment, and also an argument by name."""
     bare, read = dedented(text), dict[str, tuple[ast.AST, ...]]()
     with suppress(SyntaxError):
         body = ast.parse(bare).body

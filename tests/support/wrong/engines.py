@@ -133,12 +133,17 @@ class Layered(Keeping):
 
 
 class Drafting(Right):
-    """Its draft head returns the drafts of the trace, and another second draft if `slip` is set."""
+    """Its draft head returns the drafts of the trace, and another second draft if `slip` is set.
 
-    slip = 0
+    whole: as many drafts as the step count, also if the window has fewer
+    """
+
+    slip, whole = 0, False
 
     def draft(self, requests: Sequence[str], num_steps: int, picks: Any) -> Any:
-        return [[token if at != 1 else (token + self.slip) % 256 for at, token in enumerate(mine)] for mine in picks]
+        more = [num_steps - len(mine) if self.whole else 0 for mine in picks]
+        return [[*(token if at != 1 else (token + self.slip) % 256 for at, token in enumerate(mine)), *[0] * rest]
+                for mine, rest in zip(picks, more, strict=True)]  # fmt: skip
 
 
 # Engines that are wrong in one thing
@@ -286,6 +291,7 @@ def made(kind: type[Right]) -> Any:
 
 
 watching, layered, drafting = map(made, (Watching, Layered, Drafting))
+drafting_all = made(type("DraftingAll", (Drafting,), {"whole": True}))
 slipping = made(type("Slipping", (Drafting,), {"slip": 1}))
 keeping, no_rollback, one_more, of_another = map(made, (Keeping, NoRollback, OneMore, OfAnother))
 stale_logits, aliasing, no_drop, shifted_window = map(made, (StaleLogits, Aliasing, NoDrop, ShiftedWindow))

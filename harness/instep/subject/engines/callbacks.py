@@ -169,11 +169,11 @@ class Asked:
         with calling("draft"):
             rows = found.tolist() if isinstance(found, torch.Tensor) else [list(row) for row in found]
             right = len(rows) == len(requests) and all(
-                len(row) == len(mine) and all(isinstance(token, int) for token in row)
+                len(row) in (len(mine), num_steps) and all(isinstance(token, int) for token in row)
                 for row, mine in zip(rows, picks, strict=True)
             )
-            must(right, "draft", found, f"{len(requests)} lines of {num_steps} tokens")
-        return rows
+            must(right, "draft", found, f"{len(requests)} lines of {num_steps} tokens, or of as many as were given")
+        return [row[: len(mine)] for row, mine in zip(rows, picks, strict=True)]  # windows have own widths
 
     def watch(self, see: See) -> None:
         if not self.has("watch"):

@@ -356,7 +356,8 @@ def _known(root: int | None) -> int:
 
 
 def _table(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
-    return torch.tensor([[*row, *[-1] * (width - len(row))] for row in rows], dtype=torch.int64).reshape(-1, width)
+    padded = [[*row, *[-1] * (width - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.int64).reshape(len(rows), width)
 
 
 def _packed(found: dict[str, torch.Tensor], counts: dict[str, int], nothing: float) -> torch.Tensor:

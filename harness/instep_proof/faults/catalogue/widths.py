@@ -1,4 +1,4 @@
-"""Windows of one round with own widths: a width of another request, of the round, or of nobody.
+"""Windows of one round with own widths: a width of another request, of the round, or none.
 
 Leaves out: trees (`trees.py`), and acceptance in windows that are equally wide (`rollback.py`).
 """

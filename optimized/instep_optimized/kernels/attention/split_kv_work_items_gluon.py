@@ -18,7 +18,7 @@ from .warp_specialized_steps_gluon import copied, plus
 
 
 class Work(NamedTuple):
-    """What all groups of warps of a launch know: the arguments of `read_parts_staged` that divide the positions."""
+    """All groups of warps of a launch know it: the arguments of `read_parts_staged` that divide the positions."""
 
     paged: Any
     most: Any

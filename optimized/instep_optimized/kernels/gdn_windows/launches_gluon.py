@@ -212,7 +212,7 @@ class ConvWords(NamedTuple):
 
 
 def held_at(address: Address | None) -> States:
-    """Return an address of states, in which the step of V is a constant. What is absent is None in it.
+    """Return an address of states, in which the step of V is a constant. Absent parts are None in it.
 
     Triton 3.6 cannot compare a tuple in which something is None with None, so an absent address is a tuple, too.
     """
