@@ -513,11 +513,14 @@ import os, sys, instep, torch
 print(instep.SAID, os.getcwd(), os.environ["COLUMNS"], sys.argv, __name__, torch.get_num_threads())
 print("beside", file=sys.stderr)
 """
-WORDS = (
-    ("-c", SAYS, "more", "words"), ("-c", "raise SystemExit(3)"), ("-c", "import sys; sys.exit('no')"), ("-c", "1 / 0"),
-    ("-c", "import os; os.kill(os.getpid(), 9)"), ("-m", "instep.within", "word"),
-    ("-c", "import atexit; atexit.register(print, 'last')"),
-)
+ENDS = (  # the words after `python -P`, and how a new Python ends with them: exit code, output, last line of errors
+    (("-c", SAYS, "more", "words"), 0, "the copy {folder} 120 ['-c', 'more', 'words'] __main__ 1\n", "beside"),
+    (("-c", "raise SystemExit(3)"), 3, "", ""), (("-c", "import sys; sys.exit('no')"), 1, "", "no"),
+    (("-c", "1 / 0"), 1, "", "ZeroDivisionError: division by zero"),
+    (("-c", "import os; os.kill(os.getpid(), 9)"), -9, "", ""),
+    (("-m", "instep.within", "word"), 0, "__main__ ['{folder}/instep/within.py', 'word']\n", ""),
+    (("-c", "import atexit; atexit.register(print, 'last')"), 0, "last\n", ""),
+)  # fmt: skip
 
 
 @WHOLE
@@ -527,14 +530,15 @@ def test_a_fork_ends_as_a_new_python_does(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "instep" / "__init__.py").write_text("SAID = 'the copy'\n")
     (tmp_path / "instep" / "within.py").write_text("import sys\nprint(__name__, sys.argv)\n")
     monkeypatch.setattr(plant, "forks", None)  # that of the module
-    fresh = [plant.run_python(tmp_path, *words) for words in WORDS]
+    new = plant.run_python(tmp_path, *ENDS[0][0])
+    assert new.stdout == ENDS[0][2].format(folder=tmp_path), "a new Python"
     with run_in_forks.warm():
         assert plant.forks is not None
-        for words, new in zip(WORDS, fresh, strict=True):
+        for words, code, output, error in ENDS:
             fork = plant.run_python(tmp_path, *words)
-            assert (fork.returncode, fork.stdout) == (new.returncode, new.stdout), words
-            assert fork.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:], words
-        assert plant.forks.spent > 0 and "the copy" in fresh[0].stdout
+            assert (fork.returncode, fork.stdout) == (code, output.format(folder=tmp_path)), (words, fork.stderr)
+            assert fork.stderr.splitlines()[-1:] == [error][: bool(error)], words
+        assert plant.forks.spent > 0
         monkeypatch.setattr(plant, "TIMEOUT_S", 0.2)
         with pytest.raises(subprocess.TimeoutExpired):
             plant.run_python(tmp_path, "-c", "import time; time.sleep(60)")
