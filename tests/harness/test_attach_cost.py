@@ -257,6 +257,7 @@ def unread(release: str, reads: Mapping[str, Iterable[str]]) -> set[str]:
 def vllm_lacks(release: str, names: vllm_names.Names) -> set[str]:
     """List the names of the table that the wheel of vLLM lacks."""
     found = unread(release, {**names.reads, vllm_names.WORKER: (vllm_names.STARTED,)})
+    found |= unread(release, {vllm_names.SPECULATIVE: (names.table,)} if names.table else {})
     for runner in (names.v1, names.v2):
         found |= unread(release, {runner.runner: runner.hooks.values()}) | unread(release, runner.reads)
     return found

@@ -151,6 +151,59 @@ def test_a_padded_end_of_a_prompt_is_recorded_without_its_padding(engine: Callab
     assert [(row["kind"], row.get("tokens")) for row in rows] == [("prefill", 9), ("prefill", 1), ("verify", None)]
 
 
+TABLE = [(3, 4, 1), (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("how", "widths", "says"), [
+    ({"table": TABLE}, (4, 2, 2, 4), None), ({"table": TABLE, "overlap": True}, (4, 2, 2, 4), None),
+    ({"table": TABLE}, (4, 4, 2, 4), "steps stay 3; the controller vllm-table requests 1"),
+    ({"table": TABLE}, (4, 2, 4, 4), "steps 1 -> 3; the controller vllm-table requests 1"),
+    ({"table": TABLE}, (4, 2, 2, 2), "steps stay 1; the controller vllm-table requests 3"),
+    ({}, (4, 4, 4, 4), None), ({}, (4, 4, 2, 4), "steps 3 -> 1; the controller constant requests 3"),
+])  # fmt: skip
+@pytest.mark.parametrize("runner", ["v1", pytest.param("v2", marks=WHOLE)])
+def test_the_number_of_drafts_of_vllm_is_judged_by_its_table(
+    engine: Callable[..., Any], tmp_path: Path, runner: str, how: dict[str, Any], widths: tuple[int, ...],
+    says: str | None,
+) -> None:
+    served = engine(runner, method="mtp", **how)
+    for name, prompt in (("a", A), ("b", B), ("c", A)):
+        served.request(name, prompt, 20)
+    served.request("sampled", b"xyz", 3, temperature=0.7)
+    served.step(prefill={"a": 10, "b": 4})  # two rows: 3 drafts, of a alone, as b is in its prompt
+    served.step(verify={"a": (widths[0], 1)}, prefill={"b": 11, "sampled": 3})  # three rows: 1 draft
+    served.step(verify={"a": (widths[1], 0), "b": (widths[1], 1), "sampled": (2, 0)})  # three rows
+    served.step(verify={"a": (widths[2], 0), "b": (widths[2], 1)})  # two rows
+    served.step(verify={"a": (widths[3], 0), "b": (2, 0)}, prefill={"c": 10})  # one window is narrower
+    served.idle()
+    found = judged(tmp_path)
+    steps = [one for one in found.verdict.compared if one.check == "step counts"]
+    assert len(steps) == found.rounds == 4, "a row that comes out of its prompt shows a count, too"
+    wrong = [one.diagnosis for one in steps if not one.agrees]
+    assert found.exit is (Exit.AGREED if says is None else Exit.DIVERGED)
+    assert wrong[:1] == ([] if says is None else [says])
+
+
+def test_windows_that_vllm_cuts_are_not_judged(engine: Callable[..., Any], tmp_path: Path) -> None:
+    served = engine("v1", method="mtp", longest=24)
+    served.request("a", A, 9)
+    served.step(prefill={"a": 10})
+    served.step(verify={"a": (4, 1)})  # 14 tokens, and room for two windows of 4
+    served.step(verify={"a": (4, 3)})  # 16
+    served.step(verify={"a": (2, 0)})  # no room: its count says nothing, nor does the next one
+    served.step(verify={"a": (2, 0)})
+    served.idle()
+    found = judged(tmp_path)
+    assert found.exit is Exit.AGREED and found.rounds == 2
+    stated = [one for line in lines(tmp_path / "recording" / "batches.jsonl") for one in line.get("rounds", ())]
+    assert [one["steps"] for one in stated] == [None, 3, 3, None, None]
+
+
+def test_a_method_that_proposes_as_many_as_it_finds_is_not_judged(engine: Callable[..., Any], tmp_path: Path) -> None:
+    serve(engine("v1"))
+    assert judged(tmp_path).rounds is None
+
+
 def test_an_unknown_release_of_vllm_records_what_it_can(
     engine: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

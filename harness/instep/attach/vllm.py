@@ -29,11 +29,12 @@ from . import PREFIX, Options, options_in
 from .device_states import States, to_device, to_host
 from .recorder import MOST_FLYING, ROUNDS, Live, Recorder, Round, numbers, say
 from .releases import resolved
-from .vllm_names import STARTED, WORKER, Names, Runner, names_of
+from .vllm_names import RELEASES, STARTED, WORKER, Names, Runner, names_of
 
 # Beta's tensors are bf16. For q, k and products it is a guess, since the kernels are compiled: with it, right runs of
 # 0.32.0 use least of their allowance, and without it one was accused.
 ROUNDS_ON_CPU = {**ROUNDS, "q": "bfloat16", "k": "bfloat16"}
+DRAFTED = {"mtp", "eagle", "eagle3"}  # methods that propose as many drafts as the step asks for
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _loaded = False
 
@@ -96,9 +97,13 @@ class Launched(Round):
     before      requests that ended (False) or lost their memory (True) before it, in this order
     metadata    layer name -> the metadata of its attention
     sampled, lengths   new tokens of every row, and their number, on the host
+    steps       the step count that its windows show; None: no row shows it
+    windows     batch rows with drafts, of all requests
     """
 
     scheduled: Any = None
+    steps: int | None = None
+    windows: list[int] = field(default_factory=list)
     before: list[tuple[Live, bool]] = field(default_factory=list)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     sampled: torch.Tensor | None = None
@@ -129,7 +134,8 @@ class VllmRecorder(Recorder):
         self.its: Runner = names.v1
         self.recurrent: dict[int, str] = {}  # layer -> its name in vLLM
         self.before: list[tuple[Live, bool]] = []
-        self.launches = 0
+        self.launches, self.overlap = 0, False
+        self.last, self.tight = set[str](), False  # requests of the launch before, and whether it had less room
 
     # -- hooks: each calls the engine's function exactly once -------------------------------------
 
@@ -215,6 +221,7 @@ class VllmRecorder(Recorder):
         order = [str(name) for name in batch.req_ids]
         now.counts = [int(now.scheduled.num_scheduled_tokens[name]) for name in order]
         now.requests = {row: self.live[name] for row, name in enumerate(order) if name in self.live}
+        self._see_steps(now, order)
         now.size = len(order)
         now.rows = list(now.requests)
         if self.recording is None:
@@ -226,6 +233,27 @@ class VllmRecorder(Recorder):
             now.final = state.hidden_states[:total].detach().clone()
         if self.options.logits:
             now.logits = self._logits(state, batch)
+
+    def _see_steps(self, now: Launched, order: list[str]) -> None:
+        """Note the drafts of a row that had the whole step count: it generates, as in the launch before.
+
+        vLLM cuts windows near the end of a model's context, and where a batch has no room for another token.
+        """
+        config, given, cached = self.runner.vllm_config, now.scheduled, now.scheduled.scheduled_cached_reqs
+        speculative = config.speculative_config
+        widest = 1 + (0 if speculative is None else speculative.num_speculative_tokens)
+        computed = {str(new.req_id): new.num_computed_tokens for new in given.scheduled_new_reqs}
+        computed |= zip(map(str, cached.req_ids), cached.num_computed_tokens, strict=True)
+        drafts = {str(name): len(tokens) for name, tokens in given.scheduled_spec_decode_tokens.items()}
+        before, self.last = self.last, set(order)
+        ends = max(computed[name] + count for name, count in zip(order, now.counts, strict=True))
+        tight, self.tight = self.tight, (
+            ends + 2 * widest > config.model_config.max_model_len
+            or given.total_num_scheduled_tokens >= config.scheduler_config.max_num_batched_tokens)
+        now.windows = [row for row, name in enumerate(order) if drafts.get(name)]
+        shown = [drafts.get(live.name, 0) for live in now.requests.values()
+                 if live.name in before and computed[live.name] >= len(live.prompt)]  # fmt: skip
+        now.steps = None if tight or self.tight else max(shown, default=None)
 
     def _logits(self, state: Any, batch: Any) -> torch.Tensor | None:
         """The rows that are sampled. The runner V2 computes them while sampling, so they are computed once more."""
@@ -244,10 +272,11 @@ class VllmRecorder(Recorder):
         else:
             sampled = output.sampled_token_ids
             lengths = (sampled != -1).sum(dim=1)
+        now.lengths = to_host(lengths[: now.size])
         if now.rows:
-            now.sampled, now.lengths = to_host(sampled[: now.size]), to_host(lengths[: now.size])
+            now.sampled = to_host(sampled[: now.size])
             self._take(now, lengths[: now.size])
-            now.mark(sampled.is_cuda)
+        now.mark(sampled.is_cuda)
         now.metadata = {}
         self.launches += 1
         self.flying[self.launches] = now
@@ -293,6 +322,11 @@ class VllmRecorder(Recorder):
                 return
             del self.flying[number]
             self._left(done.before)
+            done.wait()
+            lengths = numbers(done.lengths)
+            self.rounds.append({
+                "launch": number, "processed": number + 1 + self.overlap, "steps": done.steps,
+                "accepted": [max(lengths[row] - 1, 0) for row in done.windows], "scheduled": done.size})  # fmt: skip
             if done.rows:
                 self.complete(done, partial(_answers, done))
 
@@ -324,10 +358,27 @@ class VllmRecorder(Recorder):
         memory = None if not self.recurrent else context[next(iter(self.recurrent.values()))].kv_cache[1]
         cpu = memory is not None and memory.device.type == "cpu"
         dtype = config.model_config.dtype
+        self.overlap = bool(config.scheduler_config.async_scheduling)
+        ruled, steps = controller_of(config.speculative_config, self.release, self.names)
         # The CPU kernels have keys before values in a state, in memory that is declared the other way round.
         self.open(str(config.model_config.model), dtype, torch.float32 if memory is None else memory.dtype,
-                  "KV" if cpu else "VK", bool(config.scheduler_config.async_scheduling),
-                  ROUNDS_ON_CPU if cpu else ROUNDS)  # fmt: skip
+                  "KV" if cpu else "VK", self.overlap, ROUNDS_ON_CPU if cpu else ROUNDS, ruled, steps)
+
+
+def controller_of(config: Any, release: str, names: Names) -> tuple[dict[str, Any] | None, int | None]:
+    """The controller of the number of drafts as a recording names it, and the initial number; (None, None): not known.
+
+    config: vLLM's speculative config
+    """
+    if config is None:
+        return {"dialect": "constant"}, 0
+    if release not in RELEASES or config.method not in DRAFTED:
+        return None, None
+    most, table = int(config.num_speculative_tokens), getattr(config, names.table, None) if names.table else None
+    if table is None:
+        return {"dialect": "constant"}, most
+    entries = sorted([int(number) for number in entry] for entry in table)
+    return {"dialect": "vllm-table", "table": entries, "num_speculative_tokens": most}, most
 
 
 def places(metadata: Any, lengths: torch.Tensor, size: int) -> Places:

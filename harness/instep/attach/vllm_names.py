@@ -19,13 +19,14 @@ STARTED = "init_device"  # of the worker: it has made the model runner when it r
 
 V1, V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
 OUTPUT = "vllm.v1.core.sched.output"
+SPECULATIVE = "vllm.config.speculative:SpeculativeConfig"
 METADATA = "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadata"
 LAYER = "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention"
 
 READS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     f"{OUTPUT}:SchedulerOutput": (
         "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens",
-        "finished_req_ids", "preempted_req_ids",
+        "finished_req_ids", "preempted_req_ids", "scheduled_spec_decode_tokens",
     ),
     f"{OUTPUT}:CachedRequestData": ("req_ids", "resumed_req_ids", "all_token_ids", "num_computed_tokens"),
     f"{OUTPUT}:NewRequestData": (
@@ -38,10 +39,11 @@ READS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     ),
     METADATA: ("spec_state_indices_tensor", "non_spec_state_indices_tensor", "spec_sequence_masks"),
     LAYER: ("conv_kernel_size",),
-    "vllm.config.vllm:VllmConfig": ("compilation_config", "model_config", "scheduler_config"),
+    "vllm.config.vllm:VllmConfig": ("compilation_config", "model_config", "scheduler_config", "speculative_config"),
     "vllm.config.compilation:CompilationConfig": ("static_forward_context",),
-    "vllm.config.scheduler:SchedulerConfig": ("async_scheduling",),
-    "vllm.config.model:ModelConfig": ("model", "dtype"),
+    "vllm.config.scheduler:SchedulerConfig": ("async_scheduling", "max_num_batched_tokens"),
+    "vllm.config.model:ModelConfig": ("model", "dtype", "max_model_len"),
+    SPECULATIVE: ("method", "num_speculative_tokens"),
 })  # fmt: skip
 
 
@@ -71,21 +73,27 @@ RUNNER_V2 = Runner(
 
 @dataclass(frozen=True)
 class Names:
-    """Names of one release.  v1, v2: its model runners.  own: an attribute that only the runner V2 has."""
+    """Names of one release.
+
+    v1, v2: its model runners.  own: an attribute that only the runner V2 has
+    table: that of the number of drafts by batch size, in the speculative config; empty: the release has none
+    """
 
     v1: Runner = RUNNER_V1
     v2: Runner = RUNNER_V2
     own: str = "req_states"
+    table: str = "num_speculative_tokens_per_batch_size"
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: READS)
 
     def of(self, runner: object) -> Runner:
         return self.v2 if hasattr(runner, self.own) else self.v1
 
 
-# All names are the same from 0.22 to 0.33. 0.23 to 0.26 were not read.
-RELEASES: Mapping[str, Names] = MappingProxyType(dict.fromkeys((
-    "0.22.0", "0.22.1", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
-), Names()))  # fmt: skip
+# The other names are the same from 0.22 to 0.33. 0.23 to 0.26 were not read.
+RELEASES: Mapping[str, Names] = MappingProxyType(
+    dict.fromkeys(("0.22.0", "0.22.1"), Names(table=""))
+    | dict.fromkeys(("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"), Names())
+)
 
 
 def names_of(release: str) -> tuple[Names, str]:

@@ -131,14 +131,16 @@ class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     launch     the number of its launch, prefills counted too
     processed  its results were processed before the launch of this number: the next one, or with overlap the one after
-    steps      the step count of its windows; 0: it has none
-    accepted   the accepted drafts of each row, also of requests that ended meanwhile
+    steps      the step count of its windows; 0: it has none; None: no row shows it
+    accepted   the accepted drafts of each row behind its prompt, also of requests that ended meanwhile
+    scheduled  the number of all its rows; None: those of `accepted`
     """
 
     launch: int
     processed: int
-    steps: int
+    steps: int | None
     accepted: tuple[int, ...]
+    scheduled: int | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -80,10 +80,13 @@ def judged_rounds(
     for one, event in rounds:
         while late and late[0].processed <= one.launch:
             ruled.committed(late.popleft().accepted)
-        size = len(one.accepted)
-        if asks_with is None or size:
-            wishes.append(ruled.next_num_steps(size, size))
-        found.append(_compared(event, "commit", controlled.dialect, before, one.steps, wishes.popleft(), ruled))
+        coming = len(one.accepted), len(one.accepted) if one.scheduled is None else one.scheduled
+        if asks_with is None or coming[asks_with]:
+            wishes.append(ruled.next_num_steps(*coming))
+        due = wishes.popleft()
+        if one.steps is None:
+            continue
+        found.append(_compared(event, "commit", controlled.dialect, before, one.steps, due, ruled))
         if one.steps != ruled.in_force:
             ruled.set_num_steps(one.steps)
         before = one.steps

@@ -119,12 +119,15 @@ class Served:
 
     runner  "v1" or "v2";  dims_first: conv buffers are [blocks, C, columns] and not [blocks, columns, C]
     dtype   the activation that the engine states
+    table   the number of drafts by batch size;  longest: tokens of the model's context
     wrong   the step whose windows leave in every block the state from before their token; None: all are right
     """
 
     def __init__(
         self, at: SimpleNamespace, model: Model, checkpoint: Path, runner: str = "v1", *, dims_first: bool = False,
         wrong: int | None = None, overlap: bool = False, blocks: int = 40, dtype: torch.dtype = torch.float32,
+        table: Sequence[tuple[int, int, int]] | None = None, method: str = "ngram",
+        longest: int = 200,
     ) -> None:
         self.model, self.wrong = model, wrong
         config, empty = model.config, model.nothing()[model.gdn[0]]
@@ -139,8 +142,10 @@ class Served:
                                                       conv_kernel_size=self.kernel) for layer in model.gdn}  # fmt: skip
         self.config = SimpleNamespace(
             compilation_config=SimpleNamespace(static_forward_context={**context, ATTENTION: object()}),
-            model_config=SimpleNamespace(model=str(checkpoint), dtype=dtype),
-            scheduler_config=SimpleNamespace(async_scheduling=overlap))  # fmt: skip
+            model_config=SimpleNamespace(model=str(checkpoint), dtype=dtype, max_model_len=longest),
+            scheduler_config=SimpleNamespace(async_scheduling=overlap, max_num_batched_tokens=64),
+            speculative_config=SimpleNamespace(
+                method=method, num_speculative_tokens=DRAFTS, num_speculative_tokens_per_batch_size=table))  # fmt: skip
         self.free = list(range(blocks - 1, 0, -1))
         self.requests: dict[str, Any] = {}
         self.right: dict[str, list[int]] = {}
@@ -196,6 +201,7 @@ class Served:
                 all_token_ids={name: self._told(name) for name in resumed},
                 num_computed_tokens=[self.ran[name][0] for name in counts if self.requests[name] not in new]),
             num_scheduled_tokens=counts, total_num_scheduled_tokens=sum(counts.values()),
+            scheduled_spec_decode_tokens={name: ids[-drafts:] for name, (_, ids, drafts) in self.ran.items() if drafts},
             finished_req_ids=self.ended, preempted_req_ids=self.preempted)  # fmt: skip
         for one in new:
             one.new = False
