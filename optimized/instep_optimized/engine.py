@@ -218,7 +218,8 @@ class OptimizedEngine:
         self._catch_up()
         *fields, lens = self._run("commit", verified, forced, [request.row for request in verified])
         acceptance = Acceptance(*fields)
-        counts = self._prefixes.counts(acceptance, lens)
+        steps = self._prefixes.steps(acceptance, lens, verified, track)
+        counts = self._prefixes.counts(acceptance, lens, steps)
         for number, request in enumerate(verified):
             request.length.settle()  # counts of the rounds before: _catch_up has read them, so nothing waits here
             request.length.owe(counts, number, 1 + request.drafts)
@@ -228,7 +229,7 @@ class OptimizedEngine:
         for request in verified:
             request.parents, request.row = None, None
         self._unreported.append(counts)
-        return replace(answered(acceptance, widest), tracked=tracked)
+        return replace(answered(acceptance, widest), tracked=tracked, steps_to_track=steps)
 
     def set_num_steps(self, num_steps: int) -> None:
         self._refusals.set_num_steps(num_steps, self._controller.candidates)

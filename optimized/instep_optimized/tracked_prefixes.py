@@ -24,9 +24,10 @@ from .memory.saved_states import Peeked, read
 from .ops.integer_op_protocols import Acceptance
 from .ops.op_protocols import Ops
 from .request_record import Request
+from .transfer.to_device import sent
 from .transfer.to_host import HostCopy, Roots
 
-TOKENS, PATH = 1, 2  # the parts of a commit's copy after the accepted counts: [B, T] each
+TOKENS, PATH, STEPS = 1, 2, 3  # the parts of a commit's copy after the accepted counts: [B, T], [B, T], [B]
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,31 @@ class Prefixes:
         for name in roots if self.on else ():
             requests[name].said.append(partial(_root_of, roots, name))
 
-    def counts(self, acceptance: Acceptance, lens: torch.Tensor) -> HostCopy:
-        """Start the copy of accepted counts of every commit; if prefixes are tracked, tokens and paths too.
+    def steps(
+        self, acceptance: Acceptance, lens: torch.Tensor, verified: Sequence[Request], track: Sequence[str]
+    ) -> torch.Tensor | None:
+        """Return the node of each window whose memory becomes a prefix [B], -1: none. Nothing waits for the device.
+
+        A path reaches a multiple of the interval if the quotients of the lengths before and after it differ. lens: how
+        many tokens became committed;  track: as in the event
+        """
+        if self.capacity.track_interval is None:
+            return None
+        lists = ([self.memory.slots.of(request.name) for request in verified],
+                 [int(bool(under)) for under in track or ("",) * len(verified)])  # fmt: skip
+        slots, named = sent(lists, lens.device)
+        every, after = self.capacity.track_interval, self.memory.slot_table.length[slots]
+        before = after - lens
+        depth = after // every * every - before - 1  # of the last multiple, counted from the root
+        nodes = acceptance.accept_index.gather(1, depth.clamp(min=0)[:, None])[:, 0]
+        return torch.where((depth >= 0) & (named > 0), nodes, -1)
+
+    def counts(self, acceptance: Acceptance, lens: torch.Tensor, steps: torch.Tensor | None) -> HostCopy:
+        """Start the copy of accepted counts of every commit; if prefixes are tracked, tokens, paths and steps too.
 
         lens: a second copy of accept_lens, because the caller may write into those of the acceptance
         """
-        more = (acceptance.tokens, acceptance.accept_index) if self.on else ()
+        more = () if steps is None else (acceptance.tokens, acceptance.accept_index, steps)
         return HostCopy(lens, *more, immutable=lens.data_ptr() != acceptance.accept_lens.data_ptr())
 
     def accepted(self, verified: Sequence[Request], counts: HostCopy) -> None:
@@ -80,15 +100,15 @@ class Prefixes:
         self, ops: Ops, strategy: CommitPair, verified: Sequence[Request], track: Sequence[str], counts: HostCopy
     ) -> dict[str, int]:
         """Track the last multiples of the interval that committed paths reach -> request: tokens. Waits for counts."""
-        tracked, every = {}, self.capacity.track_interval or 1
+        tracked = {}
         for number, (request, under) in enumerate(zip(verified, track, strict=False)):
             if not under:
                 continue
             request.length.settle()
-            path, after = _line(counts, PATH, number, len(verified)), request.length.exact
-            before, count = after - len(path), after // every * every
-            if count > before and request.row is not None:
-                depth, slot = count - before - 1, self.memory.slots.of(request.name)
+            path, step = _line(counts, PATH, number, len(verified)), counts.list(STEPS)[number]
+            if step in path and request.row is not None:
+                depth, slot = path.index(step), self.memory.slots.of(request.name)
+                count = request.length.exact - len(path) + depth + 1
                 peeked = strategy.peek_node(ops, slot, count, request.row, path[depth])
                 self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])
                 tracked[request.name] = count

@@ -163,13 +163,17 @@ class Rounds(Generic[Rows, Memory, Cache]):
         paths = own if accepted is None else list(accepted)
         for name, one, path in zip(requests, live, paths, strict=True):
             self.requests[name] = one.then(self._taken(one, path))
-        tracked = {
-            name: count for name, one, path, under in zip(requests, live, paths, track, strict=True)
-            if under and (count := self._track_path(one, path, self.requests[name].standing, under))
-        } if track else {}
+        under = track or ("",) * len(requests)
+        found = {
+            name: kept for name, one, path, kept_as in zip(requests, live, paths, under, strict=True)
+            if kept_as and (kept := self._track_path(one, path, self.requests[name].standing, kept_as)) is not None
+        }
         self.controller.committed([len(path.nodes) for path in paths])
         said = answer(paths, own, [len(one.nodes) for one in live], self.model.device)
-        return replace(said, tracked=tracked)
+        if self.track_interval is None:
+            return said
+        steps = said.bonus.new_tensor([found[name][1] if name in found else -1 for name in requests])
+        return replace(said, tracked={name: count for name, (count, _) in found.items()}, steps_to_track=steps)
 
     def _prefill(self, row: Row) -> list[int]:
         """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [that choice]."""
@@ -225,17 +229,21 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def _track_path(
         self, before: Request[Rows, Memory, Cache], path: Path, after: Standing[Rows, Memory, Cache], name: str
-    ) -> int:
-        """Track up to the last multiple of the interval that an accepted path reaches -> its number of tokens, or 0."""
+    ) -> tuple[int, int] | None:
+        """Track up to the last multiple of the interval that an accepted path reaches.
+
+        -> its number of tokens, and the node after which that is; None: the path reaches no multiple
+        """
         assert self.track_interval is not None, "nothing is tracked without an interval"
         count = len(after.tokens) // self.track_interval * self.track_interval
         reached = count - len(before.standing.tokens)
         if reached <= 0:
-            return 0
-        nodes = [before.nodes[node] for node in (0, *path.nodes)[:reached]]
+            return None
+        taken = (0, *path.nodes)[:reached]
+        nodes = [before.nodes[node] for node in taken]
         final = self._newest(before.standing, self.model.join([node.final for node in nodes]))
         self._track(after, count, nodes[-1].memory, final, name)
-        return count
+        return count, taken[-1]
 
     def _newest(self, before: Standing[Rows, Memory, Cache], final: Rows) -> Rows:
         """Return the target's rows of the last tokens after the rows `final` are committed to this standing."""

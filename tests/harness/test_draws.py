@@ -5,15 +5,19 @@ Leaves out: the law of a draw (`tests/reference/test_sampling.py`) and planted f
 
 import math
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, wrong_way
 from instep.checks.sampling_bounds import Row as DrawnRow
 from instep.checks.sampling_bounds import part, reachable
+from instep.trace import seeded_coins
 from instep.trace.event_rules import EventRules, verified
-from instep.trace.policy import Arrival
+from instep.trace.policy import Arrival, read_policy
+from instep.trace.seeded_coins import coins, murmur3
 from instep.watch.event_context import RowSpan
 from instep_reference.acceptance import chain
 from instep_reference.contract import engine as e
@@ -168,3 +172,55 @@ def test_a_policy_draws_its_uniforms_from_its_seed(tmp_path: Path) -> None:
     rows = [row for event in made["one"] if isinstance(event, e.Forward) for row in event.rows]
     assert {row.request for row in rows if row.uniforms} == {"a"}
     assert [event.sampling for event in made["one"] if isinstance(event, e.Admit)] == [Sampling(2.0), None]
+
+
+@pytest.mark.parametrize(("seed", "length", "hashes"), [
+    (0, 0, (2167721464, 10027521, 2423355346, 1368026766, 78347357)),
+    (7, 12, (403230713, 2083681129, 1410622644, 2389117767, 379994940)),
+    (7, 13, (1429954227, 260905261, 1356623083, 3292605322, 1750503139)),
+    (2**40 + 5, 300, (250741222, 2148362229, 712634821, 1483866775, 3942116221)),
+])  # fmt: skip
+def test_coins_of_a_seed_are_those_of_sglang(seed: int, length: int, hashes: tuple[int, ...]) -> None:
+    """The hashes are those of `murmur_hash32_kernel` of the wheel 0.5.23, run in Triton's interpreter."""
+    assert tuple(murmur3((seed & 0xFFFFFFFF, seed >> 32, length, column)) for column in range(5)) == hashes
+    right = torch.tensor(hashes, dtype=torch.float64) / (2**32 - 1)
+    theirs = right.float().clamp(max=1 - UNIFORM)
+    found = torch.tensor(coins(seed, length, 4), dtype=torch.float64)
+    assert torch.equal(found % UNIFORM, torch.zeros(5, dtype=torch.float64))
+    assert torch.equal(found[theirs >= 0.5].float(), theirs[theirs >= 0.5])
+    assert float((found - right).abs().max()) <= UNIFORM / 2
+
+
+def test_a_coin_is_below_one_when_its_hash_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeded_coins, "murmur3", lambda words: 0xFFFFFFFF)
+    assert coins(1, 1, 1) == (1 - UNIFORM, 1 - UNIFORM)
+
+
+def test_uniforms_of_a_request_with_a_seed_depend_on_no_other_request(tmp_path: Path) -> None:
+    """Next to another request, or after other numbers of the policy: same seed and lengths, same coins."""
+    one, other = (Arrival(name, "more", max_new=6, sampling=Sampling(2.0), seed=7) for name in "ab")
+    drawn = Arrival("b", "few", max_new=4, sampling=Sampling(1.0))
+    found = []
+    for name, arrivals in (("alone", (one,)), ("beside", (drawn, one)), ("twins", (other, one))):
+        (tmp_path / name).mkdir()
+        events = verified(recorded(tmp_path / name, policy(
+            arrivals=arrivals, deeds=(), accept=(), steps=(), adaptive=None))).events
+        rows = [row for event in events if isinstance(event, e.Forward) for row in event.rows if row.request == "a"]
+        found.append({row.uniforms for row in rows if row.uniforms})
+    assert found[0] == found[1] == found[2] and len(found[0]) > 2
+    assert coins(7, 9, 4) not in (coins(7, 10, 4), coins(8, 9, 4))
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"seed": 7}, "found 7, expected a number from 0"),
+    ({"seed": -1, "sampling": {"temperature": 1.0}}, "found -1, expected a number from 0 to below 2"),
+])  # fmt: skip
+def test_a_seed_without_sampling_or_out_of_range_is_refused(
+    tmp_path: Path, fields: dict[str, Any], says: str
+) -> None:
+    written = msgspec.to_builtins(policy())
+    written["arrivals"] = [{"request": "a", "prompt": "few", **fields}]
+    (tmp_path / "p.json").write_bytes(msgspec.json.encode(written))
+    with pytest.raises(BadInput, match=r"p\.json: arrivals\[0\]\.seed") as refused:
+        read_policy(tmp_path / "p.json")
+    assert says in str(refused.value)

@@ -12,6 +12,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.request_timelines import alone, timelines_of
 from instep.campaign.streams.stamped_trace import relabelled
+from instep.checks.prefix_findings import wrong_step
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -102,6 +103,22 @@ def test_fault_in_a_prefix_is_named(trace: Trace, edit: Edit | Wrap, how: Settin
         found = diagnose(Replay(trace, how)).verdict.findings
     assert found and found[0].kind == kind
     assert any(says in one.diagnosis for one in found if one.event == found[0].event), [one.diagnosis for one in found]
+
+
+@pytest.mark.parametrize(("found", "right", "says"), [
+    (-1, 3, "no multiple is seen, although the path reaches one"),
+    (1, 3, "it is the depth 1, not the node that accept_index has there"),
+    (0, 3, "it is the accepted node one before the one that reaches the multiple"),
+    (4, 3, "it is the accepted node one after the one that reaches the multiple"),
+    (6, 3, "it is the last accepted node, or the multiple is one that only the whole window reaches"),
+    (5, -1, "the multiple is one that only the whole window reaches"),
+    (2, 3, ""),
+])  # fmt: skip
+def test_a_wrong_tracked_step_is_recognised(found: int, right: int, says: str) -> None:
+    """6 tokens, then a window of 8 nodes: of the path 0, 3, 4, 6 node 3 reaches 8 tokens; 12 only the whole window."""
+    path, before = ((0, 3, 4, 6) if right >= 0 else (0,)), 6
+    known = wrong_step(found, right, path, before, 8, 4)
+    assert ("" if known is None else known.says) == says
 
 
 def test_request_alone_prefills_a_shared_prefix_in_donor_chunks() -> None:

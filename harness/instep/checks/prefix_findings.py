@@ -5,14 +5,14 @@ Leaves out: the comparisons, which the checks make as for a request's own memory
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ..finding_problem import NamedMistake, Problem, WrongContent
+from ..finding_problem import Explained, NamedMistake, Problem, WrongContent
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import rows
@@ -28,7 +28,14 @@ LATE = NamedMistake("rows-of-earlier-tokens", "holds the rows of {} earlier")
 BELONGS = NamedMistake("prefix-of-another-request", 'holds what belongs to request "{}"')
 HAS_NOW = NamedMistake("content-of-now", 'holds what request "{}" has now, {}')
 KEPT_AS = NamedMistake("another-prefix", 'holds what is kept as "{}"')
-KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS)
+# Known mistakes in the tracked step of a window.
+BY_DEPTH = NamedMistake("step-by-depth", "it is the depth {}, not the node that accept_index has there")
+ONE_OFF = NamedMistake("step-one-off", "it is the accepted node one {} the one that reaches the multiple")
+LAST_STEP = NamedMistake("step-of-the-last-node", "it is the last accepted node")
+OF_WINDOW = NamedMistake("step-of-the-whole-window", "the multiple is one that only the whole window reaches")
+NO_STEP = NamedMistake("step-missed", "no multiple is seen, although the path reaches one")
+STEPS = (NO_STEP, BY_DEPTH, ONE_OFF, LAST_STEP, OF_WINDOW)
+KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS, *STEPS)
 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
@@ -36,6 +43,26 @@ def of_prefix(under: str, result: Comparison) -> Comparison:
     if not under or result.problem is None:
         return result
     return replace(result, problem=replace(result.problem, prefix=under))
+
+
+def wrong_step(
+    found: int, right: int, path: Sequence[int], before: int, window: int, every: int
+) -> Explained | None:
+    """Recognise a wrong tracked step. path: the accepted nodes, root first; window: the tokens of the window."""
+    depth, whole = ((before + count) // every * every - before - 1 for count in (len(path), window))
+    fitting = list[WrongContent]()
+    if found < 0 <= right:
+        fitting.append(NO_STEP.known())
+    if right >= 0 and found == depth:
+        fitting.append(BY_DEPTH.known(depth))
+    for other, side in ((depth - 1, "before"), (depth + 1, "after")) if right >= 0 else ():
+        if 0 <= other < len(path) and path[other] == found:
+            fitting.append(ONE_OFF.known(side))
+    if right >= 0 and found == path[-1]:
+        fitting.append(LAST_STEP.known())
+    if whole > depth and found >= 0 and found in (whole, path[min(whole, len(path) - 1)]):
+        fitting.append(OF_WINDOW.known())
+    return Explained.any_of(fitting, ", or ".join(one.says for one in fitting)) if fitting else None
 
 
 def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[WrongContent, torch.Tensor]]:

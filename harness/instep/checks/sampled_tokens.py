@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -57,10 +58,14 @@ class Draws:
                 continue
             if len(own) == len(logits) == span.logit_rows and not logits.isnan().any():
                 said.append(Said(span, drawing, logits.double().cpu(), own.tolist(), logits.dtype))
+        before = context.earlier.forward
         for one in said:
-            yield self._drawn(context, one, said, beside)
+            yield self._drawn(context, one, said, beside, {} if before is None else before.uniforms)
 
-    def _drawn(self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside) -> Comparison:
+    def _drawn(
+        self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside,
+        earlier: Mapping[str, tuple[float, ...]],
+    ) -> Comparison:
         span, drawing, logits, own, width = one
         right = drawn(logits, drawing)
         parts = against(Row.every(logits, drawing), right, own, [0.0] * len(own), width)
@@ -68,7 +73,7 @@ class Draws:
         told, why = "", None
         if parts[row] > 1:
             told = f"row {row} drew {own[row]}; its own logits and uniforms draw {right[row]}"
-            why = wrong_way(one, said, beside)
+            why = wrong_way(one, said, beside, earlier)
         return compared(self, context, PICK, len(own), parts[row], Problem.of(told, known=why), allowed=1.0,
                         request=span.request, blocks=len(own), undecided=sum(0 < one <= 1 for one in parts))
 
@@ -114,6 +119,7 @@ UNIFORMS_OF = NamedMistake("uniforms-of-another-request", 'with the uniforms of 
 SAMPLING_OF = NamedMistake("sampling-of-another-request", 'with the temperature, top-k and top-p of request "{}"')
 ARGMAX = NamedMistake("argmax", "it took the argmax")
 ZEROS = NamedMistake("uniforms-of-zero", "with uniforms of 0")
+LAST_ROUND = NamedMistake("uniforms-of-the-round-before", "with the uniforms that it had in the forward before")
 TURNED: tuple[Mistake[Callable[[Drawing], tuple[float, ...]]], ...] = (
     Mistake("uniform-of-the-node-after", "each node takes the uniform of the node after it",
             lambda of: (*of.uniforms[1:-1], of.uniforms[0], of.uniforms[-1])),
@@ -130,23 +136,27 @@ CHANGED: tuple[Mistake[Callable[[Sampling], Sampling]], ...] = (
             lambda of: Sampling(1 / of.temperature, of.top_k, of.top_p)),
 )
 TOP_P_FIRST = NamedMistake("top-p-first", "top-p is applied before the temperature")
-KNOWN = (*CHILDREN, UNIFORMS_OF, SAMPLING_OF, ARGMAX, ZEROS, *TURNED, *CHANGED, TOP_P_FIRST)
+KNOWN = (*CHILDREN, UNIFORMS_OF, SAMPLING_OF, ARGMAX, ZEROS, LAST_ROUND, *TURNED, *CHANGED, TOP_P_FIRST)
 
 
-def wrong_way(one: Said, said: Sequence[Said], beside: Beside) -> Explained | None:
+def wrong_way(
+    one: Said, said: Sequence[Said], beside: Beside, earlier: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+) -> Explained | None:
     """The known mistakes that draw exactly the tokens of this request and of most other wrong requests of the event.
 
-    A few tokens may fit several mistakes; then the first ones are returned.
+    A few tokens may fit several mistakes; then the first ones are returned. earlier: uniforms of the forward before.
     """
     wrong = (other for other in said if other.own != drawn(other.logits, other.drawing))
-    return most_shared(_fitting(one, beside), [_fitting(other, beside) for other in wrong])
+    return most_shared(_fitting(one, beside, earlier), [_fitting(other, beside, earlier) for other in wrong])
 
 
-def _fitting(one: Said, beside: Beside) -> list[WrongContent]:
-    return [known for known, tokens in _mistakes(one, beside) if tokens == one.own]
+def _fitting(one: Said, beside: Beside, earlier: Mapping[str, tuple[float, ...]]) -> list[WrongContent]:
+    return [known for known, tokens in _mistakes(one, beside, earlier.get(one.span.request, ())) if tokens == one.own]
 
 
-def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongContent, list[int]]]:
+def _mistakes(
+    one: Said, beside: Beside, earlier: tuple[float, ...]
+) -> Iterator[tuple[WrongContent, list[int]]]:
     span, drawing, x, own, _ = one
     sampling = drawing.sampling
     right = probabilities(x, sampling)
@@ -160,6 +170,9 @@ def _mistakes(one: Said, beside: Beside) -> Iterator[tuple[WrongContent, list[in
             yield SAMPLING_OF.known(other), like
     yield ARGMAX.known(), x.argmax(-1).tolist()
     yield ZEROS.known(), drawn(x, replace(drawing, uniforms=_laid_out(None, len(own))))
+    if earlier:
+        before = (*(*earlier[:-1], *(0.0,) * len(own))[: len(own)], earlier[-1])
+        yield LAST_ROUND.known(), drawn(x, replace(drawing, uniforms=before))
     for turned in TURNED if len(own) > 1 else ():
         yield turned.known(), drawn(x, replace(drawing, uniforms=turned.wrong(drawing)))
     for changed in CHANGED:

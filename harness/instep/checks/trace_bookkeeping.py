@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from instep_reference.contract.engine import (
     Commit,
@@ -20,10 +21,12 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.event_facts import moves, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
+from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import paths, row_spans
 from .check_interface import NOWHERE, exact, in_batch
+from .prefix_findings import wrong_step
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
@@ -99,8 +102,10 @@ class Identity:
         found = {name: getattr(after.get(name), "root", None) for name in roots}
         yield from in_batch(self, context, ROOT, found, roots, "root is {}")
 
-    def _tracked(self, context: EventContext) -> Iterator[Comparison]:
-        """Compare the token count of a tracked prefix, in the answer and in the copy."""
+    def _tracked(self, context: EventContext) -> Iterator[Comparison | Skipped]:
+        """Compare the tracked steps of windows, and the token count of a prefix, in the answer and in the copy."""
+        if isinstance(context.event, Commit) and context.expected.track_interval is not None:
+            yield from self._steps(context, context.event, context.expected.track_interval)
         due, answered = context.expected.prefixes, getattr(context.subject.answer, "tracked", {})
         for name, under in tracks(context.event).items():
             kept = context.subject.tracked.get(under)
@@ -109,6 +114,22 @@ class Identity:
                 yield exact(self, context, LENGTH, found, due.get(under), says, name)
         for under, kept in context.subject.tracked.items() if moves(context.event) else ():
             yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
+
+    def _steps(self, context: EventContext, event: Commit, every: int) -> Iterator[Comparison | Skipped]:
+        """Compare the node of each window after which a prefix was taken."""
+        steps = getattr(context.subject.answer, "steps_to_track", None)
+        if steps is None:
+            yield Skipped(self.name, context.index, "this engine does not show the tracked steps of its windows")
+            return
+        for row, (name, path) in enumerate(zip(event.requests, paths(context, event), strict=True)):
+            found, right = int(steps[row]), context.expected.steps_to_track.get(name, -1)
+            result = exact(self, context, LENGTH, found, right, "steps_to_track is {}", name)
+            if result.problem is not None:
+                nodes, tokens = (0, *path.nodes), len(context.expected.windows.get(name, ()))
+                before = context.expected.lengths_after[name] - len(nodes)
+                known = wrong_step(found, right, nodes, before, tokens, every)
+                result = replace(result, problem=Problem.of(result.problem.clause, known=known))
+            yield result
 
     def _row_counts(self, context: EventContext) -> Iterator[Comparison]:
         """Compare the row count of every place that the truth has."""

@@ -204,6 +204,8 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         parents={name: s.parents for table in (before, after) for name, s in table.live.items() if s.window},
         copies=after.copies(),
         prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
+        track_interval=after.capacity.track_interval,
+        steps_to_track=after.steps,
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
         topk=after.capacity.topk,
         grown=after.capacity.grown(after.num_steps),

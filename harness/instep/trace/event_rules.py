@@ -324,7 +324,7 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
 
 
 def _committed(rules: EventRules, event: e.Commit) -> None:
-    under = event.track or ("",) * len(event.requests)
+    under, steps = event.track or ("",) * len(event.requests), dict[str, int]()
     for name, path, kept in zip(event.requests, event.accepted or (), under, strict=True):
         standing = rules.table.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
@@ -333,7 +333,9 @@ def _committed(rules: EventRules, event: e.Commit) -> None:
         ahead = standing.length + len(standing.window) - length if rules.overlap and not kept else 0
         rules.table.change(name, length=length, root=path.bonus, said=said, window=(), parents=(), ahead=ahead)
         if kept and count is not None:
+            steps[name] = (0, *path.nodes)[count - standing.length - 1]
             rules.table.track(name, kept, count)
+    rules.table.steps = steps
 
 
 def _set_num_steps(rules: EventRules, event: e.SetNumSteps, choices: bool) -> None:

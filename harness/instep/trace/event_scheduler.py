@@ -30,6 +30,7 @@ from .header import Header
 from .ngram_tree import picks
 from .policy import Arrival, Policy, ScheduledAction
 from .request_table import Standing
+from .seeded_coins import coins
 
 # (all tokens of a request, its root last; number of drafts) -> that number of drafts, or none to decode without drafts
 Propose = Callable[[Sequence[int], int], Sequence[int]]
@@ -317,7 +318,11 @@ class _Driver:
 
     def _drawing(self, row: e.Row) -> e.Row:
         """The row, with uniforms where its request draws."""
-        due = uniforms_due(self.rules.table.live[row.request], row)
+        standing, seed = self.rules.table.live[row.request], self.arrivals[row.request].seed
+        due = uniforms_due(standing, row)
+        if seed is not None and due:  # a row that is no window is one of its last token
+            nodes = due - 1 if row.kind == "verify" else 1
+            return replace(row, uniforms=coins(seed, standing.length + row.tokens - 1, nodes)[-due:])
         return replace(row, uniforms=tuple(self.dice.randrange(round(1 / UNIFORM)) * UNIFORM for _ in range(due)))
 
     def _to_boundary(self, standing: Standing) -> int:

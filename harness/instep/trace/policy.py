@@ -20,6 +20,7 @@ from instep_reference.contract.sampling import Sampling
 
 from .file import decode
 from .header import Part, Room
+from .seeded_coins import SEEDS
 
 if TYPE_CHECKING:
     Action = str
@@ -31,6 +32,8 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request: its prompt's name, the round of its arrival, its chunk sizes in turn (none: the whole prompt).
 
     sampling  how its tokens are drawn, with uniforms that follow from the policy's seed; none: argmax
+    seed      with `sampling`: its uniforms are SGLang's coins of this seed, its length and the column
+              (`seeded_coins.py`), so they depend on no other request. None: they follow from the policy's seed
     behind    an earlier request: its prompt and all tokens that it has chosen by then come before this prompt
     """
 
@@ -41,6 +44,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_new: int = 32
     sampling: Sampling | None = None
     behind: str = ""
+    seed: int | None = None
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +144,9 @@ def read_policy(path: Path) -> Policy:
             (f"{at}.chunks", arrival.chunks, min(arrival.chunks, default=1), 1),
             (f"{at}.max_new", arrival.max_new, arrival.max_new, 1), (f"{at}.arrive", arrival.arrive, arrival.arrive, 0),
         ]
+        if arrival.seed is not None and (arrival.sampling is None or not 0 <= arrival.seed < SEEDS):
+            raise BadInput(f"{path.name}: {at}.seed", found=arrival.seed,
+                           expected="a number from 0 to below 2**63, with `sampling`")
     for field, found, smallest, least in rules:
         if smallest < least:
             raise BadInput(f"{path.name}: {field}", found=found, expected=f"at least {least}")

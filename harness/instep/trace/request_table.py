@@ -67,13 +67,17 @@ class Standing:
 
 @dataclass
 class RequestTable:
-    """All requests. `ended` has those that are over, in order; `saved` maps the name of a copy to its content."""
+    """All requests. `ended` has those that are over, in order; `saved` maps the name of a copy to its content.
+
+    steps: for the last commit, request -> the node of its window whose memory a tracked prefix has
+    """
 
     capacity: Capacity
     num_steps: int
     live: dict[str, Standing] = field(default_factory=dict)
     ended: list[Standing] = field(default_factory=list)
     saved: dict[str, Standing] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
 
     def as_it_stands(self) -> RequestTable:
         """A table that later events do not change."""

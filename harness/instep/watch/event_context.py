@@ -73,6 +73,8 @@ class Expected:
     copies: frozenset[Copy] = frozenset()  # saved, preempted and offloaded copies of requests after the event
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that sample
     prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> number of tokens
+    track_interval: int | None = None
+    steps_to_track: Mapping[str, int] = field(default_factory=dict)  # by the last commit: request -> node of its window
     topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
     grown: int = 0
     request_rows_before: Mapping[str, int] = field(default_factory=dict)  # request -> its request row
@@ -96,6 +98,7 @@ class LastForward:
     spans             request -> its rows of the target
     subject, truth    the two sides there: answers, rows of the target, and the states of these requests before
     windows, parents  as in `Expected`
+    uniforms          request -> those of its row, if it draws
     """
 
     spans: Mapping[str, RowSpan]
@@ -103,6 +106,7 @@ class LastForward:
     truth: Side
     windows: Mapping[str, tuple[int, ...]]
     parents: Mapping[str, tuple[int, ...]]
+    uniforms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

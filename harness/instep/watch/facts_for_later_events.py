@@ -45,7 +45,8 @@ def last_forward(context: EventContext) -> LastForward | None:
         return context.earlier.forward
     spans = {span.request: span for span in row_spans(context, "trunk")}
     subject, truth = (_brought(side, spans) for side in (context.subject, context.truth))
-    return LastForward(spans, subject, truth, context.expected.windows, context.expected.parents)
+    uniforms = {row.request: row.uniforms for row in context.event.rows if row.uniforms}
+    return LastForward(spans, subject, truth, context.expected.windows, context.expected.parents, uniforms)
 
 
 def _brought(side: Side, names: Collection[str]) -> Side:

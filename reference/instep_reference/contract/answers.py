@@ -54,6 +54,9 @@ class Committed:
     bonus [B]                      the next root
     own_num_correct_drafts [B], own_bonus [B]   the engine's own acceptance, also if the event gave paths
     tracked                        as in `Forwarded`; a request that reached no multiple of the interval has no entry
+    steps_to_track [B]             if prefixes are tracked: the node of the window whose memory the tracked prefix has,
+                                   that is `accept_index` at depth multiple - length before - 1; -1: nothing is tracked
+                                   of the request. None: no prefixes are tracked, or the engine does not show it
     """
 
     num_correct_drafts: torch.Tensor
@@ -64,6 +67,7 @@ class Committed:
     own_num_correct_drafts: torch.Tensor
     own_bonus: torch.Tensor
     tracked: Mapping[str, int] = field(default_factory=dict)
+    steps_to_track: torch.Tensor | None = None
 
 
 Answer = Drafted | Forwarded | Committed

@@ -15,7 +15,7 @@ LABELS = Setting(ops="ledger")
 
 CATCH_UP = "        self._catch_up()\n"
 COMMIT = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
-ANSWER = "        return replace(answered(acceptance, widest), tracked=tracked)\n"
+ANSWER = "        return replace(answered(acceptance, widest), tracked=tracked, steps_to_track=steps)\n"
 NUMBERS = "torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)"
 ROOTS = "        chosen = Roots([p.request.name for p in plan if p.rooted], roots)\n"
 

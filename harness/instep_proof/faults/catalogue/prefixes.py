@@ -32,11 +32,13 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-boundary-missed", "prefix-count",
         "A multiple that the last accepted token reaches is taken for one that is not reached yet.",
         (Edit(PREFIXES, COUNT, "(after - 1) // every * every"),), "prefix", LABELS, ("identity",),
+        mistake="step-missed",
     ),
     Fault(
         "prefix-count-of-the-request", "prefix-count",
         "A prefix is kept under the length that the request has then, not under the multiple that it crossed.",
-        (Edit(PREFIXES, COUNT, "after"),), "prefix", LABELS, ("identity",), origin="vllm 43559",
+        (Edit(PREFIXES, COUNT, "after"),), "prefix", LABELS, ("identity",), mistake="step-of-the-last-node",
+        origin="vllm 43559",
     ),
     Fault(
         "prefix-state-newer-than-its-key", "prefix-state",
