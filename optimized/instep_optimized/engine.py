@@ -44,6 +44,7 @@ from .engine_from_checkpoint import budget, built
 from .forward_with_prefill_chunks import planned
 from .graphs import Runner
 from .graphs.capture_all_at_start import prepared
+from .graphs.prompt_segments import PromptGraphs
 from .kept_entries_on_device_or_host import Entry, Tiers
 from .memory.saved_states import Kept, copied, read, write
 from .memory.tiled_units import SCALES
@@ -102,6 +103,8 @@ class OptimizedEngine:
                                   capacity.track_interval)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
+        self._prompt_graphs = None if self._graphs is None or options.prompt_graphs is None else PromptGraphs(
+            self._graphs.record, options.prompt_graphs, ops, self._model, self._device)
         # Not reported to the controller yet: counts of commits, and the decode rows of forwards after them.
         self._unreported: list[HostCopy | int] = []
 
@@ -193,9 +196,10 @@ class OptimizedEngine:
             own, roots = alike.decodes(plan)
         elif kinds == BOTH:
             own, roots = alike.both(plan)
-        else:  # prefill chunks, which are in no graph
+        else:  # prefill chunks: in no graph, or their target in segments
+            replay = None if self._prompt_graphs is None else self._prompt_graphs.target(plan, self._see)
             own, roots, final = forward_with_prefill_chunks.forward(
-                self._ops, self._model, at.strategy, plan, at.num_steps
+                self._ops, self._model, at.strategy, plan, at.num_steps, replay
             )
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
@@ -340,6 +344,11 @@ class OptimizedEngine:
     def graphs(self) -> Runner | None:
         """Return the runner of the captured graphs; None if the rounds run eagerly."""
         return self._graphs
+
+    @property
+    def prompt_graphs(self) -> Runner | None:
+        """Return the runner of the graphs for forwards with prompts; None if these run eagerly."""
+        return None if self._prompt_graphs is None else self._prompt_graphs.runner
 
     def watch(self, see: See) -> None:
         self._see, self._ops = see, watched(self._base, see)

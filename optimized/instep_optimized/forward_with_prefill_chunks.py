@@ -1,11 +1,12 @@
-"""A forward with prefill chunks and rows of any other kind. It never runs in a graph.
+"""A forward with prefill chunks and rows of any other kind. Only its target may run in a graph, in segments.
 
-Leaves out: forwards without prompts (`window_and_decode_forwards.py`), and the bookkeeping of requests (`engine.py`).
+Leaves out: these graphs (`graphs/prompt_segments.py`), forwards without prompts (`window_and_decode_forwards.py`), and
+the bookkeeping of requests (`engine.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -13,7 +14,7 @@ import torch
 
 from instep_reference.contract.engine import Row
 
-from .commit.strategy_pair import CommitPair
+from .commit.strategy_pair import BoundPair, CommitPair
 from .commit.verified_windows import keep_tail, keep_window
 from .commit.write_set import width_of
 from .draft.drafter_protocol import PickRows
@@ -23,10 +24,12 @@ from .memory.tiled_units import shown
 from .model import Model
 from .model.trunk import STAGE
 from .ops.op_protocols import Ops
-from .packed_batch import Span, begins_of, pack, parents_of
+from .packed_batch import Batch, Span, begins_of, pack, parents_of
 from .request_record import Request
 from .sampling_inputs import Drawing, in_units
 from .transfer.to_device import ints, sent
+
+RunTarget = Callable[[Ops, Batch, BoundPair], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,19 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 
 
 def forward(
-    ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int
+    ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int, replay: RunTarget | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Run a forward -> own choices, roots, final rows.
 
     own choices: the target's, at every row that needs logits, in batch order; roots: those that are now in force; final
     rows: the target's [N, D].
     num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
+    replay: runs the target in the segments of a graph; None: it runs eagerly
     """
-    memory = model.memory
+    memory, target = model.memory, replay or model.trunk
     batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
     bound = commit.bind(ops, batch)
-    final = model.trunk(ops, batch, bound)  # [N, D]
+    final = target(ops, batch, bound)  # [N, D]
     bound.ran(ops)
     begins = begins_of([planned.span for planned in plan])
     asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]

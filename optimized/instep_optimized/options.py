@@ -43,6 +43,9 @@ class Options:
     graphs      draft, verify, decode and commit run as graphs, captured at the start for every step count
     batches     batch sizes for which graphs are captured; None: 1, 2, 4, ... and as many requests as there are slots.
                 A batch between them runs in the next larger graph. The largest has room for all slots
+    prompt_graphs  numbers of packed rows for which the target in forwards with prompts is captured, in segments between
+                GDN layers; a forward runs in the next larger graph, or eagerly if it has more rows than the largest.
+                None: all forwards with prompts run eagerly
     overlap     a round may be launched before the accepted counts of the previous round are known. Pages are then
                 reserved for the worst case
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
@@ -62,6 +65,7 @@ class Options:
     overlap: bool = False
     graphs: bool = False
     batches: tuple[int, ...] | None = None
+    prompt_graphs: tuple[int, ...] | None = None
 
 
 # A strategy that stores a state later than at its commit: the schedule would decide when a narrow state is rounded.
@@ -93,6 +97,10 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
     (lambda o, c, n: o.batches is not None and (not o.batches or min(o.batches) < 1),
      "graphs are captured for batches of 1 request or more", ("batches",)),
+    (lambda o, c, n: o.prompt_graphs is not None and (not o.prompt_graphs or min(o.prompt_graphs) < 1),
+     "graphs of prompts are captured for 1 packed row or more", ("prompt_graphs",)),
+    (lambda o, c, n: o.prompt_graphs is not None and not o.graphs,
+     "graphs of prompts need graphs of rounds", ("prompt_graphs", "graphs")),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
      "there is no CUDA device here", ("device",)),
     (lambda o, c, n: o.activation is torch.float64 and (o.state is not torch.float64 or o.kv == SCALED_KV),

@@ -209,22 +209,42 @@ def pack(ops: Ops, memory: Memory, spans: Sequence[Span], tokens: torch.Tensor) 
     return _batch(memory, who, tokens, placed, max(span.count for span in spans), groups, nodes, full=True)
 
 
+def padded(
+    ops: Ops, memory: Memory, who: Who, tokens: torch.Tensor, nodes: Nodes | None, most: int
+) -> Batch:
+    """Build a launch of spans with padding rows, whose places only the device knows. Ops and views only.
+
+    It has no groups: no op of the launch reads or writes states.
+    """
+    return _batch(memory, who, tokens, _placed(ops, memory, who, tokens, 0, nodes), most, (), nodes)
+
+
 def _nodes_among(ops: Ops, memory: Memory, spans: Sequence[Span], groups: Sequence[Group]) -> Nodes | None:
     """Return the windows of a launch with rows of other kinds, which are chains: these have a depth, but no bits."""
     group = next((group for group in groups if group.kind == "verify"), None)
     if group is None:
         return None
     plan = plan_of(ops, memory, group.slots, group.count)
-    width, number = plan.depth.shape[1], iter(range(len(spans)))
+    return picked_nodes(ops, plan, *sent(node_rows(spans, plan.depth.shape[1]), group.slots.device))
+
+
+def node_rows(spans: Sequence[Span], width: int) -> list[list[int]]:
+    """Return for every packed row its place in the plan [B, width] of all windows, or -1; its depth in a chain, or -1.
+    """
+    number = iter(range(len(spans)))
     at = [(span, next(number) * width if span.kind == "verify" else -1) for span in spans]
-    index, chained = sent([
+    return [
         [begin + row if begin >= 0 else -1 for span, begin in at for row in range(span.count)],
         [row if begin < 0 else -1 for span, begin in at for row in range(span.count)],
-    ], group.slots.device)
+    ]
+
+
+def picked_nodes(ops: Ops, plan: TreePlan, index: torch.Tensor, chained: torch.Tensor) -> Nodes:
+    """Look up packed rows in a plan of trees. index, chained [N]: as `node_rows` lists them."""
     before, depth, ancestors = (
         ops.select(x=x.flatten(), index=index) for x in (plan.before, plan.depth, plan.ancestors)
     )
-    return Nodes(before, ops.choose(own=depth, forced=chained), ancestors, width)
+    return Nodes(before, ops.choose(own=depth, forced=chained), ancestors, plan.depth.shape[1])
 
 
 def begins_of(spans: Sequence[Span]) -> list[int]:

@@ -17,7 +17,7 @@ from instep_optimized.draft.mtp import MtpLayer
 from instep_optimized.draft.vanilla import Vanilla
 from instep_optimized.graphs import Emulator, Recorder
 from instep_optimized.graphs.capture_all_at_start import prepared
-from instep_optimized.graphs.emulator import Recorded
+from instep_optimized.graphs.capture_and_replay import Break, Recording
 from instep_optimized.memory import Memory
 from instep_optimized.ops.check_op_calls import contracts
 from instep_optimized.ops.op_protocols import Ops
@@ -197,7 +197,7 @@ class Capturing:
     now: bool = False
     emulator: Emulator = field(default_factory=lambda: Emulator(poison=True))
 
-    def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recorded, T]:
+    def __call__(self, ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Recording, T]:
         self.now = True
         try:
             return self.emulator(ops, body)

@@ -5,14 +5,28 @@ Leaves out: the strategies themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from ..memory.tiled_units import Copied, shown
 from ..memory_addresses import Part
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
 from .base import PAGES, PAGES_OF_TREES, AcceptedWindows, BoundStrategy, CommitStrategy, Table, merged
+
+# The part of a GDN layer that reads and writes memory: ops, addresses, and its rows -> its result [N, ...].
+Mixer = Callable[..., torch.Tensor]
+
+
+class Mixes(Protocol):
+    """Runs the mixer of each GDN layer of one forward."""
+
+    def mix(self, ops: Ops, mixer: Mixer, rows: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """Run `mixer(ops, addresses, *rows)`. like: its result has the shape and dtype of this one."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,10 @@ class BoundPair:
     def state(self, layer: int) -> tuple[Part, ...]:
         """Return the addresses of the recurrent states that this layer reads and writes."""
         return self.of_state.parts(layer)
+
+    def mix(self, ops: Ops, mixer: Mixer, rows: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
+        """Run it at once, on all rows (`Mixes`)."""
+        return mixer(ops, self, *rows)
 
     def ran(self, ops: Ops) -> None:
         """Move marks after the last layer, because a forward commits its prefill and decode rows itself."""

@@ -1,7 +1,6 @@
 """The graphs of an engine: every body of every step count, captured at the start for every bucket of `batches`.
 
-Leaves out: recording and replaying a body (`capture_and_replay.py`), and forwards with prompts, which always run
-eagerly.
+Leaves out: recording and replaying a body (`capture_and_replay.py`), and forwards with prompts (`prompt_segments.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def prepared(
     sizes = buckets(slots) if batches is None else batches
     if max(sizes) < slots:
         raise Unsupported(f"graphs for batches of up to {max(sizes)} requests: there are {slots} slots (batches)")
-    runner = Runner(recorder or _recorder(ops, device), sizes, device)
+    runner = Runner(recorder or recorder_for(ops, device), sizes, device)
     for at in rounds:
         for kind, body in at.bodies.items():
             if body.later:
@@ -43,7 +42,8 @@ def prepared(
     return runner
 
 
-def _recorder(ops: Ops, device: torch.device) -> Recorder:
+def recorder_for(ops: Ops, device: torch.device) -> Recorder:
+    """CUDA graphs if the device and the op set support them; else the emulator, which exposes stale data."""
     if device.type == "cuda" and ops.captures:
         from .cuda import CudaGraphs
 

@@ -4,14 +4,15 @@ A body is `body(ops, inputs) -> tensors` (one, or a tuple or NamedTuple of them)
 inputs are the graph's own tensors [bucket, ...]. They are written from the host before every replay, padding rows
 included, in one transfer that runs alongside the launches (`StaticInputs`). Host numbers that a body uses are frozen. A
 body is recorded with idle inputs, and recording runs it for real: so with idle inputs it must change no byte of any
-pool. A result has a fixed number of rows per request, in the order of the requests. Leaves out: recording a body
-(`emulator.py`, `cuda.py`) and its computation.
+pool. A result has a fixed number of rows per request, in the order of the requests. A body may have *breaks*: calls
+that run eagerly between two segments of its graph. Leaves out: recording a body (`emulator.py`, `cuda.py`) and its
+computation.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -36,10 +37,77 @@ class Recording(Protocol):
     def replay(self) -> None: ...
 
 
+# (eager, like) -> a tensor like that one, into which `eager(tensor)` writes at every replay, between two segments.
+# Under capture and in warm-up runs `eager` is not called, and the tensor is zeros.
+Break = Callable[[Callable[[torch.Tensor], None], torch.Tensor], torch.Tensor]
+
+
 class Recorder(Protocol):
     """Runs a body once under capture, after warm-up runs -> its recording, and its outputs, which stay in place."""
 
-    def __call__(self, ops: Ops, body: Callable[[Ops], T]) -> tuple[Recording, T]: ...
+    def __call__(self, ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Recording, T]: ...
+
+
+Part = tuple[str, int]  # one part of a replay: ("segment" or "eager", its number among those)
+
+
+class Segments:
+    """A recording with breaks: segment 0, eager call 0, segment 1, and so on, on one stream.
+
+    ran: the parts of the last replay, in the order in which they ran
+    """
+
+    def __init__(self, segments: Sequence[Recording], eager: Sequence[Callable[[], None]]) -> None:
+        assert len(segments) == len(eager) + 1, "an eager call is between two segments"
+        self.ran: list[Part] = []
+        self._segments = [self._noted("segment", n, one.replay) for n, one in enumerate(segments)]
+        self._eager = [self._noted("eager", n, call) for n, call in enumerate(eager)]
+        self._recordings = segments
+
+    def replay(self) -> None:
+        self.ran.clear()
+        for number, segment in enumerate(self._segments):
+            segment()
+            if number < len(self._eager):
+                self._eager[number]()
+
+    @property
+    def freed(self) -> int:
+        """Number of inputs that were freed after the capture, as far as its recordings know."""
+        return sum(freed_inputs(one) for one in self._recordings)
+
+    def _noted(self, what: str, number: int, run: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            self.ran.append((what, number))
+            run()
+
+        return call
+
+
+def freed_inputs(recording: Recording) -> int:
+    """Number of tensors that a recording reads and nobody else holds; 0 if it does not know."""
+    return int(getattr(recording, "freed", 0))
+
+
+class Rooms:
+    """Memory for the results of eager calls between segments: one tensor per row shape, shared by all graphs.
+
+    Any replay overwrites it, like the rest of the memory of graphs. So nothing that outlives a replay belongs there.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[torch.Tensor] = []
+
+    def of(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a view with as many rows. All that were made stay, because captured graphs have their addresses."""
+        for one in self._made:
+            if one.shape[1:] == like.shape[1:] and one.dtype == like.dtype and len(one) >= len(like):
+                return one[: len(like)]
+        self._made.append(torch.zeros(like.shape, dtype=like.dtype, device=like.device))
+        return self._made[-1][:]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._made)
 
 
 def buckets(most: int) -> tuple[int, ...]:
@@ -63,7 +131,11 @@ class Captured:
 
 @dataclass(frozen=True)
 class Replayed:
-    """One replay, for a watcher of the engine. given, idle: the arguments of `run`."""
+    """One replay, for a watcher of the engine.
+
+    given, idle: the arguments of `run`;  ran: the parts of a recording with breaks, in their order
+    freed: inputs that were freed after the capture
+    """
 
     key: Hashable
     bucket: int
@@ -71,6 +143,8 @@ class Replayed:
     given: tuple[torch.Tensor, ...]
     idle: tuple[Any, ...]
     captured: Captured
+    ran: tuple[Part, ...] = ()
+    freed: int = 0
 
 
 class Runner:
@@ -80,13 +154,17 @@ class Runner:
     A watched run has a separate graph, because that graph also keeps the named results.
     """
 
-    def __init__(self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._record, self.buckets, self._device = record, tuple(sorted(buckets)), torch.device(device)
+    def __init__(
+        self, record: Recorder, buckets: Sequence[int], device: torch.device | str = "cpu", *, breaks: bool = False
+    ) -> None:
+        """breaks: the bodies have breaks, so each of them takes a `Break` as its third argument"""
+        self.record, self.buckets, self._device = record, tuple(sorted(set(buckets))), torch.device(device)
+        self._breaks = breaks
         self.latest: deque[Replayed] = deque(maxlen=LATEST)  # in their order
         self._captured: dict[tuple[Hashable, int, bool], Captured] = {}
 
     def run(
-        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen,
+        self, key: Hashable, ops: Ops, body: Callable[..., T], inputs: I, idle: I, see: See = unseen,
         join: Callable[[Sequence[torch.Tensor]], A] | None = None,
     ) -> T | A:
         """Replay with these rows -> the outputs, without padding rows, as copies.
@@ -107,7 +185,9 @@ class Runner:
         try:
             if rows:
                 captured.recording.replay()
-                self.latest.append(Replayed(key, self._bucket(rows), rows, inputs, idle, captured))
+                ran = tuple(getattr(captured.recording, "ran", ()))
+                self.latest.append(Replayed(
+                    key, self._bucket(rows), rows, inputs, idle, captured, ran, freed_inputs(captured.recording)))
                 for place, tensor in captured.seen:
                     see(place, _cut(tensor, self._bucket(rows), rows))
             # Copies, because the next replay writes into the same outputs.
@@ -116,11 +196,17 @@ class Runner:
             captured.static.mark_read()
 
     def prepare(
-        self, key: Hashable, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, see: See = unseen
+        self, key: Hashable, ops: Ops, body: Callable[..., T], inputs: I, idle: I, see: See = unseen
     ) -> None:
         """Capture every bucket of a key ahead of time. Only dtypes and row shapes of `inputs` matter."""
         for bucket in reversed(self.buckets):  # the widest first: the others then fit into its memory
             self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
+
+    def memory(self) -> Iterator[torch.Tensor]:
+        """Yield the memory that the next replay may overwrite, as far as it is known outside of the recordings."""
+        for captured in self._captured.values():
+            yield from _listed(captured.outputs)
+        yield from getattr(self.record, "rooms", ())
 
     def _bucket(self, rows: int) -> int:
         for bucket in self.buckets:
@@ -129,7 +215,7 @@ class Runner:
         raise OutOfCapacity(f"a batch of {rows} requests; the widest graph is for {self.buckets[-1]}")
 
     def _of(
-        self, key: Hashable, bucket: int, ops: Ops, body: Callable[[Ops, I], T], inputs: I, idle: I, watched: bool
+        self, key: Hashable, bucket: int, ops: Ops, body: Callable[..., T], inputs: I, idle: I, watched: bool
     ) -> Captured:
         if (key, bucket, watched) not in self._captured:
             static = StaticInputs([
@@ -140,7 +226,7 @@ class Runner:
         return self._captured[key, bucket, watched]
 
     def _capture(
-        self, ops: Ops, body: Callable[[Ops, I], T], inputs: I, static: StaticInputs, watched: bool
+        self, ops: Ops, body: Callable[..., T], inputs: I, static: StaticInputs, watched: bool
     ) -> Captured:
         own: I = _like(inputs, static.tensors)
         seen: list[tuple[Place, torch.Tensor]] = []
@@ -149,11 +235,11 @@ class Runner:
             seen.append((place, tensor))
             return tensor
 
-        def watch(recording: Ops) -> T:
+        def watch(recording: Ops, between: Break) -> T:
             seen.clear()  # a warm-up run has noted tensors that are not the graph's
-            return body(around(recording, note if watched else unseen), own)
+            return body(around(recording, note if watched else unseen), own, *(between,) * self._breaks)
 
-        recording, outputs = self._record(ops, watch)
+        recording, outputs = self.record(ops, watch)
         static.mark_read()  # a recorder runs the body on the inputs
         return Captured(recording, static, own, outputs, seen)
 
@@ -197,10 +283,14 @@ def _cut(tensor: torch.Tensor, bucket: int, rows: int) -> torch.Tensor:
     return tensor[: rows * (tensor.shape[0] // bucket)]
 
 
+def _listed(outputs: Any) -> tuple[torch.Tensor, ...]:
+    return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
 def _copied(
     outputs: Any, bucket: int, rows: int, join: Callable[[Sequence[torch.Tensor]], Any] | None = None
 ) -> Any:
-    kept = [_cut(output, bucket, rows) for output in ((outputs,) if isinstance(outputs, torch.Tensor) else outputs)]
+    kept = [_cut(output, bucket, rows) for output in _listed(outputs)]
     if join is not None:
         return join(kept)
     found = [torch.empty_like(one) for one in kept]

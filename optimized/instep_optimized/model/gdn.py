@@ -6,6 +6,7 @@ Leaves out: the memory that is read and written; the commit strategy chooses the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,7 +14,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..commit.strategy_pair import BoundPair
+from ..commit.strategy_pair import BoundPair, Mixes
 from ..ops.fused import linears, prefill_gdn
 from ..ops.op_protocols import Ops
 from .mlp import Half
@@ -35,8 +36,8 @@ class GdnLayer:
         norm = stored.take(f"{prefix}.input_layernorm.weight")
         return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
 
-    def __call__(self, ops: Ops, hidden: Residual, bound: BoundPair, stage: str) -> Residual:
-        """Map hidden [N, D] -> [N, D]; `bound` has the addresses of conv windows and states."""
+    def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
+        """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows and states."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
@@ -48,22 +49,33 @@ class GdnLayer:
             ops, x=x, weight=weights.inputs, shapes=(weights.conv.shape[:1], wide, (heads,), (heads,)),
             to=tuple(map(at, ("qkv", "z", "b", "a"))),
         )  # [N, C], [N, HV, V], [N, HV], [N, HV]
-        windows = bound.conv(self.layer)
-        parts = bound.state(self.layer)  # the addresses at which the op reads and writes the states
-        if ops.fused_gdn is None:
-            core = prefill_gdn(
-                ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
-                dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=x.dtype,
-                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
-            )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
-        else:
-            core = ops.fused_gdn(
-                mixed=ops.conv(x=qkv, weight=weights.conv, parts=windows, to=at("mixed")),  # [N, C]
-                a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
-                key_dim=config.key_dim, parts=parts, dtype=x.dtype, to=at("core"),
-            )  # [N, HV, V]
+        core = bound.mix(ops, partial(self._core, stage, x.dtype), (qkv, a, b), z)  # [N, HV, V]
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
         )
         mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixer, stage)
+
+    def _core(
+        self, stage: str, dtype: torch.dtype, ops: Ops, bound: BoundPair, qkv: torch.Tensor, a: torch.Tensor,
+        b: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run conv and delta rule on the memory of requests: the part that no graph of a prompt contains."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        windows = bound.conv(self.layer)
+        parts = bound.state(self.layer)  # the addresses at which the op reads and writes the states
+        if ops.fused_gdn is None:
+            return prefill_gdn(
+                ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
+                dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=dtype,
+                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
+            )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
+        return ops.fused_gdn(
+            mixed=ops.conv(x=qkv, weight=weights.conv, parts=windows, to=at("mixed")),  # [N, C]
+            a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+            key_dim=config.key_dim, parts=parts, dtype=dtype, to=at("core"),
+        )  # [N, HV, V]

@@ -14,7 +14,7 @@ from instep_reference.contract.config import LayerKind, ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from .. import weights as w
-from ..commit.strategy_pair import BoundPair
+from ..commit.strategy_pair import Mixes
 from ..memory import Memory
 from ..ops.fused import head_pick
 from ..ops.integer_op_protocols import TopkTokens
@@ -26,7 +26,7 @@ from .gdn import GdnLayer
 from .residual import Residual
 
 STAGE = "trunk"
-Layer = Callable[[Ops, Residual, Batch, BoundPair], Residual]
+Layer = Callable[[Ops, Residual, Batch, Mixes], Residual]
 
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
@@ -90,7 +90,7 @@ class Trunk:
         layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
         return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
 
-    def __call__(self, ops: Ops, batch: Batch, bound: BoundPair) -> torch.Tensor:
+    def __call__(self, ops: Ops, batch: Batch, bound: Mixes) -> torch.Tensor:
         """Run the target -> final hidden rows [N, D], after the final norm."""
         hidden = Residual(self.head.embed(ops, batch.tokens, STAGE))
         for layer in self.layers:

@@ -11,6 +11,7 @@ import torch
 
 from instep_optimized import OptimizedEngine
 from instep_optimized.graphs import Emulator, Recorder
+from instep_optimized.graphs.capture_and_replay import Break
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.engine import Abort, Admit, Answer, Event, Finish
 
@@ -26,14 +27,23 @@ class Again:
 
     def replay(self) -> None:
         fresh = self.body()
-        for kept, new in zip(self.outputs, fresh, strict=True):
+        for kept, new in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (self.outputs, fresh)), strict=True):
             kept.copy_(new)
 
 
-def eagerly(ops: Ops, body: Callable[[Ops], T]) -> tuple[Again, T]:
+def eagerly(ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Again, T]:
     """A `Recorder` of nothing: every call is eager, on the same padded bucket."""
-    outputs = body(ops)
-    return Again(lambda: body(ops), outputs), outputs
+
+    def nothing(eager: Callable[[torch.Tensor], None], like: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+    def at_once(eager: Callable[[torch.Tensor], None], like: torch.Tensor) -> torch.Tensor:
+        room = torch.full(like.shape, 7, dtype=like.dtype, device=like.device)
+        eager(room)
+        return room
+
+    outputs = body(ops, nothing)
+    return Again(lambda: body(ops, at_once), outputs), outputs
 
 
 class Twins:

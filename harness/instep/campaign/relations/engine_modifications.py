@@ -5,12 +5,16 @@ This is the only place where a relation reaches into an engine. Leaves out: exte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
+
 from instep_optimized import OptimizedEngine
 from instep_optimized.graphs.capture_all_at_start import prepared
+from instep_optimized.graphs.capture_and_replay import Break
+from instep_optimized.graphs.prompt_segments import PromptGraphs
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.round_for_step_count import Body, Round
 from instep_reference.contract.engine import Forwarded, Path, Row
@@ -62,10 +66,12 @@ class _NothingRefused:
         return lambda *given, **named: None
 
 
-def eager_graphs(engine: Subject) -> Subject:
-    """Keep buckets and padding, but run the body again at every replay."""
+def eager_graphs(engine: Subject, prompts: Sequence[int] | None = None) -> Subject:
+    """Keep buckets and padding, but run the body again at every replay. prompts: buckets of packed rows."""
     assert isinstance(engine, OptimizedEngine), "asked before"
     engine._graphs = prepared(engine._base, engine._rounds.values(), engine._device, eagerly)
+    if prompts is not None:
+        engine._prompt_graphs = PromptGraphs(eagerly, prompts, engine._base, engine._model, engine._device)
     return engine
 
 
@@ -77,11 +83,18 @@ class Again:
     outputs: Any
 
     def replay(self) -> None:
-        for kept, new in zip(self.outputs, self.body(), strict=True):
-            kept.copy_(new)
+        new = self.body()
+        for kept, one in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (self.outputs, new)), strict=True):
+            kept.copy_(one)
 
 
-def eagerly(ops: Ops, body: Callable[[Ops], T]) -> tuple[Again, T]:
+def eagerly(ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Again, T]:
     """Replace graph capture: run the body once and return its outputs."""
-    outputs = body(ops)
-    return Again(lambda: body(ops), outputs), outputs
+
+    def at_once(eager: Callable[[torch.Tensor], None], like: torch.Tensor) -> torch.Tensor:
+        room = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+        eager(room)
+        return room
+
+    outputs = body(ops, lambda eager, like: torch.zeros(like.shape, dtype=like.dtype, device=like.device))
+    return Again(lambda: body(ops, at_once), outputs), outputs

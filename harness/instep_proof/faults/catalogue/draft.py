@@ -17,7 +17,7 @@ PRE_NORM = (
     Edit.of("instep_optimized/model/trunk.py",
             'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")){.normed => }'),
     Edit.of(ROUND, "{ => _, }final = self.model.trunk(ops, batch, bound)"),
-    Edit.of(MIXED, "{ => hidden, }final = model.trunk(ops, batch, bound)"),
+    Edit.of(MIXED, "{ => hidden, }final = target(ops, batch, bound)"),
     Edit.of(MIXED,
             "ops, {final => hidden}, [row for p, begin in committed for row in range(begin, begin + p.span.count)]"),
 )
