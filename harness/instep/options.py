@@ -15,7 +15,7 @@ DRAFTER = "How drafts are made: eagle, vanilla, or external (supplied from outsi
 PROPOSED = "How drafts are made: eagle, vanilla, ngram (looked up in the text), or a callable, module:attribute."
 
 # Field of `instep.setting.Setting` -> its type and its help text.
-OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
+OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "ops": (str, "Op set, engine or module:attribute."),
     "engine": (str, "Your own engine, driven through callbacks: module:attribute (docs/your-engine.md)."),
     "device": (str, "cpu, cuda, or a certain card, as in cuda:1."),
@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool], str]] = {
     "graphs": (bool, "Capture rounds in graphs: CUDA graphs, or an emulator of them on a CPU."),
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
     "guarded": (bool, "Put red zones between the units of every pool."),
+    "ranks": (int, "Tensor-parallel ranks of the engine, in lock step in this process (docs/ranks.md)."),
 }
 
 # Options with a closed list of values. A dash may be typed for an underscore.
@@ -48,7 +49,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "drafter": ("eagle", "vanilla", "external"),
 }
 
-SOMETIMES = ("engine",)  # options that only some commands have
+SOMETIMES = ("engine", "ranks")  # options that only some commands have
 
 
 def known(name: str, value: str) -> str:

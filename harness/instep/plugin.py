@@ -329,7 +329,8 @@ def _given(config: pytest.Config, name: str) -> Any:
 def _typed(config: pytest.Config, *without: str) -> dict[str, Any]:
     """The given options that all items of a session share."""
     found = {name: _given(config, name) for name in ONE_VALUE if name not in without}
-    return {name: value for name, value in found.items() if value not in (None, "")}
+    return {name: int(value) if ONE_VALUE[name][0] is int and str(value).isdecimal() else value
+            for name, value in found.items() if value not in (None, "")}  # fmt: skip
 
 
 def _engine(config: pytest.Config) -> str | None:

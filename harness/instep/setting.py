@@ -36,7 +36,7 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
-          "overlap", "guarded")  # fmt: skip
+          "overlap", "guarded", "ranks")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
@@ -64,6 +64,7 @@ class Setting:
     graphs    rounds run in graphs: CUDA graphs on a GPU, an emulator elsewhere
     overlap   a round may be launched before the counts of the previous round are known
     guarded   there are red zones between the units of every pool
+    ranks     tensor-parallel ranks of the engine, in lock step in this process
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
 
@@ -85,6 +86,7 @@ class Setting:
     state_rounding: str | None = None
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
+    ranks: int = 1
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
 
@@ -93,6 +95,8 @@ class Setting:
             if (found := getattr(self, name)) is not None:
                 object.__setattr__(self, name, known_value(name, found))
         device_here(self.device)
+        if str(self.ranks) in ("", "0") or not str(self.ranks).isdecimal():
+            raise BadInput("--ranks", found=self.ranks, expected="at least 1")
         if self._seed is None and self.state_rounding is not None:
             object.__setattr__(self, "state_rounding", None)
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
@@ -174,6 +178,9 @@ class Setting:
         """The subject; an op set gets the strategies that these options name."""
         wanted_on(self.device)
         found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
+        if self.ranks > 1 and not isinstance(found, Ops):
+            raise BadInput("--ranks", found=f"{self.ranks} with {self.name}",
+                           expected="1: instep cuts the model for its own engine only")  # fmt: skip
         for name in options:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))
@@ -224,6 +231,8 @@ class Setting:
         """The fields for a result file; None where an engine of the user decides."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
+        if self.ranks == 1:
+            del found["ranks"]  # files of engines with one rank have no such field
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 

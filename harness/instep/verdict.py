@@ -87,7 +87,7 @@ class Comparison:
     """One named thing that was compared at one event.
 
     event      number of the event in the trace, from 0; kind: such as "commit"
-    place      stage, layer, component; request, slot, head and columns as far as they are known
+    place      stage, layer, component; request, slot, head, columns and rank as far as they are known
     elements   compared numbers; blocks: blocks that were judged one by one
     worst      the largest measured quantity, in the units of `allowed` (an error, a projection, a count of bytes)
     problem    what is wrong, as a code with fields; None means that it agrees
@@ -112,6 +112,7 @@ class Comparison:
     slot: int | None = None
     head: int | None = None
     columns: tuple[int, int] | None = None
+    rank: int | None = None
     problem: Problem | None = None
     raised: Raised | None = None
     sides: Sides | None = field(default=None, repr=False, compare=False)

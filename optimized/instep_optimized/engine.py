@@ -53,6 +53,8 @@ from .ops.op_protocols import Ops
 from .ops.unpadded_view import covers, noting, show, watched
 from .options import Options, check
 from .packed_batch import empty_commit
+from .ranks import Comm
+from .ranks.ops_over_ranks import of_rank
 from .refusals import Refusals
 from .request_record import Request, logical
 from .round_for_step_count import IDLE, inputs_of, kind_of, tree_inputs
@@ -76,8 +78,14 @@ class OptimizedEngine:
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
+        comm: Comm | None = None,
     ) -> None:
-        """lag: rounds by which accepted counts reach the controller late (a rule of its dialect)"""
+        """Build the engine; with `comm`, one rank of it. checkpoint, ops: of the whole model in any case.
+
+        lag: rounds by which accepted counts reach the controller late (a rule of its dialect)
+        """
+        if comm is not None:
+            checkpoint, ops = of_rank(checkpoint, ops, options, comm)
         config = checkpoint.config
         self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops

@@ -24,6 +24,9 @@ from .leaks import Leaks
 from .op_call_contracts import Contracts
 from .ops_on_own_inputs import OwnInputs
 from .poison import Poison
+from .rank_agreement import Agreement
+from .rank_collectives import Collectives
+from .rank_replicas import Replicas
 from .recomputed_values import Derived
 from .sampled_tokens import Draws
 from .trace_bookkeeping import Identity
@@ -36,7 +39,8 @@ __all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]
 
 def structure() -> tuple[Check, ...]:
     """The checks of every subject, whether it computes or moves labels."""
-    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
+    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies(),
+            Agreement(), Replicas(), Collectives())  # fmt: skip
 
 
 def for_labels() -> tuple[Check, ...]:

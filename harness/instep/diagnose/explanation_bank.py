@@ -33,6 +33,7 @@ from .mistakes.fitted_constants import fitted
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
+from .mistakes.partial_sums import partial_sums
 from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
 from .mistakes.product_rounding import products
 from .mistakes.rotary_and_visible_positions import positions
@@ -56,12 +57,14 @@ PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
 # wrong tensors that the maker of the right one knows; where the right tensor went; known mistakes of the delta rule;
-# how the tensor looks; mechanisms, which compete with each other; and a number that is fitted to the finding.
+# sums over ranks; how the tensor looks; mechanisms, which compete with each other; and a number that is fitted to the
+# finding.
 Family = Callable[[Case], Iterable[Explanation]]
 BANK: tuple[tuple[Family, ...], ...] = (
     (known_rows, known_states, known_windows),
     (elsewhere,),
     (recurrence,),
+    (partial_sums,),
     (appearance,),
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,

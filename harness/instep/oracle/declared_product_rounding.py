@@ -23,6 +23,10 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
                        redraws of T3, are of both forms; T3 begins with substitution, long runs take the larger error.
     stochastic         for the standard error of T2d, and in redraws of T3, every operand is rounded stochastically, as
                        stored numbers are.
+    partial sums       an engine of n ranks stores n partial sums of a mixer's and of an MLP's last product, and adds
+                       them in fp32. The yardstick splits the product into the same n parts, in the order of the ranks,
+                       and rounds each. A partial sum may be larger than the total, so no rounding of the total covers
+                       its error. Partial sums in fp32 are one order of the sum, which every yardstick draws.
     sums               a matrix instruction sums differently from fp32 (`Sums`). Its sums are evaluated as declared,
                        in fp64, one instruction after the other. Errors of cut sums have one sign, so they grow with
                        the number of instructions and not with its root: no draw of rounded sums shows them. The
@@ -92,6 +96,9 @@ class Operands:
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
         self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
+        self._by_row = {x.data_ptr() for layer in (*weights.layers, *draft) for x in (layer.mixer.out, *(
+            () if isinstance(layer.mlp, MoeWeights) else (layer.mlp.down,)))
+        } if any(product.parts > 1 for product in products.values()) else set[int]()
 
     def begin(self, cut: torch.Tensor | bool = False, by_substitution: torch.Tensor | bool = False) -> None:
         """Start a new draw of a piece."""
@@ -114,6 +121,26 @@ class Operands:
         product = None if self.form is None else self.products.get(self.form)
         if product is None or name not in MULTIPLY.get(self.form or "", MATRICES):
             return func(*args, **given)
+        if product.parts > 1 and not is_batchedtensor(args[-1]) and args[-1].data_ptr() in self._by_row:
+            return self._in_parts(func, name, args, given, product)
+        return self._product(func, args, given, product)
+
+    def _in_parts(
+        self, func: Callable[..., Any], name: str, args: Sequence[Any], given: Mapping[str, Any], product: Product
+    ) -> torch.Tensor:
+        """The sum of the partial sums of all ranks, each rounded as it is stored."""
+        assert name == "matmul", "rows times a matrix"
+        left, right = (torch.tensor_split(x, product.parts, axis) for x, axis in zip(args, (-1, 0), strict=True))
+        total = torch.zeros((), dtype=args[0].dtype, device=args[0].device)
+        for rows, matrix in zip(left, right, strict=True):
+            part: torch.Tensor = self._product(func, (rows, matrix), given, product)
+            total = total + (part if product.stored == "ieee" else self._rounded(part, product.stored))
+        return total
+
+    def _product(
+        self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], product: Product
+    ) -> Any:
+        """The function on rounded operands."""
         sums = SUMS[product.sums]
         if product.format == "ieee" and sums is None:
             return func(*args, **given)

@@ -115,6 +115,8 @@ def where(found: Comparison, *, short: bool = False) -> str:
         parts.append(f"head {found.head}")
     if found.columns is not None:
         parts.append(f"columns {found.columns[0]}-{found.columns[1]}")
+    if found.rank is not None:
+        parts.append(f"rank {found.rank}")
     return ", ".join(parts)
 
 

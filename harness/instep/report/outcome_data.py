@@ -222,6 +222,7 @@ def finding(found: Comparison) -> dict[str, Any]:
         "check": found.check, "tier": found.tier, "event": found.event, "kind": found.kind,
         "stage": found.place.stage, "layer": found.place.layer, "component": found.place.component,
         "request": found.request, "slot": found.slot, "head": found.head, "columns": found.columns,
+        **({} if found.rank is None else {"rank": found.rank}),
         "worst": str(found.worst), "allowed": found.allowed,
         "code": None if found.problem is None else found.problem.code, "diagnosis": found.diagnosis,
         "where": where(found),

@@ -26,8 +26,8 @@ WHAT = ("name", "relation", "recording")  # what was run: a trace, a relation on
 KEY = ("name", "relation", "ops", "engine", "strategy", "conv", "layout", "dtype", "state_dtype", "graphs")
 MOVED = 1.25  # ratio from which on a used part of an allowance has moved, up or down
 # Fields that place a finding. `where` has the event. The number of a case is not among them, as it may change.
-PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "token",
-         "position")  # fmt: skip
+PLACE = ("check", "tier", "where", "case", "request", "stage", "layer", "component", "slot", "head", "columns", "rank",
+         "token", "position")  # fmt: skip
 Found = Mapping[str, Any]
 # Fields of a run that identify it: its trace, relation or recording, and its setting.
 SETTING = ("name", "relation", "recording", *OPTIONS, "model")

@@ -16,7 +16,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +25,8 @@ from instep_optimized.commit import OURS
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.watch_op_calls import around
 from instep_optimized.options import Options
+from instep_optimized.ranks.lockstep import Lockstep
+from instep_optimized.ranks.ops_over_ranks import products_of
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -48,12 +50,14 @@ from ..setting import Setting, moves_labels
 from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
 from ..subject.engines.engine_from_verbs import DerivedEngine, Standing
+from ..subject.engines.ranked import RankedEngine
 from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guarded_calls import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
-from ..watch.gather_event_log import Instrumentation, replays_of
+from ..watch.gather_event_log import Instrumentation, RankedInstrumentation, replays_of
+from ..watch.host_reads import Reads
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
 from .compared_engine import Participant, RepeatedRuns, guarded
@@ -117,7 +121,7 @@ class BuiltSubject:
     declares: Declares
     ops: Ops | None = None
     engine: DerivedEngine | None = None
-    instrumentation: Instrumentation | None = None
+    instrumentation: Instrumentation | RankedInstrumentation | None = None
     poison: float | None = None
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -269,25 +273,45 @@ def build_from_ops(
 ) -> BuiltSubject:
     """Our engine on these ops. batches: the batch sizes of its graphs."""
     if not observed:
-        return BuiltSubject(optimized_engine(plan, ops, plan.setting.options(batches=batches)), ops, ops)
+        built = optimized_engine(plan, ops, plan.setting.options(batches=batches))
+        return BuiltSubject(built, over(ops, plan.setting.ranks, plan.setting.activation), ops)
     ops, calls, handed = swapped(ops, variant.swap), Counter[str](), lent_copies(plan)
+    ranks = plan.setting.ranks
     graphs = plan.setting.graphs and not variant.without_graphs
     options = plan.setting.options(graphs=graphs, batches=batches, **variant.options)
-    log = instrumentation_of(handed, ops)
-    counted = around(ops, unseen, log.wrapper, counting(calls))
-    with log.making("the optimized engine"):
-        engine = optimized_engine(handed, counted, options, PatchableEngine)
-    log.of(GuardedSubject(engine), poison=options.poison, guarded=options.guarded and not ops.packed,
-           replays=None if engine.graphs is None else replays_of(engine.graphs))  # fmt: skip
-    return BuiltSubject(engine, ops, ops, None, log, options.poison, calls)
+    first = instrumentation_of(handed, ops)
+    logs = [first, *(instrumentation_of(handed, ops, first.reads) for _ in range(1, ranks))]
+    counted = [around(ops, unseen, log.wrapper, counting(calls)) for log in logs]
+    with first.making("the optimized engine"):
+        engine = optimized_engine(handed, counted[0], options, PatchableEngine, counted)
+    for log, one in zip(logs, engine.engines if isinstance(engine, RankedEngine) else (engine,), strict=True):
+        log.of(GuardedSubject(one), poison=options.poison, guarded=options.guarded and not ops.packed,
+               replays=None if one.graphs is None else replays_of(one.graphs))  # fmt: skip
+    if isinstance(engine, RankedEngine):
+        joined = engine.log = RankedInstrumentation(logs)
+        return BuiltSubject(engine, over(ops, ranks, plan.setting.activation), ops, None, joined, options.poison, calls)
+    return BuiltSubject(engine, ops, ops, None, first, options.poison, calls)
+
+
+def over(ops: Ops, ranks: int, activation: torch.dtype) -> Ops:
+    """The op set with the rounding that it declares over this number of ranks."""
+    return ops if ranks == 1 else replace(ops, products=products_of(ops, ranks, activation))
 
 
 def optimized_engine(
-    plan: Plan, ops: Ops, options: Options, kind: type[OptimizedEngine] = OptimizedEngine
+    plan: Plan, ops: Ops, options: Options, kind: type[OptimizedEngine] = OptimizedEngine, each: Sequence[Ops] = ()
 ) -> OptimizedEngine:
-    """Our engine for a plan, without observers."""
+    """Our engine for a plan, without observers. each: the op set of each rank; none: `ops` on every rank."""
+    size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
     with calling(MAKES), enough_memory(plan.capacity):
-        return kind(plan.checkpoint, ops, options, plan.capacity, **plan.steps)
+        if size == 1:
+            return make(ops=ops, **plan.steps)
+        group = Lockstep(size)
+        ranks = group.run([partial(make, ops=own, comm=comm, **plan.steps)
+                           for own, comm in zip(each or (ops,) * size, group.comms, strict=True)])  # fmt: skip
+        group.take_calls()  # of captures
+        # It has every method of the contract, by name.
+        return cast("OptimizedEngine", RankedEngine(group, ranks, plan.checkpoint.config, moves_labels(ops)))
 
 
 def _build_from_maker(plan: Plan, maker: Maker, variant: Variant, *, observed: bool) -> BuiltSubject:
@@ -352,8 +376,8 @@ def lent_copies(plan: Plan) -> Plan:
                    controlled=deepcopy(plan.controlled))
 
 
-def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
-    """The logger of a subject's op calls, host reads, graphs and configurations."""
+def instrumentation_of(plan: Plan, found: Ops | None, reads: Reads | None = None) -> Instrumentation:
+    """The logger of a subject's op calls, host reads, graphs and configurations. reads: as in `Instrumentation`"""
     steps, _ = candidates(**plan.steps)
     handed = {
         "the model's configuration": plan.checkpoint.config, "the adaptive file": plan.adaptive,
@@ -364,7 +388,7 @@ def instrumentation_of(plan: Plan, found: Ops | None) -> Instrumentation:
     told = found is not None and plan.setting.strategy in OURS["state"]  # other strategies choose their layout
     widest, first = (plan.capacity.widest(count) for count in (max(steps), plan.num_steps))
     room = Room(plan.capacity, widest, first, layouts if told else None)
-    return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed)
+    return Instrumentation(found, declares(plan, found).rounds, plan.setting.device, room, handed, reads)
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.check_interface import Check, Remembering
+from ..checks.rank_location import with_ranks
+from ..subject.engines.ranked import RankedEngine
 from ..subject.guarded_calls import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
@@ -28,6 +30,7 @@ from ..verdict import INTERRUPTED, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
+from ..watch.rank_facts import RankFacts
 from ..watch.rows_subject_must_show import cut_down, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
@@ -137,9 +140,14 @@ class Lockstep:
         regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded_side, changes, slots, pages, regions, log, kept(regions),
-            left_by(self.last), self._shown(),
+            left_by(self.last), self._shown(), self._ranks(),
         ))  # fmt: skip
         return self.last
+
+    def _ranks(self) -> RankFacts | None:
+        """The facts about the ranks of the subject, if it has several."""
+        engine = self.participants.built.subject
+        return engine.take_facts() if isinstance(engine, RankedEngine) else None
 
     def pass_by(self) -> None:
         """Serve the next event without checks and without reading states."""
@@ -245,7 +253,7 @@ def run(
                         check.remember(context)
                 continue
             with torch.inference_mode():
-                results = [result for check in checks for result in check(context)]  # they read regions
+                results = with_ranks(context, (one for check in checks for one in check(context)))  # they read regions
             if settle is not None:
                 results = [*settle(context, results)]
         except SubjectFailed as failed:

@@ -18,6 +18,7 @@ from instep_reference.contract.sampling import Sampling
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory_changes import Changes
+from .rank_facts import RankFacts
 from .visible_places import WHOLE, Shown
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
@@ -159,6 +160,7 @@ class EventContext:
     updates: bool = False
     earlier: Earlier = field(default_factory=Earlier)
     shown: Shown = WHOLE
+    ranks: RankFacts | None = None  # None: the subject has one rank
 
     @property
     def kind(self) -> str:

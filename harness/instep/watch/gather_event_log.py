@@ -7,7 +7,7 @@ checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from itertools import count
@@ -54,11 +54,12 @@ class Instrumentation:
 
     def __init__(
         self, ops: Ops | None, declared: Mapping[str, Storage], device: str, room: Room,
-        configs: Mapping[str, object],
+        configs: Mapping[str, object], reads: Reads | None = None,
     ) -> None:
+        """reads: the log of host reads of another rank of the same engine, which also logs those of this one"""
         self._ops, self._room = ops, room
-        self._reads = Reads(torch.device(device))
-        self._calls = Calls(ops is not None and ops.captures, declared, self._reads)
+        self._follows, self.reads = reads is not None, reads or Reads(torch.device(device))
+        self._calls = Calls(ops is not None and ops.captures, declared, self.reads)
         self._configs, self._were = configs, {name: flat(value) for name, value in configs.items()}
         self._made: list[Config] = []
         self._subject: Shown | None = None
@@ -99,15 +100,17 @@ class Instrumentation:
                 self._budget, self._asked = self._subject.budget(), True
             self._calls.begin(self._subject.regions())
         self._answered = self._kept = None
-        self._reads.__enter__()
+        if not self._follows:
+            self.reads.__enter__()
 
     def __exit__(self, *failed: object) -> None:
-        self._reads.__exit__(*failed)
+        if not self._follows:
+            self.reads.__exit__(*failed)
         self._calls.end()
 
     def answered(self, event: Event, answer: object) -> None:
         """Record the answer as the subject gave it, and changes of earlier answers and of the copies of requests."""
-        with self._reads.paused():
+        with self.reads.paused():
             told = f"event {next(self._events)} {event.__struct_config__.tag}"
             pools = Pools(self._subject.regions() if self._subject is not None else ())
             tensors = list(tensors_in("", answer))
@@ -126,11 +129,70 @@ class Instrumentation:
         made, self._made = self._made, []
         return EventLog(
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
-            trapped=self._subject is not None, reads=tuple(self._reads.found),
+            trapped=self._subject is not None, reads=tuple(self.reads.found),
             graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
             configs=(*made, *so_far), answered=answered, copies=self._kept, budget=self._budget, room=self._room,
             poison=self._poison, guarded=self._guarded,
         )
+
+
+class RankedInstrumentation:
+    """The logs of all ranks of an engine as one.
+
+    The rows that calls served, replays and writes are those of rank 0; host reads are those of the rank with the most.
+    """
+
+    def __init__(self, logs: Sequence[Instrumentation]) -> None:
+        self.logs = tuple(logs)
+        self.taken: tuple[EventLog, ...] = ()  # of each rank, as `take` last had them
+
+    @property
+    def exercised(self) -> dict[str, Exercised]:
+        return self.logs[0].exercised
+
+    def __enter__(self) -> None:
+        for log in self.logs:
+            log.__enter__()
+
+    def __exit__(self, *failed: object) -> None:
+        for log in reversed(self.logs):
+            log.__exit__(*failed)
+
+    def answered(self, event: Event, answer: object) -> None:
+        for rank, log in enumerate(self.logs):
+            log.answered(event, None if rank else answer)
+
+    def take(self, *, last: bool = False) -> EventLog:
+        self.taken = logs = tuple(log.take(last=last) for log in self.logs)
+        told = [replace(one, clause=f"{one.clause} (rank {rank})")
+                for rank, log in enumerate(logs) for one in log.broken]  # fmt: skip
+        budget = {of_rank(name, rank): size for rank, log in enumerate(logs)
+                  for name, size in (log.budget or {}).items()}  # fmt: skip
+        return replace(
+            logs[0], calls=sum(log.calls for log in logs), tensors=sum(log.tensors for log in logs),
+            captured=sum(log.captured for log in logs), broken=tuple(told), budget=budget or None,
+            reads=tuple(self.logs[0].reads.of_one_thread()),
+            failed_op=next((log.failed_op for log in logs if log.failed_op is not None), None),
+            copies=_joined([log.copies for log in logs]),
+        )
+
+
+def of_rank(name: str, rank: int) -> str:
+    """The name of a region, or of a part of a copy, of one rank."""
+    return f"{name}@{rank}"
+
+
+def _joined(copies: Sequence[Copies | None]) -> Copies | None:
+    """The copies of all ranks as one: a copy is shown if every rank shows it."""
+    every = [one for one in copies if one is not None]
+    if len(every) < len(copies):
+        return None
+    return Copies(
+        frozenset.intersection(*(one.shown for one in every)), sum(one.elements for one in every),
+        tuple((copy, of_rank(part, rank)) for rank, one in enumerate(every) for copy, part in one.changed),
+        tuple(dict.fromkeys(copy for one in every for copy in one.held)),
+        tuple(dict.fromkeys(copy for one in every for copy in one.stayed)),
+    )
 
 
 def replays_of(runner: Runner) -> Replays:

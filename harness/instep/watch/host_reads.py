@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -49,10 +50,11 @@ class Reads:
         self._trap = _Trap(self)
         self._stack = ExitStack()
         self.found: list[HostRead] = []
+        self._by: list[int] = []  # the thread of each
         self._armed, self._op = False, ""
 
     def __enter__(self) -> None:
-        self.found, self._armed, self._op = [], True, ""
+        self.found, self._armed, self._op, self._by = [], True, "", []
         self._stack = ExitStack()
         if self.cuda:
             caught: list[_Caught] = []
@@ -93,6 +95,13 @@ class Reads:
     def note(self) -> None:
         if self._armed and (reader := _reader(sys._getframe(2))):
             self.found.append(HostRead(reader, self._op))
+            self._by.append(get_ident())
+
+    def of_one_thread(self) -> list[HostRead]:
+        """The reads of the thread with the most of them: every rank of an engine has a thread, and reads for itself."""
+        threads = dict.fromkeys(self._by)
+        return max(([read for read, by in zip(self.found, self._by, strict=True) if by == one] for one in threads),
+                   key=len, default=[])  # fmt: skip
 
     def _set(self, armed: bool) -> bool:
         before, self._armed = self._armed, armed

@@ -52,6 +52,7 @@ class Sums:
 # Khattak and Mikaitis (arXiv:2512.07004).
 SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 25)}
 ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
+REDUCED = ("linear", "mlp")  # forms with a product whose sum may be split over ranks
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Product:
     block   only for the form gdn.chunk: number of tokens that the kernel takes at once
     residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
             keys and values separately, and gates to the results of products (`chunked_delta_rule.recur_by_products`)
+    parts, stored  only for the forms linear and mlp: the product that makes the result of a mixer or of an MLP is the
+            sum of so many partial sums, one per rank. Each is rounded to the format `stored`; they are added in fp32
     results  only for the form conv: every product is rounded to `format` itself, before it is added. A kernel that
             multiplies two tensors of 16 bits element by element does so, such as Triton's `x * w`; it adds in fp32
     narrow  the declaration is only for activations of at most 16 bits; with wider ones the form multiplies in fp32
@@ -75,9 +78,11 @@ class Product:
     narrow: bool = False
     sums: str = "fp32"
     results: bool = False
+    parts: int = 1
+    stored: str = "ieee"
 
     def __post_init__(self) -> None:
-        for name, known in (("format", FORMATS), ("sums", (*SUMS,))):
+        for name, known in (("format", FORMATS), ("sums", (*SUMS,)), ("stored", FORMATS)):
             if (said := getattr(self, name)) not in known:
                 raise BadInput(f"Product.{name}", found=repr(said), expected=f"one of {', '.join(known)}")
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
@@ -85,7 +90,8 @@ class Product:
 
     def __str__(self) -> str:
         blocks = "" if self.block is None else f" in blocks of {self.block}{self.residual * RESIDUAL}"
-        return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32")
+        parts = f", {self.parts} partial sums in {self.stored}" * (self.parts > 1)
+        return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32") + parts
 
 
 SCALE_BITS = 20  # of the 24 of fp32
@@ -190,6 +196,9 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
         if product.results and (form != "conv" or product.format not in HALVES):
             raise BadInput(f"products[{form!r}].results", found=str(product),
                            expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")
+        if product.parts > 1 and form not in REDUCED:
+            raise BadInput(f"products[{form!r}].parts", found=product.parts,
+                           expected=f"1: only {' and '.join(REDUCED)} end in a sum over ranks")
         if product.sums != "fp32" and form not in ADDED:
             raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
                            expected=f"fp32: others are of {', '.join(ADDED)}")

@@ -64,7 +64,7 @@ class Mixture:
 
 
 def experts(case: Case) -> Iterator[Explanation]:
-    mix = _mixture(case)
+    mix = mixture(case)
     if mix is None:
         return
     made, shared = mix.made(mix.mlp.experts), mix.shared()
@@ -83,7 +83,7 @@ def experts(case: Case) -> Iterator[Explanation]:
     yield from _grouped(case)
 
 
-def _mixture(case: Case) -> Mixture | None:
+def mixture(case: Case) -> Mixture | None:
     """The experts of the finding's rows."""
     piece = case.piece
     if case.component != "mlp" or piece is None:
@@ -176,7 +176,7 @@ def _grouped(case: Case) -> Iterator[Explanation]:
     place, own = case.finding.place, case.piece
     pieces = [one for one in case.pieces if place in one.truth.places]
     pieces.sort(key=lambda one: one.span.begin)
-    parts = [mix for one in pieces if (mix := _mixture(replace(case, piece=one))) is not None]
+    parts = [mix for one in pieces if (mix := mixture(replace(case, piece=one))) is not None]
     if own is None or len(parts) < len(pieces):
         return
     x, scores, ranking = (torch.cat([getattr(one, name) for one in parts]) for name in ("x", "scores", "ranking"))
@@ -193,7 +193,7 @@ def _grouped(case: Case) -> Iterator[Explanation]:
 
 def other_experts(case: Case) -> Iterator[Explanation]:
     """For each row, other experts with the same routing weights, if these bring it much closer."""
-    mix = _mixture(case)
+    mix = mixture(case)
     if mix is None:
         return
     made, share, chosen = _pairs(mix)

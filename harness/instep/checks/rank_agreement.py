@@ -1,0 +1,71 @@
+"""T0: every rank made the same decisions: answers, lengths, slots, pages, step counts, and the rows of every call.
+
+Where the trace knows what is right, the rank that differs from it is named; else the rank that differs from rank 0.
+Leaves out: numbers that several ranks hold (`rank_replicas.py`), and collectives (`rank_collectives.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..finding_problem import Problem
+from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
+from ..watch.event_log import Served
+from ..watch.rank_facts import Decision
+from .check_interface import NOWHERE, compared
+
+LONGEST = 100  # characters of a value that are printed
+
+
+class Agreement:
+    """Compare every decision of every rank with rank 0's, or with the trace."""
+
+    name = "agreement"
+    tier = Tier.IDENTITY
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        facts = context.ranks
+        if facts is None:
+            return
+        same = [decision for decision in facts.decisions if len(set(map(repr, decision.values))) == 1]
+        yield compared(self, context, NOWHERE, len(same) * facts.size, 0)
+        for decision in facts.decisions:
+            if decision not in same:
+                yield from self._differing(context, decision)
+
+    def _differing(self, context: EventContext, decision: Decision) -> Iterator[Comparison]:
+        right, source = decision.values[0], "rank 0"
+        known = expected(context, decision)
+        if known in decision.values:
+            right, source = known, "the trace"
+        place = next((value.place for value in decision.values if isinstance(value, Served)), NOWHERE)
+        for rank, value in enumerate(decision.values):
+            if value != right:
+                says = f"{decision.what} of rank {rank} {_is(decision)} {told(value)}; {source} has {told(right)}"
+                yield compared(self, context, place, 1, 1, Problem("differs", says), request=decision.request,
+                               rank=rank)  # fmt: skip
+
+
+def expected(context: EventContext, decision: Decision) -> object:
+    """What the trace has for a decision about a request; an object that equals nothing if it does not know."""
+    known: Mapping[str, Mapping[str, object]] = {
+        "the length": context.expected.lengths_after, "the slot": context.expected.slots_after,
+        "the pages": {name: list(pages) for name, pages in context.expected.pages_after.items()},
+    }
+    return known.get(decision.what, {}).get(decision.request or "", object())
+
+
+def told(value: object) -> str:
+    """A value in a message, shortened."""
+    if value is None:
+        return "nothing"
+    said = str(value)
+    if isinstance(value, Served):
+        last = value.begin + value.count - 1
+        said = f"units {value.units}, rows {value.begin} to {last} after {value.before} positions"
+    return said if len(said) <= LONGEST else said[:LONGEST] + "..."
+
+
+def _is(decision: Decision) -> str:
+    return "are" if decision.what.endswith("s") else "is"

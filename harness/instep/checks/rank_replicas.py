@@ -1,0 +1,33 @@
+"""T1: numbers that several ranks hold have the same bits on each of them: hidden rows, picks, replicated KV heads.
+
+Leaves out: whether the numbers are right: the other checks judge those of the first rank that holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..finding_problem import Problem
+from ..verdict import Comparison, Tier
+from ..watch.event_context import EventContext
+from .check_interface import NOWHERE, compared
+
+
+class Replicas:
+    """Compare what a rank holds with the bits of an earlier rank that holds it too."""
+
+    name = "replicas"
+    tier = Tier.BITWISE
+
+    def __call__(self, context: EventContext) -> Iterator[Comparison]:
+        facts = context.ranks
+        if facts is None:
+            return
+        equal = sum(one.elements for one in facts.replicas if not one.differing)
+        yield compared(self, context, NOWHERE, max(equal, 1), 0)
+        for one in facts.replicas:
+            if one.differing:
+                count = f"{one.differing} of {one.elements} numbers"
+                says = f"rank {one.rank} holds other bits than rank {one.other}: {count} differ"
+                yield compared(self, context, one.place, one.elements, one.differing, Problem("differs", says),
+                               request=one.request, rank=one.rank)  # fmt: skip

@@ -1,0 +1,61 @@
+"""Several ranks of one engine: `Comm`, the collectives that an engine of a rank is given, as it is given an op set.
+
+Leaves out: the implementation in one process (`lockstep.py`), the ops that call collectives (`ops_over_ranks.py`), and
+the parts of tensors that a rank holds (`instep_reference.contract.shards`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from instep_reference.contract.place_names import Place
+
+
+class Call(NamedTuple):
+    """One collective as a rank calls it. peer: the other rank of a `send` or a `recv`."""
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    place: Place | None = None
+    peer: int | None = None
+
+    def __str__(self) -> str:
+        to = {"send": f" to rank {self.peer}", "recv": f" from rank {self.peer}"}.get(self.kind, "")
+        at = "" if self.place is None else f" for {self.place}"
+        return f"{self.kind}{to}{at} of {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+class Comm(Protocol):
+    """The collectives of one rank. Every rank of a group makes the same calls in the same order.
+
+    A result is a new tensor and the same bits on every rank. place: of the result, for messages and the log of calls.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor, place: Place | None = None) -> torch.Tensor:
+        """Add x of all ranks, rank 0 first, in at least fp32; one cast back at the end."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, axis: int, place: Place | None = None) -> torch.Tensor:
+        """Concatenate x of all ranks along an axis, rank 0 first."""
+        ...
+
+    def broadcast(self, x: torch.Tensor, place: Place | None = None) -> torch.Tensor:
+        """Return a copy of rank 0's x."""
+        ...
+
+    def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
+        """Send x to another rank, without waiting for it."""
+        ...
+
+    def recv(self, like: torch.Tensor, source: int, place: Place | None = None) -> torch.Tensor:
+        """Return the next tensor that a rank sent to this one. like: has its shape and dtype"""
+        ...

@@ -1,0 +1,163 @@
+"""The parts of every tensor that a rank of a tensor-parallel engine holds: one declaration per tensor.
+
+An axis is split by *segments*: q, k and v are three segments of the channels of a conv, and every rank has a part of
+each. A part is a range of whole heads. Weights, pools, request states and named places follow the same declaration.
+Leaves out: cutting and merging tensors (each side does that itself), and the collectives between ranks.
+
+Mirrors: SGLang 0.5.9 and vLLM 0.11, `ColumnParallelLinear`, `RowParallelLinear`, `VocabParallelEmbedding`, and their
+loaders of `in_proj_qkv` and `conv1d` for Qwen3-Next. These pad a vocabulary to a multiple of 64; here it is not padded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .config import ModelConfig
+from .errors import BadInput
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of `heads` heads of `width` entries each. Every rank has equally many heads, in the order of the ranks.
+
+    copied  if there are fewer heads than ranks, each head is held by several ranks in a row (KV heads)
+    """
+
+    heads: int
+    width: int = 1
+    copied: bool = False
+
+    def fits(self, size: int) -> bool:
+        """Return whether `size` ranks can share the heads equally."""
+        return self.heads % size == 0 or (self.copied and size % self.heads == 0)
+
+    def held(self, rank: int, size: int) -> range:
+        """Return the heads that a rank holds."""
+        if self.heads >= size:
+            mine = self.heads // size
+            return range(rank * mine, (rank + 1) * mine)
+        first = rank * self.heads // size
+        return range(first, first + 1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The segments of one axis of a tensor, in their order in memory; the other axes are whole on every rank."""
+
+    axis: int
+    segments: tuple[Segment, ...]
+
+    def spans(self, rank: int, size: int) -> tuple[range, ...]:
+        """Return the entries of the axis that a rank holds, one span per segment."""
+        found, begin = [], 0
+        for segment in self.segments:
+            heads = segment.held(rank, size)
+            found.append(range(begin + heads.start * segment.width, begin + heads.stop * segment.width))
+            begin += segment.heads * segment.width
+        return tuple(found)
+
+    @property
+    def length(self) -> int:
+        """The length of the whole axis."""
+        return sum(segment.heads * segment.width for segment in self.segments)
+
+    def part(self, size: int) -> int:
+        """Return the length of the axis on each of `size` ranks."""
+        return sum(len(span) for span in self.spans(0, size))
+
+
+def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
+    """The stored tensors that are split, by the end of their name; every other tensor is whole on every rank.
+
+    By column: the rows of a matrix that makes heads. By row (`out_proj`, `o_proj`, `down_proj`): its columns, so that
+    the results of the ranks are added.
+    """
+    queries, kv = Segment(config.heads, 2 * config.head_dim), Segment(config.kv_heads, config.head_dim, copied=True)
+    ratio = config.value_heads // config.key_heads
+    mlps = [("mlp", config.intermediate), ("mlp.shared_expert", config.shared_intermediate)]
+    mlps += [(r"mlp.experts.\d+", config.expert_intermediate)]
+    experts = Segment(config.expert_intermediate)
+    return (
+        ("embed_tokens.weight", Shard(0, (Segment(config.vocab),))),
+        ("lm_head.weight", Shard(0, (Segment(config.vocab),))),
+        ("linear_attn.in_proj_qkv.weight", _channels(config, 0)),
+        ("linear_attn.conv1d.weight", _channels(config, 0)),
+        # Stored per key head: [q | k | v | z] and [b | a].
+        ("linear_attn.in_proj_qkvz.weight",
+         Shard(0, (Segment(config.key_heads, 2 * config.key_dim + 2 * ratio * config.value_dim),))),
+        ("linear_attn.in_proj_ba.weight", Shard(0, (Segment(config.key_heads, 2 * ratio),))),
+        ("linear_attn.in_proj_z.weight", Shard(0, (Segment(config.value_heads, config.value_dim),))),
+        *((f"linear_attn.{name}", Shard(0, (Segment(config.value_heads),)))
+          for name in ("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")),
+        ("linear_attn.out_proj.weight", Shard(1, (Segment(config.value_heads, config.value_dim),))),
+        ("self_attn.q_proj.weight", Shard(0, (queries,))),
+        ("self_attn.k_proj.weight", Shard(0, (kv,))),
+        ("self_attn.v_proj.weight", Shard(0, (kv,))),
+        ("self_attn.o_proj.weight", Shard(1, (Segment(config.heads, config.head_dim),))),
+        ("mlp.experts.gate_up_proj", Shard(1, (experts, experts))),
+        ("mlp.experts.down_proj", Shard(2, (experts,))),
+        *((f"{at}.{name}.weight", Shard(axis, (Segment(width),)))
+          for at, width in mlps for name, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1))),
+    )  # fmt: skip
+
+
+def weight(config: ModelConfig, name: str) -> Shard | None:
+    """Return the declaration of a stored tensor; None: it is whole on every rank."""
+    return next((shard for end, shard in weights(config) if re.search(rf"(^|\.){end}$", name)), None)
+
+
+def rows(config: ModelConfig) -> Mapping[str, Shard]:
+    """The named places whose rows are split, by component; axis 0 counts the rows."""
+    keys, values = Segment(config.key_heads, 1), Segment(config.value_heads, 1)
+    queries, kv = Segment(config.heads, 1), Segment(config.kv_heads, 1, copied=True)
+    return {
+        **dict.fromkeys(("qkv", "mixed"), _channels(config, 1)),
+        **dict.fromkeys(("q", "k"), Shard(1, (keys,))),
+        **dict.fromkeys(("z", "b", "a", "v", "log_decay", "beta", "core", "update", "gated"), Shard(1, (values,))),
+        **dict.fromkeys(("projected", "query", "attended", "opened"), Shard(1, (queries,))),
+        **dict.fromkeys(("key_raw", "key", "value"), Shard(1, (kv,))),
+    }
+
+
+def memory(config: ModelConfig) -> Mapping[str, Shard]:
+    """The fields of a `RequestState` that are split; every other field is whole on every rank."""
+    kv = Shard(1, (Segment(config.kv_heads, 1, copied=True),))
+    return {
+        "conv": _channels(config, 0), "state": Shard(0, (Segment(config.value_heads, 1),)),
+        **dict.fromkeys(("keys", "values", "draft_keys", "draft_values"), kv),
+    }
+
+
+def config_of(config: ModelConfig, size: int) -> ModelConfig:
+    """Return the configuration of one of `size` ranks: its own heads and widths. The vocabulary stays whole.
+
+    Raises `BadInput` if the ranks cannot share what the model has.
+    """
+    shared = {
+        "key heads (linear_num_key_heads)": Segment(config.key_heads),
+        "value heads (linear_num_value_heads)": Segment(config.value_heads),
+        "heads (num_attention_heads)": Segment(config.heads),
+        "KV heads (num_key_value_heads)": Segment(config.kv_heads, copied=True),
+        "tokens (vocab_size)": Segment(config.vocab),
+        "columns of an MLP (intermediate_size)": Segment(config.intermediate),
+        "columns of an expert (moe_intermediate_size)": Segment(config.expert_intermediate),
+        "columns of the shared expert (shared_expert_intermediate_size)": Segment(config.shared_intermediate),
+    }
+    for what, segment in shared.items():
+        if not segment.fits(size):
+            more = " or a multiple of it" if segment.copied else ""
+            raise BadInput("--ranks", found=size, expected=f"a divisor{more} of the model's {segment.heads} {what}")
+    return replace(
+        config, heads=config.heads // size, kv_heads=max(1, config.kv_heads // size),
+        key_heads=config.key_heads // size, value_heads=config.value_heads // size,
+        intermediate=config.intermediate // size, expert_intermediate=config.expert_intermediate // size,
+        shared_intermediate=config.shared_intermediate // size,
+    )
+
+
+def _channels(config: ModelConfig, axis: int) -> Shard:
+    """The conv channels q | k | v."""
+    keys = Segment(config.key_heads, config.key_dim)
+    return Shard(axis, (keys, keys, Segment(config.value_heads, config.value_dim)))

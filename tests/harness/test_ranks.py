@@ -1,0 +1,164 @@
+"""Engines of several ranks: traces agree on the merged state, and a wrong rank is found, located and named.
+
+Leaves out: the lock step itself (`tests/optimized/test_ranks.py`), and the catalogue's faults (`catalogue/ranks.py`).
+"""
+
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks.rank_agreement import Agreement
+from instep.checks.rank_collectives import Collectives
+from instep.checks.rank_replicas import Replicas
+from instep.diagnose import diagnose
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
+from instep.subject.engines.ranked import Merging
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_optimized.ops.label_algebra import expand, read
+from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.errors import Unsupported
+from support.inputs.checkpoints import config_of
+from support.inputs.traces import first, recording
+from support.running.command import Runner
+from support.running.covering import WHOLE, few
+from support.running.planting import planted_here
+
+OVER, LOCKSTEP, ENGINE = (
+    f"instep_optimized/{name}.py" for name in ("ranks/ops_over_ranks", "ranks/lockstep", "engine"))
+MANY: dict[str, Any] = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_hidden_layers": 2}
+
+four_heads = recording(first(3), **MANY)
+one_kv_head = recording(first(3), num_key_value_heads=1)
+experts = recording(first(3), kind="moe")
+experts_bf16 = recording(first(3), kind="moe", dtype=torch.bfloat16)
+
+
+def replayed(trace: Trace, *edits: Edit | Wrap, **how: Any) -> Outcome:
+    with planted_here(*edits):
+        return diagnose(Replay(trace, Setting(**{"ranks": 2, **how})))
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "plain"}, pytest.param({"ops": "ledger"}, marks=WHOLE),
+    pytest.param({"ops": "ledger", "graphs": True, "strategy": "snapshot"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "overlap": True, "strategy": "columns", "conv": "widened"}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_two_ranks_agree_with_the_reference(four_rounds: Trace, how: dict[str, Any]) -> None:
+    verdict = replayed(four_rounds, **how).verdict
+    assert verdict.exit == Exit.AGREED and verdict.events == len(four_rounds.events)
+    judged = {one.check: 0 for one in verdict.compared} | {
+        name: sum(one.elements for one in verdict.compared if one.check == name)
+        for name in (Agreement.name, Replicas.name, Collectives.name)}
+    assert judged[Agreement.name] > 300 and judged[Replicas.name] > 10_000 and judged[Collectives.name] > 100
+    assert {"contracts", "capacity", "aliasing", "poison", "leaks", "copies", "hostreads", "bytes"} <= judged.keys()
+
+
+@WHOLE
+def test_sums_of_parts_in_16_bits_are_declared(four_rounds_bf16: Trace) -> None:
+    outcome = replayed(four_rounds_bf16, ops="plain", dtype="bfloat16")
+    assert outcome.verdict.exit == Exit.AGREED
+    assert outcome.declared.products == dict.fromkeys(("linear", "mlp"), Product("ieee", parts=2, stored="bf16"))
+    assert not replayed(four_rounds_bf16, ops="ledger", dtype="bfloat16").declared.products
+
+
+@pytest.mark.parametrize("ops", ["ledger", pytest.param("plain", marks=WHOLE)])
+def test_four_ranks_share_two_kv_heads(four_heads: Trace, ops: str) -> None:
+    verdict = replayed(four_heads, ops=ops, ranks=4).verdict
+    assert verdict.exit == Exit.AGREED
+    assert {one.place.component for one in verdict.compared if one.place.component in ("keys", "value")}
+
+
+@WHOLE
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_two_ranks_share_one_kv_head(one_kv_head: Trace, ops: str) -> None:
+    assert replayed(one_kv_head, ops=ops).verdict.exit == Exit.AGREED
+
+
+@WHOLE
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_experts_are_split_by_their_columns(experts: Trace, ops: str) -> None:
+    assert replayed(experts, ops=ops).verdict.exit == Exit.AGREED
+
+
+def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
+    ran = instep("replay", four_rounds.path, "--ops", "ledger", "--ranks", 2, "--until", 2)
+    assert ran.code == Exit.AGREED and "ledger agrees" in ran.out
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
+    (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
+    (("--ops", "triton", "--ranks", "2"), "several ranks with the op set triton; known: plain, ledger (ranks 2)"),
+    (("--ops", "plain", "--ranks", "2", "--state-dtype", "bfloat16", "--state-rounding", "stochastic:1"),
+     "several ranks with stochastic rounding of states"),
+])  # fmt: skip
+def test_ranks_that_are_not_there_are_refused(
+    four_rounds: Trace, instep: Runner, words: tuple[str, ...], says: str
+) -> None:
+    ran = instep("replay", four_rounds.path, *words)
+    assert ran.code == Exit.BAD_INPUT and says in ran.err + ran.out
+
+
+def test_experts_in_16_bits_are_refused(experts_bf16: Trace) -> None:
+    with pytest.raises(Unsupported, match="rounding of their partial sums is not declared"):
+        replayed(experts_bf16, ops="plain", dtype="bfloat16")
+
+
+def test_one_rank_is_the_engine_of_before(four_rounds: Trace) -> None:
+    assert "ranks" not in Setting().data() and Setting(ranks=2).data()["ranks"] == 2
+    assert "--ranks" not in Setting().words() and Setting(ranks=2).words()[-2:] == ("--ranks", "2")
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_merging_is_the_inverse_of_cutting(size: int, labels: bool) -> None:
+    config = ModelConfig.from_dict(config_of(**MANY))
+    merging = Merging(config, size, labels)
+    shapes = {"qkv": (3, 192), "core": (3, 8, 16), "key": (3, 2, 16)}
+    for name, shape in shapes.items():
+        whole = expand(torch.arange(5, 8), *shape[1:]) if labels else torch.randn(shape)
+        parts = [merging.cut(whole, merging.rows[name], rank) for rank in range(size)]
+        assert merging.merge(parts, merging.rows[name]).equal(whole)
+        if labels:  # each part is an intact block of the same label
+            assert all(read(part).tolist() == [5, 6, 7] for part in parts)
+    conv = expand(torch.arange(5, 8), 192).T if labels else torch.randn(192, 3)
+    parts = [merging.cut(conv, merging.memory["conv"], rank) for rank in range(size)]
+    assert merging.merge(parts, merging.memory["conv"]).equal(conv)
+
+
+# ---- wrong ranks: the edit; where it is found; the words that name it
+
+ADDED = "    total = first.to(wide)\n    for part in {parts[1:] => %s}:\n        total = total + part.to(wide)"
+REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
+PICK = "    def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:\n        return {%s => %s}"
+PICKED = "comm.broadcast(ops.pick(logits=logits, to=to), to)"
+
+
+@pytest.mark.parametrize(("edits", "check", "component", "rank", "says"), [
+    pytest.param((Edit.of(LOCKSTEP, ADDED % "[*parts[1:], parts[1]]"),), "derived", "mixer", None,
+                 "has the partial sum of rank 1 twice", id="partial-sum-twice"),
+    pytest.param((Edit.of(OVER, REDUCED % "added(added(rows, to), to)"),), "derived", "mixer", None,
+                 "has every partial sum twice", id="all-reduce-twice"),
+    pytest.param((Edit.of(OVER, REDUCED % "rows"),), "collectives", "mixer", None,
+                 "is made without all_reduce, so it has only the part of one rank", id="no-all-reduce"),
+    pytest.param((Edit.of(OVER, REDUCED % "(added(rows, to), rows)[comm.rank]"),), "replicas", "mixer", 1,
+                 "rank 1 holds other bits than rank 0", id="own-part-of-the-sum"),
+    pytest.param((Edit.of(OVER, PICK % (PICKED, "ops.pick(logits=logits, to=to) ^ comm.rank")),), "replicas", "pick", 1,
+                 "rank 1 holds other bits than rank 0", id="own-pick"),
+    pytest.param((Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"),), "serves", "gated", None,
+                 "rank 0 waits in all_reduce for trunk layer 0 mixer of (4, 32) float32; rank 1 waits in see",
+                 id="rank-without-all-reduce"),
+])  # fmt: skip
+@few(2)
+def test_wrong_rank_is_found_and_located(
+    four_rounds: Trace, edits: tuple[Edit, ...], check: str, component: str, rank: int | None, says: str
+) -> None:
+    findings = replayed(four_rounds, *edits).verdict.findings
+    found = [one for one in findings if one.check == check and one.place.component == component]
+    assert found and found[0].event == findings[0].event == 2 and found[0].rank == rank
+    assert says in found[0].diagnosis

@@ -1,0 +1,219 @@
+"""Ranks in lock step: sums in the order of the ranks, and ranks that do not make the same calls.
+
+Leaves out: the checks over ranks (`tests/harness/test_ranks.py`).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from instep_optimized.ranks import Comm
+from instep_optimized.ranks.lockstep import Lockstep, RankRaised, RankWaits
+from instep_optimized.ranks.ops_over_ranks import factor, part_of
+from instep_reference.contract import shards
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.place_names import Place
+from support.inputs.checkpoints import Kind, config_of
+
+MIXER = Place("trunk", 3, "mixer")
+
+
+def run(size: int, work: Callable[[Comm], object], limit_s: float = 5.0) -> list[object]:
+    group = Lockstep(size, limit_s)
+    return group.run([lambda comm=comm: work(comm) for comm in group.comms])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_collectives_give_every_rank_the_same(size: int) -> None:
+    def work(comm: Comm) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = torch.full((2,), float(comm.rank + 1))
+        return comm.all_reduce(x), comm.all_gather(x[None], 1), comm.broadcast(x)
+
+    for added, gathered, told in run(size, work):  # type: ignore[misc]
+        assert added.tolist() == [size * (size + 1) / 2] * 2 and told.tolist() == [1, 1]
+        assert gathered.tolist() == [[rank + 1.0 for rank in range(size) for _ in range(2)]]
+
+
+def test_sum_is_in_the_order_of_the_ranks_and_rounded_once() -> None:
+    parts = torch.tensor([1.0, 2.0**-8, 2.0**-8], dtype=torch.bfloat16)  # rounded in between, the sum would stay 1
+    for found in run(3, lambda comm: comm.all_reduce(parts[comm.rank : comm.rank + 1])):
+        assert isinstance(found, torch.Tensor) and found.item() == 1 + 2.0**-7 and found.dtype == torch.bfloat16
+    wide = torch.tensor([1e8, 1.0, -1e8])  # fp32 loses the 1 in this order alone
+    assert [x.item() for x in run(3, lambda comm: comm.all_reduce(wide[comm.rank : comm.rank + 1]))] == [0.0] * 3  # type: ignore[attr-defined]
+
+
+def test_results_are_separate_memory() -> None:
+    first, second = run(2, lambda comm: comm.broadcast(torch.zeros(1)))
+    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+    first.fill_(1)
+    assert second.item() == 0
+
+
+def test_only_one_rank_runs_at_a_time_and_always_in_the_same_order() -> None:
+    said: list[str] = []
+
+    def work(comm: Comm) -> None:
+        for step in range(3):
+            said.append(f"{comm.rank}{step}")
+            comm.all_reduce(torch.zeros(1))
+
+    for _ in range(3):
+        said.clear()
+        run(3, work)
+        assert said == ["00", "10", "20", "01", "11", "21", "02", "12", "22"]
+
+
+def test_tensors_are_sent_from_rank_to_rank() -> None:
+    def work(comm: Comm) -> list[float]:
+        if comm.rank == 0:
+            for number in range(3):
+                comm.send(torch.tensor([float(number)]), 1)
+            return comm.recv(torch.zeros(1), 1).tolist()  # type: ignore[no-any-return]
+        found = [comm.recv(torch.zeros(1), 0) for _ in range(3)]
+        comm.send(torch.cat(found).sum(0, keepdim=True), 0)
+        return torch.cat(found).tolist()  # type: ignore[no-any-return]
+
+    assert run(2, work) == [[3.0], [0.0, 1.0, 2.0]]
+
+
+def wait_alone(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.all_reduce(torch.zeros(2), MIXER)
+
+
+def call_another(comm: Comm) -> None:
+    (comm.all_reduce if comm.rank else comm.broadcast)(torch.zeros(2), MIXER)
+
+
+def give_another_shape(comm: Comm) -> None:
+    comm.all_reduce(torch.zeros(2 + comm.rank), MIXER)
+
+
+def receive_in_vain(comm: Comm) -> None:
+    if comm.rank == 1:
+        comm.recv(torch.zeros(2), 0, MIXER)
+
+
+@pytest.mark.parametrize(("work", "says", "ranks"), [
+    (wait_alone, "rank 0 has served the event; rank 1 waits in all_reduce for trunk layer 3 mixer of (2,)", (1,)),
+    (call_another, "rank 0 waits in broadcast for trunk layer 3 mixer of (2,) float32; rank 1 waits in all_reduce",
+     (0, 1)),
+    (give_another_shape, "of (2,) float32; rank 1 waits in all_reduce for trunk layer 3 mixer of (3,)", (0, 1)),
+    (receive_in_vain, "rank 1 waits in recv from rank 0 for trunk layer 3 mixer", (1,)),
+], ids=lambda one: one.__name__ if callable(one) else None)  # fmt: skip
+def test_ranks_that_wait_in_vain_are_reported_at_once(
+    work: Callable[[Comm], None], says: str, ranks: tuple[int, ...]
+) -> None:
+    begun = time.perf_counter()
+    with pytest.raises(RankWaits) as raised:
+        run(2, work, limit_s=30)
+    assert says in str(raised.value) and raised.value.ranks == ranks
+    assert time.perf_counter() - begun < 5
+
+
+def test_rank_that_never_comes_back_is_reported_within_the_limit() -> None:
+    stop = threading.Event()
+
+    def work(comm: Comm) -> None:
+        if comm.rank == 1:
+            stop.wait(20)
+        comm.all_reduce(torch.zeros(1))
+
+    begun = time.perf_counter()
+    with pytest.raises(RankWaits, match=r"rank 1 did not come back within 0\.2 s"):
+        run(2, work, limit_s=0.2)
+    assert time.perf_counter() - begun < 5
+    stop.set()
+
+
+def test_error_of_all_ranks_is_rank_0s() -> None:
+    def work(comm: Comm) -> None:
+        raise Unsupported(f"rank {comm.rank} has no trees")
+
+    with pytest.raises(Unsupported, match="rank 0 has no trees"):
+        run(3, work)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_error_of_one_rank_names_the_rank(waits: bool) -> None:
+    def work(comm: Comm) -> None:
+        if comm.rank == 1:
+            raise Unsupported("no trees")
+        if waits:
+            comm.all_reduce(torch.zeros(1))
+
+    with pytest.raises(RankRaised, match=r"rank 1 raised Unsupported \(no trees\); ranks 0, 2 did not") as raised:
+        run(3, work)
+    assert raised.value.ranks == (1,) and isinstance(raised.value.__cause__, Unsupported)
+
+
+def test_group_runs_again_after_a_failure() -> None:
+    group = Lockstep(2)
+    with pytest.raises(RankWaits):
+        group.run([lambda: group.comms[0].all_reduce(torch.zeros(1)), lambda: torch.zeros(1)])
+    assert [x.item() for x in group.run([lambda c=c: c.all_reduce(torch.ones(1)) for c in group.comms])] == [2, 2]  # type: ignore[misc]
+
+
+def test_rank_has_the_modes_of_the_caller() -> None:
+    with torch.inference_mode():
+        assert run(2, lambda comm: torch.is_inference_mode_enabled()) == [True, True]
+    assert run(2, lambda comm: torch.is_inference_mode_enabled()) == [False, False]
+
+
+def test_collective_outside_of_a_run_is_refused() -> None:
+    with pytest.raises(RankWaits, match="no other rank runs"):
+        Lockstep(2).comms[1].all_reduce(torch.zeros(1))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_factors_of_labels_add_up_to_one(size: int) -> None:
+    found = [factor(comm) for comm in Lockstep(size).comms]
+    assert sum(found) == 1 and not {0, 1} & set(found)
+
+
+@pytest.mark.parametrize(("kind", "fused"), [("dense", False), ("next", False), ("moe", True)])
+@pytest.mark.parametrize("size", [1, 2])
+def test_parts_of_all_ranks_cover_every_tensor(kind: Kind, fused: bool, size: int) -> None:
+    """Each entry of a split tensor is on exactly one rank, and a tensor has the shape of the rank's own model."""
+    config, comms = ModelConfig.from_dict(config_of(kind)), Lockstep(size).comms
+    stored = FUSED if fused else ()
+    own = expected_shapes(shards.config_of(config, size), stored)
+    split = 0
+    for name, shape in expected_shapes(config, stored).items():
+        shard, whole = shards.weight(config, name), torch.arange(torch.Size(shape).numel()).view(shape)
+        parts = [part_of(whole, shard, comm) for comm in comms]
+        if shard is None:
+            assert all(part is whole for part in parts)
+            continue
+        split += 1
+        assert torch.cat([part.flatten() for part in parts]).sort().values.equal(whole.flatten())
+        if "embed_tokens" not in name and "lm_head" not in name:  # the configuration of a rank has all tokens
+            assert all(tuple(part.shape) == tuple(own[name]) for part in parts), name
+    assert split > 20
+
+
+def test_conv_channels_are_split_per_segment() -> None:
+    config = ModelConfig.from_dict(config_of())  # q, k: 2 heads of 8 channels; v: 4 heads of 16
+    shard = shards.weight(config, "model.layers.0.linear_attn.conv1d.weight")
+    assert shard is not None
+    assert shard.spans(1, 2) == (range(8, 16), range(24, 32), range(64, 96)) and shard.length == 96
+
+
+def test_kv_head_is_on_several_ranks_if_there_are_too_few() -> None:
+    segment = shards.Segment(2, 16, copied=True)
+    assert [segment.held(rank, 4) for rank in range(4)] == [range(0, 1), range(0, 1), range(1, 2), range(1, 2)]
+    assert segment.fits(4) and not segment.fits(3)
+
+
+@pytest.mark.parametrize(("size", "says"), [
+    (3, "expected a divisor of the model's 2 key heads"), (4, "2 key heads (linear_num_key_heads)"),
+])  # fmt: skip
+def test_ranks_that_cannot_share_the_heads_are_refused(size: int, says: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        shards.config_of(ModelConfig.from_dict(config_of()), size)
+    assert says in str(raised.value)
