@@ -37,6 +37,7 @@ def tiers_of(words: Iterable[str]) -> frozenset[Tier]:
 
 
 TIES = "ties"  # the check that counts all choices that could not be decided
+UNDECIDABLE = "undecidable"  # the check that counts wrong states that could not be distinguished from the right one
 
 
 class Exit(IntEnum):
@@ -147,13 +148,14 @@ class Comparison:
         """The sort key of findings: the event, then the data flow in it. Totals of ties come last: they have no place.
 
         A length comes first, as it defines what the memory is. A commit chooses what to accept before it writes. KV
-        that a draft event writes is scratch memory of its chain.
+        that a draft event writes is scratch memory of its chain. What could not be decided comes last.
         """
         place, kind = self.place, self.kind
         scratch = kind == "draft" and place.component in ("keys", "values")
         stage, step, layer, component = (place._replace(stage="chain.1") if scratch else place).order()
         ahead = place.component == "length" or (kind == "commit" and place[::2] == ("trunk", "pick"))
-        return self.check == TIES, self.event, stage, step, STAGE_LEVEL - 1 if ahead else layer, component
+        level = STAGE_LEVEL - 1 if ahead else layer
+        return self.check in (TIES, UNDECIDABLE), self.event, stage, step, level, component
 
 
 def prefer_shared(compared: Sequence[Comparison]) -> list[Comparison]:
@@ -242,9 +244,15 @@ class Verdict:
         return sum(c.elements for c in self.compared)
 
     @property
+    def undecided(self) -> bool:
+        """Whether all findings are events of which too little could be decided: nothing was seen to be wrong."""
+        findings = self.findings
+        return bool(findings) and all(one.check == UNDECIDABLE for one in findings)
+
+    @property
     def exit(self) -> Exit:
-        if self.findings:
+        if self.findings and not self.undecided:
             return Exit.DIVERGED
-        if self.stopped or not (self.elements and self.served):
+        if self.undecided or self.stopped or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

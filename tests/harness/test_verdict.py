@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from instep.audit.recorded_engine import allow_undecided_events
 from instep.finding_problem import Explained, Problem, WrongContent
-from instep.verdict import Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
+from instep.report.divergence_message import message
+from instep.verdict import UNDECIDABLE, Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 HIDDEN = Place("trunk", 0, "hidden")
@@ -49,6 +51,30 @@ def test_the_mistake_that_most_findings_share_is_named_first() -> None:
         "is an old window [equal bits: is all zero]", "is an old state",
         "is all zero", "is all zero [equal bits: is an old window]",
     ]
+
+
+def test_what_could_not_be_decided_is_no_divergence() -> None:
+    undecided = replace(compared(worst=0.6, allowed=0.5, event=1), check=UNDECIDABLE, tier=Tier.DIRECTED)
+    verdict = Verdict()
+    verdict.add([compared(), undecided])
+    assert verdict.undecided and verdict.exit is Exit.INCONCLUSIVE
+    assert message("t", verdict.findings, "n", ()).startswith("INCONCLUSIVE  t")
+    wrong = compared(worst=2.0, event=2)
+    verdict.add([wrong])
+    assert verdict.findings == [wrong, undecided] and not verdict.undecided and verdict.exit is Exit.DIVERGED
+    assert message("t", verdict.findings, "n", ()).startswith("DIVERGED  t")
+
+
+@pytest.mark.parametrize(("elsewhere", "exit"), [(5, Exit.INCONCLUSIVE), (10, Exit.AGREED)])
+def test_a_recording_may_have_events_that_cannot_be_decided(elsewhere: int, exit: Exit) -> None:
+    """Event 1 has 6 of 10 pairs undecided, and event 0 has 5 or 10 more pairs, of which 2 are undecided."""
+    event = replace(compared(worst=0.6, allowed=0.5, elements=10, event=1), check=UNDECIDABLE, tier=Tier.DIRECTED,
+                    undecided=6, problem=Problem("undecided", "6 of 10"))  # fmt: skip
+    whole = replace(compared(elements=2000), tier=Tier.DIRECTED, undecided=2, pairs=elsewhere)
+    within = replace(compared(elements=640, event=1), tier=Tier.DIRECTED, undecided=6, pairs=10)
+    verdict = Verdict([whole, within, event])
+    allow_undecided_events(verdict)
+    assert verdict.exit is exit and [one.reason for one in verdict.skipped] == ["6 of 10"] * (exit is Exit.AGREED)
 
 
 def test_nothing_compared_is_never_a_pass() -> None:

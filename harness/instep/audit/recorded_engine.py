@@ -30,8 +30,9 @@ from ..run.lockstep import Part, Result, between_rounds
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, Tokens
+from ..tier_allowances import UNDECIDED_CAP
 from ..trace.file import Trace
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext
 from .layerwise_reference import Advance, Precision, silent
 from .recording import META, Recorded, wrote
@@ -82,10 +83,26 @@ def replayed(
                   (KeyboardInterrupt, TimeIsUp)),
     )
     verdict = found.verdict
+    allow_undecided_events(verdict)
     verdict.compared = [replace(one, slot=None if one.agrees else recorded.slot(one.event, one.request))
                         for one in verdict.compared]  # fmt: skip
     remarks = [remark(recorded, verdict.findings)] if verdict.findings else []
     return replace(found, again=(), remarks=tuple(filter(None, remarks)))  # only the audit itself reproduces it
+
+
+def allow_undecided_events(verdict: Verdict) -> None:
+    """Skip events of which too little could be decided, unless that holds of the whole recording.
+
+    Nobody chose the text of a recording for its states. After a text that repeats itself, one token more or less is
+    almost the same state.
+    """
+    single = {one.event: one for one in verdict.compared if one.check == UNDECIDABLE}
+    every = [*single.values(), *(one for one in verdict.compared
+                                 if one.tier is Tier.DIRECTED and one.event not in single)]  # fmt: skip
+    pairs = sum(one.elements if one.check == UNDECIDABLE else one.pairs for one in every)
+    if sum(one.undecided for one in every) <= UNDECIDED_CAP * pairs:
+        verdict.compared = [one for one in verdict.compared if one.check != UNDECIDABLE]
+        verdict.skipped += [Skipped(one.check, one.event, one.diagnosis, f"{one.place}") for one in single.values()]
 
 
 def first_served(trace: Trace, judged: int) -> int:

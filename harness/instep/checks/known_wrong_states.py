@@ -29,7 +29,7 @@ from ..tier_allowances import (
     PROJECTION_LIMIT,
     UNDECIDED_CAP,
 )
-from ..verdict import Comparison, Skipped, Tier
+from ..verdict import UNDECIDABLE, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .check_interface import compared
 from .earlier_rounds import EarlierRounds
@@ -78,7 +78,7 @@ class Directed:
             said = f"{undecided} of {pairs} wrong states could not be distinguished from the right one"
             one = compared(self, context, pieces[-1].place("state"), pairs, undecided / pairs,
                            Problem("undecided", said), allowed=UNDECIDED_CAP, undecided=undecided)  # fmt: skip
-            yield replace(one, check="undecidable")
+            yield replace(one, check=UNDECIDABLE)
 
     def remember(self, context: EventContext) -> None:
         """Take in an event that is not judged, for the wrong states of later events."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 
 from ..checks.check_interface import counted
-from ..verdict import Comparison, Raised, Tier
+from ..verdict import UNDECIDABLE, Comparison, Raised, Tier
 from .command_lines import command as to_type
 from .command_lines import near
 
@@ -41,7 +41,7 @@ UNDECLARED = (
     "products with `rounds` and `products` (docs/declare.md)"
 )
 DIFFERS = "differs from the reference"
-COUNTS = {"undecidable": "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
+COUNTS = {UNDECIDABLE: "part", "ties": "ties", "remembered": "differing"}  # checks whose number is not an error
 
 
 def divergence(outcome: Outcome) -> str:
@@ -74,7 +74,8 @@ def message(
         here = all(found.event == first.event for found in others)
         following = placed(others[0]) if placed else where(others[0], short=here)
         lines.append(f"{len(others)} more{' at this event' * (here and not placed)}, next: {following}")
-    return "\n".join([f"DIVERGED  {title}", *(f"  {line}" for line in (*lines, *more))])
+    word = "INCONCLUSIVE" if all(found.check == UNDECIDABLE for found in findings) else "DIVERGED"
+    return "\n".join([f"{word}  {title}", *(f"  {line}" for line in (*lines, *more))])
 
 
 def numbers(found: Comparison, measures: Mapping[Tier, str] = MEASURES) -> str:

@@ -26,7 +26,7 @@ from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.request_table import RequestTable
 from ..trace.write_bound import bound
-from ..verdict import INTERRUPTED, Comparison, Skipped, Tier, Verdict
+from ..verdict import INTERRUPTED, UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext, Expected
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
@@ -232,7 +232,8 @@ def run(
 
     admissions: whether all of them are checked, or only the first event. Each check reads the states of all live
     requests, which for many large requests takes longer than everything else.
-    past_lost: go on after an event in which all that disagrees is NaN or infinite numbers: the reference has none.
+    past_lost: go on after an event in which all that disagrees is NaN or infinite numbers, which the reference does not
+    have, or of which too little could be decided.
     settle: the results of an event that count; None: all.
     """
     verdict, wanted = Verdict(served=False), None if layers is None else frozenset(layers)
@@ -268,7 +269,8 @@ def run(
         verdict.served |= context.shown.computed(context.subject)
         verdict.unserved += context.shown.unserved
         bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
-        if bad and not part.to_end and not (past_lost and all(one.lost for one in bad)):
+        if bad and not part.to_end and not (
+                past_lost and all(one.lost or one.check == UNDECIDABLE for one in bad)):
             return verdict
         try:
             if progress is not None:

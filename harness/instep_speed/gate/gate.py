@@ -170,7 +170,7 @@ def checked(arms: Mapping[str, Arm], report: Report) -> str:
             message = answer["message"].rpartition("\n")[0] or "  nothing was compared"
             if not answer["undecided"]:
                 return f"{name} ({arm.source.said}) does not pass\n{message}"
-            found = message.partition("\n")[2]  # without the word DIVERGED
+            found = message.partition("\n")[2]  # without the line of the verdict
             unjudged = unjudged or f"{name} ({arm.source.said}) cannot be judged\n{found}\n{TOO_LITTLE}"
     report.unjudged = bool(unjudged)
     return unjudged

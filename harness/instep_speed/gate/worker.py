@@ -25,7 +25,6 @@ from instep.run.build_compared_engines import bare
 from instep.run.replay import Replay, served
 from instep.setting import Setting
 from instep.trace.file import read
-from instep.verdict import Exit
 
 from .cases import Walk
 from .clock import Clock
@@ -71,10 +70,9 @@ class Worker:
         """Replay the course with the arm's own harness: every check after every event."""
         outcome = diagnose(self.replay)
         verdict = outcome.verdict
-        message = divergence(outcome) if verdict.exit is Exit.DIVERGED else ""
-        # A check that could not decide yields a finding. If there is no other finding, nothing wrong was found.
-        undecided = bool(verdict.findings) and all(one.check == "undecidable" for one in verdict.findings)
-        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message, "undecided": undecided}
+        message = divergence(outcome) if verdict.findings else ""
+        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message,
+                "undecided": verdict.undecided}  # fmt: skip
 
     def show(self, file: str) -> dict[str, Any]:
         """Walk through the course once and write the states; `arm.states` has the names."""
