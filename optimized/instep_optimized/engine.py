@@ -18,6 +18,7 @@ import torch
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
+from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.engine import (
     Capacity,
     Committed,
@@ -87,6 +88,7 @@ class OptimizedEngine:
         if comm is not None:
             checkpoint, ops = of_rank(checkpoint, ops, options, comm)
         config = checkpoint.config
+        capacity = replace(capacity, block=options.drafter == BLOCK)
         self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops
         self._see: See = unseen
@@ -156,14 +158,15 @@ class OptimizedEngine:
         shapes = [] if nodes is None else tree_inputs(trees, nodes)
         forced = [[*given, *[0] * (width - 1 - len(given))]
                   for given in ([[-1] * len(tree) for tree in trees] if picks is None else picks)]  # fmt: skip
-        if any(tuple(tree) != alike for tree in trees):
+        shaped = any(tuple(tree) != alike for tree in trees)
+        if shaped and (self._model.drafter is None or not self._model.drafter.at_once):
             kind = "shaped draft"
         if kind == "draft":
             shapes = [line[:nodes] for line in shapes]
         elif nodes is None:  # whether the head runs in a step
             shapes = [[int(step < len(tree)) for step in range(steps)] for tree in trees]
         said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))
-        if kind != "draft":
+        if shaped:
             said, steps = cut_to_trees(said, trees, width), max(map(len, trees))
         return split_tables(said, steps, headed=self._model.drafter is not None)
 

@@ -69,7 +69,8 @@ def built(
         raise
     stored = Stored(checkpoint.tensors, options.activation, device)
     trunk = Trunk.of(stored, config, memory)
-    drafter = MODES[options.drafter](stored, config, trunk.head, memory) if config.mtp_layers else None
+    drafts = bool(config.mtp_layers) or config.block is not None
+    drafter = MODES[options.drafter](stored, config, trunk.head, memory) if drafts else None
     model = Model(trunk, drafter, memory)
     nodes = capacity.num_draft_tokens
     return model, {

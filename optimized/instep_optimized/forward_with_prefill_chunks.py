@@ -24,12 +24,12 @@ from .memory.tiled_units import shown
 from .model import Model
 from .model.trunk import STAGE
 from .ops.op_protocols import Ops
-from .packed_batch import Batch, Span, begins_of, pack, parents_of
+from .packed_batch import Batch, Span, TargetRows, begins_of, pack, parents_of
 from .request_record import Request
 from .sampling_inputs import Drawing, in_units
 from .transfer.to_device import ints, sent
 
-RunTarget = Callable[[Ops, Batch, BoundPair], torch.Tensor]
+RunTarget = Callable[[Ops, Batch, BoundPair], TargetRows]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def forward(
     memory, target = model.memory, replay or model.trunk
     batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
     bound = commit.bind(ops, batch)
-    final = target(ops, batch, bound)  # [N, D]
+    rows = target(ops, batch, bound)
+    final = rows.final  # [N, D]
     bound.ran(ops)
     begins = begins_of([planned.span for planned in plan])
     asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]
@@ -105,14 +106,14 @@ def forward(
 
     # Packed row -> its place among the rows that needed logits.
     said = dict(zip(asked, range(len(asked)), strict=True))
-    _keep(ops, memory, plan, begins, said, own, final)
+    _keep(ops, memory, plan, begins, said, own, rows)
     committed = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind != "verify"]
     rooted = [(p, said[begin + p.span.count - 1]) for p, begin in committed if p.rooted]
     # The roots are written before the extend, which reads them after the last rows.
     roots = _root(ops, memory, [p for p, _ in rooted], _select(ops, own, [place for _, place in rooted]))
     if committed:
         _extend(ops, model, [p for p, _ in committed], _select(
-            ops, final, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
+            ops, rows.fed, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
         ), num_steps)
     return own, roots, final
 
@@ -120,6 +121,8 @@ def forward(
 def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_steps: int) -> None:
     """Run the draft extend over a loaded prefix's last rows, with the tokens that follow in this prompt."""
     assert kept.final is not None, "it is a prefix"
+    if model.drafter is not None and not model.drafter.layers:  # no memory of it depends on later tokens
+        model = replace(model, drafter=None)
     final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
     row, begin = Row(request.name, "prefill"), request.length.exact - len(final)
     _extend(ops, model, [Planned(row, Span(row.request, "prefill", len(final)), request, begin)], final, num_steps)
@@ -147,7 +150,7 @@ def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -
 
 def _keep(
     ops: Ops, memory: Memory, plan: Sequence[Planned], begins: Sequence[int], said: dict[int, int], own: torch.Tensor,
-    final: torch.Tensor,
+    answered: TargetRows,
 ) -> None:
     """Keep the verified windows in the slot table. Trees are kept to the last column of the table."""
     verified = [(p, begin) for p, begin in zip(plan, begins, strict=True) if p.span.kind == "verify"]
@@ -160,7 +163,7 @@ def _keep(
     ]
     keep_window(
         ops, table, _slots(memory, (p for p, _ in verified)), _select(ops, own, [said.get(row, -1) for row in rows]),
-        _select(ops, final, rows), width,
+        TargetRows(*(None if x is None else _select(ops, x, rows) for x in answered)), width,  # type: ignore[arg-type]
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, scaled
-from instep_reference.contract.drafters import DRAFTERS
+from instep_reference.contract.drafters import BLOCK, DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.grown_draft_tree import MOST_BEAMS
 
@@ -115,6 +115,10 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "the eagle drafter runs one MTP layer again and again; this model has several", ("drafter",)),
     (lambda o, c, n: o.drafter == "vanilla" and 0 < c.mtp_layers < n,
      "the vanilla drafter has one MTP layer per draft, so no more drafts than layers", ("drafter",)),
+    (lambda o, c, n: o.drafter == BLOCK and c.block is None,
+     "block drafting needs a block drafter, and this checkpoint was opened without one", ("drafter",)),
+    (lambda o, c, n: o.drafter == BLOCK and n >= MOST_NODES,
+     f"the block drafter: a row's view of its block are the bits of an int64, for {MOST_NODES} rows", ("drafter",)),
 )  # fmt: skip
 
 
@@ -130,6 +134,8 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
      "windows that are trees: a strategy from an op set supports only chains", ("strategy", "conv")),
     (lambda o, c, s: o.drafter == "vanilla" and c.mtp_layers > 0,
      "windows that are trees: vanilla drafting has no separate layer per branch", ("drafter",)),
+    (lambda o, c, s: o.drafter == BLOCK,
+     "windows that are trees: the rows of a block drafter have no branches", ("drafter",)),
 )  # fmt: skip
 
 
@@ -175,6 +181,8 @@ def check(
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
             raise Unsupported(f"{why} ({', '.join(said)})")
+    if options.drafter == BLOCK and not ops.trees:
+        raise Unsupported(f"the ops of {ops.name} have no attention in which a row sees later rows (`Ops.trees`)")
     if interval is not None and interval < 1:
         raise BadInput("capacity.track_interval", found=interval, expected="at least 1")
     if topk is not None:

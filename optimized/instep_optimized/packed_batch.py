@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -127,6 +127,21 @@ class Batch:
             keys.pool, values.pool, self.table, self.slots, self.begin, self.count, self.before, most=self.most,
             ancestors=ancestors, nodes=nodes, key_scales=keys.scales, value_scales=values.scales, full=self.full,
         )
+
+
+class TargetRows(NamedTuple):
+    """Rows of a forward of the target: final [N, D], after its final norm.
+
+    features [N, nD]: if a block drafter reads n layers, the rows after each of them, side by side; else None
+    """
+
+    final: torch.Tensor
+    features: torch.Tensor | None = None
+
+    @property
+    def fed(self) -> torch.Tensor:
+        """Return the rows that the drafter takes in."""
+        return self.final if self.features is None else self.features
 
 
 def windows(

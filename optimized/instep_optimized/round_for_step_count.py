@@ -20,7 +20,7 @@ from .draft.drafter_protocol import GrowsTrees, PickRows, Use, column
 from .model import Model
 from .model.trunk import STAGE
 from .ops.op_protocols import Ops
-from .packed_batch import Batch, Who, nodes_of, parents_of, plan_of, windows, windows_beside_decodes
+from .packed_batch import Batch, TargetRows, Who, nodes_of, parents_of, plan_of, windows, windows_beside_decodes
 from .sampling_inputs import Drawing
 from .transfer.to_device import sent
 
@@ -170,7 +170,9 @@ class Round:
         if not self.num_steps:
             return forwards | sampled
         drafts = {"draft": Body(self.draft, 1, self.width - 1, self.nodes or 0)}
-        if self.topk is not None:
+        if self.model.drafter is not None and self.model.drafter.at_once:
+            drafts = {"draft": Body(self.draft, self.width, self.num_steps, ragged=True)}
+        elif self.topk is not None:
             drafts = {"draft": Body(self.grow, self.topk, self.width - 1, self.width)}
         elif self.nodes:
             drafts["shaped draft"] = Body(self.draft_trees, 1, self.width - 1, 1 + 2 * self.width)
@@ -226,9 +228,9 @@ class Round:
         tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)
         nodes = nodes_of(ops, self.model.memory, inputs.slots, inputs.width)
         batch = windows(ops, self.model.memory, inputs.who(), tokens, "verify", width, nodes=nodes)
-        final = self._forward(ops, batch)
-        picks = self._own(ops, inputs, final, tokens)
-        keep_window(ops, slot_table, inputs.slots, picks, final, width)
+        rows = self._forward(ops, batch)
+        picks = self._own(ops, inputs, rows.final, tokens)
+        keep_window(ops, slot_table, inputs.slots, picks, rows, width)
         return Verified(picks.view(count, width))
 
     def decode(self, ops: Ops, inputs: Inputs) -> Decoded:
@@ -236,12 +238,12 @@ class Round:
         memory = self.model.memory
         root = ops.select(x=memory.slot_table.window[:, 0], index=inputs.slots)
         batch = windows(ops, memory, inputs.who(), root, "decode", 1)
-        final = self._forward(ops, batch)
-        own = self._own(ops, inputs, final, root)
+        rows = self._forward(ops, batch)
+        own = self._own(ops, inputs, rows.final, root)
         chosen = ops.choose(own=own, forced=inputs.forced[:, 0])
         self._note(ops, chosen, inputs.slots, 0)
         # The length grows last: until then every op finds the row at position `length`.
-        self._extend(ops, inputs.who(), chosen, final, 1)
+        self._extend(ops, inputs.who(), chosen, rows.fed, 1)
         ops.advance(length=memory.slot_table.length, slots=inputs.slots, by=batch.count)
         return Decoded(own, chosen)
 
@@ -256,12 +258,12 @@ class Round:
         tokens = self._used(ops, inputs)
         nodes = nodes_of(ops, memory, verified, inputs.width)
         batch = windows_beside_decodes(ops, memory, inputs.who(), (verified, decoded), tokens, width, nodes)
-        final = self._forward(ops, batch)
-        picks = self._own(ops, inputs, final, tokens)
-        keep_window(ops, memory.slot_table, verified, picks, final, width)
+        rows = self._forward(ops, batch)
+        picks = self._own(ops, inputs, rows.final, tokens)
+        keep_window(ops, memory.slot_table, verified, picks, rows, width)
         chosen = ops.choose(own=ops.select(x=picks, index=inputs.begin), forced=inputs.forced[:, 0])
         self._note(ops, chosen, decoded, 0)
-        self._extend(ops, replace(inputs.who(), slots=decoded), self._used(ops, inputs), final, width)
+        self._extend(ops, replace(inputs.who(), slots=decoded), self._used(ops, inputs), rows.fed, width)
         ops.advance(length=memory.slot_table.length, slots=decoded, by=inputs.width)
         return Beside(picks.view(count, width), chosen)
 
@@ -288,10 +290,11 @@ class Round:
             gather_path(ops, self.model.memory, inputs.slots, path, before, inputs.begin)
         self._note(ops, acceptance.bonus, inputs.slots, 0)
         if self.model.drafter is not None:
-            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)
+            kept = slot_table.final if slot_table.features is None else slot_table.features
+            fed = ops.select(x=kept[:, :width], index=inputs.slots).flatten(0, 1)
             # Every request has `width` packed rows; the extend uses as many of them as were accepted.
             who = replace(inputs.who(), count=acceptance.accept_lens)
-            self._extend(ops, who, acceptance.tokens.view(count * width), final, width)
+            self._extend(ops, who, acceptance.tokens.view(count * width), fed, width)
         # The length grows last: the strategy and the extend need the length before the window.
         ops.advance(length=slot_table.length, slots=inputs.slots, by=acceptance.accept_lens)
         return *acceptance, acceptance.accept_lens
@@ -326,11 +329,11 @@ class Round:
 
         return use
 
-    def _forward(self, ops: Ops, batch: Batch) -> torch.Tensor:
+    def _forward(self, ops: Ops, batch: Batch) -> TargetRows:
         bound = self.strategy.bind(ops, batch)
-        final = self.model.trunk(ops, batch, bound)
+        rows = self.model.trunk(ops, batch, bound)
         bound.ran(ops)
-        return final
+        return rows
 
     def _own(self, ops: Ops, inputs: Inputs, final: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Compute the target's own choice after every row of windows with these tokens."""
@@ -343,14 +346,14 @@ class Round:
             ops.select(x=memory.slot_table.sampling, index=slots), inputs.uniforms[:, :-1], inputs.uniforms[:, -1],
         ), STAGE)
 
-    def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, final: torch.Tensor, width: int) -> None:
-        """Extend the draft head, if there is one, over committed rows of requests whose root is known."""
+    def _extend(self, ops: Ops, who: Who, tokens: torch.Tensor, fed: torch.Tensor, width: int) -> None:
+        """Extend the draft side, if there is one, over committed rows of requests whose root is known."""
         memory, drafter = self.model.memory, self.model.drafter
         if drafter is not None:
             batch = windows(ops, memory, who, tokens, "draft", width)
             asked = (PickRows(batch.last, who.slots),) * drafter.layers
-            drafter.extend(ops, memory, batch, final, asked, self.num_steps)
-            keep_tail(ops, memory, batch, final)
+            drafter.extend(ops, memory, batch, fed, asked, self.num_steps)
+            keep_tail(ops, memory, batch, fed)
 
     def _note(self, ops: Ops, tokens: torch.Tensor, slots: torch.Tensor, column: int) -> None:
         """Write tokens [B] into one column of the windows in the slot table: the root into column 0, draft j into j."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from instep_reference.contract.block_drafter import PREFIX
 from instep_reference.contract.config import ModelConfig
 
 from .ops.op_protocols import ExpertWeights
@@ -54,6 +55,15 @@ class DraftWeights:
 
     fc: torch.Tensor
     embedding_norm: torch.Tensor
+    hidden_norm: torch.Tensor
+    norm: torch.Tensor
+
+
+@dataclass(frozen=True)
+class BlockWeights:
+    """Of a block drafter that reads n layers: fc [D, nD]; the norms [D] of the context, and before the head."""
+
+    fc: torch.Tensor
     hidden_norm: torch.Tensor
     norm: torch.Tensor
 
@@ -119,6 +129,10 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
 def draft(stored: Stored) -> DraftWeights:
     names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     return DraftWeights(*(stored.take(f"mtp.{name}.weight") for name in names))
+
+
+def block(stored: Stored) -> BlockWeights:
+    return BlockWeights(*(stored.take(f"{PREFIX}{name}.weight") for name in ("fc", "hidden_norm", "norm")))
 
 
 def _unpacked(stored: Stored, at: str, config: ModelConfig) -> tuple[torch.Tensor, ...]:

@@ -71,6 +71,14 @@ def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tor
     return torch.einsum("htl,lhd->thd", shares, values)
 
 
+def attend_both_ways(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Attend without a mask: every query sees every row, those after its own too. Otherwise as `attend`."""
+    (_, heads, width), kv_heads = query.shape, keys.shape[1]
+    keys, values = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (keys, values))
+    shares = (torch.einsum("thd,lhd->htl", query, keys) * width**-0.5).softmax(-1)
+    return torch.einsum("htl,lhd->thd", shares, values)
+
+
 def rotate(x: torch.Tensor, positions: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Turn channel pairs (i, i + R/2) of the first R = rotary_dim channels by position * theta ** (-2i / R).
 

@@ -19,7 +19,7 @@ from .contract.config import ModelConfig
 from .contract.controllers import Controlled
 from .contract.engine import RequestState
 from .contract.place_names import AFTER_LAYERS, Place, See, unseen
-from .draft import Drafter, drafter, head
+from .draft import Drafter, block_rows, drafter, head
 from .gdn import GdnMemory
 from .sampling import Drawing, drawn, most_probable
 from .speculative_rounds import Rounds
@@ -30,7 +30,10 @@ Memories = tuple[trunk.LayerMemory, ...]
 
 @dataclass(frozen=True)
 class TensorModel:
-    """The model of a checkpoint, as `Model` describes it. Rows are tensors [rows, D]."""
+    """The model of a checkpoint, as `Model` describes it. Rows are tensors [rows, D].
+
+    If a block drafter reads n layers of the target, the target's rows are [rows, (1 + n) D]: the final rows first.
+    """
 
     weights: Weights
 
@@ -52,7 +55,11 @@ class TensorModel:
     def advance(
         self, tokens: Sequence[int], memory: Memories, start: int, see: See
     ) -> tuple[torch.Tensor, Memories]:
-        return trunk.advance(self.weights, tokens, memory, start, see)
+        block = self.config.block
+        if block is None:
+            return trunk.advance(self.weights, tokens, memory, start, see)
+        final, after, answers = trunk.advance_with_answers(self.weights, tokens, memory, start, see)
+        return torch.cat([final, block_rows.features(answers, block.target_layer_ids, see)], -1), after
 
     def head(
         self, layer: int, tokens: Sequence[int], hidden: torch.Tensor, cache: AttentionMemory, start: int,
@@ -60,18 +67,38 @@ class TensorModel:
     ) -> tuple[torch.Tensor, AttentionMemory]:
         return head.rows(self.weights, layer, tokens, hidden, cache, start, stage, see)
 
+    def block_caches(self) -> tuple[AttentionMemory, ...]:
+        if self.config.block is None:
+            return ()
+        empty = trunk.empty_memory(self.config.block_model(), "attention", self.weights.embedding.dtype, self.device)
+        return (cast(AttentionMemory, empty),) * self.config.block.num_hidden_layers
+
+    def context(
+        self, rows: torch.Tensor, caches: Sequence[AttentionMemory], start: int, see: See
+    ) -> tuple[AttentionMemory, ...]:
+        return block_rows.context(self.weights, rows[:, self.config.hidden :], caches, start, see)
+
+    def block(
+        self, tokens: Sequence[int], caches: Sequence[AttentionMemory], start: int, see: See
+    ) -> torch.Tensor:
+        return block_rows.rows(self.weights, tokens, caches, start, see)
+
+    def final(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows after the final norm alone."""
+        return rows[:, : self.config.hidden]
+
     def until(self, cache: AttentionMemory, count: int) -> AttentionMemory:
         return AttentionMemory(cache.keys[:count], cache.values[:count])
 
     def pick(self, rows: torch.Tensor, stage: str, see: See) -> list[int]:
-        scores = trunk.logits(self.weights, rows, see, stage)
+        scores = trunk.logits(self.weights, self.final(rows), see, stage)
         return [int(token) for token in trunk.pick(scores, see, stage)]
 
     def best(self, rows: torch.Tensor, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
-        return most_probable(trunk.logits(self.weights, rows, see, stage), count)
+        return most_probable(trunk.logits(self.weights, self.final(rows), see, stage), count)
 
     def draw(self, rows: torch.Tensor, drawing: Drawing, stage: str, see: See) -> list[int]:
-        said = drawn(trunk.logits(self.weights, rows, see, stage), drawing)
+        said = drawn(trunk.logits(self.weights, self.final(rows), see, stage), drawing)
         return [int(token) for token in see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, device=self.device))]
 
     def last(self, rows: torch.Tensor, count: int = 1) -> torch.Tensor:
@@ -86,6 +113,7 @@ class TensorModel:
     ) -> RequestState:
         gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory)}
         kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, AttentionMemory)}
+        drafts, blocks = (caches, ()) if self.config.block is None else ((), caches)
         return RequestState(
             length=length, root=root, proposal=proposal,
             proposal_hidden=None if hidden is None else hidden[0].clone(),
@@ -93,9 +121,11 @@ class TensorModel:
             state={layer: kept.state.clone() for layer, kept in gdn.items()},
             keys={layer: kept.keys.clone() for layer, kept in kv.items()},
             values={layer: kept.values.clone() for layer, kept in kv.items()},
-            draft_keys={layer: kept.keys.clone() for layer, kept in enumerate(caches)},
-            draft_values={layer: kept.values.clone() for layer, kept in enumerate(caches)},
-            tail={} if tail is None else {AFTER_LAYERS: tail.clone()},
+            draft_keys={layer: kept.keys.clone() for layer, kept in enumerate(drafts)},
+            draft_values={layer: kept.values.clone() for layer, kept in enumerate(drafts)},
+            block_keys={layer: kept.keys.clone() for layer, kept in enumerate(blocks)},
+            block_values={layer: kept.values.clone() for layer, kept in enumerate(blocks)},
+            tail={} if tail is None else {AFTER_LAYERS: self.final(tail).clone()},
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from math import prod
 from struct import pack
+from typing import NamedTuple
 from zlib import crc32
 
 import torch
@@ -72,7 +73,15 @@ class KvLabels:
     total: int = 0
 
 
+class Fed(NamedTuple):
+    """A row of a target that a block drafter reads: the label of the final row, and that of the features."""
+
+    final: int
+    features: int
+
+
 Labels = list[int]
+TargetRows = Sequence[int | Fed]
 Memory = tuple[GdnLabels | KvLabels, ...]
 
 
@@ -93,39 +102,68 @@ class LabelModel:
     def no_cache(self) -> KvLabels:
         return KvLabels()
 
-    def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[Labels, Memory]:
+    def advance(self, tokens: Sequence[int], memory: Memory, start: int, see: See) -> tuple[TargetRows, Memory]:
         tell = Teller("trunk", self.config, see)
-        hidden = tell.embed(tokens)
+        hidden, answers = tell.embed(tokens), list[Labels]()
         after = []
         for layer, before in enumerate(memory):
             hidden, kept = _layer(tell, layer, hidden, before, start)
             after.append(kept)
-        return tell.of(AFTER_LAYERS, "final", hidden), tuple(after)
+            answers.append(hidden)
+        final = tell.of(AFTER_LAYERS, "final", hidden)
+        if self.config.block is None:
+            return final, tuple(after)
+        first, *others = self.config.block.target_layer_ids
+        features = answers[first]
+        for layer in others:
+            features = tell.of(layer, "features", features, answers[layer])
+        return [Fed(*row) for row in zip(final, features, strict=True)], tuple(after)
 
     def head(
-        self, layer: int, tokens: Sequence[int], hidden: Labels, cache: KvLabels, start: int, stage: str, see: See
+        self, layer: int, tokens: Sequence[int], hidden: TargetRows, cache: KvLabels, start: int, stage: str, see: See
     ) -> tuple[Labels, KvLabels]:
         tell = Teller(stage, self.config, see)
         embedded = tell.of(STAGE_LEVEL, "normed", tell.embed(tokens))
-        joined = tell.of(STAGE_LEVEL, "joined", embedded, tell.of(STAGE_LEVEL, "post_normed", hidden))
+        joined = tell.of(STAGE_LEVEL, "joined", embedded, tell.of(STAGE_LEVEL, "post_normed", _finals(hidden)))
         x, kept = _layer(tell, layer, tell.of(STAGE_LEVEL, "fused", joined), cache, start)
         assert isinstance(kept, KvLabels), "MTP layers are attention layers"
         return tell.of(AFTER_LAYERS, "final", x), kept
+
+    def block_caches(self) -> tuple[KvLabels, ...]:
+        return () if self.config.block is None else (KvLabels(),) * self.config.block.num_hidden_layers
+
+    def context(self, rows: TargetRows, caches: Sequence[KvLabels], start: int, see: See) -> tuple[KvLabels, ...]:
+        tell, after = Teller("extend", self.config.block_model(), see), []
+        fused = tell.of(STAGE_LEVEL, "fused", [row.features for row in rows if isinstance(row, Fed)])
+        context, positions = tell.of(STAGE_LEVEL, "context", fused), list(range(start, start + len(rows)))
+        for layer, cache in enumerate(caches):
+            key_raw, value = (tell.of(layer, name, context) for name in ("key_raw", "value"))
+            key = tell.of(layer, "key", key_raw, positions)
+            total = (cache.total + _total(key, value, start)) & MASK
+            after.append(KvLabels((*cache.keys, *key), (*cache.values, *value), total))
+        return tuple(after)
+
+    def block(self, tokens: Sequence[int], caches: Sequence[KvLabels], start: int, see: See) -> Labels:
+        tell = Teller("block", self.config.block_model(), see)
+        x = tell.embed(tokens)
+        for layer, cache in enumerate(caches):
+            x, _ = _layer(tell, layer, x, cache, start, both_ways=True)
+        return tell.of(AFTER_LAYERS, "final", x)
 
     def until(self, cache: KvLabels, count: int) -> KvLabels:
         keys, values = cache.keys[:count], cache.values[:count]
         return KvLabels(keys, values, _total(keys, values))
 
-    def pick(self, rows: Labels, stage: str, see: See) -> list[int]:
+    def pick(self, rows: TargetRows, stage: str, see: See) -> list[int]:
         picks = self._largest(rows, stage, see)
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(picks, dtype=torch.int64))
         return picks
 
-    def best(self, rows: Labels, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
+    def best(self, rows: TargetRows, count: int, stage: str, see: See) -> list[list[tuple[int, float]]]:
         """Derive tokens and integer scores from the named token: labels have no probabilities."""
         return [most_named(token, count, self.config.vocab) for token in self._largest(rows, stage, see)]
 
-    def draw(self, rows: Labels, drawing: Drawing, stage: str, see: See) -> list[int]:
+    def draw(self, rows: TargetRows, drawing: Drawing, stage: str, see: See) -> list[int]:
         """Mix everything that a draw may depend on: labels have no probabilities."""
         said, sampling = [], drawing.sampling
         known = (_bits(sampling.temperature), _bits(1.0 if sampling.top_p is None else sampling.top_p),
@@ -137,44 +175,48 @@ class LabelModel:
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, dtype=torch.int64))
         return said
 
-    def _largest(self, rows: Labels, stage: str, see: See) -> list[int]:
+    def _largest(self, rows: TargetRows, stage: str, see: See) -> list[int]:
         """Return the token that each row's logits name."""
         own = code(Place(stage, AFTER_LAYERS, "logits"))
-        tokens = [(mix(row, own) >> 1) % self.config.vocab for row in rows]
+        tokens = [(mix(row, own) >> 1) % self.config.vocab for row in _finals(rows)]
         logits = torch.zeros(len(tokens), self.config.vocab)
         at = torch.tensor(tokens, dtype=torch.int64)[:, None]
         see(Place(stage, AFTER_LAYERS, "logits"), logits.scatter(1, at, 1.0))
         return tokens
 
-    def last(self, rows: Labels, count: int = 1) -> Labels:
+    def last(self, rows: TargetRows, count: int = 1) -> TargetRows:
         return rows[-count:]
 
-    def join(self, parts: Sequence[Labels]) -> Labels:
+    def join(self, parts: Sequence[TargetRows]) -> TargetRows:
         return [label for part in parts for label in part]
 
     def logical(
-        self, length: int, root: int | None, proposal: int | None, hidden: Labels | None,
-        memory: Memory, caches: Sequence[KvLabels], tail: Labels | None = None,
+        self, length: int, root: int | None, proposal: int | None, hidden: TargetRows | None,
+        memory: Memory, caches: Sequence[KvLabels], tail: TargetRows | None = None,
     ) -> RequestState:
         config = self.config
-        entry = _shape("key", config)
+        entry, drafts, blocks = _shape("key", config), caches, tuple[KvLabels, ...]()
+        if config.block is not None:
+            drafts, blocks, own = (), tuple(caches), _shape("key", config.block_model())
         block = (config.value_heads, config.key_dim, config.value_dim)
         gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnLabels)}
         kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, KvLabels)}
         return RequestState(
             length=length, root=root, proposal=proposal,
-            proposal_hidden=None if hidden is None else expand(hidden, (config.hidden,))[0],
+            proposal_hidden=None if hidden is None else expand(_finals(hidden), (config.hidden,))[0],
             conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
             state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
             values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
-            draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(caches)},
-            draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(caches)},
-            tail={} if tail is None else {AFTER_LAYERS: expand(tail, (config.hidden,))},
+            draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(drafts)},
+            draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(drafts)},
+            block_keys={layer: expand(kept.keys, own) for layer, kept in enumerate(blocks)},
+            block_values={layer: expand(kept.values, own) for layer, kept in enumerate(blocks)},
+            tail={} if tail is None else {AFTER_LAYERS: expand(_finals(tail), (config.hidden,))},
         )
 
 
-class LedgerEngine(Rounds[Labels, Memory, KvLabels]):
+class LedgerEngine(Rounds[TargetRows, Memory, KvLabels]):
     """The reference's rounds over labels; needs a configuration and no weights. `mode`: which drafter, by name."""
 
     def __init__(
@@ -211,19 +253,24 @@ class Teller:
         return self.show(layer, component, labels)
 
     def show(self, layer: int, component: str, labels: Labels) -> Labels:
-        self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config)))
+        self.see(Place(self.stage, layer, component), expand(labels, _shape(component, self.config, layer)))
         return labels
 
 
+def _finals(rows: TargetRows) -> Labels:
+    return [row.final if isinstance(row, Fed) else row for row in rows]
+
+
 def _layer(
-    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int
+    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int, *, both_ways: bool = False
 ) -> tuple[Labels, GdnLabels | KvLabels]:
+    """both_ways: rows of an attention layer also see the rows after them."""
     normed = tell.of(layer, "normed", hidden)
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):
         mixer, kept = _gdn(tell, layer, normed, memory)
     else:
-        mixer, kept = _attention(tell, layer, normed, memory, start)
+        mixer, kept = _attention(tell, layer, normed, memory, start, both_ways)
     residual = tell.of(layer, "residual", hidden, mixer)
     mlp = tell.of(layer, "mlp", tell.of(layer, "post_normed", residual))
     return tell.of(layer, "hidden", residual, mlp), kept
@@ -267,15 +314,18 @@ def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:
 
 
 def _attention(
-    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int
+    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int, both_ways: bool
 ) -> tuple[Labels, KvLabels]:
     projected, key_raw, value = (tell.of(layer, name, normed) for name in ("projected", "key_raw", "value"))
     positions = list(range(start, start + len(normed)))
     query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
-    total, own, attended = memory.total, code(Place(tell.stage, layer, "attended")), []
+    total, own, totals = memory.total, code(Place(tell.stage, layer, "attended")), []
     for t, position in enumerate(positions):
         total = (total + _total(key[t : t + 1], value[t : t + 1], position)) & MASK
-        attended.append(mix(mix(total, query[t]), own))
+        totals.append(total)
+    if both_ways:
+        totals = [total] * len(totals)
+    attended = [mix(mix(seen, label), own) for seen, label in zip(totals, query, strict=True)]
     opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
     return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
 
@@ -285,8 +335,10 @@ def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
     return sum(mix(mix(*pair), position) for position, pair in enumerate(zip(keys, values, strict=True), start)) & MASK
 
 
-def _shape(component: str, config: ModelConfig) -> tuple[int, ...]:
+def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ...]:
     """Return the shape of a row at a place; a place that is not in the table has hidden rows."""
+    if component == "features" and config.block is not None:
+        return ((1 + config.block.target_layer_ids.index(layer)) * config.hidden,)
     channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),

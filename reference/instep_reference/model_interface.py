@@ -16,9 +16,9 @@ from .contract.engine import RequestState
 from .contract.place_names import See
 from .sampling import Drawing
 
-Rows = TypeVar("Rows")  # hidden rows of some tokens, in order
+Rows = TypeVar("Rows")  # hidden rows of some tokens, in order: after the final norm, and those a block drafter reads
 Memory = TypeVar("Memory")  # the memory of the target's layers about a request
-Cache = TypeVar("Cache")  # the memory of one MTP layer about a request
+Cache = TypeVar("Cache")  # the memory of one MTP layer about a request, or of a layer of a block drafter
 
 
 class Model(Protocol[Rows, Memory, Cache]):
@@ -46,6 +46,18 @@ class Model(Protocol[Rows, Memory, Cache]):
         self, layer: int, tokens: Sequence[int], hidden: Rows, cache: Cache, start: int, stage: str, see: See
     ) -> tuple[Rows, Cache]:
         """Run one MTP layer over rows (hidden p, token p + 1) at positions start, .. -> the rows y, the cache."""
+        ...
+
+    def block_caches(self) -> tuple[Cache, ...]:
+        """Return the caches of a block drafter before the first token, one per layer; none without one."""
+        ...
+
+    def context(self, rows: Rows, caches: Sequence[Cache], start: int, see: See) -> tuple[Cache, ...]:
+        """Take committed tokens at positions start, .. into the caches of the block drafter. rows: of `advance`."""
+        ...
+
+    def block(self, tokens: Sequence[int], caches: Sequence[Cache], start: int, see: See) -> Rows:
+        """Run the block drafter over a block at positions start, .. -> its rows y. The caches do not change."""
         ...
 
     def until(self, cache: Cache, count: int) -> Cache:

@@ -12,7 +12,7 @@ from typing import Generic
 
 import torch
 
-from .acceptance import answer, chain, greedy
+from .acceptance import answer, block_greedy, chain, greedy
 from .contract.adaptive_controller_file import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.controllers import Controlled
@@ -21,6 +21,7 @@ from .contract.errors import Unsupported
 from .contract.place_names import See, unseen
 from .contract.sampling import Sampling
 from .controllers import controller
+from .draft.block import BlockHead
 from .draft.drafter_protocol import Asked, Drafter, GrowsTrees, Proposed
 from .model_interface import Cache, Memory, Model, Rows
 from .sampling import Drawing
@@ -74,7 +75,9 @@ class Rounds(Generic[Rows, Memory, Cache]):
             raise Unsupported("trees that the drafter grows (capacity.topk): this drafter proposes no trees")
         self.track_interval = None if room is None else room.track_interval
         # Number of final rows of a prefix: MTP layer i has read i tokens after its row, so its last i + 1 rows are new.
-        self.layers = max(1, len(drafter.begin(model).caches)) if self.track_interval is not None else 1
+        # `ahead`: how many layers read tokens after their rows. Those of a block drafter read none.
+        self.ahead = 0 if isinstance(drafter, BlockHead) else len(drafter.begin(model).caches)
+        self.layers = max(1, self.ahead) if self.track_interval is not None else 1
         self.model, self.drafter, self.see = model, drafter, see
         self.adaptive = adaptive is not None if controlled is None else controlled.varies
         self.controller = controller(controlled, num_steps, adaptive, lag)
@@ -159,7 +162,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
     ) -> Committed:
         live = [self.requests[name] for name in requests]
-        own = [greedy([node.token for node in one.nodes], one.parents, one.picks) for one in live]
+        own = self._accepted(live)
         paths = own if accepted is None else list(accepted)
         for name, one, path in zip(requests, live, paths, strict=True):
             self.requests[name] = one.then(self._taken(one, path))
@@ -174,6 +177,21 @@ class Rounds(Generic[Rows, Memory, Cache]):
             return said
         steps = said.bonus.new_tensor([found[name][1] if name in found else -1 for name in requests])
         return replace(said, tracked={name: count for name, (count, _) in found.items()}, steps_to_track=steps)
+
+    def _accepted(self, live: Sequence[Request[Rows, Memory, Cache]]) -> list[Path]:
+        """Return the engine's own acceptance of verified windows; those of a block drafter as one table of blocks.
+
+        A window that is narrower than the widest one ends in tokens that no pick equals.
+        """
+        windows = [[node.token for node in one.nodes] for one in live]
+        if not isinstance(self.drafter, BlockHead) or not live:
+            return [greedy(window, one.parents, one.picks) for window, one in zip(windows, live, strict=True)]
+        widest = max(map(len, windows))
+        block, picks = (torch.tensor([[*line, *[filler] * (widest - len(line))] for line in lines])
+                        for lines, filler in ((windows, -1), ([one.picks for one in live], -2)))  # fmt: skip
+        correct_len, bonus = block_greedy(block, picks)
+        return [Path(tuple(range(1, 1 + count)), token)
+                for count, token in zip(correct_len.tolist(), bonus.tolist(), strict=True)]  # fmt: skip
 
     def _prefill(self, row: Row) -> list[int]:
         """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [that choice]."""
@@ -256,7 +274,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
         The last i + 1 rows of MTP layer i depend on tokens after the prefix, which belong to this request.
         """
-        caches = tuple(self.model.until(cache, max(0, count - 1 - layer))
+        caches = tuple(self.model.until(cache, max(0, count - 1 - layer) if self.ahead else count)
                        for layer, cache in enumerate(standing.proposed.caches))  # fmt: skip
         self.saved[name] = Standing(standing.tokens[:count], None, memory, Proposed(caches), final)
 
@@ -291,7 +309,9 @@ class Rounds(Generic[Rows, Memory, Cache]):
 
     def load(self, request: str, name: str) -> None:
         live, kept = self.requests[request], self.saved[name]
-        if kept.final is not None:  # a prefix: the rows of its last tokens are paired with this request's next ones
+        if kept.final is not None and not self.ahead:  # a prefix whose memory depends on no later token
+            kept = Standing(kept.tokens, None, kept.memory, kept.proposed)
+        elif kept.final is not None:  # a prefix: the rows of its last tokens are paired with this request's next ones
             count = min(self.layers, len(kept.tokens))
             start = len(kept.tokens) - count
             before: Standing[Rows, Memory, Cache] = Standing(kept.tokens[:start], None, kept.memory, Proposed(tuple(

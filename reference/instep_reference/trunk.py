@@ -49,15 +49,25 @@ def advance(
 
     Shapes:  tokens (T,)  ->  rows after the final norm (T, D), and every layer's memory with the T tokens in it.
     """
+    final, after, _ = advance_with_answers(weights, tokens, memories, positions_start, see, stage)
+    return final, after
+
+
+def advance_with_answers(
+    weights: Weights, tokens: Sequence[int] | torch.Tensor, memories: Sequence[LayerMemory], positions_start: int,
+    see: See = unseen, stage: str = "trunk",
+) -> tuple[torch.Tensor, tuple[LayerMemory, ...], list[torch.Tensor]]:
+    """Do `advance`, and also return the rows after every layer, (T, D) each."""
     ids = torch.as_tensor(tokens, dtype=torch.int64, device=weights.embedding.device)
     positions = positions_start + torch.arange(len(ids), device=ids.device)
     hidden = embed(weights, ids, see, stage)
-    after = []
+    after, answers = [], []
     for index, (layer_weights, memory) in enumerate(zip(weights.layers, memories, strict=True)):
         hidden, memory = layer(weights.config, layer_weights, index, stage, hidden, memory, positions, see)
         after.append(memory)
+        answers.append(hidden)
     final = see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden, weights.final_norm, weights.config.eps))
-    return final, tuple(after)
+    return final, tuple(after), answers
 
 
 def layer(

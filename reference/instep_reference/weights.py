@@ -88,8 +88,21 @@ class DraftWeights:
 
 
 @dataclass(frozen=True)
+class BlockWeights:
+    """Of a block drafter that reads n layers: fc [D, nD]; hidden_norm, norm [D]; layers of `config.block_model()`."""
+
+    fc: torch.Tensor
+    hidden_norm: torch.Tensor
+    norm: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+
+
+@dataclass(frozen=True)
 class Weights:
-    """embedding, head [vocab, D] (one tensor when tied); final_norm [D]; the layers; the draft head, if any."""
+    """embedding, head [vocab, D] (one tensor when tied); final_norm [D]; the layers; the draft head, if any.
+
+    block: the block drafter, if any
+    """
 
     config: ModelConfig
     embedding: torch.Tensor
@@ -97,6 +110,7 @@ class Weights:
     final_norm: torch.Tensor
     head: torch.Tensor
     draft: DraftWeights | None
+    block: BlockWeights | None = None
 
     @classmethod
     def of(
@@ -116,6 +130,7 @@ class Weights:
             final_norm=get("model.norm.weight"),
             head=embedding if config.tied else get("lm_head.weight"),
             draft=_draft(config, checkpoint, get) if config.mtp_layers else None,
+            block=_block(config, checkpoint, get) if config.block else None,
         )
 
 
@@ -126,6 +141,15 @@ def _draft(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> DraftWeight
         norm_hidden=get("mtp.pre_fc_norm_hidden.weight"),
         norm=get("mtp.norm.weight"),
         layers=_layers(config.drafter(), "mtp", checkpoint, get),
+    )
+
+
+def _block(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> BlockWeights:
+    return BlockWeights(
+        fc=get("block.fc.weight"),
+        hidden_norm=get("block.hidden_norm.weight"),
+        norm=get("block.norm.weight"),
+        layers=_layers(config.block_model(), "block", checkpoint, get),
     )
 
 

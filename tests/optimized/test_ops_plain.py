@@ -86,6 +86,13 @@ def attention_inputs(
     }
 
 
+def key_inputs(key_raw: Tensor, **given: Any) -> Tensor:
+    unused = torch.stack([key_raw, key_raw], dim=2)
+    found = attention_inputs(unused, key_raw, q_norm=given["k_norm"], **given)["key"]
+    assert isinstance(found, Tensor)
+    return found
+
+
 def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     middle = gate_up.shape[0] // 2
     gate, up = gate_up[:middle] @ x, gate_up[middle:] @ x
@@ -119,6 +126,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "gdn_inputs": gdn_inputs,
     "gated_norm": gated_norm,
     "attention_inputs": attention_inputs,
+    "key_inputs": key_inputs,
     "output_gate": lambda attended, projected, to: attended / (1 + torch.exp(-projected[:, :, 1])),
     "mlp": mlp,
     "moe": moe,

@@ -37,7 +37,8 @@ class Graphs(TellsOnce):
             if not context.log.ops:
                 yield from self.once(context, "instep does not see the CUDA graphs of this engine")
             return
-        key, requests = due(context.event, context.expected.num_steps, context.expected.topk)
+        blocks = any(state.block_keys for state in context.truth.before.values())
+        key, requests = due(context.event, context.expected.num_steps, context.expected.topk, blocks=blocks)
         replays = context.log.replays
         yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
         for replay in replays:
@@ -61,9 +62,12 @@ class Graphs(TellsOnce):
 
 
 def due(
-    event: Event, num_steps: int, topk: int | None = None
+    event: Event, num_steps: int, topk: int | None = None, *, blocks: bool = False
 ) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
-    """The key of the graph that serves an event, and its requests in batch order; None if no graph does."""
+    """The key of the graph that serves an event, and its requests in batch order; None if no graph does.
+
+    blocks: a block drafter drafts, whose graphs hold windows of any width
+    """
     if not facts(event).batch:
         return None, ()
     kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
@@ -72,7 +76,7 @@ def due(
     held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
         kind = f"sampled {kind}"  # a separate graph, so that other batches run no extra op
-    shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None else set()
+    shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None and not blocks else set()
     if shapes - {tuple(range(num_steps))}:
         kind = "shaped draft"  # chains of the step count have separate graphs
     return (kind, num_steps) if held else None, named(event)

@@ -125,6 +125,8 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
             begin, steps = (span.start - 1, nodes) if stage == "chain" else (span.start, range(span.count))
             before = span.start + nodes[0] - 1 if stage == "chain" else span.start
             sets = [sum(1 << node for node in lines(tree)[at]) for at in steps] if tree else []
+            if stage == "block":  # every row sees the whole block
+                begin, sets, tree = span.start, [(1 << span.count) - 1] * span.count, (-1,)
             stands = seen(begin, sets) if tree else (before, ())
             served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, *stands)
         else:

@@ -32,6 +32,7 @@ LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
 PICK = Place("trunk", AFTER_LAYERS, "pick")
 Pages = Mapping[str, Sequence[int]]
+BLOCK_PICK = Place("block", AFTER_LAYERS, "pick")  # of the root, which is not used, and of every draft
 DRAFT_PICK = Place("extend", AFTER_LAYERS, "pick")  # of draft 1; other drafts have places of their steps
 
 
@@ -166,6 +167,12 @@ class Identity:
         The head picks a draft in the step of the draft's parent, which in a chain is the previous step.
         """
         before = context.subject.before.get(name)
+        if before is not None and before.block_keys:
+            picks = context.subject.places.get(BLOCK_PICK)
+            span = next(span for span in row_spans(context, BLOCK_PICK.stage) if span.request == name)
+            mine = [] if picks is None else picks[span.begin : span.begin + span.count].tolist()[1:]
+            yield from ((number, BLOCK_PICK, pick) for number, pick in enumerate(mine[:drafts]))
+            return
         if before is None or before.proposal is None or not drafts:
             return
         parents = context.expected.parents[name][1:]

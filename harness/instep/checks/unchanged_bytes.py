@@ -30,12 +30,15 @@ from .check_interface import compared, counted, exact
 from .prefix_findings import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
 from .wrong_conv_windows import shifted, wrong_windows
 
-# (field of RequestState, stage whose rows feed it, component of those rows, component of the memory)
+# (field of RequestState, stage whose rows feed it, component of those rows, component of the memory). The context of a
+# block drafter is computed in the stage extend, whatever the layer.
 CACHES = (
     ("keys", "trunk", "key", "keys"),
     ("values", "trunk", "value", "values"),
     ("draft_keys", "extend", "key", "keys"),
     ("draft_values", "extend", "value", "values"),
+    ("block_keys", "context", "key", "keys"),
+    ("block_values", "context", "value", "values"),
 )
 
 
@@ -135,7 +138,7 @@ class Bytes:
             for layer, cache in getattr(before, field).items():
                 place = Place(_stage(stage, layer), layer, source)
                 drafted = None if extend is None else rows(context.subject, place, extend)
-                row = drafted if stage == "extend" else _picked(rows(side, place, ran), nodes)
+                row = drafted if stage != "trunk" else _picked(rows(side, place, ran), nodes)
                 if row is not None:
                     fits = row.shape[1:] == cache.shape[1:]  # if not, the found tensor has neither shape
                     entered = self._entries(source, row.to(cache.dtype))
@@ -181,7 +184,8 @@ class Bytes:
             if place.component == "tail":
                 continue
             if place.component in ("keys", "values"):
-                right = right[: max(0, prefix.length - (place.stage != "trunk") * (1 + place.layer))]
+                later = place.stage != "trunk" and not after.block_keys  # MTP layers read tokens after the row
+                right = right[: max(0, prefix.length - later * (1 + place.layer))]
             elif prefix.length != after.length:
                 continue
             if right.numel() or (place in found and found[place].numel()):
@@ -361,7 +365,7 @@ def _as_if(trespass: Trespass) -> str:
 
 
 def _stage(family: str, layer: int) -> str:
-    return draft_stage(layer) if family == "extend" else family
+    return draft_stage(layer) if family == "extend" else "extend" if family == "context" else family
 
 
 def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -78,7 +78,9 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
     committed = list(enumerate(row_spans(context, "extend") if isinstance(context.event, Commit) else ()))
     match along.what:
         case "token":
-            draft = region.means is not None and region.means.draft
+            draft, block = (region.means is not None and getattr(region.means, name) for name in ("draft", "block"))
+            if block:
+                return _paged(context, ("extend", "block"), count)
             if not draft and committed:
                 return _on_pages(context, [(span.request, _moved(span)) for _, span in committed], count)
             return _paged(context, ("extend", *_chain(context)) if draft else ("trunk",), count)

@@ -73,13 +73,14 @@ def generate(
         replaceable(trace)
     files.must_be_free(*[] if trace is None else [trace, beside(trace)])
     directory = checkpoint or model()
-    opened = Checkpoint.open(directory)
-    words = words_of(directory, opened.config.vocab)
     setting = given.setting()
+    opened = Checkpoint.open(directory, setting.mode)
+    words = words_of(directory, opened.config.vocab)
     must_hold(opened, setting.dtype)
     asked = _prompts(directory, prompt, prompts, words, opened.config.vocab)
     kept = frozenset() if unchecked else _sample(list(asked), check)
-    drafts = bool(in_use(opened.config, setting.mode).mtp_layers or setting.proposer())
+    config = in_use(opened.config, setting.mode)
+    drafts = bool(config.mtp_layers or config.block or setting.proposer())
     steps = _steps(num_steps, controller_options.chosen(num_steps, adaptive, dialect, captured), drafts)
     ask = replace(
         _ask(directory, opened, setting, asked, steps, tokens, batch, chunk, kept, trace),

@@ -102,14 +102,15 @@ def make(
     from ..trace.file import write
     from ..trace.header import Model, Recording
 
-    opened, chosen = Checkpoint.open(directory), setting or Setting(dtype="float64")
+    chosen = setting or Setting(dtype="float64")
+    opened = Checkpoint.open(directory, chosen.mode)
     if chosen.drafter == EXTERNAL and not policy.trees:
         raise BadInput("--drafter", found="external without a proposer", expected="ngram, or module:attribute")
     if chosen.overlap:
         policy = replace(policy, overlap=True, lag=max(policy.lag, 1))
     header, messages = header_of(
         policy, opened, model=Model.of(opened, directory, os.path.relpath(directory.resolve(), out.parent.resolve())),
-        recording=Recording(chosen.mode, chosen.dtype, policy.overlap),
+        recording=Recording(chosen.mode, chosen.dtype, policy.overlap), directory=directory,
         created={name: installed(name) or "from source" for name in ("instep", "torch")} | {"reference": chosen.dtype},
     )
     for message in messages:

@@ -10,8 +10,8 @@ from instep_reference.contract.place_names import Place
 # Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
-    "concat": ("joined",),
-    "norm": ("normed", "post_normed", "final"),
+    "concat": ("joined", "features"),
+    "norm": ("normed", "post_normed", "final", "context"),
     "linears": ("qkv", "z", "b", "a", "projected", "key_raw", "value"),
     "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
@@ -20,6 +20,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "fused_gdn": ("core",),
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
+    "key_inputs": ("key",),
     "attend": ("attended",),
     "output_gate": ("opened",),
     "add": ("residual", "hidden"),

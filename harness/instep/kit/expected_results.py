@@ -201,6 +201,11 @@ def _attention_inputs(given: Inputs) -> dict[str, Tensor]:
     }
 
 
+def _key_inputs(given: Inputs) -> Tensor:
+    config = cast(ModelConfig, SimpleNamespace(rotary_dim=given["rotary_dim"], rope_theta=given["theta"]))
+    return attention.rotate(norms.rms_norm(given["key_raw"], given["k_norm"], given["eps"]), given["positions"], config)
+
+
 def _swiglu(gate_up: Tensor, down: Tensor) -> MlpWeights:
     gate, up = gate_up.chunk(2)
     return MlpWeights(gate, up, down)
@@ -229,6 +234,7 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "gdn_inputs": gates_of,
     "gated_norm": lambda given: norms.gated_norm(*(given[name] for name in ("core", "z", "weight", "eps", "gate"))),
     "attention_inputs": _attention_inputs,
+    "key_inputs": _key_inputs,
     "output_gate": lambda given: given["attended"] * torch.sigmoid(given["projected"][:, :, 1]),
     "mlp": lambda given: mlp.swiglu(_swiglu(given["gate_up"], given["down"]), given["x"]),
     "moe": _moe,

@@ -26,13 +26,14 @@ from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
 from ..finding_problem import NamedMistake, WrongContent
+from ..player import Side
 from ..trace.tree_shape import lines
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.grown_tree import head_tree, step_of
 from ..watch.rows_by_request import paths, row_spans, rows
 from ..watch.rows_subject_must_show import due
-from .single_layer_run import LayerWork, Work, draft_of, to_state
+from .single_layer_run import LayerWork, Work, block_of, context_of, draft_of, keys_and_values, to_state
 from .storage_rounding import entries
 
 Wrongs = tuple[tuple[WrongContent, Work], ...]  # known mistakes, and the ops on the inputs that each reads
@@ -41,7 +42,8 @@ BEFORE_NORM = NamedMistake("rows-before-the-norm", "reads {} before {} final nor
 SHIFTED = NamedMistake("targets-rows-shifted", "reads the target's rows shifted by one")
 STALE_ROWS = NamedMistake("rows-of-another-layer", "reads {}'s rows")
 STALE_STEP = NamedMistake("row-of-another-step", "reads the head's row of {}, not of {}")
-KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP)
+OTHER_LAYERS = NamedMistake("rows-after-another-layer", "reads the target's rows after layer {}")
+KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP, OTHER_LAYERS)
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,9 @@ class Planner:
 
     def plan(self) -> EventPlan:
         context, event, heads = self.context, self.context.event, self.config.mtp_layers if self.whole else 0
+        blocks = self.whole and self.config.block is not None
         spans, skipped = list[SpanPlan](), list[Skipped]()
-        extend = row_spans(context, "extend") if heads or isinstance(event, Commit) else []
+        extend = row_spans(context, "extend") if heads or blocks or isinstance(event, Commit) else []
         if isinstance(event, Forward):
             spans += [SpanPlan(span, "trunk", tuple(self._target(span))) for span in row_spans(context, "trunk")]
             spans += [SpanPlan(span, "extend", tuple(self._extend(span))) for span in extend]
@@ -140,6 +143,8 @@ class Planner:
             spans += [SpanPlan(span, "extend", tuple(self._commit(span)), self._folds(span)) for span in extend]
         elif restores(event):
             spans += [SpanPlan(span, "extend", tuple(self._load(span, getattr(event, "name", "")))) for span in extend]
+        elif isinstance(event, Draft) and blocks:
+            spans += [SpanPlan(span, "block", tuple(self._block(span))) for span in row_spans(context, "block")]
         elif isinstance(event, Draft) and heads == 1:
             spans += self._draft(event)
         elif isinstance(event, Draft) and self.whole and not heads:
@@ -157,8 +162,54 @@ class Planner:
             hidden = self._hidden(span, layer) if self.whole or kind == "gdn" else None
             if hidden is not None:
                 yield self._gdn(span, layer, hidden) if kind == "gdn" else self._attention(span, layer, hidden)
+        if self.whole and self.config.block is not None:
+            yield from self._features(span, self.config.block.target_layer_ids)
         if self.whole:
             yield from self._answers(span, "trunk", len(self.config.layer_kinds) - 1)
+
+    def _features(self, span: RowSpan, layers: Sequence[int]) -> Iterator[Task]:
+        """The rows that a block drafter reads, layer by layer side by side. Nothing is computed."""
+        own = [rows(self.context.subject, Place("trunk", layer, "hidden"), span) for layer in layers]
+        there = [one for one in own if one is not None and len(one) == span.count]
+        for number in range(1, len(layers)) if len(there) == len(layers) else ():
+            place, joined = Place("trunk", layers[number], "features"), torch.cat(there[: number + 1], -1)
+            wrongs = [(OTHER_LAYERS.known(layers[number] + off), [*there[:number], other]) for off in (-1, 1)
+                      if (other := self._hidden(span, layers[number] + off + 1)) is not None]  # fmt: skip
+            yield self._task(span, "trunk", place.layer, partial(_shown, place, joined),
+                             wrongs=tuple((known, partial(_shown, place, torch.cat(x, -1))) for known, x in wrongs))
+
+    def _fed(self, side: Side, span: RowSpan) -> torch.Tensor | None:
+        """The rows of the target that the drafter takes in: final rows, or those that a block drafter reads."""
+        block = self.config.block
+        if block is None:
+            return rows(side, Place("trunk", AFTER_LAYERS, "final"), span)
+        component = "hidden" if len(block.target_layer_ids) == 1 else "features"
+        return rows(side, Place("trunk", block.target_layer_ids[-1], component), span)
+
+    def _context(self, span: RowSpan, fed: torch.Tensor) -> Iterator[Task]:
+        """The context of a block drafter over committed rows."""
+        others = ((SHIFTED.known(), fed.roll(1, 0)),) if len(fed) > 1 else ()
+        yield self._task(span, "extend", STAGE_LEVEL, context_of(fed),
+                         wrongs=tuple((known, context_of(x)) for known, x in others))  # fmt: skip
+        context = rows(self.context.subject, Place("extend", STAGE_LEVEL, "context"), span)
+        if context is not None and len(context) == span.count and self.config.block is not None:
+            for layer in range(self.config.block.num_hidden_layers):
+                yield self._task(span, "extend", layer, keys_and_values(layer, context, span.start))
+
+    def _block(self, span: RowSpan) -> Iterator[Task]:
+        """The block drafter over one block: the root, and a mask token for every draft."""
+        block, before = self.config.block, self.context.subject.before[span.request]
+        assert block is not None, "asked before"
+        tokens = [cast(int, before.root), *[block.mask_token_id] * (span.count - 1)]
+        yield self._task(span, "block", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "block", see))
+        for layer in range(block.num_hidden_layers):
+            at = Place("block", layer - 1, "hidden") if layer else Place("block", STAGE_LEVEL, "embedding")
+            hidden = rows(self.context.subject, at, span)
+            if hidden is None or len(hidden) != span.count:
+                return
+            memory = AttentionMemory(before.block_keys[layer], before.block_values[layer])
+            yield self._task(span, "block", layer, LayerWork("block", layer, hidden, span.start, memory))
+        yield from self._answers(span, "block", block.num_hidden_layers - 1)
 
     def _hidden(self, span: RowSpan, layer: int) -> torch.Tensor | None:
         """The rows that a layer reads; None if the subject does not have all of them, which T0 reports."""
@@ -195,8 +246,12 @@ class Planner:
             return
 
         def normed(weights: Weights, see: See) -> None:
-            norm = weights.final_norm if stage == "trunk" else draft_of(weights).norm
-            see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, self.config.eps))
+            norm, eps = weights.final_norm, self.config.eps
+            if stage == "block":
+                norm, eps = block_of(weights).norm, self.config.block_model().eps
+            elif stage != "trunk":
+                norm = draft_of(weights).norm
+            see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, eps))
 
         yield self._task(span, stage, AFTER_LAYERS, normed)
         if span.logit_rows:
@@ -220,10 +275,13 @@ class Planner:
     def _commit(self, span: RowSpan) -> Iterator[Task]:
         """The draft head over the accepted nodes, whose rows the verify has."""
         context, forward, name = self.context, self.context.earlier.forward, span.request
-        if not self.config.mtp_layers or not self.whole or forward is None:
+        drafts = self.config.mtp_layers or self.config.block
+        if not drafts or not self.whole or forward is None:
             return
-        final = rows(forward.subject, Place("trunk", AFTER_LAYERS, "final"), forward.spans[name])
-        if final is not None:
+        final = self._fed(forward.subject, forward.spans[name])
+        if final is not None and self.config.block is not None:
+            yield from self._context(span, final[list(span.nodes)])
+        elif final is not None:
             event = cast(Commit, context.event)
             path = paths(context, event)[event.requests.index(name)]
             tokens = [forward.windows[name][node] for node in path.nodes] + [path.bonus]
@@ -234,8 +292,10 @@ class Planner:
     def _extend(self, span: RowSpan) -> Iterator[Task]:
         context, name = self.context, span.request
         span_of_trunk = next(other for other in row_spans(context, "trunk") if other.request == name)
-        hidden = rows(context.subject, Place("trunk", AFTER_LAYERS, "final"), span_of_trunk)
-        if hidden is None:
+        hidden = self._fed(context.subject, span_of_trunk)
+        if hidden is not None and self.config.block is not None:
+            yield from self._context(span, hidden)
+        if hidden is None or self.config.block is not None:
             return
         root = context.expected.roots_after[name]
         known = (*context.expected.prompts[name], *(() if root is None else (root,)))
@@ -348,6 +408,10 @@ class Planner:
         if span.kind == "prefill":
             return list(self.context.expected.prompts[span.request][span.start : span.start + span.count])
         return [cast(int, self.context.truth.before[span.request].root)]
+
+
+def _shown(place: Place, tensor: torch.Tensor, weights: Weights, see: See) -> None:
+    see(place, tensor.to(weights.embedding))
 
 
 def after_window(

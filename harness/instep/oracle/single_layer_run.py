@@ -13,12 +13,13 @@ from typing import Any, cast
 import torch
 
 from instep_reference import gdn, trunk
+from instep_reference.attention import attend_both_ways, rotate
 from instep_reference.contract.engine import RequestState
-from instep_reference.contract.place_names import Place, See
+from instep_reference.contract.place_names import STAGE_LEVEL, Place, See
 from instep_reference.gdn import GdnMemory, Recurred, recur
 from instep_reference.norms import rms_norm
 from instep_reference.trunk import Forms
-from instep_reference.weights import DraftWeights, GdnWeights, Weights
+from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, GdnWeights, Weights
 
 from ..trace.tree_shape import depths, lines
 
@@ -29,7 +30,8 @@ Work = Callable[[Weights, See], torch.Tensor | None]
 @dataclass(frozen=True)
 class LayerWork:
     """hidden: its rows, the first of them at position `start`; memory: the memory before, None if there is none. An MTP
-    stage has the layers of the draft head. parents: of each row, if the rows are nodes of a tree; None: a chain.
+    stage has the layers of the draft head, the stage "block" those of the block drafter, whose rows see each other.
+    parents: of each row, if the rows are nodes of a tree; None: a chain.
     """
 
     stage: str
@@ -41,7 +43,9 @@ class LayerWork:
 
     def __call__(self, weights: Weights, see: See) -> torch.Tensor | None:
         config, layers, like = weights.config, weights.layers, weights.embedding
-        if self.stage != "trunk":
+        if self.stage == "block":
+            config, layers = config.block_model(), block_of(weights).layers
+        elif self.stage != "trunk":
             config, layers = config.drafter(), draft_of(weights).layers
         if self.memory is None:
             memory = trunk.empty_memory(config, config.layer_kinds[self.layer], like.dtype, like.device)
@@ -49,10 +53,37 @@ class LayerWork:
             own: Any = self.memory
             memory = type(own)(*(getattr(own, field.name).to(like) for field in fields(own)))
         positions, forms = positions_of(self.start, self.hidden.shape[0], self.parents, like.device)
+        if self.stage == "block":
+            forms = {"attention": {"read": attend_both_ways}}
         hidden = self.hidden.to(like)
         _, after = trunk.layer(
             config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
         return after.state if isinstance(after, GdnMemory) else None
+
+
+def context_of(fed: torch.Tensor) -> Work:
+    """The ops before the layers of a block drafter's context: norm(fc(features))."""
+
+    def work(weights: Weights, see: See) -> None:
+        block, eps = block_of(weights), weights.config.block_model().eps
+        fused = see(Place("extend", STAGE_LEVEL, "fused"), fed.to(weights.embedding) @ block.fc.T)
+        see(Place("extend", STAGE_LEVEL, "context"), rms_norm(fused, block.hidden_norm, eps))
+
+    return work
+
+
+def keys_and_values(layer: int, context: torch.Tensor, start: int) -> Work:
+    """A layer's keys and values of the context, from its rows."""
+
+    def work(weights: Weights, see: See) -> None:
+        config, mixer = weights.config.block_model(), cast(AttentionWeights, block_of(weights).layers[layer].mixer)
+        rows, shape = context.to(weights.embedding), (len(context), config.kv_heads, config.head_dim)
+        raw = see(Place("extend", layer, "key_raw"), (rows @ mixer.key.T).reshape(shape))
+        positions = start + torch.arange(len(rows), device=rows.device)
+        see(Place("extend", layer, "key"), rotate(rms_norm(raw, mixer.key_norm, config.eps), positions, config))
+        see(Place("extend", layer, "value"), (rows @ mixer.value.T).reshape(shape))
+
+    return work
 
 
 def to_state(
@@ -94,6 +125,10 @@ def positions_of(
 
 def draft_of(weights: Weights) -> DraftWeights:
     return cast(DraftWeights, weights.draft)
+
+
+def block_of(weights: Weights) -> BlockWeights:
+    return cast(BlockWeights, weights.block)
 
 
 # The parts of a layer that look backwards, over a window that is a tree: conv, delta rule, attention. The reference

@@ -131,7 +131,8 @@ def drafting(name: str) -> str:
     """The stage in words, followed by a blank, as "draft step 3 "; empty for the trunk."""
     stage, _, step = name.partition(".")
     extend = f"draft extend {step} " if step else "draft extend "  # of MTP layer `step`, where there are several
-    return {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} "}[stage]
+    return {"trunk": "", "extend": extend, "chain": f"draft step {int(step or 0) + 1} ",
+            "block": "block "}[stage]
 
 
 def exercised(outcome: Outcome) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ for models that are too large for a whole reference).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,18 +39,20 @@ def engine(
 def header_of(
     policy: Policy, checkpoint: Checkpoint, *, model: Model | None = None, replay: tuple[Part, ...] | None = None,
     recording: Recording | None = None, created: Mapping[str, str] | None = None, field: str = "policy",
+    directory: Path | None = None,
 ) -> tuple[Header, tuple[str, ...]]:
     """The header of a trace of this policy, and messages about changes of its step counts.
 
     model      the path of the checkpoint, if it is a file
     replay     the default op sets of `instep replay`; None means the policy's
     recording  the setting of the recorder;  created: names and versions of the recorder
-    field      the name of the policy in errors
+    field      the name of the policy in errors;  directory: of the checkpoint, if it is a file
     """
     config = checkpoint.config
+    model = model or Model("in memory", checkpoint.digest, checkpoint.digest, config.vocab, config.mtp_layers)
     header = Header(
         schema=SCHEMA, name=policy.name, claim=policy.claim,
-        checkpoint=model or Model("in memory", checkpoint.digest, checkpoint.digest, config.vocab, config.mtp_layers),
+        checkpoint=model, drafter=Model.of_block(checkpoint, directory, model.near),
         capacity=policy.capacity, num_steps=policy.num_steps, candidates=(policy.num_steps,), adaptive=policy.adaptive,
         lag=policy.lag, seed=policy.seed, stop=policy.stop, replay=policy.replay if replay is None else replay,
         created=dict(created or {}), recording=recording or Recording(),

@@ -125,8 +125,11 @@ class Replay:
             opened = checkpoint
         else:
             self.elsewhere, directory = checkpoint, checkpoint or _model_of(trace)
-            opened = Checkpoint.open(directory)
+            mode = (setting or Setting()).recorded(header.recording).mode
+            opened = Checkpoint.open(directory, mode)
         header.checkpoint.must_be(opened, directory, trace.path.name)
+        if header.drafter is not None and opened.config.block is not None:
+            header.drafter.must_be_block(opened, directory, trace.path.name)
         known, _ = candidates(**header.steps(f"{trace.path.name} line 1"))
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
@@ -231,7 +234,8 @@ def _model_of(trace: Trace) -> Path:
 
 def must_have(layers: Iterable[int], config: ModelConfig) -> None:
     """Refuse layers that the model does not have."""
-    count = max(len(config.layer_kinds), config.mtp_layers)
+    count = max(len(config.layer_kinds), config.mtp_layers,
+                0 if config.block is None else config.block.num_hidden_layers)  # fmt: skip
     for layer in layers:
         if not 0 <= layer < count:
             raise BadInput("--layer", found=layer, expected=f"a layer of the model, 0 to {count - 1}")

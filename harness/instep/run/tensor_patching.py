@@ -93,7 +93,9 @@ def _remembers(component: str, config: ModelConfig) -> list[Place]:
     paged = component in ("keys", "values")
     kind = "attention" if paged else "gdn"
     trunk = [Place("trunk", layer, component) for layer, its in enumerate(config.layer_kinds) if its == kind]
-    return trunk + [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
+    drafts = [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
+    blocks = 0 if config.block is None or not paged else config.block.num_hidden_layers
+    return trunk + drafts + [Place("extend", layer, component) for layer in range(blocks)]
 
 
 class PatchableEngine(OptimizedEngine):
@@ -103,7 +105,7 @@ class PatchableEngine(OptimizedEngine):
         kept, memory = self._kept(request)
         changed: dict[str, Any] = {}
         for place in places:
-            name = field_of(place)
+            name = field_of(place, right)
             layers = changed.setdefault(name, dict(getattr(memory, name)))
             layers[place.layer] = as_kept(getattr(right, name)[place.layer], layers[place.layer])
         self._restore(kept, replace(memory, **changed))
@@ -116,9 +118,10 @@ def as_kept(x: torch.Tensor, like: Copied) -> Copied:
     return Block(*packed(x.to(like.scales), like.values.dtype, like.scales.shape[-2:]))
 
 
-def field_of(place: Place) -> str:
-    """The field of `RequestState` for this component of memory."""
-    return place.component if place.stage == "trunk" else f"draft_{place.component}"
+def field_of(place: Place, state: RequestState) -> str:
+    """The field of this state for a component of memory."""
+    side = "block" if state.block_keys else "draft"
+    return place.component if place.stage == "trunk" else f"{side}_{place.component}"
 
 
 class PatchedOracle(Oracle):

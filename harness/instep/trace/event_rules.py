@@ -5,8 +5,8 @@
     between rounds: finish, preempt (resume returns to the phase before), save; anywhere: abort
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
-+ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams), length (resume, load). It is never trimmed,
-and its pages become free together with the slot.
++ 1 (decode), + drafts (draft; at least the rows of a grown tree's beams; of a block drafter also the root), length
+(resume, load). It is never trimmed, and its pages become free together with the slot.
 No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: choices (`event_scheduler.py`) and computed results.
 """
@@ -43,7 +43,7 @@ class EventRules:
     def __init__(self, header: Header, *, overlap: bool = False) -> None:
         self.overlap = overlap
         self.vocab = header.checkpoint.vocab
-        self.drafts_itself = header.heads > 0
+        self.drafts_itself = header.proposes
         self.candidates = frozenset({0, *header.candidates})
         self.table = RequestTable(header.room(), header.num_steps)
         self._where = ""

@@ -6,16 +6,18 @@ Leaves out: the events (their wire format is the contract's) and how the file is
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
+from instep_reference.contract.block_drafter import FOLDER
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.drafters import heads_of
+from instep_reference.contract.drafters import BLOCK, heads_of
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.grown_draft_tree import MOST_BEAMS
@@ -41,17 +43,21 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         config = checkpoint.config
         return cls(near, checkpoint.digest, config_digest(directory), config.vocab, config.mtp_layers)
 
+    @classmethod
+    def of_block(cls, checkpoint: Checkpoint, directory: Path | None, near: str) -> Model | None:
+        """Describe the block drafter of a checkpoint; None if it was opened without one.
+
+        directory: of the target; None: the model is in memory.  near: as that of the target
+        """
+        if checkpoint.config.block is None:
+            return None
+        digest = checkpoint.block_digest
+        config = digest if directory is None else config_digest(directory / FOLDER)
+        return cls(f"{near}/{FOLDER}", digest, config, checkpoint.config.vocab, 0)
+
     def must_be(self, checkpoint: Checkpoint, directory: Path | None, field: str) -> None:
         """Refuse a directory with another configuration or other weights. None: the model is in memory."""
-        config = self.config_sha256 if directory is None else config_digest(directory)
-        for name, found, expected in (
-            ("config_sha256", config, self.config_sha256), ("digest", checkpoint.digest, self.digest),
-        ):
-            if found != expected:
-                raise BadInput(
-                    f"{field}: checkpoint.{name}", found=f"{found[:12]}.. in {directory or 'memory'}",
-                    expected=f"{expected[:12]}..", hint="the trace was recorded with another checkpoint",
-                )
+        self._must_have(checkpoint.digest, directory, field, "checkpoint")
         for name, says, is_so in (
             ("vocab", self.vocab, checkpoint.config.vocab),
             ("mtp_layers", self.mtp_layers, checkpoint.config.mtp_layers),
@@ -59,6 +65,19 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if says != is_so:
                 where = directory or "memory"
                 raise BadInput(f"{field}: checkpoint.{name}", found=says, expected=f"{is_so}, as in {where}")
+
+    def must_be_block(self, checkpoint: Checkpoint, directory: Path | None, field: str) -> None:
+        """Do `must_be` for the block drafter. directory: of the target."""
+        self._must_have(checkpoint.block_digest, None if directory is None else directory / FOLDER, field, "drafter")
+
+    def _must_have(self, digest: str, directory: Path | None, field: str, what: str) -> None:
+        config = self.config_sha256 if directory is None else config_digest(directory)
+        for name, found, expected in (("config_sha256", config, self.config_sha256), ("digest", digest, self.digest)):
+            if found != expected:
+                raise BadInput(
+                    f"{field}: {what}.{name}", found=f"{found[:12]}.. in {directory or 'memory'}",
+                    expected=f"{expected[:12]}..", hint=f"the trace was recorded with another {what}",
+                )
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,7 +117,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a setting on which the recorded tokens depend. A replay must have the same.
 
-    drafter  how drafts were made: eagle, vanilla, external
+    drafter  how drafts were made: eagle, vanilla, external, block
     dtype    the dtype of the recording engine
     overlap  whether rounds overlapped: then a request ended, and a step count changed, one round later
     """
@@ -120,6 +139,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recording   the part of the recording engine's setting on which its choices depend
     tensors_sha256  digest of the tensors in the safetensors file, `file.digest_of`; None: the trace was written before
                 there was one
+    drafter     the block drafter, if it drafted; in the folder `block` of the checkpoint. Other traces have none
     """
 
     schema: int
@@ -138,14 +158,20 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recording: Recording = Recording()
     tensors_sha256: str | None = None
     controller: Controlled | None = None
+    drafter: Model | None = None
 
     def room(self) -> Capacity:
-        return self.capacity.capacity()
+        return replace(self.capacity.capacity(), block=self.drafter is not None)
 
     @property
     def heads(self) -> int:
         """How many MTP layers are in use, as recorded."""
         return heads_of(self.recording.drafter, self.checkpoint.mtp_layers)
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the engine can draft by itself, as recorded."""
+        return self.heads > 0 or self.drafter is not None
 
     def adaptive_file(self, field: str) -> AdaptiveFile | None:
         return None if self.adaptive is None else AdaptiveFile.of(self.adaptive, field=f"{field}: adaptive")
@@ -156,9 +182,10 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "lag": self.lag}  # fmt: skip
 
     def line(self) -> bytes:
-        """Return the first line of a trace. A trace without a controller is the same as before there was the field."""
+        """Return the first line of a trace. Without a controller or a drafter it is the same as before the fields."""
         data = msgspec.to_builtins(self)
-        return msgspec.json.encode({name: data[name] for name in data if name != "controller" or data[name]}) + b"\n"
+        later = ("controller", "drafter")
+        return msgspec.json.encode({name: data[name] for name in data if name not in later or data[name]}) + b"\n"
 
 
 class _FirstPart(Part, frozen=True, forbid_unknown_fields=True):
@@ -212,6 +239,14 @@ def sound(header: Header, field: str) -> None:
          f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
         ("adaptive", "step counts that change, and trees", nodes is None or not _varies(header),
          "no controller where windows may be trees: adaptive step counts are for chains"),
+        ("drafter", "nothing" if header.drafter is None else header.drafter.near,
+         (header.drafter is not None) == (header.recording.drafter == BLOCK),
+         f"a block drafter in a trace whose recording.drafter is {BLOCK}, and in no other"),
+        ("drafter.vocab", header.drafter and header.drafter.vocab,
+         header.drafter is None or (header.drafter.vocab, header.drafter.mtp_layers) == (header.checkpoint.vocab, 0),
+         f"{header.checkpoint.vocab}, as in the checkpoint, and no MTP layers"),
+        ("capacity.num_draft_tokens", nodes, nodes is None or header.drafter is None,
+         "nothing: a block drafter proposes chains alone"),
         ("adaptive", "a file and a controller", header.adaptive is None or header.controller is None,
          "one of them; a controller has its own `file`"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),

@@ -112,7 +112,8 @@ def stands(
     if means is None or means.component == NO_LAYER.component:
         place = NO_LAYER
     else:
-        place = Place(draft_stage(region.layer) if means.draft else "trunk", region.layer, means.component)
+        stage = draft_stage(0 if means.block else region.layer) if means.draft else "trunk"
+        place = Place(stage, region.layer, means.component)
     if unit is not None and region.by == "request":
         return Stands(place, next((name for name, row in rows.items() if row == unit), None))
     if unit is None or region.by != "slot":

@@ -26,11 +26,16 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
     if isinstance(event, Commit):
         return _pack(_of_commit(context, event)) if family == "extend" else []
     kept = getattr(event, "name", "")
-    if (name := restores(event)) and family == "extend" and kept in context.expected.prefixes:
+    blocks = (name := restores(event)) and context.truth.after[name].block_keys  # a load computes no row of them
+    if name and family == "extend" and kept in context.expected.prefixes and not blocks:
         # With its own next tokens these are rows of its prompt.
         length = context.expected.prefixes[kept]
         count = min(length, max(1, len(context.truth.after[name].draft_keys)))
         return _pack([(name, "prefill", count, length - count, int(_fills(context, name, stage)), ())])
+    if isinstance(event, Draft) and family == "block":  # the root and every draft; the root's choice is not used
+        lengths = context.expected.lengths_after
+        widths = {name: len(context.expected.parents[name]) for name in event.requests}
+        return _pack([(name, "draft", widths[name], lengths[name], widths[name], ()) for name in event.requests])
     if isinstance(event, Draft) and family == "chain":
         step, expected = int(stage.partition(".")[2]), context.expected  # drafts without children have no row
         if expected.topk is not None:

@@ -36,14 +36,16 @@ Which = Literal["slot", "row", "request", "written", "owned"]
 Table = Mapping[Action, Mapping[str, Which]]
 
 _KV: Mapping[str, Which] = {"keys": "written", "values": "written"}
-_DRAFT_KV: Mapping[str, Which] = {"draft_keys": "written", "draft_values": "written"}
+_DRAFT_KV: Mapping[str, Which] = {
+    "draft_keys": "written", "draft_values": "written", "block_keys": "written", "block_values": "written",
+}
 # The KV pages, which are the same for every strategy. Attention needs no rollback: a rejected entry comes after the
 # request's length, where it is not read, and the next window overwrites it. For a tree the commit moves the accepted
 # entries together.
 PAGES: Table = {
     "prefill": {**_KV, **_DRAFT_KV}, "verify": _KV, "decode": {**_KV, **_DRAFT_KV}, "draft": _DRAFT_KV,
     "commit": _DRAFT_KV, "restore": {**_KV, **_DRAFT_KV},
-    "release": {"keys": "owned", "values": "owned", "draft_keys": "owned", "draft_values": "owned"},
+    "release": dict.fromkeys({**_KV, **_DRAFT_KV}, "owned"),
 }
 PAGES_OF_TREES: Table = {**PAGES, "commit": {**_KV, **_DRAFT_KV}}
 

@@ -16,18 +16,20 @@ from ..memory.slot_table import SlotTable
 from ..memory.tiled_units import SCALES
 from ..ops.integer_op_protocols import Acceptance
 from ..ops.op_protocols import Ops
-from ..packed_batch import Batch
+from ..packed_batch import Batch, TargetRows
 
 
 def keep_window(
-    ops: Ops, slot_table: SlotTable, slots: torch.Tensor, picks: torch.Tensor, final: torch.Tensor, width: int
+    ops: Ops, slot_table: SlotTable, slots: torch.Tensor, picks: torch.Tensor, target: TargetRows, width: int
 ) -> None:
-    """Store picks [B * width] and final [B * width, D] of verified windows in the slot table. Ops and views only."""
+    """Store picks [B * width] and rows [B * width, ..] of verified windows in the slot table. Ops and views only."""
     count = len(slots)
     # `store_rows` addresses [pages, page_size, ...]; a slot is viewed as a page of one entry, which is the whole
     # window.
     ops.store_rows(rows=picks.view(count, width), pool=slot_table.picks[:, None, :width], locations=slots)
-    ops.store_rows(rows=final.view(count, width, -1), pool=slot_table.final[:, None, :width], locations=slots)
+    for rows, field in ((target.final, slot_table.final), (target.features, slot_table.features)):
+        if rows is not None and field is not None:
+            ops.store_rows(rows=rows.view(count, width, -1), pool=field[:, None, :width], locations=slots)
 
 
 def keep_tail(

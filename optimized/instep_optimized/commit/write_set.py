@@ -25,7 +25,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
-from ..memory.slot_table import NAMES, PARENTS, TAIL
+from ..memory.slot_table import FEATURES, NAMES, PARENTS, TAIL
 from ..request_record import Request
 from .base import Action, RequestWrites, Table
 
@@ -34,11 +34,11 @@ Requests = Mapping[str, Request]
 _LINE: dict[Action, tuple[str, ...]] = {
     "claim": ("length", "sampling", "table"),
     "prefill": ("length", "table", "window", "proposals", "proposed", TAIL),
-    "verify": ("table", "picks", "final"),
+    "verify": ("table", "picks", "final", FEATURES),
     "decode": ("length", "table", "window", "proposals", "proposed", TAIL),
     "draft": ("table", "window"),
     "commit": ("length", "window", "proposals", "proposed", TAIL),
-    "release": (*NAMES, TAIL),
+    "release": (*NAMES, TAIL, FEATURES),
     "restore": ("length", "table", "window", "proposals", "proposed", TAIL),
 }
 # Further fields, if windows may be trees.
@@ -129,9 +129,9 @@ def writes_of(
             worst, exact = (draft_wants(drafts, live, exact=known) for known in (not overlap, True))
             lists = _grown(memory, worst, exact)
             # Draft 1 is known from the last extend, and nothing follows the last draft: the others run. If a tree is
-            # grown, its beams run, whatever window is given.
+            # grown, its beams run, whatever window is given. A block drafter runs the root and every draft.
             beams = None if room.topk is None else room.drafted(num_steps, 0)
-            return [of("draft", name, lists, max(0, count - 1) if beams is None else beams)
+            return [of("draft", name, lists, (count if room.block else max(0, count - 1)) if beams is None else beams)
                     for name, count in drafts.items()]  # fmt: skip
         case Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window

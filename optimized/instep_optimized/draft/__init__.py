@@ -6,8 +6,9 @@ here.
 
 from __future__ import annotations
 
+from .block import Block
 from .drafter_protocol import Make
 from .eagle import Eagle
 from .vanilla import Vanilla
 
-MODES: dict[str, Make] = {"eagle": Eagle.of, "vanilla": Vanilla.of}
+MODES: dict[str, Make] = {"eagle": Eagle.of, "vanilla": Vanilla.of, "block": Block.of}

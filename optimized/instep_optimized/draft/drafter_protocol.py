@@ -47,13 +47,18 @@ class Drafter(Protocol):
 
     @property
     def layers(self) -> int:
-        """Number of MTP layers that run in an extend."""
+        """Number of MTP layers that run in an extend; 0 for a block drafter."""
+        ...
+
+    @property
+    def at_once(self) -> bool:
+        """Whether a draft runs the root and all drafts of a window in one launch."""
         ...
 
     def extend(
         self, ops: Ops, memory: Memory, batch: Batch, hidden: torch.Tensor, asked: Sequence[PickRows], num_steps: int
     ) -> None:
-        """Take in rows that became committed: hidden [N, D] are the target's final rows.
+        """Take in rows that became committed: hidden [N, D] are the target's final rows, or [N, nD] its features.
 
         Writes the draft KV of every row. If a request's root is known, its proposals go into the slot table.
 

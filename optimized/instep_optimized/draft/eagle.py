@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -28,6 +29,7 @@ class Eagle:
     """Draft 1 is the proposal of the last extend. Each further draft is one forward on the previous draft in use."""
 
     mtp: MtpLayer
+    at_once: ClassVar[bool] = False
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Eagle:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -40,6 +41,7 @@ class Vanilla:
 
     mtp: tuple[MtpLayer, ...]
     chained: bool = True
+    at_once: ClassVar[bool] = False
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Vanilla:

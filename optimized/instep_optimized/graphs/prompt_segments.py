@@ -21,7 +21,7 @@ from ..commit.strategy_pair import BoundPair, Mixer
 from ..forward_with_prefill_chunks import Planned, RunTarget
 from ..model import Model
 from ..ops.op_protocols import Ops
-from ..packed_batch import Batch, Nodes, Who, begins_of, node_rows, padded, picked_nodes, plan_of
+from ..packed_batch import Batch, Nodes, TargetRows, Who, begins_of, node_rows, padded, picked_nodes, plan_of
 from ..transfer.to_device import HOST, sent
 from .capture_and_replay import Break, Recorder, Runner
 
@@ -86,11 +86,11 @@ class PromptGraphs:
         trees = self._model.memory.slot_table.parents is not None and any(p.span.kind == "verify" for p in plan)
         kind = TREES if trees else CHAINS
 
-        def replay(ops: Ops, batch: Batch, bound: BoundPair) -> torch.Tensor:
+        def replay(ops: Ops, batch: Batch, bound: BoundPair) -> TargetRows:
             self._replaying = Replaying(ops, bound, rows)
             try:
                 inputs = self._inputs(plan, rows)
-                return self.runner.run((kind, 0), self._ops, self._body(kind), inputs, IDLE, see)
+                return TargetRows(*self.runner.run((kind, 0), self._ops, self._body(kind), inputs, IDLE, see))
             finally:
                 self._replaying = None
 
@@ -128,7 +128,7 @@ class _Body:
     of: PromptGraphs
     trees: bool
 
-    def __call__(self, ops: Ops, inputs: PromptInputs, between: Break) -> torch.Tensor:
+    def __call__(self, ops: Ops, inputs: PromptInputs, between: Break) -> tuple[torch.Tensor, ...]:
         model, memory = self.of._model, self.of._model.memory
         table, bucket = memory.slot_table, len(inputs.slots)
         requests = slice(0, min(bucket, memory.none_fresh.numel()))  # there are no more requests than slots or rows
@@ -142,7 +142,8 @@ class _Body:
         who = Who(slots, slots, inputs.begin[requests], inputs.counts[requests])
         # A request may have all rows: the graph does not know how many, so it is captured for the most.
         batch = padded(ops, memory, who, tokens, nodes, most=bucket)
-        return model.trunk(ops, batch, _Broken(self.of, between))
+        rows = model.trunk(ops, batch, _Broken(self.of, between))
+        return (rows.final,) if rows.features is None else (rows.final, rows.features)
 
 
 @dataclass(frozen=True)

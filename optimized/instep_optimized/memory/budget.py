@@ -23,7 +23,7 @@ from ..memory_addresses import KEPT, OWN, Keeps, StateLayout
 from ..ops.op_protocols import Types
 from ..sampling_inputs import NUMBERS
 from .pool import Demand
-from .slot_table import LAYER, NAMES, PARENTS, TAIL
+from .slot_table import FEATURES, LAYER, NAMES, PARENTS, TAIL
 from .slots import check_order
 from .tiled_units import SCALES
 
@@ -33,6 +33,7 @@ FRESH = torch.bool.itemsize  # per slot that can be claimed, in addition to the 
 # Meaning of a position in a line of the slot table, for the fields that have positions.
 BOARD_POSITIONS = {
     "table": Positions("page"), "window": Positions("choice"), "picks": Positions("node"), "final": Positions("node"),
+    FEATURES: Positions("node"),
 }
 PER_NODE = ("window", "picks", "final")  # of them, those with a column per node
 
@@ -91,6 +92,9 @@ def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
     if config.mtp_layers:
         drafter = config.drafter()
         kept += _kv("draft_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
+    if config.block is not None:
+        drafter = config.block_model()
+        kept += _kv("block_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
     return (*with_scales(kept), *_board(config, sizes))
 
 
@@ -108,15 +112,18 @@ def with_scales(wanted: Iterable[Demand]) -> tuple[Demand, ...]:
 def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
     """The fields of the slot table, one line per slot each; `SlotTable` defines their contents."""
     widest, drafts, whole, hidden = sizes.widest, max(1, config.mtp_layers), torch.int64, sizes.types.hidden
+    read = 0 if config.block is None else len(config.block.target_layer_ids)
     lines: dict[str, tuple[tuple[int, ...], torch.dtype]] = dict(
         length=((1,), whole), sampling=((NUMBERS,), torch.float32), table=((sizes.capacity.request_pages,), whole),
         window=((widest,), whole), picks=((widest,), whole), final=((widest, config.hidden), hidden),
         proposals=((drafts,), whole), proposed=((config.hidden,), hidden), parents=((widest,), whole),
         # All rows of a window may come in at once, and a prefix may end with the first of them.
         tail=((widest + drafts - 1, config.hidden), hidden),
+        features=((widest, config.hidden * read), hidden),
     )
     trees, tracked = sizes.capacity.trees, sizes.capacity.track_interval is not None
-    for name in (*NAMES, *(PARENTS,) * trees, *(TAIL,) * (tracked and drafts > 1)):
+    for name in (*NAMES, *(PARENTS,) * trees, *(TAIL,) * (tracked and drafts > 1),
+                 *(FEATURES,) * (config.block is not None)):
         shape, dtype = lines[name]
         # If windows may be trees, every one is written to its last column, whatever its own number of nodes.
         positions = None if trees and name in PER_NODE else BOARD_POSITIONS.get(name)
@@ -263,7 +270,8 @@ def _kv(
     prefix: str, config: ModelConfig, layers: tuple[int, ...], page_size: int, pages: int, storage: Storage
 ) -> list[Demand]:
     shape, (dtype, tiles) = (page_size, config.kv_heads, config.head_dim), _stored(storage)
-    means = {name: Meaning(name, bool(prefix), Positions("token")) for name in ("keys", "values")}
+    means = {name: Meaning(name, bool(prefix), Positions("token"), block=prefix == "block_")
+             for name in ("keys", "values")}
     one = Demand("", "page", layers, pages, shape, dtype, tiles=tiles)
     return [replace(one, name=prefix + name, means=means[name]) for name in means]
 

@@ -18,7 +18,7 @@ from ..transfer.to_device import ints
 from . import Memory
 from .tiled_units import Block, Copied, Units, tensors
 
-PAGED = ("keys", "values", "draft_keys", "draft_values")
+PAGED = ("keys", "values", "draft_keys", "draft_values", "block_keys", "block_values")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Kept:
     values: dict[int, Copied]
     draft_keys: dict[int, Copied]
     draft_values: dict[int, Copied]
+    block_keys: dict[int, Copied]
+    block_values: dict[int, Copied]
     tail: dict[int, Copied]
     root: torch.Tensor | None
     proposal: torch.Tensor | None
@@ -82,6 +84,7 @@ def read(
     return Kept(
         conv=dict(conv), state=dict(state), keys=rows("keys"), values=rows("values"),
         draft_keys=rows("draft_keys"), draft_values=rows("draft_values"),
+        block_keys=rows("block_keys"), block_values=rows("block_values"),
         tail={layer: units.rows(there) for layer, units, there in _tail(memory, slot, length, final is not None)},
         root=slot_table.window[slot, 0].clone() if final is None else None,
         proposal=slot_table.proposals[slot].clone() if drafts else None,

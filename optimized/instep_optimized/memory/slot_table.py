@@ -38,6 +38,8 @@ class SlotTable:
     tail [slots, R, D]        if prefixes are tracked, and several MTP layers are in use: the target's final hidden
                               rows of the last R tokens at least, the row of position p at p modulo R; dtype as `final`
     ring [slots, n]           with `tail`: a page table in which every page of a slot is its line of `tail`
+    features [slots, T, nD]   of a verified window, if a block drafter reads n layers of the target: their rows; dtype
+                              as `final`
     parents [slots, T]        if windows may be trees: the parent of every node of this round's window, -1 for the
                               root. A draft then keeps its head's result at every node in `picks` and `final`
     """
@@ -52,12 +54,13 @@ class SlotTable:
     proposed: torch.Tensor
     parents: torch.Tensor | None = None
     tail: torch.Tensor | None = None
+    features: torch.Tensor | None = None
     ring: torch.Tensor | None = None
 
     @classmethod
     def of(cls, pools: Mapping[str, Pool], most: int) -> SlotTable:
         """most: maximum number of positions of a request."""
-        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL) if name in pools}
+        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL, FEATURES) if name in pools}
         if TAIL in units:
             slots = torch.arange(len(units[TAIL]), device=units[TAIL].device)
             units["ring"] = slots[:, None].repeat(1, 1 + most // units[TAIL].shape[1])
@@ -78,5 +81,5 @@ class SlotTable:
             self.table.index_put_((slot, number), page)
 
 
-PARENTS, TAIL = "parents", "tail"
+PARENTS, TAIL, FEATURES = "parents", "tail", "features"
 NAMES = tuple(field.name for field in fields(SlotTable) if field.default is not None)  # the fields that always exist

@@ -22,6 +22,12 @@ class Residual(NamedTuple):
     y: torch.Tensor | None = None
     to: Place | None = None
 
+    def summed(self, ops: Ops) -> Residual:
+        """Return the rows with the sum computed."""
+        if self.y is None or self.to is None:
+            return self
+        return Residual(ops.add(x=self.x, y=self.y, to=self.to))
+
     def normed(self, ops: Ops, weight: torch.Tensor, eps: float, to: Place) -> AddNorm:
         """Return the rows themselves, and their norm."""
         if self.y is None or self.to is None:

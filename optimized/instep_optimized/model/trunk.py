@@ -19,7 +19,7 @@ from ..memory import Memory
 from ..ops.fused import head_pick
 from ..ops.integer_op_protocols import TopkTokens
 from ..ops.op_protocols import Ops
-from ..packed_batch import Batch
+from ..packed_batch import Batch, TargetRows
 from ..sampling_inputs import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
@@ -84,15 +84,22 @@ class Trunk:
     layers: tuple[Layer, ...]
     norm: torch.Tensor
     eps: float
+    read: tuple[int, ...] = ()  # layers whose rows a block drafter reads
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
         layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
-        return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps)
+        read = () if config.block is None else config.block.target_layer_ids
+        return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps, read)
 
-    def __call__(self, ops: Ops, batch: Batch, bound: Mixes) -> torch.Tensor:
-        """Run the target -> final hidden rows [N, D], after the final norm."""
-        hidden = Residual(self.head.embed(ops, batch.tokens, STAGE))
-        for layer in self.layers:
+    def __call__(self, ops: Ops, batch: Batch, bound: Mixes) -> TargetRows:
+        """Run the target over the rows of a launch."""
+        hidden, features = Residual(self.head.embed(ops, batch.tokens, STAGE)), None
+        for number, layer in enumerate(self.layers):
             hidden = layer(ops, hidden, batch, bound)
-        return hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed
+            if number in self.read:
+                hidden = hidden.summed(ops)
+                features = hidden.x if features is None else ops.concat(
+                    x=features, y=hidden.x, to=Place(STAGE, number, "features"))
+        final = hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")).normed
+        return TargetRows(final, features)

@@ -253,6 +253,14 @@ def attention_inputs(
     return AttentionInputs(expand(query, heads, head_dim), expand(key, *key_raw.shape[1:]))
 
 
+def key_inputs(
+    *, key_raw: torch.Tensor, positions: torch.Tensor, k_norm: torch.Tensor, eps: float, rotary_dim: int,
+    theta: float, to: Place,
+) -> torch.Tensor:
+    """mix(mix(row, position), code)."""
+    return expand(mix(mix(read(key_raw), positions), code(to)), *key_raw.shape[1:])
+
+
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """total = sum of mix(mix(key_p, value_p), p) over the positions that a row sees; mix(mix(total, query), code).
 

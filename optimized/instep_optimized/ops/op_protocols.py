@@ -123,7 +123,7 @@ class Add(Protocol):
 
 
 class Concat(Protocol):
-    """x, y [N, D] -> [N, 2D], x first."""
+    """x [N, D], y [N, E] -> [N, D + E], x first."""
 
     def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
 
@@ -207,6 +207,15 @@ class MakeAttentionInputs(Protocol):
         self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, q_norm: torch.Tensor,
         k_norm: torch.Tensor, eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place],
     ) -> AttentionInputs: ...
+
+
+class MakeKeyInputs(Protocol):
+    """The keys of `MakeAttentionInputs` alone: key_raw [N, kv_heads, head_dim], positions [N] int64  ->  as key_raw."""
+
+    def __call__(
+        self, *, key_raw: torch.Tensor, positions: torch.Tensor, k_norm: torch.Tensor, eps: float, rotary_dim: int,
+        theta: float, to: Place,
+    ) -> torch.Tensor: ...
 
 
 class StoreRows(Protocol):
@@ -429,6 +438,7 @@ class Ops:
     kept_updates: KeptUpdates
     gated_norm: GatedNorm
     attention_inputs: MakeAttentionInputs
+    key_inputs: MakeKeyInputs
     store_rows: StoreRows
     attend: Attend
     output_gate: OutputGate

@@ -165,6 +165,11 @@ def _attention_inputs(given: Given) -> Iterator[Fit]:
         yield name, tuple(given[name].shape), (width,)
 
 
+def _key_inputs(given: Given) -> Iterator[Fit]:
+    yield "positions", tuple(given["positions"].shape), given["key_raw"].shape[:1]
+    yield "k_norm", tuple(given["k_norm"].shape), given["key_raw"].shape[2:]
+
+
 def _store_rows(given: Given) -> Iterator[Fit]:
     rows, pool, scales = given["rows"], given["pool"], given.get("scales")
     dtype = pool.dtype if scales is None else rows.dtype  # in tiles they are rounded here
@@ -270,6 +275,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
+    "key_inputs": _key_inputs,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
     "gated_attend": _gated_attend, "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn,
@@ -309,7 +315,7 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
-    "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
+    "key_inputs": _like("key_raw"), "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
     "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
     "attend": _like("query"), "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,

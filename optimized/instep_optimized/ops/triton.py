@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 
 from instep_reference.contract.declared_rounding import Product, Storage
-from instep_reference.contract.place_names import COMPONENTS
+from instep_reference.contract.place_names import COMPONENTS, Place
 
 from ..kernels import gdn_dispatch, prefill_gdn, verify_gdn, window_gdn
 from ..kernels.attention import dispatch
@@ -54,6 +54,16 @@ def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, Storage]:
     return declared | {"state": state}
 
 
+def key_inputs(
+    *, key_raw: torch.Tensor, positions: torch.Tensor, k_norm: torch.Tensor, eps: float, rotary_dim: int,
+    theta: float, to: Place,
+) -> torch.Tensor:
+    """`MakeKeyInputs` of the seam. The kernel also turns a view of the keys as queries, which are dropped."""
+    return qk_norm_and_rotary.attention_inputs(
+        projected=key_raw[:, :, None].expand(-1, -1, 2, -1), key_raw=key_raw, positions=positions, q_norm=k_norm,
+        k_norm=k_norm, eps=eps, rotary_dim=rotary_dim, theta=theta, to=(to, to)).key
+
+
 TRITON = Ops(
     name="triton",
     types=types,
@@ -64,6 +74,7 @@ TRITON = Ops(
         linear, moe, copy_units, gather_and_scatter_rows, gdn_inputs, norms, pointwise, qk_norm_and_rotary,
     ),
     kept_updates=kept_updates,
+    key_inputs=key_inputs,
     keeps="update",
     products={
         "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),

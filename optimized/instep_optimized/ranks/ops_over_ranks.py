@@ -23,6 +23,7 @@ from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import REDUCED, Blocked, Product
+from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 
@@ -45,6 +46,7 @@ def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> t
          f"stochastic rounding of states ({options.state}): its numbers count the heads of the whole model"),
         (bool(checkpoint.config.experts) and options.activation in HALVES and not moves_labels(ops),
          "experts and activations of 16 bits: the rounding of their partial sums is not declared yet"),
+        (options.drafter == BLOCK, "a block drafter: the parts of its tensors are not declared"),
         (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
     ):  # fmt: skip
         if refused:

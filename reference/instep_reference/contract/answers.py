@@ -87,6 +87,8 @@ class RequestState:
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
     draft_keys, draft_values  MTP layer -> [L, kv_heads, head_dim]: after every event as long as the target's
+    block_keys, block_values  layer of the block drafter -> [L, its kv_heads, its head_dim]: the rows of its context,
+                one for each committed token. A row depends on no later token, so a prefix of L tokens has L of them
     tail        if prefixes are tracked, and m > 1 MTP layers are in use: AFTER_LAYERS -> [min(L, m - 1), D], the
                 target's final hidden rows of the last tokens. Else, and before the first token, there is none
     final [D]   only for a tracked prefix: the target's final hidden row of its last token. In a prefix, draft_keys and
@@ -104,6 +106,8 @@ class RequestState:
     values: dict[int, torch.Tensor]
     draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
     draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
+    block_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    block_values: dict[int, torch.Tensor] = field(default_factory=dict)
     tail: dict[int, torch.Tensor] = field(default_factory=dict)
     final: torch.Tensor | None = field(default=None, kw_only=True)
 

@@ -31,6 +31,8 @@ class Capacity:
     topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown_draft_tree.py`)
     with this
                    many children per node. None: the drafter proposes chains
+    block          whether a block drafter drafts. A draft then also writes the row of its root. Not in the header's
+                   capacity: it follows from how drafts are made
     """
 
     slots: tuple[int, ...]
@@ -42,6 +44,7 @@ class Capacity:
     track_interval: int | None = None
     topk: int | None = None
     tracked: int | None = None
+    block: bool = False
 
     def grown(self, num_steps: int) -> int:
         """Return the drafts of a tree that the drafter grows itself; 0: it grows none."""
@@ -54,7 +57,7 @@ class Capacity:
 
         The draft head has rows for all beams, side by side, also for those that are not part of the window.
         """
-        return max(drafts, (self.topk or 0) * (num_steps - 1))
+        return max(drafts + self.block, (self.topk or 0) * (num_steps - 1))
 
     def widest(self, num_steps: int) -> int:
         """Return the tokens of the widest window, if a chain has at most `num_steps` drafts a round."""

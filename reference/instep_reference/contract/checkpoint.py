@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .checkpoint_tensor_shapes import each_shape
+from .block_drafter import FOLDER, PREFIX, BlockDrafter
+from .checkpoint_tensor_shapes import block_shapes, each_shape
 from .config import ModelConfig, read_json, states_mtp_layers
+from .drafters import BLOCK
 from .errors import BadInput
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,18 +39,34 @@ class Checkpoint:
     """A loaded checkpoint.
 
     config; tensors by text-model name (`model.*`, `lm_head.weight`, `mtp.*`), each in its stored dtype;
-    digest: sha256 of `config.json` and of the tensor files, in the order of their names.
+    digest: sha256 of `config.json` and of the tensor files, in the order of their names;
+    block_digest: the same of the block drafter, whose tensors are `block.*`; empty: none was opened.
     """
 
     config: ModelConfig
     tensors: Mapping[str, torch.Tensor]
     digest: str
+    block_digest: str = ""
 
     @classmethod
-    def open(cls, directory: Path | str) -> Checkpoint:
-        """Read a directory; any fault in it is a `BadInput` that names the tensor or the field."""
+    def open(cls, directory: Path | str, mode: str = "") -> Checkpoint:
+        """Read a directory; any fault in it is a `BadInput` that names the tensor or the field.
+
+        mode: how drafts are made; with "block" the block drafter in its folder is read too
+        """
         disk = OnDisk.open(directory)
-        return cls(disk.config, MappingProxyType(disk.read(disk.stored)), disk.digest())
+        opened = cls(disk.config, MappingProxyType(disk.read(disk.stored)), disk.digest())
+        return opened._with_block(Path(directory) / FOLDER) if mode == BLOCK else opened
+
+    def _with_block(self, directory: Path) -> Checkpoint:
+        """Add the block drafter of this directory."""
+        target, file = self.config, directory / "config.json"
+        block = BlockDrafter.read(file, target.vocab, target.hidden, len(target.layer_kinds))
+        config, files = replace(target, block=block), _files(directory)
+        stored = {PREFIX + name: where for name, where in _stored(files).items()}
+        _must_fit(block_shapes(config).items(), stored)
+        tensors = MappingProxyType({**self.tensors, **_load(stored)})
+        return Checkpoint(config, tensors, self.digest, _digest((file, *files)))
 
 
 @dataclass(frozen=True)
@@ -175,8 +193,12 @@ def _count_mtp_layers(names: Iterable[str]) -> int:
 
 
 def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
+    _must_fit(each_shape(config, stored), stored)
+
+
+def _must_fit(shapes: Iterable[tuple[str, tuple[int, ...]]], stored: Mapping[str, _Stored]) -> None:
     expected = set()
-    for name, shape in each_shape(config, stored):  # ends at the first missing one, however many are expected
+    for name, shape in shapes:  # ends at the first missing one, however many are expected
         expected.add(name)
         if name not in stored:
             hint = "without a draft head, config.json must say so: mtp_num_hidden_layers 0" if MTP.match(name) else ""

@@ -1,13 +1,14 @@
 """The tensors that a checkpoint of a given configuration must hold, by name and shape.
 
 Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face text models:
-`model.*`, `lm_head.weight`, `mtp.*`.
+`model.*`, `lm_head.weight`, `mtp.*`; those of a block drafter begin with `block.`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from .block_drafter import PREFIX
 from .config import ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
@@ -48,6 +49,17 @@ def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tup
     drafter = config.drafter()
     for index in range(config.mtp_layers):
         yield from _layer(drafter, f"mtp.layers.{index}", index, stored)
+
+
+def block_shapes(config: ModelConfig) -> Shapes:
+    """Every tensor of the block drafter: the names in its file, after `block.`."""
+    D, block, model = config.hidden, config.block, config.block_model()
+    assert block is not None, "there is a block drafter"
+    shapes: Shapes = {f"{PREFIX}fc.weight": (D, len(block.target_layer_ids) * D)}
+    shapes |= {f"{PREFIX}{norm}.weight": (D,) for norm in ("hidden_norm", "norm")}
+    for index in range(block.num_hidden_layers):
+        shapes |= dict(_layer(model, f"{PREFIX}layers.{index}", index, ()))
+    return shapes
 
 
 def _layer(

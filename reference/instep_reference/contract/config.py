@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from .block_drafter import BlockDrafter
 from .errors import BadInput
 
 LayerKind = Literal["gdn", "attention"]
@@ -68,6 +69,8 @@ class ModelConfig:
     dense_layers: tuple[int, ...]  # layers of a MoE model that have a dense MLP (mlp_only_layers, sparse step)
     # draft head
     mtp_layers: int
+    # a block drafter, from a separate file; None: none is in use
+    block: BlockDrafter | None = None
 
     @classmethod
     def from_file(cls, path: Path | str) -> ModelConfig:
@@ -82,7 +85,19 @@ class ModelConfig:
     def drafter(self) -> ModelConfig:
         """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
         kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(self.mtp_layers))
-        return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0)
+        return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0, block=None)
+
+    def block_model(self) -> ModelConfig:
+        """Describe the block drafter as a model of attention layers."""
+        block = self.block
+        assert block is not None, "there is a block drafter"
+        kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(block.num_hidden_layers))
+        return replace(
+            self, layer_kinds=kinds, dense_layers=(), mtp_layers=0, block=None,
+            heads=block.num_attention_heads, kv_heads=block.num_key_value_heads, head_dim=block.head_dim,
+            rotary_dim=block.rotary_dim, rope_theta=block.rope_theta, eps=block.rms_norm_eps,
+            intermediate=block.intermediate_size, experts=0, experts_per_token=0, expert_intermediate=0,
+            shared_intermediate=0, norm_topk=False)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,25 +15,37 @@ from .config import ModelConfig
 class DrafterFacts:
     """Facts about one drafter.
 
-    heads  whether MTP layers run in the engine. They have KV, take in the committed tokens, and propose. Without them a
-           draft event brings its picks, `Drafted.own` is -1, and a request's draft side has no memory
+    heads  whether MTP layers run in the engine. They have KV, take in the committed tokens, and propose
+    block  whether a block drafter runs in the engine: a separate model. It has KV of rows of the target's layers for
+           the committed tokens, and drafts in the draft event
+    Without either a draft event brings its picks, `Drafted.own` is -1, and a request's draft side has no memory.
     """
 
     heads: bool
+    block: bool = False
+
+    @property
+    def proposes(self) -> bool:
+        """Whether the engine can draft by itself."""
+        return self.heads or self.block
 
 
-EXTERNAL = "external"
+EXTERNAL, BLOCK = "external", "block"
 MODES: Mapping[str, DrafterFacts] = {
     "eagle": DrafterFacts(heads=True), "vanilla": DrafterFacts(heads=True), EXTERNAL: DrafterFacts(heads=False),
+    BLOCK: DrafterFacts(heads=False, block=True),
 }
 MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # dense and MoE models draft alike
 DRAFTERS: Mapping[tuple[str, str], DrafterFacts] = {(kind, mode): MODES[mode] for kind in MODEL_TYPES for mode in MODES}
 
 
 def in_use(config: ModelConfig, mode: str) -> ModelConfig:
-    """Return the model as its drafter uses it: with given drafts it has no MTP layers, whatever its file has."""
+    """Return the model as its drafter uses it: without the MTP layers or the block drafter that are not in use."""
     facts = DRAFTERS.get((config.model_type, mode))
-    return config if facts is None or facts.heads else replace(config, mtp_layers=0)
+    if facts is None:
+        return config
+    return replace(config, mtp_layers=config.mtp_layers if facts.heads else 0,
+                   block=config.block if facts.block else None)  # fmt: skip
 
 
 def heads_of(mode: str, mtp_layers: int) -> int:

@@ -7,7 +7,7 @@ harness compares the two. This file has only constants. Leaves out: every comput
   mix(a, b)     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
                 all modulo 2**64, shifts logical
   code(place)   crc32 of "family.layer.component" in ascii; family is "trunk" for the stage trunk and
-                "draft" for extend and chain; layer as in `Place` (STAGE_LEVEL and AFTER_LAYERS included)
+                "draft" for extend, chain and block; layer as in `Place` (STAGE_LEVEL and AFTER_LAYERS included)
   expand(l, n)  element j of n is l + j*SPREAD modulo 2**64, j over the flattened canonical layout. The label 0
                 means empty and expands to n zeros, so that fresh memory reads as 0
   read(x)       l = x[0];  l + sum_j (x[j] - expand(l)[j]) * (2*j + 1). This is the label l for an intact row; if any
@@ -29,6 +29,9 @@ Labels of results (c = code of the result's place; one label per row):
                            (value is a linear)
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);
                            attended = mix(mix(total, query), c)
+                           (in a block of a block drafter a row also sees the positions after its own)
+  key_inputs               as key of attention_inputs
+  features                 that of the first layer; then mix(mix(features, hidden), c), layer by layer: a concat each
   lm_head                  zeros, and 1.0 at token (mix(x, c) >> 1) % vocab
   topk_tokens              token n, from 0, is (t + n) % vocab, t the token that the logits name; its log-probability is
                            minus the sum of (mix(t, j) >> 1) % SCORES over j = 0 .. n, an exact number of fp32

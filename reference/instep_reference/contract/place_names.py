@@ -49,9 +49,12 @@ COMPONENTS: tuple[str, ...] = (
     "residual",   # [N, D]   hidden + mixer
     "post_normed",  # [N, D]  at stage level, draft only: norm(hidden)
     "joined",     # [N, 2D]  stage level, draft only: [norm(embedding) | norm(hidden)], embedding first
-    "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row
+    "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row; of a block drafter
+                  #          fc(features)
+    "context",    # [N, D]   stage level, block drafter only: norm(fused), which keys and values are computed from
     "mlp",        # [N, D]
     "hidden",     # [N, D]   residual + mlp: the layer's answer
+    "features",   # [N, nD]  block drafter only: the answers of the layers that it reads, up to this one, side by side
     # stage level, after the last layer
     "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads
     "tail",       # [.., D]  memory: final rows of the last tokens, if prefixes are tracked (`RequestState`)
@@ -63,8 +66,9 @@ COMPONENTS: tuple[str, ...] = (
 
 # Stages of an event in order. "trunk" is the target; "extend" the draft extend (prefill, decode and
 # commit run it); "extend.i" its MTP layer i, i from 1, if a drafter runs several there; "chain.i" the
-# i-th forward of a draft chain, i from 1 (draft 1 comes from extend).
-STAGES: tuple[str, ...] = ("trunk", "extend", "chain")
+# i-th forward of a draft chain, i from 1 (draft 1 comes from extend). "block" is the forward of a block drafter, whose
+# layers also take in the committed tokens in the stage "extend".
+STAGES: tuple[str, ...] = ("trunk", "extend", "chain", "block")
 
 STAGE_LEVEL = -1  # `layer` of a place before layer 0
 AFTER_LAYERS = 1 << 16  # `layer` of a place after the last layer: sorts after every layer
@@ -93,7 +97,12 @@ def draft_stage(layer: int) -> str:
 
 
 def memory_place(name: str, layer: int) -> Place:
-    """Return the place of a layer's memory, by its field: "state", "keys"; for an MTP layer "draft_keys", .."""
+    """Return the place of a layer's memory, by its field: "state", "keys"; for an MTP layer "draft_keys", ..
+
+    A block drafter takes in the committed tokens in one stage, whatever its layer.
+    """
+    if name.startswith("block_"):
+        return Place("extend", layer, name.removeprefix("block_"))
     if name.startswith("draft_"):
         return Place(draft_stage(layer), layer, name.removeprefix("draft_"))
     return Place("trunk", layer, name)

@@ -42,7 +42,8 @@ class Meaning:
 
     component  what a unit holds, with the name that places have: "state", "conv", "keys", "values". "length" is for
                all other data of a request, which belongs to no layer
-    draft      whether the layers are those of the draft head
+    draft      whether the layers are those of the draft head, or of a block drafter
+    block      whether they are those of a block drafter
     positions  the positions of a unit; None: it has none and is written as a whole
     keeps      the place whose rows are in the pool with the same bits ("update", "k"); empty: none is declared
     """
@@ -51,3 +52,4 @@ class Meaning:
     draft: bool = False
     positions: Positions | None = None
     keeps: str = ""
+    block: bool = False

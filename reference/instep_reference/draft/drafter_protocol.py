@@ -17,7 +17,7 @@ from ..model_interface import Cache, Memory, Model, Rows
 class Proposed(Generic[Rows, Cache]):
     """The draft side's memory of a request between rounds.
 
-    caches     one per MTP layer, with as many rows as the target has committed
+    caches     one per MTP layer, or per layer of a block drafter, with as many rows as the target has committed
     proposals  the drafts that the last extend made, draft 1 first; empty while the root is unknown
     hidden     the head's row y from which draft 1 was picked
     """
@@ -49,7 +49,7 @@ class Drafter(Protocol):
     ) -> Proposed[Rows, Cache]:
         """Take in `count` rows that the target has committed at positions start, start + 1, ..
 
-        hidden     the target's final rows
+        hidden     the target's rows of these tokens
         following  the known tokens after position `start`, at least `count` of them
         rooted     whether the root is known: then there are exactly `count`, and the last one is the root. If it is
         not,

@@ -5,13 +5,16 @@ Leaves out: training (`fixtures/tiny`). Their heads remember from a few to hundr
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
-from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
+from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 
 Kind = Literal["dense", "next", "moe"]
@@ -72,6 +75,25 @@ def write(
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     tensors = draw(ModelConfig.from_dict(config), seed, dtype, fused)
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    return directory
+
+
+def write_block(directory: Path, seed: int = 1, **overrides: Any) -> Path:
+    """Add a block drafter to the model of this directory: three layers of 2 heads, which reads its first two layers."""
+    target = ModelConfig.from_file(directory / "config.json")
+    fields = {
+        "model_type": "block_drafter", "vocab_size": target.vocab, "hidden_size": target.hidden,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "intermediate_size": 24, "rms_norm_eps": 1e-5, "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+        "target_layer_ids": [0, 1], "mask_token_id": 5, **overrides,
+    }  # fmt: skip
+    folder, generator = directory / FOLDER, torch.Generator().manual_seed(seed)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    block = msgspec.convert(fields, BlockDrafter)
+    shapes = block_shapes(replace(target, block=block))
+    tensors = {name.removeprefix(PREFIX): _draw(name, shape, generator) for name, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
     return directory
 
 

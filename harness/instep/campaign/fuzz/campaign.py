@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.block_drafter import FOLDER
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
@@ -141,7 +142,7 @@ class _Host:
 
     def __init__(self, settings: Settings, run: TrialRunner) -> None:
         self.settings, self.run = settings, run
-        self.opened = Checkpoint.open(settings.checkpoint)
+        self.opened = Checkpoint.open(settings.checkpoint, settings.setting.mode)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
         self.result = Result(settings)
@@ -256,6 +257,7 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
     )
     header, _ = header_of(
         policy, opened, model=model, recording=Recording(setting.mode), field=settings.command,
+        directory=settings.checkpoint,
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
     return Plan.of(header, opened, setting, settings.command, settings.checkpoint), header
@@ -286,7 +288,8 @@ def write(example: Example, settings: Settings, begin: int = 0) -> None:
     settings.out.mkdir(parents=True, exist_ok=True)
     near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
     model = with_fields(example.header.checkpoint, near=near)
-    example.write(place(settings), with_fields(example.header, checkpoint=model), begin)
+    drafter = example.header.drafter and with_fields(example.header.drafter, near=f"{near}/{FOLDER}")
+    example.write(place(settings), with_fields(example.header, checkpoint=model, drafter=drafter), begin)
 
 
 def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:

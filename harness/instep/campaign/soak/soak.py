@@ -69,7 +69,7 @@ class Soak:
         self.settings = replace(settings, number=len(soaked.found) + 1)
         must_be_free(self.settings)
         self.soaked, self.session, self.runner, self.rounds = soaked, session, runner, rounds
-        self.opened = Checkpoint.open(settings.checkpoint)
+        self.opened = Checkpoint.open(settings.checkpoint, settings.setting.mode)
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
         self.coverage = Coverage()

@@ -86,6 +86,11 @@ def attention_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
     }
 
 
+def key_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
+    names = ("key_raw", "positions", "k_norm", "eps", "rotary_dim", "theta")
+    return {**{name: x for name, x in attention_inputs(draw, dtype).items() if name in names}, "to": at("key")}
+
+
 def output_gate(draw: Draw, dtype: torch.dtype) -> Inputs:
     attended, projected = draw.normal(3, 4, 16, dtype=dtype), draw.normal(3, 4, 2, 16, dtype=dtype)
     return {"attended": attended, "projected": projected, "to": at("opened")}
@@ -193,6 +198,8 @@ ROWS = [
         ("moe", "empty", empty_rows(moe(True, True), "x")),
         ("lm_head", "rows", lm_head),
         ("lm_head", "empty", empty_rows(lm_head, "x")),
+        ("key_inputs", "rows", key_inputs),
+        ("key_inputs", "empty", empty_rows(key_inputs, "key_raw", "positions")),
     ], start=500)
     for dtype in (FP32, BF16)
 ]

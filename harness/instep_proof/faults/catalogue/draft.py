@@ -16,10 +16,8 @@ ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/for
 PRE_NORM = (
     Edit.of("instep_optimized/model/trunk.py",
             'hidden.normed(ops, self.norm, self.eps, Place(STAGE, AFTER_LAYERS, "final")){.normed => }'),
-    Edit.of(ROUND, "{ => _, }final = self.model.trunk(ops, batch, bound)"),
-    Edit.of(MIXED, "{ => hidden, }final = target(ops, batch, bound)"),
-    Edit.of(MIXED,
-            "ops, {final => hidden}, [row for p, begin in committed for row in range(begin, begin + p.span.count)]"),
+    Edit.of("instep_optimized/model/trunk.py", "TargetRows({final, features => final.normed, final.total})"),
+    Edit.of(ROUND, "self._extend(ops, inputs.who(), chosen, rows.{fed => final}, 1)"),
 )
 CHAIN = (
     "            hidden = self.mtp.rows(ops, hidden, batch, stage)\n"
@@ -37,14 +35,14 @@ STALE = Edit(EXTEND, "not number", "not number and len(y) > len(asked.last)")
 PACKED_ROWS = Edit.of(ROUND, "asked = (PickRows(batch.{last => count.cumsum(0) - 1}, who.slots),) * drafter.layers")
 # Right for the widest window of pools that are not guarded.
 ROW_STRIDE = Edit(
-    ROUND, "            final = ops.select(x=slot_table.final[:, :width], index=inputs.slots).flatten(0, 1)\n",
+    ROUND, "            fed = ops.select(x=kept[:, :width], index=inputs.slots).flatten(0, 1)\n",
     "            slots, _, wide = slot_table.final.shape\n"
     "            rows = slot_table.final.as_strided((slots, width, wide), (width * wide, wide, 1))\n"
-    "            final = ops.select(x=rows, index=inputs.slots).flatten(0, 1)\n",
+    "            fed = ops.select(x=rows, index=inputs.slots).flatten(0, 1)\n",
 )
 NO_EXTEND_AT_ZERO = Edit(
-    ROUND, "        self._extend(ops, inputs.who(), chosen, final, 1)\n",
-    "        if self.num_steps:\n            self._extend(ops, inputs.who(), chosen, final, 1)\n",
+    ROUND, "        self._extend(ops, inputs.who(), chosen, rows.fed, 1)\n",
+    "        if self.num_steps:\n            self._extend(ops, inputs.who(), chosen, rows.fed, 1)\n",
 )
 LAST_ROW_MISSING = Edit.of(ROUND,
                            "who = replace(inputs.who(), count=acceptance.accept_lens{ => .clamp(max=self.num_steps)})")

@@ -126,7 +126,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-final-rows-one-token-late", "prefix-layers",
         "A commit keeps for every token the target's row of the token before: the next prefix has older rows.",
-        (Edit(ROUND, "keep_tail(ops, memory, batch, final)", "keep_tail(ops, memory, batch, final.roll(1, 0))"),),
+        (Edit(ROUND, "keep_tail(ops, memory, batch, fed)", "keep_tail(ops, memory, batch, fed.roll(1, 0))"),),
         "shared", PLAIN, ("bytes",), ("identity", "directed"), mistake="rows-of-earlier-tokens",
     ),
     Fault(

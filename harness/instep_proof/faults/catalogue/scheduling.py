@@ -29,7 +29,8 @@ UNSETTLED = Edit(
     "        raw = {layer: states.units(layer)[slot].clone() for layer in memory.state}\n"
     "        self._preempted[request] = (kept, replace(memory, state=raw))\n",
 )
-NO_DRAFT_KV = Edit.of(SAVED, 'PAGED = ("keys", "values"{, "draft_keys", "draft_values" => })')
+NO_DRAFT_KV = Edit.of(SAVED,
+                      'PAGED = ("keys", "values", {"draft_keys", "draft_values", => }"block_keys", "block_values")')
 NO_PROPOSAL = Edit.of(SAVED,
                       "slot_table.{proposals[slot], slot_table.proposed[slot] = kept.proposal, => proposed[slot] =} "
                       "kept.proposed")

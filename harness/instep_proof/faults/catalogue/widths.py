@@ -75,7 +75,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "width-answer-of-the-round", "window-drafts", "The answer of a draft has all drafts of the head.",
-        (Edit.of(ENGINE, "        if {kind != \"draft\" => kind == \"draft\" and nodes}:\n"
+        (Edit.of(ENGINE, "        if {shaped => shaped and nodes}:\n"
                          "            said, steps = cut_to_trees(said, trees, width), max(map(len, trees))"),),
         "widths", LABELS, ("identity",),
     ),

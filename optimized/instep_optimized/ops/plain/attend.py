@@ -38,10 +38,21 @@ def attention_inputs(
     return AttentionInputs(query.to(projected.dtype), key.to(key_raw.dtype))
 
 
+def key_inputs(
+    *, key_raw: torch.Tensor, positions: torch.Tensor, k_norm: torch.Tensor, eps: float, rotary_dim: int,
+    theta: float, to: Place,
+) -> torch.Tensor:
+    """Do `attention_inputs` for keys alone."""
+    rows = wide(key_raw)
+    powers = torch.arange(0, rotary_dim, 2, dtype=rows.dtype, device=positions.device) / rotary_dim
+    angle = (positions.to(rows.dtype)[:, None] * theta**-powers)[:, None, :]
+    return _turn(rms_norm(rows, k_norm, eps), angle).to(key_raw.dtype)
+
+
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """softmax(q K^T / sqrt(head_dim)) V over the positions that a row sees, in at least fp32, one cast.
 
-    Row j of a chain sees positions 0 .. before + j, a node of a tree those of its ancestors.
+    Row j of a chain sees positions 0 .. before + j, a node of a tree or of a block those that its bits name.
 
     Shapes:  query (N, heads, head_dim)   keys, values (pages, page_size, kv_heads, head_dim)  ->  as query
     How we differ: probabilities are not rounded to the value dtype. A row that sees no page gives zeros.
