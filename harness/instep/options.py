@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "conv": (str, "How conv windows are committed: windows, widened, or yours."),
     "drafter": (str, "How drafts are made: eagle, vanilla, or external (supplied); by default as in the trace."),
     "graphs": (bool, "Capture rounds in graphs: CUDA graphs, or an emulator of them on a CPU."),
+    "prompt_graphs": (str, "Capture forwards with prompts too, for these numbers of tokens: 16,64. Needs --graphs."),
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
     "guarded": (bool, "Put red zones between the units of every pool."),
     "ranks": (int, "Tensor-parallel ranks of the engine, in lock step in this process (docs/ranks.md)."),

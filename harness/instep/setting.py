@@ -36,8 +36,9 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
-          "overlap", "guarded", "ranks")  # fmt: skip
+          "prompt_graphs", "overlap", "guarded", "ranks")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
+MOST_ROWS = 1 << 20  # of a graph of prompts
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 FALLING = ("bfloat16", "float16", FP8)  # dtypes of states that may be rounded stochastically
@@ -62,6 +63,8 @@ class Setting:
     drafter   the drafter, or the proposer of external drafts (`proposers.py`); None: the trace's, or the engine's
               default without a trace
     graphs    rounds run in graphs: CUDA graphs on a GPU, an emulator elsewhere
+    prompt_graphs  numbers of packed rows for which forwards with prompts are captured, with commas between them; None:
+              they run eagerly
     overlap   a round may be launched before the counts of the previous round are known
     guarded   there are red zones between the units of every pool
     ranks     tensor-parallel ranks of the engine, in lock step in this process
@@ -87,6 +90,7 @@ class Setting:
     kv_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     ranks: int = 1
+    prompt_graphs: str | None = None
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
 
@@ -99,6 +103,8 @@ class Setting:
             raise BadInput("--ranks", found=self.ranks, expected="at least 1")
         if self._seed is None and self.state_rounding is not None:
             object.__setattr__(self, "state_rounding", None)
+        if self.prompt_buckets is not None and not self.graphs:
+            raise BadInput("--prompt-graphs", found="no --graphs", expected="both, as rounds run in graphs first")
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
             raise BadInput("--drafter", found=self.drafter, expected=f"{either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
@@ -136,6 +142,17 @@ class Setting:
             expected = expected if wrong else f"--state-dtype {either(FALLING)}"
             raise BadInput("--state-rounding", found=self.state_rounding, expected=expected)
         return int(seed or 0)
+
+    @property
+    def prompt_buckets(self) -> tuple[int, ...] | None:
+        """The numbers of packed rows for which forwards with prompts are captured."""
+        if self.prompt_graphs is None:
+            return None
+        words = [word.strip() for word in self.prompt_graphs.split(",")]
+        if not all(word.isdecimal() and 0 < int(word) <= MOST_ROWS for word in words):
+            raise BadInput("--prompt-graphs", found=repr(self.prompt_graphs),
+                           expected=f"numbers of tokens from 1 to {MOST_ROWS}, as in 16,64")  # fmt: skip
+        return tuple(sorted({int(word) for word in words}))
 
     @property
     def kv(self) -> Storage | None:
@@ -208,8 +225,10 @@ class Setting:
             "device": self.device, "activation": self.activation, "state": self.state, "kv": self.kv,
             "layout": self.layout, "snapshot_layout": self.snapshot_layout, "strategy": self.strategy,
             "conv": self.conv, "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap,
-            "guarded": self.guarded, **otherwise,
+            "guarded": self.guarded, "prompt_graphs": self.prompt_buckets, **otherwise,
         }
+        if not chosen["graphs"]:
+            chosen["prompt_graphs"] = None
         return Options(**chosen)
 
     def words(self, *always: str) -> tuple[str, ...]:

@@ -213,7 +213,10 @@ INTERRUPTED = "it was interrupted"
 
 @dataclass
 class Verdict:
-    """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass."""
+    """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass.
+
+    Neither does a run in which graphs of prompts were captured, and none was replayed.
+    """
 
     compared: list[Comparison] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -221,6 +224,9 @@ class Verdict:
     unserved: int = 0  # events that name only requests that the subject could not continue
     served: bool = True  # False: no event made the subject compute anything
     stopped: str = ""  # why the run ended before its last event; empty: it did not
+    segmented: bool = False  # whether the subject says that it runs forwards with prompts in graphs
+    prompts: int = 0  # forwards with prompts;  replayed: of these, the ones that ran in graphs
+    replayed: int = 0
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
         """Add results; return those that disagree."""
@@ -253,6 +259,7 @@ class Verdict:
     def exit(self) -> Exit:
         if self.findings and not self.undecided:
             return Exit.DIVERGED
-        if self.undecided or self.stopped or not (self.elements and self.served):
+        unused = self.segmented and not self.replayed
+        if self.undecided or self.stopped or unused or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

@@ -195,6 +195,12 @@ def test_graph_is_eager_detects_a_graph_with_stale_memory(trace: Trace, plant: C
     assert found.exit is Exit.DIVERGED and '"eager" and "replayed"' in found.findings[0].diagnosis
 
 
+def test_prompt_buckets_detects_addresses_of_an_earlier_forward(trace: Trace, plant: Callable[..., None]) -> None:
+    plant(*by_id()["prompt-addresses-frozen"].edits)
+    found = hold("prompt_buckets", trace, "ledger", until=FIRST_COMMIT).verdict
+    assert found.exit is Exit.DIVERGED and "prompts run in graphs of" in found.findings[0].diagnosis
+
+
 def test_overlapped_detects_a_count_one_round_late(whole: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine whose rounds overlap adds the counts of the round before to a length; one that waits does not."""
     commit, before = OptimizedEngine.commit, dict[int, HostCopy]()
@@ -384,5 +390,6 @@ def test_relation_table_is_complete() -> None:
 
 
 def test_every_relation_has_a_planted_wrong_engine() -> None:
-    planted = {name for name, *_ in FAULTS} | {"graph_is_eager", "overlapped", "drift", "read_late", "step_changes"}
+    planted = {name for name, *_ in FAULTS} | {
+        "graph_is_eager", "overlapped", "drift", "read_late", "step_changes", "prompt_buckets"}
     assert planted == set(NAMES), "a relation that is never seen to find anything"

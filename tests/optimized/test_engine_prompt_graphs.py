@@ -86,9 +86,9 @@ def test_buckets_of_8_and_64_leave_the_same_bytes(checkpoint: Checkpoint, strate
     assert {one.bucket for one in replays(both.engines[1]).latest} == {64}
 
 
-@few(1)
+@WHOLE
 @pytest.mark.slow
-@pytest.mark.parametrize("ops", ["ledger", pytest.param("plain", marks=WHOLE)])
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_prompts_next_to_trees_match_the_reference(checkpoint: Checkpoint, ops: str) -> None:
     both = both_sides(checkpoint, ops, ROOM)
     graphs = both.subject

@@ -1,23 +1,37 @@
 """T0: the right CUDA graph is replayed, its buffers have the inputs of this event, and no address has changed.
 
 The right bucket and key follow from the requests, step count and slots of the trace. Without graphs only addresses are
-compared. Leaves out: the results of a replay, which all other checks see.
+compared. A forward with a prompt has segments between its GDN layers. Leaves out: the results of a replay, which all
+other checks see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from instep_reference.contract.engine import Draft, Event, Forward
+from instep_reference.contract.engine import Draft, Forward
 from instep_reference.contract.event_facts import facts, kind_of, named
 
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.event_log import GraphReplay
+from ..watch.rows_by_request import row_spans
 from .check_interface import NOWHERE, TellsOnce, said_of
 
-KINDS = ("verify", "decode")  # kinds of rows that graphs serve, each alone or both together
+KINDS = ("verify", "decode")  # kinds of rows that graphs of rounds serve, each alone or both together
+PROMPT = "prompt"  # key of a graph for a forward with a prompt; TREES if its windows may be trees
+TREES = "prompt and trees"
+
+
+@dataclass(frozen=True)
+class Due:
+    """The graph that serves an event. rows: those that are not padding: requests, or the packed rows of a prompt."""
+
+    key: tuple[str, int]
+    rows: int
+    noun: str = "request"
 
 
 class Graphs(TellsOnce):
@@ -37,12 +51,16 @@ class Graphs(TellsOnce):
             if not context.log.ops:
                 yield from self.once(context, "instep does not see the CUDA graphs of this engine")
             return
-        blocks = any(state.block_keys for state in context.truth.before.values())
-        key, requests = due(context.event, context.expected.num_steps, context.expected.topk, blocks=blocks)
-        replays = context.log.replays
-        yield said_of(self, context, NOWHERE, 1, [*_which(key, requests, replays)])
+        wanted, replays, requests = due(context), context.log.replays, named(context.event)
+        yield said_of(self, context, NOWHERE, 1, [*_which(wanted, replays)])
+        kept = [f"{name} is in memory of graphs, which the next replay overwrites" for name in context.log.in_graphs]
+        yield said_of(self, context, NOWHERE, 1, kept)
         for replay in replays:
             said = [*_inputs(replay), *_slots(context, replay, requests), *_kinds(context, replay)]
+            said += [*_prompt(context, replay), *_ran(context, replay)]
+            if replay.freed:
+                said.append(f"{replay.freed} inputs of the graph {replay.key} for {replay.bucket} were freed after it "
+                            "was captured; a replay reads what others write there")  # fmt: skip
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
             yield said_of(self, context, NOWHERE, elements, said)
             were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
@@ -61,42 +79,45 @@ class Graphs(TellsOnce):
             yield said_of(self, context, NOWHERE, len(now), moved)
 
 
-def due(
-    event: Event, num_steps: int, topk: int | None = None, *, blocks: bool = False
-) -> tuple[tuple[str, int] | None, tuple[str, ...]]:
-    """The key of the graph that serves an event, and its requests in batch order; None if no graph does.
-
-    blocks: a block drafter drafts, whose graphs hold windows of any width
-    """
+def due(context: EventContext) -> Due | None:
+    """The graph that serves an event; None if no graph does."""
+    event, num_steps, topk = context.event, context.expected.num_steps, context.expected.topk
+    blocks = any(state.block_keys for state in context.truth.before.values())  # such graphs hold windows of any width
     if not facts(event).batch:
-        return None, ()
+        return None
     kinds = {row.kind for row in event.rows} if isinstance(event, Forward) else {kind_of(event)}
-    # No graph contains a prompt, or rows that run in one batch with a prompt.
-    kind = " and ".join(KINDS) if kinds == set(KINDS) else kinds.pop() if len(kinds) == 1 else "prefill"
-    held = kind != "prefill" and bool(named(event)) and (num_steps > 0 or kind != "draft")
+    if isinstance(event, Forward) and "prefill" in kinds:
+        spans = row_spans(context, "trunk")
+        rows = sum(span.count for span in spans)
+        trees = "verify" in kinds and "parents" in {region.name.partition("@")[0] for region in context.regions}
+        fits = rows <= max(context.log.prompt_buckets, default=0)
+        return Due((TREES if trees else PROMPT, 0), rows, "row") if fits else None
+    kind = " and ".join(KINDS) if kinds == set(KINDS) else kinds.pop()
+    held = bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
         kind = f"sampled {kind}"  # a separate graph, so that other batches run no extra op
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None and not blocks else set()
     if shapes - {tuple(range(num_steps))}:
         kind = "shaped draft"  # chains of the step count have separate graphs
-    return (kind, num_steps) if held else None, named(event)
+    return Due((kind, num_steps), len(named(event))) if held else None
 
 
-def _which(key: tuple[str, int] | None, requests: tuple[str, ...], replays: tuple[GraphReplay, ...]) -> Iterator[str]:
-    if key is None:
+def _which(wanted: Due | None, replays: tuple[GraphReplay, ...]) -> Iterator[str]:
+    if wanted is None:
         for replay in replays:
             yield f"the graph {replay.key} was replayed; this event replays none"
         return
+    key, rows, noun = wanted.key, wanted.rows, wanted.noun
     if len(replays) != 1:
         yield f"{len(replays)} graphs were replayed; the event is one replay of {key}"
     for replay in replays:
         if tuple(replay.key) != key:
             yield f"the graph {replay.key} was replayed; the event is one of {key}"
-        if replay.rows != len(requests):
-            yield f"the graph was replayed for {replay.rows} requests; the event has {len(requests)}"
-        right = min((bucket for bucket in replay.buckets if bucket >= len(requests)), default=0)
+        if replay.rows != rows:
+            yield f"the graph was replayed for {replay.rows} {noun}s; the event has {rows}"
+        right = min((bucket for bucket in replay.buckets if bucket >= rows), default=0)
         if replay.bucket != right:
-            yield f"the bucket is for {replay.bucket} requests; for {len(requests)} it is the one for {right}"
+            yield f"the bucket is for {replay.bucket} {noun}s; for {rows} it is the one for {right}"
 
 
 def _inputs(replay: GraphReplay) -> Iterator[str]:
@@ -125,6 +146,39 @@ def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]
     for name, slot, due_slot in zip(requests, found, right, strict=False):
         if slot != due_slot:
             yield f'the graph serves request "{name}" in slot {slot}; the trace has it in slot {due_slot}'
+
+
+def _prompt(context: EventContext, replay: GraphReplay) -> Iterator[str]:
+    """Compare the tokens of prompts, and the rows of each request, with the trace."""
+    if replay.key[0] not in (PROMPT, TREES) or not isinstance(context.event, Forward):
+        return
+    tokens, begins, counts = (replay.inputs[name][1] for name in ("tokens", "begin", "counts"))
+    for number, span in enumerate(row_spans(context, "trunk")):
+        if (begins[number], counts[number]) != (span.begin, span.count):
+            yield (f'the graph has rows {begins[number]} to {begins[number] + counts[number] - 1} for request '
+                   f'"{span.request}"; the trace has {span.begin} to {span.begin + span.count - 1}')  # fmt: skip
+        if span.kind == "prefill":
+            right = list(context.expected.prompts[span.request][span.start : span.start + span.count])
+            found = tokens[span.begin : span.begin + span.count]
+            if found != right:
+                yield f'the graph has tokens {found} of the prompt of "{span.request}"; the trace has {right}'
+
+
+def _ran(context: EventContext, replay: GraphReplay) -> Iterator[str]:
+    """Compare the segments of a graph, and the eager calls between them, with the GDN layers of the model."""
+    if replay.key[0] not in (PROMPT, TREES):
+        return
+    layers = sum((place.stage, place.component) == ("trunk", "core") for place in context.truth.places)
+    right = [("segment", 0)]
+    for layer in range(layers):
+        right += [("eager", layer), ("segment", 1 + layer)]
+    if list(replay.ran) != right:
+        wrong = next((n for n, (one, due) in enumerate(zip(replay.ran, right, strict=False)) if one != due), None)
+        if wrong is None:
+            yield f"{len(replay.ran)} segments and eager calls ran; {layers} GDN layers need {len(right)}"
+        else:
+            yield (f"{' '.join(map(str, replay.ran[wrong]))} of the graph ran where {' '.join(map(str, right[wrong]))} "
+                   "was due")  # fmt: skip
 
 
 def _kinds(context: EventContext, replay: GraphReplay) -> Iterator[str]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @writes("json")
 @takes_setting(
-    without=("device", "state_rounding", "graphs", "overlap"),
+    without=("device", "state_rounding", "graphs", "prompt_graphs", "overlap"),
     ops="Op set or module:attribute, for its dtypes and the strategies that it brings.",
     strategy="How states are committed; left out: every strategy.", conv="The same for conv windows.",
     dtype="Activations, KV and conv windows, bfloat16 if left out.",

@@ -51,6 +51,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "exercised": outcome.exercised,
         "asked": [tier for tier in Tier if tier in outcome.tiers],
         "left_out": outcome.left_out,
+        "prompts": {"forwards": verdict.prompts, "replayed": verdict.replayed},
         "skipped": len(verdict.skipped), "events_served": outcome.served_events,
         "played": [{"event": skip.event, "says": skip.reason} for skip in verdict.skipped if skip.check == "played"],
         "shown": sorted(outcome.shown.feeds) if outcome.led else None,
@@ -129,7 +130,8 @@ def _notes(outcome: Outcome, verbose: bool) -> Iterator[str]:
     setting, verdict = outcome.plan.setting, outcome.verdict
     served = f"served {outcome.served_events} of {outcome.of} events"
     how = [served] if outcome.led else [setting.strategy, setting.conv]
-    how += ["in graphs"] * setting.graphs + ["packed pools"] * outcome.packed
+    prompts = f", with {verdict.replayed} of {counted(verdict.prompts, 'forward')} with prompts" * bool(verdict.prompts)
+    how += [f"in graphs{prompts}"] * setting.graphs + ["packed pools"] * outcome.packed
     took = [f"{side} {seconds:.1f} s" for side, seconds in outcome.seconds.items()]
     yield ", ".join([*how, *otherwise(outcome.variant), *took])
     if verdict.exit is Exit.INCONCLUSIVE and not verdict.stopped:
@@ -161,6 +163,9 @@ def not_judged(outcome: Outcome) -> list[str]:
 
 
 def _why_nothing(outcome: Outcome) -> str:
+    if outcome.verdict.segmented and not outcome.verdict.replayed and outcome.verdict.elements:
+        return ("no forward with a prompt ran in a graph: the trace has none up to here, or each has more tokens than "
+                f"--prompt-graphs {outcome.plan.setting.prompt_graphs}")  # fmt: skip
     if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
         return "nothing was compared: the engine shows neither logits, nor final rows, nor states"
     if outcome.verdict.served:

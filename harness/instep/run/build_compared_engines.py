@@ -56,7 +56,7 @@ from ..subject.guarded_calls import MAKES, GuardedSubject, calling, make_subject
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
-from ..watch.gather_event_log import Instrumentation, RankedInstrumentation, replays_of
+from ..watch.gather_event_log import Instrumentation, RankedInstrumentation
 from ..watch.host_reads import Reads
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
@@ -286,7 +286,7 @@ def build_from_ops(
         engine = optimized_engine(handed, counted[0], options, PatchableEngine, counted)
     for log, one in zip(logs, engine.engines if isinstance(engine, RankedEngine) else (engine,), strict=True):
         log.of(GuardedSubject(one), poison=options.poison, guarded=options.guarded and not ops.packed,
-               replays=None if one.graphs is None else replays_of(one.graphs))  # fmt: skip
+               runners=[runner for runner in (one.graphs, one.prompt_graphs) if runner is not None])  # fmt: skip
     if isinstance(engine, RankedEngine):
         joined = engine.log = RankedInstrumentation(logs)
         return BuiltSubject(engine, over(ops, ranks, plan.setting.activation), ops, None, joined, options.poison, calls)
@@ -363,7 +363,7 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     """Refuse options that only our engine has."""
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set; an --engine has no ops to swap")
-    for named in ("graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
+    for named in ("graphs", "prompt_graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
         if getattr(setting, named):
             expected = "an op set; an --engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)

@@ -268,6 +268,10 @@ def run(
             continue
         verdict.served |= context.shown.computed(context.subject)
         verdict.unserved += context.shown.unserved
+        verdict.segmented |= bool(context.log.prompt_buckets)
+        if isinstance(event, Forward) and any(row.kind == "prefill" for row in event.rows):
+            verdict.prompts += 1
+            verdict.replayed += bool(context.log.replays)
         bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
         if bad and not part.to_end and not (
                 past_lost and all(one.lost or one.check == UNDECIDABLE for one in bad)):

@@ -72,6 +72,8 @@ class GraphReplay:
     inputs     name -> (the host's value, the value in the graph's buffer, the value for padding rows)
     addresses  of every input and output buffer, in order
     buckets    all existing buckets
+    ran        parts of a graph with eager calls between its segments, in the order in which they ran: ("segment", 0)
+    freed      inputs that the engine freed after the capture, as far as the graph is emulated
     """
 
     key: Any
@@ -80,6 +82,8 @@ class GraphReplay:
     inputs: Mapping[str, tuple[list[Any], list[Any], Any]]
     addresses: tuple[int, ...]
     buckets: tuple[int, ...]
+    ran: tuple[tuple[str, int], ...] = ()
+    freed: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,8 @@ class EventLog:
     by        op -> the function that ran
     trapped   whether host reads were watched; reads: the host reads
     graphs    whether the subject captures its bodies in graphs; replays: those of this event
+    prompt_buckets  numbers of packed rows for which it captures forwards with prompts; empty: these run eagerly
+    in_graphs  parts of kept copies that are in memory which the next replay of a graph overwrites
     poison    the fill value of fresh and freed units; None: none, or unknown
     guarded   whether pools are declared to have red zones
     failed_op  the op that raised, if one did
@@ -173,6 +179,8 @@ class EventLog:
     reads: tuple[HostRead, ...] = ()
     graphs: bool = False
     replays: tuple[GraphReplay, ...] = ()
+    prompt_buckets: tuple[int, ...] = ()
+    in_graphs: tuple[str, ...] = ()
     configs: tuple[Config, ...] = ()
     answered: Answered | None = None
     copies: Copies | None = None

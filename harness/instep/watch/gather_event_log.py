@@ -7,10 +7,10 @@ checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from itertools import count
+from itertools import chain, count
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +19,7 @@ import torch
 from instep_optimized.graphs import Runner
 from instep_optimized.graphs.capture_and_replay import Replayed
 from instep_optimized.ops.op_protocols import Ops
-from instep_optimized.ops.watch_op_calls import Op
+from instep_optimized.ops.watch_op_calls import Op, memory_of
 from instep_reference.contract.declared_rounding import Storage
 from instep_reference.contract.engine import Event, Region
 from instep_reference.contract.kept_copies import Copy
@@ -42,7 +42,6 @@ class Shown(Protocol):
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None: ...
 
 
-Replays = Callable[[], tuple[GraphReplay, ...]]
 SO_FAR = "events ran"
 
 
@@ -63,7 +62,9 @@ class Instrumentation:
         self._configs, self._were = configs, {name: flat(value) for name, value in configs.items()}
         self._made: list[Config] = []
         self._subject: Shown | None = None
-        self._replays: Replays | None = None
+        self._runners: tuple[Runner, ...] = ()
+        self._known: list[Replayed] = []  # replays of earlier events
+        self._in_graphs: tuple[str, ...] = ()
         self._poison: float | None = None
         self._guarded = False
         self._events, self._answers, self._copies = count(), Answers(), KeptCopies()
@@ -74,9 +75,11 @@ class Instrumentation:
 
     def of(
         self, subject: Shown, *, poison: float | None = None, guarded: bool = False,
-        replays: Replays | None = None,
+        runners: Sequence[Runner] = (),
     ) -> None:
-        self._subject, self._poison, self._guarded, self._replays = subject, poison, guarded, replays
+        """runners: of the graphs of rounds, then of forwards with prompts, if there are any"""
+        self._subject, self._poison, self._guarded, self._runners = subject, poison, guarded, tuple(runners)
+        self._known = [replayed for runner in self._runners for replayed in runner.latest]
 
     @property
     def exercised(self) -> dict[str, Exercised]:
@@ -100,6 +103,7 @@ class Instrumentation:
                 self._budget, self._asked = self._subject.budget(), True
             self._calls.begin(self._subject.regions())
         self._answered = self._kept = None
+        self._in_graphs = ()
         if not self._follows:
             self.reads.__enter__()
 
@@ -120,6 +124,7 @@ class Instrumentation:
             self._answered = Answered(len(tensors), pooled, (), self._answers.let_go)
             copies = None if self._subject is None else self._subject.copies()
             self._kept = None if copies is None else self._copies.look(copies)
+            self._in_graphs = tuple(self._kept_in_graphs(copies or {}))
 
     def take(self, *, last: bool = False) -> EventLog:
         """The log of the event that just ran. last: no other event follows, so every answer is compared once more."""
@@ -130,10 +135,25 @@ class Instrumentation:
         return EventLog(
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
             trapped=self._subject is not None, reads=tuple(self.reads.found),
-            graphs=self._replays is not None, replays=() if self._replays is None else self._replays(),
+            graphs=bool(self._runners), replays=self._replays(), in_graphs=self._in_graphs,
+            prompt_buckets=tuple(chain.from_iterable(runner.buckets for runner in self._runners[1:])),
             configs=(*made, *so_far), answered=answered, copies=self._kept, budget=self._budget, room=self._room,
             poison=self._poison, guarded=self._guarded,
         )
+
+    def _replays(self) -> tuple[GraphReplay, ...]:
+        """The replays since the last call, in the order of each runner."""
+        before, self._known = self._known, [replayed for runner in self._runners for replayed in runner.latest]
+        return tuple(
+            _read(one, runner.buckets) for runner in self._runners for one in runner.latest
+            if all(one is not other for other in before))
+
+    def _kept_in_graphs(self, copies: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Iterator[str]:
+        """The parts of copies that are in private memory of graphs."""
+        memory = {memory_of(tensor) for runner in self._runners for tensor in runner.memory() if tensor.numel()}
+        for (_, name), parts in copies.items():
+            yield from (f'{part} of the copy "{name}"' for part, tensor in parts.items()
+                        if tensor.numel() and memory_of(tensor) in memory)  # fmt: skip
 
 
 class RankedInstrumentation:
@@ -195,18 +215,6 @@ def _joined(copies: Sequence[Copies | None]) -> Copies | None:
     )
 
 
-def replays_of(runner: Runner) -> Replays:
-    """The replays since the last call, in order."""
-    known = list(runner.latest)
-
-    def replays() -> tuple[GraphReplay, ...]:
-        nonlocal known
-        before, known = known, list(runner.latest)
-        return tuple(_read(one, runner.buckets) for one in known if all(one is not other for other in before))
-
-    return replays
-
-
 def flat(value: object) -> dict[str, str]:
     """Map each field to its value."""
     if is_dataclass(value):
@@ -245,4 +253,4 @@ def _read(one: Replayed, buckets: tuple[int, ...]) -> GraphReplay:
     }
     kept = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
     addresses = tuple(tensor.data_ptr() for tensor in (*own, *kept))
-    return GraphReplay(one.key, one.bucket, one.rows, inputs, addresses, buckets)
+    return GraphReplay(one.key, one.bucket, one.rows, inputs, addresses, buckets, one.ran, one.freed)

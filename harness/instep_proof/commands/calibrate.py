@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @takes_setting(
     several=("ops",),
     without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "layout", "snapshot_layout", "strategy", "conv",
-             "drafter", "graphs", "overlap", "guarded"),
+             "drafter", "graphs", "prompt_graphs", "overlap", "guarded"),
     ops="One more op set that is right, as triton.",
 )  # fmt: skip
 def calibrate(

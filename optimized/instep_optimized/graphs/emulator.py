@@ -67,7 +67,10 @@ class Emulator:
 
         with guards:
             outputs = body(around(ops, unseen, _keeper(segments, guards)), between)
-        recorded = [Recorded(calls, self._wreck if not number else _nothing) for number, calls in enumerate(segments)]
+        recorded = [
+            Recorded([*calls], self._wreck if not number else _nothing) for number, calls in enumerate(segments)
+        ]
+        segments.clear()  # eager calls refer to it, and so to arguments that nothing may keep alive
         self._recordings += recorded
         self._pool.update(memory_of(tensor) for one in recorded for tensor in one.results)
         for one in recorded:

@@ -98,7 +98,7 @@ class Case:
         if self.ops is None:
             return None
         # Such an op reads the number of rows on the host, so it cannot be captured in a graph.
-        plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False))
+        plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False, prompt_graphs=None))
         return replace(self, plan=plan, found=row_by_row(self.ops), by_rows=True, _records={})
 
     def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:

@@ -94,10 +94,11 @@ def without_fusions(case: Case) -> str | None:
 def replayed_and_eager(case: Case) -> Iterator[tuple[Arm, Arm]]:
     """A graph replay and an eager run with the same buckets and padding.
 
-    On a CPU the graph emulator records the body, and poisons memory between replays.
+    On a CPU the graph emulator records the body, and poisons memory between replays. Forwards with prompts run in
+    graphs if they do in the setting.
     """
     rewritten = as_traced(case.trace)
-    eager = eager_graphs(case.engine(rewritten.header, graphs=False))
+    eager = eager_graphs(case.engine(rewritten.header, graphs=False), case.plan.setting.prompt_buckets)
     yield Arm("eager", eager, rewritten), Arm("replayed", case.engine(rewritten.header, graphs=True), rewritten)
 
 
@@ -153,7 +154,6 @@ PAIRWISE: tuple[Relation, ...] = (
         "a strategy that keeps its copy of a state in a narrower dtype",
         lacks=our_own("an external engine has only its own commit strategy"),
     ),
-    # No graph covers prompts, or the rows that share a forward with a prompt.
     pairwise(
         "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
         "a graph that keeps the address of memory that was reallocated", pools=True,

@@ -14,10 +14,12 @@ from dataclasses import replace
 from functools import partial
 
 from instep_optimized.memory_addresses import StateLayout
-from instep_reference.contract.engine import RequestState
+from instep_reference.contract.engine import Forward, RequestState
 from instep_reference.contract.place_names import Place, draft_stage
 
 from ...adapters import Subject
+from ...trace.event_rules import EventRules
+from ...trace.file import Trace
 from ...verdict import Skipped, Tier
 from .case import Case, Relation, Results, not_by_verbs
 from .compare_bitwise import same
@@ -224,6 +226,36 @@ def _split(case: Case) -> Pairs:
     yield recorded, _recorded(case, name, lambda timeline: chunked(EDGES)(just_begun(timeline)))
 
 
+def _in_buckets(case: Case) -> Pairs:
+    """Forwards with prompts run eagerly, in the narrowest graphs from 16 rows on, and in one that is wider than all."""
+    narrow = [16]
+    while narrow[-1] < max(prompt_rows(case.trace)):
+        narrow.append(2 * narrow[-1])
+    eager = case.recorded("prompts run eagerly", lambda: as_traced(case.trace), options={"prompt_graphs": None})
+    for buckets in (tuple(narrow), (max(64, 2 * narrow[-1]),)):
+        name, options = ", ".join(map(str, buckets)), {"graphs": True, "prompt_graphs": buckets}
+        name = f"prompts run in graphs of {name} rows"
+        yield eager, case.recorded(name, lambda: as_traced(case.trace), options=options)
+
+
+def prompt_rows(trace: Trace) -> list[int]:
+    """The packed rows of every forward with a prompt."""
+    rules, found = EventRules(trace.header), []
+    for number, event in enumerate(trace.events):
+        if isinstance(event, Forward) and any(row.kind == "prefill" for row in event.rows):
+            live = rules.table.live
+            found.append(sum(len(live[row.request].window) if row.kind == "verify" else row.tokens
+                             for row in event.rows))  # fmt: skip
+        rules.apply(event, trace.where(number))
+    return found
+
+
+def no_prompts(case: Case) -> str | None:
+    if case.ops is None:
+        return "an external engine captures its graphs itself"
+    return None if prompt_rows(case.trace) else "no forward of this trace has a prompt"
+
+
 REWRITTEN: tuple[Relation, ...] = (
     # Rows after the last accepted one are not compared: no engine keeps them.
     rewritten(
@@ -257,6 +289,10 @@ REWRITTEN: tuple[Relation, ...] = (
     rewritten(
         "split", "a prompt in one chunk leaves what it leaves in any chunks", _split,
         "a chunk that begins with an empty conv window", exact=for_labels, elsewhere=True,
+    ),
+    rewritten(
+        "prompt_buckets", "a forward with a prompt runs eagerly as in a graph of any width", _in_buckets,
+        "eager calls that keep the addresses of an earlier forward", lacks=no_prompts,
     ),
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ FILES = {
     "rings": "rings",
     "dispatch": "wrong_dispatch",
     "graph": "graph",
+    "prompts": "prompt_graphs",
     "slots": "slots",
     "chunks": "chunks",
     "scheduling": "scheduling",

@@ -38,6 +38,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "stale-hidden": "a graph reads another buffer than the one that was written",
         "graph-key-collision": "two graphs that differ have the same key",
     },
+    "prompts": {
+        "prompt-padding": "rows that pad a forward with a prompt belong to a request, or have a page",
+        "prompt-memory": "a graph reads what was freed, or a copy is kept in memory that graphs overwrite",
+        "prompt-frozen": "a graph, or the eager calls in it, keep what an earlier forward had",
+        "prompt-order": "segments, eager calls or graphs run where others are due, or not at all",
+        "prompt-rows": "rows of a graph have tokens that are not theirs",
+    },
     "slots": {
         "dirty-slot": "a slot is used again with what its last owner left",
         "caller-stride": "a stride is computed from the call, not read off the pool",
