@@ -3,26 +3,33 @@
 Leaves out: the lock step itself (`tests/optimized/test_ranks.py`), and the catalogue's faults (`catalogue/ranks.py`).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from instep.checks.rank_agreement import Agreement
 from instep.checks.rank_collectives import Collectives
 from instep.checks.rank_replicas import Replicas
+from instep.cli.record import make
 from instep.diagnose import diagnose
+from instep.kit.model_and_trace import PROMPTS
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.subject.engines.ranked import Merging
 from instep.trace.file import Trace
-from instep.verdict import Exit
+from instep.verdict import Comparison, Exit
+from instep.watch.rank_facts import Decision
 from instep_optimized.ops.label_algebra import expand, read
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.engine import Draft
 from instep_reference.contract.errors import Unsupported
-from support.inputs.checkpoints import config_of
+from instep_reference.contract.place_names import Place
+from support.inputs.checkpoints import TWO_LAYERS, config_of, write
 from support.inputs.traces import first, recording
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
@@ -36,6 +43,18 @@ four_heads = recording(first(3), **MANY)
 one_kv_head = recording(first(3), num_key_value_heads=1)
 experts = recording(first(3), kind="moe")
 experts_bf16 = recording(first(3), kind="moe", dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """A trace of a model in which token t + 32 has the logit of token t, so that every choice is a tie."""
+    folder = tmp_path_factory.mktemp("tied")
+    model = write(folder / "model", **TWO_LAYERS)
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"][32:] = tensors["lm_head.weight"][:32]
+    save_file(tensors, file, {"format": "pt"})
+    return make(model, PROMPTS, first(3), folder / "tied.jsonl")
 
 
 def replayed(trace: Trace, *edits: Edit | Wrap, **how: Any) -> Outcome:
@@ -145,13 +164,13 @@ PICKED = "comm.broadcast(ops.pick(logits=logits, to=to), to)"
     pytest.param((Edit.of(OVER, REDUCED % "added(added(rows, to), to)"),), "derived", "mixer", None,
                  "has every partial sum twice", id="all-reduce-twice"),
     pytest.param((Edit.of(OVER, REDUCED % "rows"),), "collectives", "mixer", None,
-                 "is made without all_reduce, so it has only the part of one rank", id="no-all-reduce"),
+                 "is made without all_reduce: every rank has its own", id="no-all-reduce"),
     pytest.param((Edit.of(OVER, REDUCED % "(added(rows, to), rows)[comm.rank]"),), "replicas", "mixer", 1,
                  "rank 1 holds other bits than rank 0", id="own-part-of-the-sum"),
     pytest.param((Edit.of(OVER, PICK % (PICKED, "ops.pick(logits=logits, to=to) ^ comm.rank")),), "replicas", "pick", 1,
                  "rank 1 holds other bits than rank 0", id="own-pick"),
     pytest.param((Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"),), "serves", "gated", None,
-                 "rank 0 waits in all_reduce for trunk layer 0 mixer of (4, 32) float32; rank 1 waits in see",
+                 "rank 0 waits in all_reduce for trunk layer 0 mixer of (4, 32) float32; rank 1 waits at trunk",
                  id="rank-without-all-reduce"),
 ])  # fmt: skip
 @few(2)
@@ -162,3 +181,76 @@ def test_wrong_rank_is_found_and_located(
     found = [one for one in findings if one.check == check and one.place.component == component]
     assert found and found[0].event == findings[0].event == 2 and found[0].rank == rank
     assert says in found[0].diagnosis
+
+
+OWN_ARGMAX = "ops.pick(logits=logits[:, vocab.start : vocab.stop], to=to) + vocab.start"
+
+
+def test_tie_over_ranks_goes_to_the_lowest_token(tied: Trace) -> None:
+    """With an argmax of its own part, rank 1 picks the equal token of its half: only the ranks' comparison sees it."""
+    drafts = [event.picks for event in tied.events if isinstance(event, Draft)]
+    assert drafts and all(token < 32 for picks in drafts for one in picks or () for token in one)
+    findings = replayed(tied, Edit.of(OVER, PICK % (PICKED, OWN_ARGMAX))).verdict.findings
+    wrong = [one for one in findings if one.check == Replicas.name]
+    assert wrong[0].rank == 1 and wrong[0].event == findings[0].event == 2 and wrong[0].place.component == "pick"
+    assert not {one.check for one in findings} & {"decisions", "derived", "identity"}
+
+
+@WHOLE
+def test_right_ranks_agree_on_ties(tied: Trace) -> None:
+    assert replayed(tied).verdict.exit == Exit.AGREED
+
+
+@WHOLE
+def test_kv_head_shifted_by_the_rank_is_found(four_heads: Trace) -> None:
+    """Each of two KV heads is on two ranks; a rank takes the head of the next rank."""
+    shifted = Edit.of(OVER, "    spans = shard.spans({comm.rank => "
+                            "(comm.rank + shard.segments[0].copied) % comm.size}, comm.size)")  # fmt: skip
+    findings = replayed(four_heads, shifted, ranks=4).verdict.findings
+    wrong = [one for one in findings if one.place == Place("trunk", 1, "key_raw")]
+    assert {one.rank for one in wrong if one.check == Replicas.name} == {1, 3}
+    assert findings[0].event == wrong[0].event == 2
+
+
+class Judge:
+    """The comparisons of one check over facts that a test changed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        assert outcome.last is not None and outcome.last.ranks is not None
+        self.context, self.facts = outcome.last, outcome.last.ranks
+
+    def __call__(self, check: Any, **changes: Any) -> list[Comparison]:
+        context = replace(self.context, ranks=replace(self.facts, **changes))
+        return [one for one in check()(context) if not one.agrees]
+
+
+@pytest.fixture(scope="module")
+def judge(four_rounds: Trace) -> Judge:
+    return Judge(Replay(four_rounds, Setting(ops="ledger", ranks=2)).run(until=6))
+
+
+def test_checks_pass_the_facts_of_right_ranks(judge: Judge) -> None:
+    assert not judge(Agreement) and not judge(Replicas) and not judge(Collectives)
+    assert len(judge.facts.calls[0]) >= 5 and len(judge.facts.replicas) > 20 and len(judge.facts.decisions) > 10
+
+
+def test_agreement_names_the_rank_that_differs_from_the_trace(judge: Judge) -> None:
+    facts = {(one.what, one.request): one for one in judge.facts.decisions}
+    length = facts["the length", "a"]
+    right = length.values[0]
+    for values, rank in (((right, 9), 1), ((9, right), 0)):
+        (found,) = judge(Agreement, decisions=(replace(length, values=values),))
+        assert found.rank == rank and f"the length of rank {rank} is 9; the trace has {right}" in found.diagnosis
+    (found,) = judge(Agreement, decisions=(Decision("the next step count", (1, 3)),))
+    assert found.rank == 1 and "rank 0 has 1" in found.diagnosis
+
+
+def test_collectives_name_the_first_call_that_differs(judge: Judge) -> None:
+    first, second = judge.facts.calls
+    for calls, says in (
+        (second[:-1], f"at call {len(first) - 1} rank 1 is done; rank 0 is in"),
+        ((second[0], second[0], *second[1:]), "at call 1 rank 1 is in"),
+        ((second[0]._replace(shape=(7, 7)), *second[1:]), "of (7, 7) int64; rank 0 is in"),
+    ):
+        (found,) = judge(Collectives, calls=(first, calls))
+        assert found.rank == 1 and says in found.diagnosis

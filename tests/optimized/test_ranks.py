@@ -10,10 +10,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.options import Options
 from instep_optimized.ranks import Comm
 from instep_optimized.ranks.lockstep import Lockstep, RankRaised, RankWaits
-from instep_optimized.ranks.ops_over_ranks import factor, part_of
+from instep_optimized.ranks.ops_over_ranks import factor, of_rank, part_of
 from instep_reference.contract import shards
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput, Unsupported
@@ -208,6 +211,13 @@ def test_kv_head_is_on_several_ranks_if_there_are_too_few() -> None:
     segment = shards.Segment(2, 16, copied=True)
     assert [segment.held(rank, 4) for rank in range(4)] == [range(0, 1), range(0, 1), range(1, 2), range(1, 2)]
     assert segment.fits(4) and not segment.fits(3)
+
+
+def test_model_whose_parts_are_not_declared_is_refused(checkpoint: Checkpoint) -> None:
+    comm = Lockstep(2).comms[0]
+    assert of_rank(checkpoint, PLAIN, Options(), comm)[0].config.heads * 2 == checkpoint.config.heads
+    with pytest.raises(Unsupported, match="a block drafter: the parts of its tensors are not declared"):
+        of_rank(checkpoint, PLAIN, Options(drafter="block"), comm)
 
 
 @pytest.mark.parametrize(("size", "says"), [

@@ -113,10 +113,11 @@ def in_batch(
 
 
 def said_of(
-    check: Check, context: EventContext, place: Place, elements: int, said: Sequence[str], request: str | None = None
+    check: Check, context: EventContext, place: Place, elements: int, said: Sequence[str], request: str | None = None,
+    rank: int | None = None,
 ) -> Comparison:
     """A comparison of `elements` things with a sentence for each that is wrong."""
-    return compared(check, context, place, elements, len(said), Problem.of("; ".join(said)), request=request)
+    return compared(check, context, place, elements, len(said), Problem.of("; ".join(said)), request=request, rank=rank)
 
 
 def counted(count: int, what: str = "token", many: str | None = None) -> str:

@@ -33,7 +33,8 @@ class Bounds(TellsOnce):
             yield from self.once(context, "this engine shows no memory to compare its table with")
             return
         for wider in changes.wider:
-            yield said_of(self, context, stands(wider.region).place, len(wider.units), [_sentence(context.kind, wider)])
+            yield said_of(self, context, stands(wider.region).place, len(wider.units), [_sentence(context.kind, wider)],
+                          rank=wider.region.rank)  # fmt: skip
         if not changes.wider:
             yield said_of(self, context, stands(changes.regions[0]).place, len(changes.regions), [])
         for region in changes.regions:

@@ -55,7 +55,7 @@ class Leaks(TellsOnce):
             if left:
                 where = f"{counted(left, 'position')} of {region.name}" if positions > 1 else region.name
                 said.append(f'data of request "{name}" is still in {where} {unit_word(region)} {unit}')
-        yield said_of(self, context, stands(region).place, len(units) * positions, said, name)
+        yield said_of(self, context, stands(region).place, len(units) * positions, said, name, region.rank)
 
     def _last(self, context: EventContext) -> Comparison:
         """Compare all slots and pages once no request is left."""

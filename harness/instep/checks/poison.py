@@ -78,7 +78,7 @@ class Poison(TellsOnce):
         more = f"; so are {counted(len(units) - 1, unit_word(region))} more" if len(units) > 1 else ""
         return compared(
             self, context, place, wrong.numel() - len(busy) * wrong.shape[1], float(wrong[units].sum()) if units else 0,
-            Problem.of(where + more) if units else None, slot=slot, blocks=wrong.shape[0] - len(busy))
+            Problem.of(where + more) if units else None, slot=slot, blocks=wrong.shape[0] - len(busy), rank=region.rank)
 
     def _visible(self, context: EventContext, poison: float) -> Iterator[Comparison]:
         """Look for poison in the memory of live requests and in the results of ops."""

@@ -29,7 +29,8 @@ class Agreement:
         if facts is None:
             return
         same = [decision for decision in facts.decisions if len(set(map(repr, decision.values))) == 1]
-        yield compared(self, context, NOWHERE, len(same) * facts.size, 0)
+        if same:
+            yield compared(self, context, NOWHERE, len(same) * facts.size, 0)
         for decision in facts.decisions:
             if decision not in same:
                 yield from self._differing(context, decision)
@@ -39,7 +40,7 @@ class Agreement:
         known = expected(context, decision)
         if known in decision.values:
             right, source = known, "the trace"
-        place = next((value.place for value in decision.values if isinstance(value, Served)), NOWHERE)
+        place = next((value.place for value in decision.values if isinstance(value, Served)), decision.place)
         for rank, value in enumerate(decision.values):
             if value != right:
                 says = f"{decision.what} of rank {rank} {_is(decision)} {told(value)}; {source} has {told(right)}"

@@ -38,9 +38,10 @@ class Collectives:
                            rank=rank if calls != first else None)  # fmt: skip
         due = {(place, NEEDS[place.component]) for place in context.subject.places if place.component in NEEDS}
         made = {(call.place, call.kind) for call in first if call.place is not None}
-        yield compared(self, context, NOWHERE, 1 + len(due), 0)
+        if due & made:
+            yield compared(self, context, NOWHERE, len(due & made), 0)
         for place, kind in due - made:
-            lacks = Problem("differs", f"is made without {kind}, so it has only the part of one rank")
+            lacks = Problem("differs", f"is made without {kind}: every rank has its own")
             yield compared(self, context, place, 1, 1, lacks)
         for place, kind in made - due:
             if place is not None and place in context.subject.places:
@@ -54,5 +55,5 @@ def differing(rank: int, calls: tuple[Call, ...], first: tuple[Call, ...]) -> Pr
         return None
     at = next((at for at, pair in enumerate(zip(calls, first, strict=False)) if pair[0] != pair[1]),
               min(len(calls), len(first)))  # fmt: skip
-    mine, theirs = (str(one[at]) if at < len(one) else "no further call" for one in (calls, first))
-    return Problem("differs", f"call {at} of rank {rank} is {mine}; rank 0 has {theirs}")
+    mine, theirs = (str(one[at]) if at < len(one) else "done" for one in (calls, first))
+    return Problem("differs", f"at call {at} rank {rank} is {mine}; rank 0 is {theirs}")

@@ -24,7 +24,8 @@ class Replicas:
         if facts is None:
             return
         equal = sum(one.elements for one in facts.replicas if not one.differing)
-        yield compared(self, context, NOWHERE, max(equal, 1), 0)
+        if equal:
+            yield compared(self, context, NOWHERE, equal, 0)
         for one in facts.replicas:
             if one.differing:
                 count = f"{one.differing} of {one.elements} numbers"

@@ -102,7 +102,8 @@ class Bytes:
         where = "the red zone next to " if trespass.gap else ""
         problem = Problem("forbidden_write", f"{counted(trespass.bytes, 'byte')} changed in {where}{region.name} "
                           f"{unit_word(region)} {unit}, which this event may not write{_as_if(trespass)}")  # fmt: skip
-        return compared(self, context, place, trespass.bytes, trespass.bytes, problem, request=request, slot=slot)
+        return compared(self, context, place, trespass.bytes, trespass.bytes, problem, request=request, slot=slot,
+                        rank=region.rank)  # fmt: skip
 
     def _ran(self, context: EventContext, span: RowSpan, forward: LastForward) -> Iterator[Comparison | Skipped]:
         if span.kind == "verify":

@@ -67,7 +67,7 @@ class Tails(TellsOnce):
         )
         problem = Problem.of("; ".join(said), "forbidden_write")
         return compared(self, context, place, changed.numel(), len(said), problem, request=request, slot=slot,
-                        blocks=len(changed))  # fmt: skip
+                        blocks=len(changed), rank=region.rank)  # fmt: skip
 
 
 def _writes(context: EventContext, region: Region, along: Positions) -> Writes:

@@ -33,7 +33,6 @@ from .mistakes.fitted_constants import fitted
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
-from .mistakes.partial_sums import partial_sums
 from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
 from .mistakes.product_rounding import products
 from .mistakes.rotary_and_visible_positions import positions
@@ -44,6 +43,7 @@ from .mistakes.tree_as_chain import trees
 from .mistakes.wrong_inputs import inputs
 from .mistakes.wrong_labels import labels
 from .mistakes.wrong_memory import known_rows, memory
+from .mistakes.wrong_ranks import every_shared_expert, ranks
 from .mistakes.wrong_rows import read_rows, result_rows
 from .mistakes.wrong_states import known_states, states
 from .mistakes.wrong_strides import addresses
@@ -64,7 +64,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (known_rows, known_states, known_windows),
     (elsewhere,),
     (recurrence,),
-    (partial_sums,),
+    (ranks, every_shared_expert),
     (appearance,),
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,

@@ -12,14 +12,20 @@ from instep_optimized.ranks import Call
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.shards import Shard
 
+from .pool_addresses import NO_LAYER
+
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision as every rank made it. values: one per rank; request: of which, if it is one's."""
+    """One decision as every rank made it.
+
+    values  one per rank;  request: of which, if it is one's;  place: where the event makes it
+    """
 
     what: str
     values: tuple[object, ...]
     request: str | None = None
+    place: Place = NO_LAYER
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,8 @@ class Judged:
     @property
     def located(self) -> bool:
         first = self.arm.findings[0] if self.arm.findings else None
-        return self.found and first is not None and (self.fault.event, *self.fault.place) == (
-            first["event"], first["stage"], first["layer"], first["component"]
+        return self.found and first is not None and (self.fault.event, *self.fault.place, self.fault.expected.rank) == (
+            first["event"], first["stage"], first["layer"], first["component"], first.get("rank", UNSET)
         )
 
     @property
@@ -134,7 +134,8 @@ def updated(known: Mapping[str, Expected], judged: Iterable[Judged]) -> dict[str
             explained = first["explained"] or {"says": first["diagnosis"], "names": ()}
             if not (one.named or (one.fault.id in known and not says)):
                 says = "" if BARE.search(explained["says"]) or len(explained["names"]) > 1 else explained["says"]
-            found[one.fault.id] = Expected(first["event"], first["stage"], first["layer"], first["component"], says)
+            place = first["stage"], first["layer"], first["component"]
+            found[one.fault.id] = Expected(first["event"], *place, says, first.get("rank", UNSET))
     return {id: found[id] for id in FAMILY_OF if id in found}
 
 

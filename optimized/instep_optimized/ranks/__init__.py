@@ -14,7 +14,11 @@ from instep_reference.contract.place_names import Place
 
 
 class Call(NamedTuple):
-    """One collective as a rank calls it. peer: the other rank of a `send` or a `recv`."""
+    """One collective as a rank calls it.
+
+    kind  a method of `Comm`, or "see": the rank shows a place to a watcher, which needs the parts of all ranks
+    peer  the other rank of a `send` or a `recv`
+    """
 
     kind: str
     shape: tuple[int, ...]
@@ -23,9 +27,12 @@ class Call(NamedTuple):
     peer: int | None = None
 
     def __str__(self) -> str:
+        rows = f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        if self.kind == "see":
+            return f"at {self.place} of {rows}"
         to = {"send": f" to rank {self.peer}", "recv": f" from rank {self.peer}"}.get(self.kind, "")
         at = "" if self.place is None else f" for {self.place}"
-        return f"{self.kind}{to}{at} of {tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+        return f"in {self.kind}{to}{at} of {rows}"
 
 
 class Comm(Protocol):

@@ -120,7 +120,7 @@ class Lockstep:
     def meet(self, rank: int, call: Call, given: Any, make: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
         """Wait until every rank is in this call; return this rank's result of `make`, which gets what all gave."""
         if not self._running:
-            raise RankWaits(f"rank {rank} waits in {call}, and no other rank runs", [rank])
+            raise RankWaits(f"rank {rank} waits {call}, and no other rank runs", [rank])
         self._waits[rank] = _Waits(call, given, make)
         self._pass_on(rank)
         self._wait(rank)
@@ -213,7 +213,7 @@ class Lockstep:
         for rank, waits in enumerate(self._waits):
             error = self._errors[rank]
             ended = "has served the event" if error is None else f"raised {type(error).__name__} ({error})"
-            parts.append(f"rank {rank} {ended}" if waits is None else f"rank {rank} waits in {waits.call}")
+            parts.append(f"rank {rank} {ended}" if waits is None else f"rank {rank} waits {waits.call}")
         return "; ".join(parts)
 
     def _raise(self) -> None:
@@ -256,7 +256,7 @@ class _LockstepComm:
         found = self._group.fetch(self.rank, source, call)
         if (found.shape, found.dtype) != (like.shape, like.dtype):
             sent = Call("send", tuple(found.shape), found.dtype, place, self.rank)
-            raise RankWaits(f"rank {source} is in {sent}; rank {self.rank} is in {call}", [self.rank])
+            raise RankWaits(f"rank {source} is {sent}; rank {self.rank} is {call}", [self.rank])
         return found
 
     def _meet(self, kind: str, x: torch.Tensor, place: Place | None, make: Callable[..., Any]) -> torch.Tensor:

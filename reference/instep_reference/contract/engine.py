@@ -324,6 +324,7 @@ class Region:
     means    the contents of a unit; None: not declared, so a unit is compared as a whole
     scratch  units that belong to no request at any time and that any event may write; the result lists them
     red      the units themselves are red zones: no event may write them
+    rank     the rank that has the memory; None: the engine has one rank
     """
 
     name: str
@@ -334,6 +335,7 @@ class Region:
     means: Meaning | None = None
     scratch: frozenset[int] = frozenset()
     red: bool = False
+    rank: int | None = None
 
 
 @runtime_checkable

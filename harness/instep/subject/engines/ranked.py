@@ -19,18 +19,22 @@ from instep_optimized.ranks import Call
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_reference.contract import shards
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import Event, Region, RequestState
+from instep_reference.contract.engine import Committed, Drafted, Event, Forwarded, Region, RequestState
 from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.label_algebra import SPREAD
-from instep_reference.contract.place_names import Place, See, memory_place, unseen
+from instep_reference.contract.place_names import AFTER_LAYERS, Place, See, memory_place, unseen
 
 from ...watch.digests import bits
 from ...watch.event_log import EventLog
 from ...watch.gather_event_log import RankedInstrumentation, of_rank
+from ...watch.pool_addresses import NO_LAYER
 from ...watch.rank_facts import Decision, RankFacts, Replica
 
 EVENTS = ("admit", "draft", "forward", "commit", "set_num_steps", "save", "load", "offload", "fetch", "evict",
           "preempt", "resume", "finish", "abort", "idle")  # fmt: skip
+NAMES = {"own": "own choices", "own_parents": "parents of the own drafts"}  # of fields of answers, in messages
+PICKED = Place("trunk", AFTER_LAYERS, "pick")
+PICKS = {Forwarded: PICKED, Committed: PICKED, Drafted: PICKED._replace(stage="chain")}  # where answers are chosen
 
 
 class RankedEngine:
@@ -69,7 +73,7 @@ class RankedEngine:
         return self._state([engine.prefix(name) for engine in self.engines], None)
 
     def regions(self) -> list[Region]:
-        return [replace(region, name=of_rank(region.name, rank))
+        return [replace(region, name=of_rank(region.name, rank), rank=rank)
                 for rank, engine in enumerate(self.engines) for region in engine.regions()]  # fmt: skip
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
@@ -107,7 +111,7 @@ class RankedEngine:
     def take_facts(self) -> RankFacts:
         """Return the facts since the last call. The log of the event was taken before."""
         for field, values in parts_of(self._answers).items():
-            self._decide(field, values)
+            self._decide(field, values, place=PICKS[type(self._answers[0])])
         for what, found in rows_of([] if self.log is None else self.log.taken).items():
             self._decide(what, found)
         merging = self._merging
@@ -116,8 +120,10 @@ class RankedEngine:
         self._decisions, self._replicas, self._answers = [], [], ()
         return facts
 
-    def _decide(self, what: str, values: Sequence[object], request: str | None = None) -> None:
-        self._decisions.append(Decision(what, tuple(values), request))
+    def _decide(
+        self, what: str, values: Sequence[object], request: str | None = None, place: Place = NO_LAYER
+    ) -> None:
+        self._decisions.append(Decision(what, tuple(values), request, place))
 
     def _owned(self, what: str, owned: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for name in dict.fromkeys(name for one in owned for name in one):
@@ -125,8 +131,8 @@ class RankedEngine:
         return owned[0]
 
     def _state(self, states: Sequence[RequestState], request: str | None) -> RequestState:
-        for name in ("length", "root", "proposal"):
-            self._decide(f"the {name}", [getattr(state, name) for state in states], request)
+        for name, place in (("length", NO_LAYER), ("root", PICKED), ("proposal", PICKED._replace(stage="extend"))):
+            self._decide(f"the {name}", [getattr(state, name) for state in states], request, place)
         for name, layer, parts in memory_of(states):
             place = Place("extend", 0, "final") if layer is None else memory_place(name, layer)
             self._compare(place, self._merging.memory.get(name), parts, request)
@@ -261,7 +267,7 @@ def parts_of(answers: Sequence[Any]) -> dict[str, list[object]]:
     """Every field of the ranks' answers on the host."""
     if not answers or not is_dataclass(answers[0]):
         return {}
-    return {field.name.replace("_", " "): [told(getattr(answer, field.name)) for answer in answers]
+    return {f"the {NAMES.get(field.name, field.name)}": [told(getattr(answer, field.name)) for answer in answers]
             for field in fields(answers[0])}  # fmt: skip
 
 

@@ -36,6 +36,7 @@ FILES = {
     "trees": "trees",
     "widths": "widths",
     "experts": "experts",
+    "ranks": "ranks",
     "others": "miscellaneous",
 }
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {

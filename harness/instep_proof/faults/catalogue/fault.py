@@ -32,6 +32,7 @@ class Expected(msgspec.Struct, frozen=True):
     event  the first event of the trace at which something is wrong, and the place of the first finding there
     says   part of a sentence from which a reader knows the mistake; never the size of an error, or what it led to.
            Empty: no sentence names it
+    rank   the rank at fault; unset: the engine has one, or the finding is about all ranks
     """
 
     event: int
@@ -39,6 +40,7 @@ class Expected(msgspec.Struct, frozen=True):
     layer: int
     component: str
     says: str = ""
+    rank: int | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
         assert not BARE.search(self.says), f"{self.says!r} describes the effect, not the mistake"

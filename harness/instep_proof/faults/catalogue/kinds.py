@@ -1,6 +1,6 @@
 """The classes of faults, by family, each described in a few words.
 
-Leaves out: the faults (`catalogue/`), and classes of missing features: tensor parallelism.
+Leaves out: the faults (`catalogue/`), and classes of missing features: pipeline stages, data-parallel groups.
 """
 
 from __future__ import annotations
@@ -156,6 +156,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "expert-left-out": "an expert that a row has does not serve it",
         "expert-order": "the order in which a row's experts are added depends on other rows",
         "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
+    },
+    "ranks": {
+        "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
+        "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",
+        "rank-collective": "a result is exchanged that is one rank's, or is not exchanged",
+        "rank-replica": "a rank continues with other numbers than the others have",
+        "rank-elsewhere": "a rank does at another place, or not at all, what the others do",
+        "rank-decision": "a rank decides for itself what all ranks must decide alike",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",

@@ -1,0 +1,165 @@
+"""Mistakes of ranks: a partial sum that is missing or added twice, and weights that are cut for another rank.
+
+All follow from the subject's own merged rows, and from the part of a weight that a rank has (`contract/shards.py`).
+Leaves out: ranks that hold different results (`checks/rank_replicas.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import permutations
+
+import torch
+
+from instep_reference.contract import shards
+from instep_reference.contract.shards import Segment, Shard
+from instep_reference.mlp import swiglu
+from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+
+from ...watch.rank_facts import RankFacts
+from .experts import mixture
+from .finding_case import Case, Explanation, in_16_bits
+from .wrong_weights import layer_of, with_mixer
+
+# Component -> fields of a mixer's weights that make it, with the ends of their names in a checkpoint.
+MADE_OF: dict[str, dict[str, str]] = {
+    "qkv": {"qkv": "linear_attn.in_proj_qkv.weight"}, "mixed": {"conv": "linear_attn.conv1d.weight"},
+    "z": {"z": "linear_attn.in_proj_z.weight"}, "a": {"a": "linear_attn.in_proj_a.weight"},
+    "b": {"b": "linear_attn.in_proj_b.weight"},
+    "log_decay": {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"},
+    "projected": {"query_gate": "self_attn.q_proj.weight"}, "key_raw": {"key": "self_attn.k_proj.weight"},
+    "value": {"value": "self_attn.v_proj.weight"},
+}  # fmt: skip
+
+
+CHANNELS = ("qkv", "mixed")  # components whose columns are the rows of the weight
+MOST = 4  # ranks up to which every order is tried
+
+
+def ranks(case: Case) -> Iterator[Explanation]:
+    facts = case.context.ranks
+    if facts is None or case.piece is None:
+        return
+    yield from _sums(case, facts.size)
+    yield from _weights(case, facts)
+    yield from _tokens(case, facts.size)
+
+
+def _sums(case: Case, size: int) -> Iterator[Explanation]:
+    made = _parts(case, size)
+    if made is None:
+        return
+    parts, by_others = made
+    for rank, part in enumerate(parts):
+        yield Explanation(f"lacks the partial sum of rank {rank}", case.right - part)
+        yield Explanation(f"has the partial sum of rank {rank} twice", case.right + part)
+        if size > 2:  # of two ranks, the same as without the other one
+            yield Explanation(f"is the partial sum of rank {rank} alone", part)
+    for rank, other in permutations(range(size), 2):
+        yield Explanation(f"has the partial sum of rank {rank} in place of that of rank {other}",
+                          case.right - parts[other] + parts[rank])  # fmt: skip
+        if by_others is not None:
+            yield Explanation(f"the rows of rank {rank} meet the columns of rank {other}",
+                              case.right - parts[rank] + by_others(rank, other))  # fmt: skip
+    yield Explanation("has every partial sum twice", 2 * case.right)
+    yield Explanation("is the mean over the ranks, not the sum", case.right / size)
+    narrow = [dict(in_16_bits(part)) for part in parts]
+    for name in narrow[0].keys() & narrow[-1].keys():
+        rounded = torch.stack([one.get(name, part) for one, part in zip(narrow, parts, strict=True)]).sum(0)
+        yield Explanation(f"its partial sums are rounded to {name} before they are added", rounded)
+
+
+Parts = tuple[list[torch.Tensor], Callable[[int, int], torch.Tensor] | None]
+
+
+def _parts(case: Case, size: int) -> Parts | None:
+    """The partial sum of every rank; for a mixer also the rows of one rank times the columns of another one."""
+    layer, component = layer_of(case), case.component
+    if layer is None or component not in ("mixer", "mlp"):
+        return None
+    if component == "mixer":
+        rows, out = case.own("gated"), layer.mixer.out
+        rows = case.own("opened") if rows is None else rows
+        if rows is None:
+            return None
+        each, columns = torch.tensor_split(rows.flatten(1), size, 1), torch.tensor_split(out, size, 1)
+        return [x @ w.T for x, w in zip(each, columns, strict=True)], lambda rank, other: each[rank] @ columns[other].T
+    x = case.own("post_normed")
+    if x is None:
+        return None
+    if isinstance(layer.mlp, MlpWeights):
+        return [swiglu(part, x) for part in _cut(layer.mlp, size)], None
+    mix = mixture(case)
+    if mix is None:
+        return None
+    weighed, found = mix.weighed(mix.shares(mix.top, mix.config.norm_topk)), []
+    for rank, shared in enumerate(_cut(layer.mlp.shared, size)):
+        own: MoeWeights = replace(mix.mlp, shared=shared)
+        made = torch.stack([swiglu(_cut(expert, size)[rank], x) for expert in mix.mlp.experts])
+        found.append(torch.einsum("te,etd->td", weighed, made) + replace(mix, mlp=own).shared())
+    return found, None
+
+
+def _cut(mlp: MlpWeights, size: int) -> list[MlpWeights]:
+    held = (Segment(len(mlp.gate)).held(rank, size) for rank in range(size))
+    return [
+        MlpWeights(mlp.gate[mine.start : mine.stop], mlp.up[mine.start : mine.stop],
+                   mlp.down[:, mine.start : mine.stop]) for mine in held]  # fmt: skip
+
+
+def every_shared_expert(case: Case) -> Iterator[Explanation]:
+    """The shared expert as a whole on every rank, so that the sum has it several times."""
+    facts, mix = case.context.ranks, mixture(case)
+    if facts is not None and mix is not None:
+        yield Explanation(f"has the shared expert {facts.size} times: it is whole on every rank",
+                          case.right + (facts.size - 1) * mix.shared())  # fmt: skip
+
+
+def _tokens(case: Case, size: int) -> Iterator[Explanation]:
+    """Embeddings and logits, which are split over the vocabulary."""
+    vocab = Segment(case.weights.config.vocab)
+    if case.component == "embedding":
+        for rank in range(size):
+            first = vocab.held(rank, size).start
+            yield Explanation(f"has the embedding of token {first}, rank {rank}'s first one, added",
+                              case.right + case.weights.embedding[first])  # fmt: skip
+            yield Explanation(f"lacks the embedding of rank {rank}'s tokens", torch.zeros_like(case.right))
+    if case.component == "logits" and size <= MOST:
+        parts = torch.tensor_split(case.right, size, -1)
+        for order in permutations(range(size)):
+            if order != tuple(range(size)):
+                told = ", ".join(map(str, order))
+                yield Explanation(f"has the logits of the ranks in the order {told}",
+                                  torch.cat([parts[rank] for rank in order], -1))  # fmt: skip
+
+
+def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
+    """Results of weights that a rank has of another one, or that are cut as one block instead of per segment."""
+    layer, named, size = layer_of(case), MADE_OF.get(case.component, {}), facts.size
+    if layer is None or not isinstance(layer.mixer, GdnWeights | AttentionWeights):
+        return
+    for field, name in named.items():
+        weight, shard = getattr(layer.mixer, field), shards.weight(case.weights.config, name)
+        assert shard is not None, "every weight of the table is split"
+        if case.component in CHANNELS:
+            shard = replace(facts.rows[case.component], axis=0)
+        short = name.split(".")[1]
+        for rank, other in permutations(range(size), 2):
+            wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})
+            yield from with_mixer(case, f"rank {rank} has {short} of rank {other}", layer, **{field: wrong})
+        if len(shard.segments) > 1:
+            block = len(weight) // size
+            spans = {rank: (range(rank * block, (rank + 1) * block),) for rank in range(size)}
+            wrong = _moved(weight, shard, size, spans)
+            yield from with_mixer(case, f"the ranks have parts of {short} as one block, not of each segment", layer,
+                                  **{field: wrong})  # fmt: skip
+
+
+def _moved(weight: torch.Tensor, shard: Shard, size: int, spans: Mapping[int, tuple[range, ...]]) -> torch.Tensor:
+    """The whole weight with other rows in the places of some ranks. spans: the rows that each of them has."""
+    whole = weight.clone()
+    for rank, taken in spans.items():
+        into, rows = ([at for span in both for at in span] for both in (shard.spans(rank, size), taken))
+        whole[into] = weight[rows]
+    return whole
