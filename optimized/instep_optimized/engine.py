@@ -42,7 +42,7 @@ from .commit.verified_windows import answered, forced_paths
 from .controllers import controller
 from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
-from .forward_with_prefill_chunks import planned
+from .forward_with_prefill_chunks import Inner, planned
 from .graphs import Runner
 from .graphs.capture_all_at_start import prepared
 from .graphs.prompt_segments import PromptGraphs
@@ -196,10 +196,10 @@ class OptimizedEngine:
         self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
-        self._tiers.must_have_room(sum(bool(row.track) for row in rows))
+        self._tiers.must_have_room(sum(map(bool, (under for row in rows for under in (*row.inner, row.track)))))
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
-        kinds, at, roots, final = {row.kind for row in rows}, self._round, None, None
+        kinds, at, roots, final, inner = {row.kind for row in rows}, self._round, None, None, list[Inner]()
         alike = Forwards(self._run, at.width)
         if kinds == WINDOWS:
             own = alike.windows(plan)
@@ -209,8 +209,8 @@ class OptimizedEngine:
             own, roots = alike.both(plan)
         else:  # prefill chunks: in no graph, or their target in segments
             replay = None if self._prompt_graphs is None else self._prompt_graphs.target(plan, self._see)
-            own, roots, final = forward_with_prefill_chunks.forward(
-                self._ops, self._model, at.strategy, plan, at.num_steps, replay
+            own, roots, final, inner = forward_with_prefill_chunks.forward(
+                self._ops, self._model, at.strategy, plan, at.num_steps, self._capacity.track_interval, replay
             )
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
@@ -218,8 +218,9 @@ class OptimizedEngine:
         self._forwarded(sum(row.kind == "decode" for row in rows))
         chosen = Roots([p.request.name for p in plan if p.rooted], roots)
         self._prefixes.chosen(self._requests, chosen)
+        within = self._prefixes.inside_chunks(inner)
         tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
-        return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked)
+        return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked, within)
 
     def commit(
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()

@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
 from instep_reference.contract.engine import Row
 
+from .commit.parts_of_chunks import PartsOfChunks
 from .commit.strategy_pair import BoundPair, CommitPair
 from .commit.verified_windows import keep_tail, keep_window
 from .commit.write_set import width_of
 from .draft.drafter_protocol import PickRows
 from .memory import Memory
-from .memory.saved_states import Kept
+from .memory.saved_states import Kept, Peeked
 from .memory.tiled_units import shown
 from .model import Model
 from .model.trunk import STAGE
@@ -65,6 +67,12 @@ class Planned:
         at = self.begin + self.span.count - 1 + behind
         return self.request.prompt[at] if not self.rooted and at < len(self.request.prompt) else -1
 
+    def cuts(self, every: int) -> dict[int, str]:
+        """Return the rows of a chunk after which a prefix inside it ends -> the name of the prefix."""
+        first = every - self.begin % every
+        ends = range(first, self.span.count, every)
+        return {end: under for end, under in zip(ends, self.row.inner, strict=False) if under}
+
     def ran(self) -> None:
         """Record the launch of the forward: a verified window waits for its commit, all other rows are committed."""
         if self.span.kind == "verify":
@@ -72,6 +80,21 @@ class Planned:
         else:
             self.request.length.add(self.span.count)
             self.request.rooted = self.rooted
+
+
+class Inner(NamedTuple):
+    """A prefix that ends inside a chunk.
+
+    tokens  how many it has;  peeked: conv windows and states after them
+    final   [D]: the target's row of the last one;  tail [n, D]: those before it, with several MTP layers; None: none
+    """
+
+    under: str
+    planned: Planned
+    tokens: int
+    peeked: Peeked
+    final: torch.Tensor
+    tail: torch.Tensor | None
 
 
 def planned(row: Row, number: int, request: Request) -> Planned:
@@ -83,22 +106,31 @@ def planned(row: Row, number: int, request: Request) -> Planned:
 
 
 def forward(
-    ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int, replay: RunTarget | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run a forward -> own choices, roots, final rows.
+    ops: Ops, model: Model, commit: CommitPair, plan: Sequence[Planned], num_steps: int, every: int | None,
+    replay: RunTarget | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Inner]]:
+    """Run a forward -> own choices, roots, final rows, prefixes inside chunks.
 
     own choices: the target's, at every row that needs logits, in batch order; roots: those that are now in force; final
     rows: the target's [N, D].
     num_steps: the step count in force. A draft extend may depend on it (`draft/vanilla.py`).
+    every: the interval at which prefixes are tracked, None: none is
     replay: runs the target in the segments of a graph; None: it runs eagerly
     """
-    memory, target = model.memory, replay or model.trunk
-    batch = pack(ops, memory, [planned.span for planned in plan], torch.cat([_tokens(p, memory) for p in plan]))
-    bound = commit.bind(ops, batch)
-    rows = target(ops, batch, bound)
+    memory, target, spans = model.memory, replay or model.trunk, [planned.span for planned in plan]
+    batch = pack(ops, memory, spans, torch.cat([_tokens(p, memory) for p in plan]))
+    bound, begins = commit.bind(ops, batch), begins_of(spans)
+    cuts = {p.row.request: its for p in plan if (its := p.cuts(every or 1))}
+    parts = PartsOfChunks(spans, {name: list(its) for name, its in cuts.items()}, memory.device) if cuts else None
+    rows = target(ops, batch, bound if parts is None else parts.bind(bound))
     final = rows.final  # [N, D]
     bound.ran(ops)
-    begins = begins_of([planned.span for planned in plan])
+    inner = [
+        Inner(under, p, p.begin + cut, parts.taken(p.row.request, cut), final[begin + cut - 1],
+              _tail(memory, p, final[begin:], cut))
+        for p, begin in zip(plan, begins, strict=True) if parts is not None
+        for cut, under in cuts.get(p.row.request, {}).items()
+    ]
     asked = [row for p, begin in zip(plan, begins, strict=True) for row in _last(begin, p.span.count, p.asked)]
     # lm_head is wide: it runs only on the rows whose logits are needed.
     picks = _select(ops, final, asked)  # [M, D]
@@ -115,7 +147,7 @@ def forward(
         _extend(ops, model, [p for p, _ in committed], _select(
             ops, rows.fed, [row for p, begin in committed for row in range(begin, begin + p.span.count)]
         ), num_steps)
-    return own, roots, final
+    return own, roots, final, inner
 
 
 def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_steps: int) -> None:
@@ -126,6 +158,20 @@ def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_step
     final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
     row, begin = Row(request.name, "prefill"), request.length.exact - len(final)
     _extend(ops, model, [Planned(row, Span(row.request, "prefill", len(final)), request, begin)], final, num_steps)
+
+
+def _tail(memory: Memory, planned: Planned, rows: torch.Tensor, cut: int) -> torch.Tensor | None:
+    """Return the target's rows before the last one of the prefix that ends after the first `cut` rows of a chunk.
+
+    rows: those of the chunk and what follows. Rows before the chunk are still in the slot table, as no extend has run.
+    """
+    line, end = memory.slot_table.tail, planned.begin + cut - 1
+    first = max(0, end + 1 - len(memory.layers("draft_keys")))
+    if line is None or first == end:
+        return None
+    mine = line[memory.slots.of(planned.span.request)]
+    return torch.stack([rows[p - planned.begin] if p >= planned.begin else mine[p % len(mine)]
+                        for p in range(first, end)])  # fmt: skip
 
 
 def _own(ops: Ops, model: Model, final: torch.Tensor, plan: Sequence[Planned]) -> torch.Tensor:

@@ -95,7 +95,12 @@ class Refusals:
             if row.track and (not prefill or self._interval is None or reached % self._interval):
                 _no(f"track of {row.request!r}", f"a {row.kind} row up to token {reached}", f"a prefill row up to a "
                     f"multiple of track_interval = {self._interval}")  # fmt: skip
-        self._free([row.track for row in rows if row.track])
+            start, every = request.length.exact if prefill else 0, self._interval or 1
+            inside = (start + row.tokens - 1) // every - start // every if prefill and self._interval else 0
+            if row.inner and len(row.inner) != inside:
+                _no(f"inner of {row.request!r}", f"{len(row.inner)} names", f"{inside}, one for each multiple of "
+                    f"track_interval = {self._interval} inside the row")  # fmt: skip
+        self._free([under for row in rows for under in (*row.inner, row.track) if under])
 
     def commit(
         self, names: Sequence[str], accepted: Sequence[Path] | None, track: Sequence[str] = ()

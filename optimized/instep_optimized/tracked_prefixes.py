@@ -8,16 +8,17 @@ Leaves out: giving a prefix to a request, which is a load (`engine.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
 import torch
 
 from instep_reference.contract.capacity import Capacity
+from instep_reference.contract.place_names import AFTER_LAYERS
 
 from .commit.strategy_pair import CommitPair
-from .forward_with_prefill_chunks import Planned
+from .forward_with_prefill_chunks import Inner, Planned
 from .kept_entries_on_device_or_host import Entry
 from .memory import Memory
 from .memory.saved_states import Peeked, read
@@ -95,6 +96,16 @@ class Prefixes:
                 self._keep(p.row.track, p.request, count, peeked, final[end - 1])
                 tracked[p.request.name] = count
         return tracked
+
+    def inside_chunks(self, inner: Sequence[Inner]) -> dict[str, int]:
+        """Track what ends inside the chunks of a forward -> name: tokens."""
+        for one in inner:
+            request = one.planned.request
+            self._keep(one.under, request, one.tokens, one.peeked, one.final)
+            if one.tail is not None:  # in the slot table there are already rows of later tokens
+                record, kept = self.kept[one.under]
+                self.kept[one.under] = record, replace(kept, tail={AFTER_LAYERS: one.tail})
+        return {one.under: one.tokens for one in inner}
 
     def of_paths(
         self, ops: Ops, strategy: CommitPair, verified: Sequence[Request], track: Sequence[str], counts: HostCopy

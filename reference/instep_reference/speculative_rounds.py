@@ -18,6 +18,7 @@ from .contract.capacity import Capacity
 from .contract.controllers import Controlled
 from .contract.engine import Committed, Drafted, Forwarded, Path, RequestState, Row
 from .contract.errors import Unsupported
+from .contract.event_facts import inner_multiples
 from .contract.place_names import See, unseen
 from .contract.sampling import Sampling
 from .controllers import controller
@@ -141,9 +142,11 @@ class Rounds(Generic[Rows, Memory, Cache]):
         roots: dict[str, int] = {}
         own: dict[str, torch.Tensor] = {}
         tracked: dict[str, int] = {}
+        inner: dict[str, int] = {}
         for row in rows:
             if row.kind == "prefill":
                 picks = self._prefill(row)
+                inner |= {under: len(self.saved[under].tokens) for under in row.inner if under}
                 if row.track:
                     tracked[row.request] = len(self.saved[row.track].tokens)
             elif row.kind == "decode":
@@ -156,7 +159,7 @@ class Rounds(Generic[Rows, Memory, Cache]):
                 roots[row.request] = _known(self.requests[row.request].standing.root)
         if rows:
             self.controller.forwarded(sum(row.kind == "decode" for row in rows))
-        return Forwarded(roots, own, tracked)
+        return Forwarded(roots, own, tracked, inner)
 
     def commit(
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
@@ -198,15 +201,29 @@ class Rounds(Generic[Rows, Memory, Cache]):
         live = self.requests[row.request]
         standing, start = live.standing, len(live.standing.tokens)
         tokens, rest = live.prompt[start : start + row.tokens], live.prompt[start + row.tokens :]
-        final, memory = self.model.advance(tokens, standing.memory, start, self.see)
+        memory, parts, passed = standing.memory, list[Rows](), list[tuple[str, int, Memory]]()
+        multiples = inner_multiples(start, start + row.tokens, self.track_interval or 1)
+        cuts = [(under, end) for under, end in zip(row.inner, multiples, strict=False) if under]
+        for under, end in (*cuts, ("", start + row.tokens)):
+            begin = passed[-1][1] if passed else start
+            part, memory = self._chunk(live.prompt[begin:end], memory, begin, inner=bool(under))
+            parts.append(part)
+            passed.append((under, end, memory))
+        final = self.model.join(parts)
         picks = [] if rest else self._chosen(live, row, self.model.last(final), tokens[-1:])
         root = None if rest else picks[0] if row.root is None else row.root
         following = live.prompt[start + 1 :]
         after = self._extended(standing, tokens, final, memory, following, root)
         self.requests[row.request] = replace(live, standing=after)
+        for number, (under, end, there) in enumerate(passed[:-1], start=1):
+            self._track(after, end, there, self._newest(standing, self.model.join(parts[:number])), under)
         if row.track:
             self._track(after, len(after.tokens), memory, self._newest(standing, final), row.track)
         return picks
+
+    def _chunk(self, tokens: tuple[int, ...], memory: Memory, start: int, *, inner: bool) -> tuple[Rows, Memory]:
+        """Run the tokens of a chunk, or of its part up to a prefix inside it -> their final rows, the memory after."""
+        return self.model.advance(tokens, memory, start, self.see)
 
     def _decode(self, row: Row) -> list[int]:
         """Run the root and commit it at once -> [the target's choice]."""

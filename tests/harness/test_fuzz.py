@@ -80,7 +80,7 @@ def test_the_caller_stride_is_found_and_its_trace_shows_it(
 
 @few(1)
 @pytest.mark.slow
-@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 2, 1), ("plain", 2, 1)])
+@pytest.mark.parametrize(("ops", "examples", "seed"), [("ledger", 2, 3), ("plain", 2, 3)])
 def test_nothing_is_found_without_a_fault(
     ops: str, examples: int, seed: int, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +242,7 @@ REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecyc
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "seed", "most", "shows"), [
-    (PAGE_KEPT, 37, 3, "pages are"), (NAME_KEPT, 4, 3, ""), (LATE_CHECK, 9, 3, "refused"),
+    (PAGE_KEPT, 79, 3, "pages are"), (NAME_KEPT, 4, 3, ""), (LATE_CHECK, 9, 3, "refused"),
 ], ids=["a page", "a name", "late"])  # fmt: skip
 def test_a_refused_event_that_left_something_is_found(
     edit: Edit, seed: int, most: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,7 +60,7 @@ def test_policy_interval_tracks_and_shares_the_longest_prefix(trace: Trace) -> N
     (entered, loaded) = (next(i for i, e in enumerate(trace.events) if isinstance(e, kind) and e.request == "c")
                          for kind in (Admit, Load))  # fmt: skip
     assert loaded == entered + 1
-    made = {under for event in trace.events[:entered] if isinstance(event, Commit) for under in tracks(event).values()}
+    made = {under for event in trace.events[:entered] if isinstance(event, Commit) for under in tracks(event)}
     assert trace.events[loaded].name in made, "the longest is one with accepted tokens"  # type: ignore[union-attr]
     nobody = msgspec.structs.replace(TOLD, arrivals=(Arrival("a", "few", behind="nobody"),))
     with pytest.raises(BadInput, match="behind"):
@@ -119,6 +119,26 @@ def test_a_wrong_tracked_step_is_recognised(found: int, right: int, says: str) -
     path, before = ((0, 3, 4, 6) if right >= 0 else (0,)), 6
     known = wrong_step(found, right, path, before, 8, 4)
     assert ("" if known is None else known.says) == says
+
+
+@few(2)
+@pytest.mark.parametrize("how", [
+    Setting("plain", strategy="columns", conv="widened", state_dtype="bfloat16"), Setting("ledger", graphs=True),
+    pytest.param(Setting("plain", state_dtype="float8_e4m3fn", strategy="snapshot"), marks=WHOLE),
+    pytest.param(Setting("triton", strategy="lazy_rerun"), marks=WHOLE),
+], ids=str)  # fmt: skip
+def test_prefixes_inside_chunks_agree(how: Setting) -> None:
+    agreed(Replay(read(TRACES / "inner.jsonl"), how).run(until=9))
+
+
+@pytest.mark.whole
+def test_a_hit_inside_a_chunk_equals_the_same_parts_of_a_prompt() -> None:
+    """A request that loads a prefix inside a chunk has the bits of one that prefills the donor's parts."""
+    trace = read(TRACES / "inner.jsonl")
+    told = {timeline.request: timeline for timeline in timelines_of(trace)}
+    assert [(step.tokens, step.anew) for step in told["c"].steps[:3]] == [(12, False), (12, False), (12, False)]
+    (one,) = held(Case.of(trace, Replay(trace, Setting("invariant")).plan), relations(("alone",)))
+    assert agreed(one).elements > 0
 
 
 def test_request_alone_prefills_a_shared_prefix_in_donor_chunks() -> None:

@@ -92,6 +92,57 @@ def test_every_mtp_layer_of_a_prefix_is_right(
     assert [len(rows) for rows in kept.tail.values()] == [STEPS - 1]
 
 
+def inside() -> Iterator[e.Event]:
+    """Prefixes inside the chunks of two requests of one forward, next to a window; others go on from them."""
+    prompt = tuple(range(30, 48))
+    yield from (e.Admit("w", (1, 2)), e.Forward((e.Row("w", "prefill", 2, root=3),)), e.Draft(("w",), (PICKS,)))
+    yield from (e.Admit("a", prompt), e.Admit("b", PROMPT))
+    yield e.Forward((e.Row("b", "prefill", 5, inner=("b at four",)), e.Row("w", "verify"),
+                     e.Row("a", "prefill", 14, inner=("a at four", "", "a at twelve"))))
+    yield e.Commit(("w",), (e.Path((1, 2), 9),), ("w at four",))
+    yield e.Forward((e.Row("a", "prefill", 4, root=4, inner=("a at sixteen",)), e.Row("w", "decode", root=5)))
+    for name, under, count in (("c", "a at twelve", 12), ("d", "b at four", 4)):
+        yield e.Abort("w" if name == "c" else "a")
+        yield e.Admit(name, (*(prompt if name == "c" else PROMPT)[:count], 60, 61, 62, 63, 59, 58))
+        yield e.Load(name, under)
+    yield from (e.Abort("b"), e.Offload("a at sixteen"), e.Fetch("a at sixteen"))
+    yield e.Forward((e.Row("d", "prefill", 6, root=2, track="", inner=("d at eight",)), e.Row("c", "prefill", 3)))
+    yield e.Forward((e.Row("c", "prefill", 3, root=7, inner=("c at sixteen",)), e.Row("d", "decode", root=8)))
+    yield from (e.Admit("e", (*prompt[:16], 5)), e.Load("e", "a at sixteen"))
+    yield e.Forward((e.Row("e", "prefill", 1, root=1), e.Row("c", "decode", root=3)))
+
+
+INSIDE = [("commit", 4), *(("forward", count) for count in (4, 4, 8, 12, 16, 16))]
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "options"), [
+    ("ledger", {}), ("ledger", {"strategy": "columns", "conv": "widened", "overlap": True}),
+    ("plain", {"strategy": "snapshot", "graphs": True}), ("plain", {"strategy": "lazy_rerun"}),
+])  # fmt: skip
+def test_prefixes_inside_chunks_are_right(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
+    both = both_sides(checkpoint, ops, TRACKED, num_steps=STEPS, watched=not options.get("graphs"), **options)
+    both.serve(inside())
+    assert sorted(both.tracked) == INSIDE
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+def test_a_prefix_inside_a_chunk_has_the_rows_of_every_mtp_layer(
+    tmp_path_factory: pytest.TempPathFactory, ops: str
+) -> None:
+    """5 layers, multiples of 4: some of the last rows are in the chunk before, which the ring holds no longer."""
+    folder = tmp_path_factory.mktemp("layers")
+    layers = Checkpoint.open(write(folder, "dense", **TWO_LAYERS, mtp_num_hidden_layers=STEPS))
+    both = both_sides(layers, ops, TRACKED, num_steps=STEPS, drafter="vanilla")
+    both.serve(inside())
+    kept = both.subject.prefix("a at sixteen")
+    assert [len(rows) for rows in kept.draft_keys.values()] == [15, 14, 13, 12, 11]
+    assert [len(rows) for rows in kept.tail.values()] == [STEPS - 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("options", "shape"), [
     ({"strategy": "lazy_rerun"}, TREE), ({"strategy": "columns", "conv": "widened", "overlap": True}, CHAIN),
@@ -107,6 +158,9 @@ def test_numbers_are_right_too_while_rounds_overlap_and_in_graphs(
     (e.Load("d", "four"), "a longer prompt that begins with this prefix"),
     (e.Forward((e.Row("a", "prefill", 1, track="k"),)), "up to a multiple of track_interval = 4"),
     (e.Forward((e.Row("d", "prefill", 4, root=1, track="four"),)), "a name under which nothing is kept"),
+    (e.Forward((e.Row("d", "prefill", 4, root=1, inner=("k",)),)), "0, one for each multiple of track_interval = 4"),
+    (e.Forward((e.Row("c", "prefill", 5, root=1, inner=("four",)),)), "a name under which nothing is kept"),
+    (e.Forward((e.Row("c", "prefill", 5, root=1, track="", inner=("k", "l")),)), "2 names; expected 1"),
     (e.Commit((), None, ("k",)), "1 names; expected 0"),
     (e.Offload("k"), "nothing of that name; expected one of four"),
     (e.Offload("away"), "what is on the host; expected one of four"),
@@ -142,6 +196,16 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
     for event in (e.Offload("b"), e.Evict("b"), e.Fetch("a")):
         event.on(subject)
     assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
+
+
+def test_prefixes_inside_a_chunk_without_room_change_nothing(checkpoint: Checkpoint) -> None:
+    subject = engine(checkpoint, "ledger", replace(TRACKED, tracked=1), num_steps=STEPS)
+    subject.admit("a", (*PROMPT, *PROMPT))
+    with pytest.raises(OutOfCapacity, match="there is room for 1"):
+        subject.forward((e.Row("a", "prefill", 12, root=1, inner=("four", "eight"), track="twelve"),))
+    assert subject.state("a").length == 0 and not subject.copies()
+    subject.forward((e.Row("a", "prefill", 11, inner=("", "eight")),))
+    assert subject.prefix("eight").length == 8
 
 
 def test_interval_of_zero_is_refused_before_allocation(checkpoint: Checkpoint) -> None:

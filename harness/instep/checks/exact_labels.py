@@ -40,7 +40,7 @@ class Labels:
         for name, state in context.truth.after.items():
             yield from self._memory(context, name, state, context.subject.after.get(name),
                                     name in context.expected.flying)  # fmt: skip
-        for name, under in tracks(context.event).items():
+        for under, name in tracks(context.event).items():
             if under in context.truth.tracked:
                 yield from (of_prefix(under, one) for one in self._prefix(context, name, under))
 

@@ -95,4 +95,4 @@ def _keeps(event: Event) -> Iterable[tuple[str, str]]:
     """The requests whose memory an event keeps under a name, and these names."""
     if facts(event).copy == "keep":
         return [(name, event.name) for name in named(event) if hasattr(event, "name")]
-    return tracks(event).items()
+    return [(request, under) for under, request in tracks(event).items()]

@@ -60,7 +60,8 @@ def wrong_step(
             fitting.append(ONE_OFF.known(side))
     if right >= 0 and found == path[-1]:
         fitting.append(LAST_STEP.known())
-    if whole > depth and found >= 0 and found in (whole, path[min(whole, len(path) - 1)]):
+    ends = (whole, path[min(whole, len(path) - 1)], *((path[0],) if right < 0 else ()))  # a depth may be clamped
+    if whole > depth and found >= 0 and found in ends:
         fitting.append(OF_WINDOW.known())
     return Explained.any_of(fitting, ", or ".join(one.says for one in fitting)) if fitting else None
 

@@ -18,7 +18,7 @@ from instep_reference.contract.engine import (
     Forward,
     Forwarded,
 )
-from instep_reference.contract.event_facts import moves, restores, tracks
+from instep_reference.contract.event_facts import moves, restores, tracked, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
 from ..finding_problem import Problem
@@ -107,10 +107,10 @@ class Identity:
         """Compare the tracked steps of windows, and the token count of a prefix, in the answer and in the copy."""
         if isinstance(context.event, Commit) and context.expected.track_interval is not None:
             yield from self._steps(context, context.event, context.expected.track_interval)
-        due, answered = context.expected.prefixes, getattr(context.subject.answer, "tracked", {})
-        for name, under in tracks(context.event).items():
+        due, answered = context.expected.prefixes, tracked(context.event, context.subject.answer)
+        for under, name in tracks(context.event).items():
             kept = context.subject.tracked.get(under)
-            for found, says in ((answered.get(name), "answers a prefix of {} tokens"),
+            for found, says in ((answered.get(under), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
                 yield exact(self, context, LENGTH, found, due.get(under), says, name)
         for under, kept in context.subject.tracked.items() if moves(context.event) else ():

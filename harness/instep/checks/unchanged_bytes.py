@@ -166,7 +166,7 @@ class Bytes:
     def _tracked(self, context: EventContext) -> Iterator[Comparison]:
         """Memory that is moved into a prefix. If the prefix ends inside a path, T2d judges its state."""
         forward, due = last_forward(context), context.expected.prefixes
-        for name, under in tracks(context.event).items():
+        for under, name in tracks(context.event).items():
             prefix, after = context.subject.tracked.get(under), context.subject.after[name]
             if under not in due or prefix is None or forward is None or prefix.length != due[under]:
                 continue  # T0 reports it

@@ -68,7 +68,8 @@ class Oracle:
 
     def plan(self, context: EventContext) -> EventPlan:
         """The recomputations of this event, and their inputs."""
-        return Planner(context, self.config, self.rounds, self.whole(context)).plan()
+        narrow = self.runner.narrow(chunk=True)
+        return Planner(context, self.config, self.rounds, self.whole(context), narrow).plan()
 
     def whole(self, context: EventContext) -> bool:
         """Whether everything of this event is recomputed."""
@@ -87,10 +88,15 @@ class Oracle:
                 yield from self._fold(plan, part, verified)
             layers: dict[int, Recomputation] = {}
             for task in part.tasks:
-                piece = self._recompute(plan, task)
+                piece = replace(self._recompute(plan, task), prefix=part.prefix)
                 if piece.folding is not None:
                     layers[piece.layer] = piece
                 yield piece
+            for within in part.inside:
+                for piece in (self._recompute(plan, task) for task in within.tasks):
+                    assert piece.folding is not None, "up to a prefix only states are recomputed"
+                    folding = replace(piece.folding, tokens=layers[piece.layer].truth)
+                    yield replace(piece, prefix=within.prefix, folding=folding)
             if part.stage == "trunk" and part.span.kind == "verify":
                 self.flights[part.span.request] = layers
             elif part.stage == "trunk":

@@ -19,7 +19,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Storage
 from instep_reference.contract.engine import Commit, Draft, Drafted, Forward, RequestState
-from instep_reference.contract.event_facts import restores, tracks
+from instep_reference.contract.event_facts import inner_multiples, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
 from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
@@ -98,13 +98,16 @@ class Recurrence:
 @dataclass(frozen=True)
 class SpanPlan:
     """The tasks of one span of rows, in order. folds: for a commit, the spans that end with a kept state, each with the
-    name of its prefix, "" for the request's own state.
+    name of its prefix, "" for the request's own state. prefix: for the rows of a chunk up to a prefix inside it, its
+    name; inside: these rows, if the chunk itself is recomputed as a whole.
     """
 
     span: RowSpan
     stage: str
     tasks: tuple[Task, ...]
     folds: tuple[tuple[RowSpan, str], ...] = ()
+    prefix: str = ""
+    inside: tuple[SpanPlan, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,12 +127,16 @@ class EventPlan:
 @dataclass(frozen=True)
 class Planner:
     """Plans one event. config: the model as its drafter uses it; rounds: component -> storage; whole: see `EventPlan`.
+
+    narrow: whether states are stored, or products of chunks made, narrower than they are summed. Then the part of a
+    chunk after a prefix inside it goes on from the subject's own memory there, as only that is rounded as declared.
     """
 
     context: EventContext
     config: ModelConfig
     rounds: Mapping[str, Storage]
     whole: bool = True
+    narrow: bool = False
 
     def plan(self) -> EventPlan:
         context, event, heads = self.context, self.context.event, self.config.mtp_layers if self.whole else 0
@@ -137,7 +144,18 @@ class Planner:
         spans, skipped = list[SpanPlan](), list[Skipped]()
         extend = row_spans(context, "extend") if heads or blocks or isinstance(event, Commit) else []
         if isinstance(event, Forward):
-            spans += [SpanPlan(span, "trunk", tuple(self._target(span))) for span in row_spans(context, "trunk")]
+            for span in row_spans(context, "trunk"):
+                *parts, last = self._parts(span, event)
+                if self.narrow:
+                    spans += [SpanPlan(one, "trunk", tuple(self._target(one, before)), prefix=under)
+                              for one, before, under in (*parts, last)]  # fmt: skip
+                    continue
+                before, alone = context.subject.before[span.request], replace(self, whole=False)
+                inside = list[SpanPlan]()
+                for one, _, under in parts:
+                    until = replace(part_of(span, 0, one.start + one.count - span.start), logit_rows=0)
+                    inside.append(SpanPlan(until, "trunk", tuple(alone._target(until, before)), prefix=under))
+                spans.append(SpanPlan(span, "trunk", tuple(self._target(span, before)), inside=tuple(inside)))
             spans += [SpanPlan(span, "extend", tuple(self._extend(span))) for span in extend]
         elif isinstance(event, Commit):
             spans += [SpanPlan(span, "extend", tuple(self._commit(span)), self._folds(span)) for span in extend]
@@ -153,7 +171,22 @@ class Planner:
 
     # -- the target --------------------------------------------------------------------------------------
 
-    def _target(self, span: RowSpan) -> Iterator[Task]:
+    def _parts(self, span: RowSpan, event: Forward) -> Iterator[tuple[RowSpan, RequestState, str]]:
+        """The parts of a request's rows, the memory before each, and the name of the prefix that ends it.
+
+        A chunk has a part for each prefix that is tracked inside it, and a last one without a name. The part after a
+        prefix goes on from the subject's own memory there.
+        """
+        context, row = self.context, next(row for row in event.rows if row.request == span.request)
+        before, begin, every = context.subject.before[span.request], 0, context.expected.track_interval or 1
+        for under, end in zip(row.inner, inner_multiples(span.start, span.start + span.count, every), strict=False):
+            kept = context.subject.tracked.get(under)
+            if kept is not None and kept.length == end:  # or else T0 reports it
+                yield replace(part_of(span, begin, end - span.start), logit_rows=0), before, under
+                before, begin = kept, end - span.start
+        yield part_of(span, begin, span.count), before, ""
+
+    def _target(self, span: RowSpan, before: RequestState) -> Iterator[Task]:
         """The layers of the target; only the GDN layers up to their states, if not everything is recomputed."""
         if self.whole:
             tokens = self._tokens(span)
@@ -161,7 +194,8 @@ class Planner:
         for layer, kind in enumerate(self.config.layer_kinds):
             hidden = self._hidden(span, layer) if self.whole or kind == "gdn" else None
             if hidden is not None:
-                yield self._gdn(span, layer, hidden) if kind == "gdn" else self._attention(span, layer, hidden)
+                run = self._gdn if kind == "gdn" else self._attention
+                yield run(span, before, layer, hidden)
         if self.whole and self.config.block is not None:
             yield from self._features(span, self.config.block.target_layer_ids)
         if self.whole:
@@ -217,14 +251,13 @@ class Planner:
         hidden = rows(self.context.subject, place, span)
         return None if hidden is None or hidden.shape[0] != span.count else hidden
 
-    def _attention(self, span: RowSpan, layer: int, hidden: torch.Tensor) -> Task:
-        before = self.context.subject.before[span.request]
+    def _attention(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
         memory = AttentionMemory(before.keys[layer], before.values[layer]) if span.start else None
         return self._task(
             span, "trunk", layer, LayerWork("trunk", layer, hidden, span.start, memory, self._parents(span)))
 
-    def _gdn(self, span: RowSpan, layer: int, hidden: torch.Tensor) -> Task:
-        before, parents = self.context.subject.before[span.request], self._parents(span)
+    def _gdn(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
+        parents = self._parents(span)
         memory = GdnMemory(before.conv[layer], before.state[layer]) if span.start else None
         work = LayerWork("trunk", layer, hidden, span.start, memory, parents)
         base, chunk = state_before(before, layer, span.start, torch.device("cpu")), span.kind == "prefill"
@@ -266,7 +299,7 @@ class Planner:
 
     def _folds(self, span: RowSpan) -> tuple[tuple[RowSpan, str], ...]:
         """The accepted nodes, and those of a tracked prefix that ends inside them."""
-        under = tracks(self.context.event).get(span.request, "")
+        under = next((name for name, request in tracks(self.context.event).items() if request == span.request), "")
         reached = self.context.expected.prefixes.get(under, 0) - span.start
         if under in self.context.subject.tracked and 0 < reached < span.count:  # or else it is the state itself
             return (span, ""), (replace(span, count=reached, nodes=span.nodes[:reached]), under)
@@ -408,6 +441,11 @@ class Planner:
         if span.kind == "prefill":
             return list(self.context.expected.prompts[span.request][span.start : span.start + span.count])
         return [cast(int, self.context.truth.before[span.request].root)]
+
+
+def part_of(span: RowSpan, begin: int, end: int) -> RowSpan:
+    """The rows `begin` to `end` of a span."""
+    return replace(span, begin=span.begin + begin, start=span.start + begin, count=end - begin)
 
 
 def _shown(place: Place, tensor: torch.Tensor, weights: Weights, see: See) -> None:

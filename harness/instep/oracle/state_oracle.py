@@ -16,6 +16,7 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import LayerKind
 from instep_reference.contract.declared_rounding import Product, Storage
+from instep_reference.contract.engine import RequestState
 from instep_reference.weights import Weights
 
 from ..watch.event_context import EventContext, RowSpan
@@ -42,7 +43,8 @@ class StateOracle(Oracle):
             Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products))
 
     def plan(self, context: EventContext) -> EventPlan:
-        return StatePlanner(context, self.config, self.rounds, gdn_layers=self.gdn_layers, device=self.device).plan()
+        return StatePlanner(context, self.config, self.rounds, narrow=self.runner.narrow(chunk=True),
+                            gdn_layers=self.gdn_layers, device=self.device).plan()  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ class StatePlanner(Planner):
     def plan(self) -> EventPlan:
         return replace(super().plan(), skipped=())
 
-    def _target(self, span: RowSpan) -> Iterator[Task]:
-        before, parents = self.context.subject.before[span.request], self._parents(span)
+    def _target(self, span: RowSpan, before: RequestState) -> Iterator[Task]:
+        parents = self._parents(span)
         for number, layer in enumerate(self.gdn_layers):
             hidden = self._hidden(span, layer)
             if hidden is None:

@@ -55,17 +55,21 @@ class StoringEngine(ReferenceEngine):
 
     def _prefill(self, row: Row) -> list[int]:
         self.operands.chunk = True
-        if "gdn.chunk" not in self.operands.products:
-            picks = super()._prefill(row)
-        else:
-            before = enumerate(self.requests[row.request].standing.memory)
-            self._rules = {layer: InChunks(self.operands, memory.state) for layer, memory in before
-                           if isinstance(memory, GdnMemory)}  # fmt: skip
-            picks = super()._prefill(row)
-            left, self._rules = {layer: rule.state for layer, rule in self._rules.items()}, {}
-            self._keep(row.request, lambda layer, memory: cast(torch.Tensor, left[layer]))
+        picks = super()._prefill(row)
         self.operands.chunk = False
         return picks
+
+    def _chunk(
+        self, tokens: tuple[int, ...], memory: Memories, start: int, *, inner: bool
+    ) -> tuple[torch.Tensor, Memories]:
+        if "gdn.chunk" in self.operands.products:
+            self._rules = {layer: InChunks(self.operands, one.state) for layer, one in enumerate(memory)
+                           if isinstance(one, GdnMemory)}  # fmt: skip
+        final, memory = super()._chunk(tokens, memory, start, inner=inner)
+        left, self._rules = {layer: rule.state for layer, rule in self._rules.items()}, {}
+        if left:
+            memory = _with(memory, lambda layer, _: cast(torch.Tensor, left[layer]))
+        return final, _with(memory, self._rounded(start + len(tokens))) if inner else memory
 
     def forward(self, rows: tuple[Row, ...]) -> Forwarded:
         answer = super().forward(rows)

@@ -25,7 +25,7 @@ from instep_reference.contract.engine import (
     RequestState,
 )
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
-from instep_reference.contract.event_facts import facts, kind_of, named
+from instep_reference.contract.event_facts import facts, kind_of, named, tracks
 from instep_reference.contract.kept_copies import BY, Copy
 from instep_reference.contract.place_names import COMPONENTS, Place, See
 from instep_reference.contract.pool_meaning import WHATS, Meaning, Positions
@@ -289,6 +289,9 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     made = getattr(found, "tracked", {})
     right = isinstance(made, Mapping) and all(name in names and _whole(count) for name, count in made.items())
     must(right, f"{what}: tracked", made, "its requests with whole numbers")
+    inner = getattr(found, "inner", {})
+    right = isinstance(inner, Mapping) and all(under in tracks(event) and _whole(n) for under, n in inner.items())
+    must(right, f"{what}: inner", inner, "its names with whole numbers")
     if isinstance(found, Forwarded):
         right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         must(right, f"{what}: own", found.own, "requests with tensors")

@@ -19,7 +19,16 @@ from typing import Any, NoReturn, get_args
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import ANYWHERE, FACTS, ROW_FACTS, Phase, facts, kind_of, named
+from instep_reference.contract.event_facts import (
+    ANYWHERE,
+    FACTS,
+    ROW_FACTS,
+    Phase,
+    facts,
+    inner_multiples,
+    kind_of,
+    named,
+)
 from instep_reference.contract.sampling import UNIFORM
 
 from .file import Trace
@@ -238,7 +247,7 @@ def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
     rules._distinct("rows", tuple(row.request for row in event.rows))
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
-    _new_names(rules, [row.track for row in event.rows if row.track], "rows")
+    _new_names(rules, [under for row in event.rows for under in (*row.inner, row.track) if under], "rows")
     total = sum(_width(rules, row) for row in event.rows)
     if total > rules.table.capacity.max_tokens:
         rules._no("rows", f"{total} tokens", f"at most max_tokens = {rules.table.capacity.max_tokens}")
@@ -261,6 +270,10 @@ def _row(rules: EventRules, row: e.Row, field: str, choices: bool) -> None:
     if row.track and (row.kind != "prefill" or every is None or end % every):
         rules._no(f"{field}.track", f"a {row.kind} row up to token {end}",
                   f"a name on prefill rows alone, up to a multiple of capacity.track_interval = {every}")
+    multiples = [] if every is None else inner_multiples(standing.length, end, every)
+    if row.inner and (row.kind != "prefill" or len(row.inner) != len(multiples)):
+        rules._no(f"{field}.inner", f"{len(row.inner)} names on a {row.kind} row",
+                  f"{len(multiples)}, one for each multiple of capacity.track_interval inside the row")
     due = uniforms_due(standing, row)
     if len(row.uniforms) != due:
         rules._no(f"{field}.uniforms", f"{len(row.uniforms)} numbers", f"{due}, " + (
@@ -296,8 +309,12 @@ def _ran(rules: EventRules, event: e.Forward) -> None:
         phase = Phase.PREFILLING if row.root is None else Phase.READY
         said = standing.said if row.root is None else (*standing.said, row.root)
         rules.table.change(row.request, length=standing.length + row.tokens, root=row.root, said=said, phase=phase)
+        end, every = standing.length + row.tokens, rules.table.capacity.track_interval or 1
+        for under, count in zip(row.inner, inner_multiples(standing.length, end, every), strict=False):
+            if under:
+                rules.table.track(row.request, under, count)
         if row.track:
-            rules.table.track(row.request, row.track, standing.length + row.tokens)
+            rules.table.track(row.request, row.track, end)
 
 
 def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:

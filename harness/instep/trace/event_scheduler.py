@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from random import Random
 from typing import get_args
 
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import FACTS, Phase, kind_of, tracks
+from instep_reference.contract.event_facts import FACTS, Phase, inner_multiples, kind_of, tracks
 from instep_reference.contract.sampling import UNIFORM
 
 from ..player import Observer, Player
@@ -232,7 +232,7 @@ class _Driver:
         if self.policy.overlap:
             standings = [table.live[row.request] for row in rows]
             self.behind = {one.request: (len(one.said), max(len(one.window) - 1, 0)) for one in standings}
-        yield from self._make_room(sum(bool(row.track) for row in rows))
+        yield from self._make_room(sum(map(bool, (under for row in rows for under in (*row.inner, row.track)))))
         step = self._do(e.Forward(tuple(rows)))
         yield step
         yield from self._contexts("abort", "refused", when="verified")
@@ -274,9 +274,10 @@ class _Driver:
             if phase in (Phase.DRAFTED, Phase.READY):
                 rows.append(self._drawing(e.Row(name, "verify" if phase is Phase.DRAFTED else "decode")))
             else:
-                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=self._prefix(name, tokens, whole=True))))
-        few = self._few([row.track for row in rows])
-        return [replace(row, track=under) for row, under in zip(rows, few, strict=True)]
+                *inner, under = self._prefixes(name, tokens)
+                rows.append(self._drawing(e.Row(name, "prefill", tokens, track=under, inner=tuple(inner))))
+        few = self._few([under for row in rows for under in (*row.inner, row.track)])
+        return [replace(row, inner=tuple(islice(few, len(row.inner))), track=next(few)) for row in rows]
 
     def _shares(self, names: list[str], window: int = 1) -> dict[str, int]:
         """The tokens of every request that has a row: windows first, prompts as far as there is room.
@@ -300,14 +301,25 @@ class _Driver:
         named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
         return tuple(self._few(named)) if any(named) else ()
 
-    def _prefix(self, name: str, tokens: int, *, whole: bool = False) -> str:
-        """A name for the prefix that a request may reach with `tokens` more tokens; whole: only with all of them."""
+    def _prefix(self, name: str, tokens: int) -> str:
+        """A name for the prefix that a request may reach with `tokens` more tokens; empty if it reaches none."""
+        return next(self._free(name)) if self.rules.table.boundary(name, tokens) is not None else ""
+
+    def _prefixes(self, name: str, tokens: int) -> list[str]:
+        """Names for the prefixes inside the next `tokens` tokens of a prompt, and at the end; an empty one: none."""
+        every, names = self.rules.table.capacity.track_interval, self._free(name)
+        if every is None:
+            return [""]
+        start = self.rules.table.live[name].length
+        inner = [next(names) for _ in inner_multiples(start, start + tokens, every)]
+        return [*inner, "" if (start + tokens) % every else next(names)]
+
+    def _free(self, name: str) -> Iterator[str]:
+        """Names under which nothing is kept. Names of evicted entries are used again, as an engine may not rely on what
+        a name meant before."""
         table = self.rules.table
-        reached = table.boundary(name, tokens)
-        due = reached is not None and not (whole and reached < table.live[name].length + tokens)
-        # Names of evicted entries are used again, because an engine may not rely on what a name meant before.
         names = (f"{name}, {number}" for number in count(len(table.saved) if table.capacity.tracked is None else 0))
-        return next(under for under in names if under not in table.saved) if due else ""
+        return (under for under in names if under not in table.saved)
 
     def _few(self, names: Sequence[str]) -> Iterator[str]:
         """The names, as many as the device has room for; the others become empty."""
@@ -328,7 +340,7 @@ class _Driver:
     def _to_boundary(self, standing: Standing) -> int:
         """How many tokens there are to the next multiple of the interval, at which chunks end."""
         every = self.rules.table.capacity.track_interval
-        return standing.unread if every is None else every - standing.length % every
+        return standing.unread if every is None or self.policy.inner else every - standing.length % every
 
     def _chunk(self, standing: Standing) -> int:
         """The next chunk size of the request's own list. After its end the list starts again."""
@@ -406,7 +418,7 @@ class _Driver:
         if self.policy.own and isinstance(event, e.Draft) and event.picks is None and isinstance(complete, e.Draft):
             complete = replace(complete, own=True)
         self.rules.apply(complete, where)
-        self._use(tracks(complete).values())
+        self._use(tracks(complete))
         return Step(complete, answer)
 
 

@@ -32,7 +32,7 @@ def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
 def said(event: e.Event, before: Live, after: RequestTable) -> str:
     """The text of one event. before: the live requests before it; after: the request table after it."""
     text = WORDS.get(type(event), _shown)(event, before, after.live)
-    kept = [f'{request} under "{name}"' for request, name in tracks(event).items()]
+    kept = [f'{request} under "{name}"' for name, request in tracks(event).items()]
     return f"{text}; tracks {', '.join(kept)}" if kept else text
 
 

@@ -76,6 +76,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity    with a track_interval, chunks end at its multiples, every multiple that a chunk or an accepted path
                 reaches is tracked, and an admitted request loads the longest prefix that its prompt begins with. With
                 `tracked`, the least recently used prefix leaves the device to make room for another one
+    inner       with a track_interval, chunks do not end at its multiples: prefixes are tracked inside them
     host        the number of prefixes that the host keeps after they left the device, until a request loads them. The
                 least recently used one is evicted to make room. 0: a prefix that leaves the device is evicted
     steps       the schedule of step counts;  follow: the engine's own wishes instead, with `lag`
@@ -113,6 +114,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop: int | None = None
     host: int = 0
     own: bool = False
+    inner: bool = False
     seed: int = 0
     rounds: int = 1000
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))

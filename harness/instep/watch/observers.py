@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from instep_reference.contract.engine import Admit, Answer, Engine, Event, Finish, RequestState
-from instep_reference.contract.event_facts import facts, moves, named, tracks
+from instep_reference.contract.event_facts import facts, moves, named, tracked
 
 from ..player import Observer, Side
 from ..trace.write_bound import Bound
@@ -80,16 +80,15 @@ class States(Observer):
             self._behind = True
             return side
         before, self.now = self.now, self._asked()
-        made = getattr(side.answer, "tracked", {})
         prefixes: Any = self._engine  # an engine that tracks prefixes shows them as well (`Tracks`)
-        names = {under for name, under in tracks(event).items() if name in made}
+        names = set(tracked(event, side.answer))
         self._prefixes |= names
         if facts(event).copy == "drop":
             self._prefixes.discard(getattr(event, "name", ""))
         names |= self._prefixes & {moves(event)}
-        tracked = on_host({under: prefixes.prefix(under) for under in names})
+        kept = on_host({under: prefixes.prefix(under) for under in names})
         wish = self._engine.next_num_steps(*self.coming)
-        return replace(side, before=before, after=self.now, tracked=tracked, wanted_num_steps=wish)
+        return replace(side, before=before, after=self.now, tracked=kept, wanted_num_steps=wish)
 
     def before(self, event: Event) -> None:
         if self._behind and not self.resting:

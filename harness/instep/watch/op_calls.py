@@ -173,9 +173,10 @@ class Calls:
             return
         to = given.get("to")
         layer = to.layer if isinstance(to, Place) else None
-        folds = "inputs" in given and not len(given["inputs"].q)
+        folds, between = "inputs" in given and not len(given["inputs"].q), _between(given)
         for name, view in _memory(given):
-            if not (folds and name in ("store", "store" + SCALES) and self._pools.of(view) is None):
+            if not (folds and name in ("store", "store" + SCALES) and self._pools.of(view) is None) and not (
+                view.data_ptr() in between and self._pools.of(view) is None):
                 yield from self._pools.clauses(name, view, layer)
             right = self._declared.get("state") if "inputs" in given else None
             right, beside = (right.dtype, torch.float32) if isinstance(right, Blocked) else (right, right)
@@ -253,18 +254,27 @@ def _beside(name: str, pool: torch.Tensor, scales: torch.Tensor | None) -> Itera
         yield name + SCALES, scales
 
 
+def _between(given: dict[str, Any]) -> set[int]:
+    """Addresses of memory that a part of the call stores and a later one reads: prefixes inside chunks."""
+    stored, found = set[int](), set[int]()
+    for part in (*given.get("windows", ()), *given.get("parts", ())):
+        if part.form == "chunk":
+            found |= {x.data_ptr() for x in _pool_of(part.read) if x.data_ptr() in stored}
+            stored |= {x.data_ptr() for x in _pool_of(part.store)}
+    return found
+
+
+def _pool_of(address: Address | None) -> list[torch.Tensor]:
+    """The memory of an address, and that of its scales."""
+    return [] if address is None else [x for x in (address.pool, address.scales) if x is not None]
+
+
 def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
     """The rows that a call with memory serves, and their form."""
     to = given.get("to")
     if not isinstance(to, Place):
         return
-    for part in given.get("parts", ()):
-        lists = part.read.units.tolist(), part.begin.tolist(), part.count.tolist()
-        parents = None if part.parents is None else part.parents.tolist()
-        for unit, begin, count in zip(*lists, strict=True):
-            if count:
-                mine = range(-1, count - 1) if parents is None else parents[begin : begin + count]
-                yield Served(name, to, part.form, (unit,), begin, count, 0, linked(mine))
+    yield from _of_parts(name, to, given.get("parts", ()))
     pages = given.get("pages")
     if isinstance(pages, Pages):
         extents = (x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before))
@@ -273,6 +283,29 @@ def _served(name: str, given: dict[str, Any]) -> Iterator[Served]:
                 held = tuple(page for page in pages.table[slot].tolist() if page >= 0)
                 sets = [] if pages.ancestors is None else pages.ancestors[begin : begin + count].tolist()
                 yield Served(name, to, "pages", held, begin, count, *seen(before, sets if any(sets) else ()))
+
+
+def _of_parts(name: str, to: Place, parts: Sequence[Part]) -> list[Served]:
+    """The rows of parts. A part that reads what an earlier one of the call has stored, and has the rows after it,
+    continues its chunk: a prefix was kept between the two."""
+    found, ends = list[Served](), dict[tuple[int, int], int]()  # memory and unit -> the chunk that was stored there
+    for part in parts:
+        lists = part.read.units.tolist(), part.begin.tolist(), part.count.tolist()
+        parents = None if part.parents is None else part.parents.tolist()
+        stored = [] if part.store is None or len(parts) < 2 else part.store.units.tolist()
+        for number, (unit, begin, count) in enumerate(zip(*lists, strict=True)):
+            if not count:
+                continue
+            at = ends.get((part.read.pool.data_ptr(), unit), -1)
+            if at >= 0 and part.form == found[at].form == "chunk" and begin == found[at].begin + found[at].count:
+                found[at] = replace(found[at], count=found[at].count + count)
+            else:
+                mine = range(-1, count - 1) if parents is None else parents[begin : begin + count]
+                found.append(Served(name, to, part.form, (unit,), begin, count, 0, linked(mine)))
+                at = len(found) - 1
+            if stored and part.store is not None:
+                ends[part.store.pool.data_ptr(), stored[number]] = at
+    return found
 
 
 def linked(parents: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -36,11 +36,13 @@ class Forwarded:
     own    request -> int64 [rows]: the target's own choice. One per node of a verified window, one for a decode row and
            for a last prefill chunk; a request with an unfinished prompt has no entry
     tracked  request -> the number of tokens of its tracked prefix
+    inner    name -> the number of tokens of a prefix that was tracked inside a row (`Row.inner`)
     """
 
     roots: Mapping[str, int]
     own: dict[str, torch.Tensor]
     tracked: Mapping[str, int] = field(default_factory=dict)
+    inner: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,10 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     uniforms if the request samples and the row chooses: one per node of a window, and the final one (`sampling.py`)
     track    of a prefill row that ends at a multiple of `Capacity.track_interval`: the name under which the prefix that
              it reaches is tracked; it is not yet in use. Empty: nothing is tracked
+    inner    of a prefill row: a name for each multiple of `Capacity.track_interval` inside it, in order, that is after
+             its first token and before its last. The prefix up to there is tracked under the name; an empty name:
+             it is not. A multiple with a name is a boundary like the end of a chunk: the states go on as they are
+             stored. Empty: nothing is tracked inside the row
     """
 
     request: str
@@ -118,6 +122,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     root: int | None = None
     uniforms: tuple[float, ...] = ()
     track: str = ""
+    inner: tuple[str, ...] = ()
 
 
 class Forward(Event, frozen=True):

@@ -143,7 +143,21 @@ def named(event: Event) -> tuple[str, ...]:
 
 
 def tracks(event: Event) -> dict[str, str]:
-    """Return request -> the name under which the event tracks a prefix of it, if it reaches one."""
-    rows: tuple[str, ...] = tuple(row.track for row in getattr(event, "rows", ()))
-    names: tuple[str, ...] = getattr(event, "track", rows)
-    return {request: under for request, under in zip(named(event), names, strict=False) if under}
+    """Return the names under which the event tracks prefixes, if it reaches them -> the requests of the prefixes."""
+    names: list[tuple[str, ...]] = [(*row.inner, row.track) for row in getattr(event, "rows", ())]
+    names = [(under,) for under in getattr(event, "track", ())] or names
+    return {under: request for request, mine in zip(named(event), names, strict=False) for under in mine if under}
+
+
+def tracked(event: Event, answer: object) -> dict[str, int]:
+    """Return the names of the prefixes that the event has tracked, according to its answer -> their tokens."""
+    inner: Mapping[str, int] = getattr(answer, "inner", {})
+    ends: Mapping[str, int] = getattr(answer, "tracked", {})
+    within = {under for row in getattr(event, "rows", ()) for under in row.inner}
+    return {under: inner[under] if under in within else ends[request] for under, request in tracks(event).items()
+            if (under in inner if under in within else request in ends)}  # fmt: skip
+
+
+def inner_multiples(start: int, end: int, every: int) -> range:
+    """List the multiples of an interval inside the tokens `start` to `end`, without both ends."""
+    return range(start // every * every + every, end, every)

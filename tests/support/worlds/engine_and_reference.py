@@ -15,7 +15,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract import engine as e
 from instep_reference.contract.answers import MEMORY
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.event_facts import named
+from instep_reference.contract.event_facts import tracked
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
@@ -73,11 +73,9 @@ class TwoSides:
             self.verified.discard(event.request)
         for name in self.live:
             self._states(name, self.subject.state(name), self.truth.state(name))
-        names = [row.track for row in event.rows] if isinstance(event, e.Forward) else getattr(event, "track", ())
-        counts = getattr(ours, "tracked", {})
-        for owner, under in zip(named(event), names, strict=False):
-            if owner in counts:
-                self.tracked.append((event.__struct_config__.tag, self._prefix(under)))
+        for under, count in tracked(event, ours).items():
+            assert self._prefix(under) == count, under
+            self.tracked.append((event.__struct_config__.tag, count))
         if isinstance(event, e.Offload | e.Fetch):
             self._prefix(event.name)
         assert self.subject.next_num_steps(1, 1) == self.truth.next_num_steps(1, 1)
@@ -114,7 +112,7 @@ class TwoSides:
             assert ours.tracked == getattr(theirs, "tracked", None)
         if isinstance(ours, e.Forwarded):
             assert isinstance(theirs, e.Forwarded)
-            assert ours.roots == theirs.roots
+            assert ours.roots == theirs.roots and ours.inner == theirs.inner
             assert {name: own.tolist() for name, own in ours.own.items()} == {
                 name: own.tolist() for name, own in theirs.own.items()
             }

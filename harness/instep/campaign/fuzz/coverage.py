@@ -26,6 +26,7 @@ class Past:
               be pending; batch: requests of the last two commits
     kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
     hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
+    inside    prefixes that were tracked inside a chunk
     fetched   prefixes that were reloaded from the host; evicted: names that were evicted
     """
 
@@ -40,6 +41,7 @@ class Past:
     loads: Counter[str] = field(default_factory=Counter)
     hits: set[str] = field(default_factory=set)
     accepted_in: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
     fetched: set[str] = field(default_factory=set)
     evicted: set[str] = field(default_factory=set)
 
@@ -361,7 +363,7 @@ def _tracked(holds: Callable[[Turn, str, int], bool], kind: type[e.Event]) -> Co
     """For an event of this kind: whether the condition holds for some request and the tokens of its prefix."""
 
     def condition(turn: Turn) -> bool:
-        made = [(name, turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
+        made = [(name, turn.after.saved.get(under)) for under, name in tracks(turn.event).items()]
         return isinstance(turn.event, kind) and any(
             kept is not None and holds(turn, name, kept.length) for name, kept in made)
 
@@ -383,7 +385,7 @@ def _at_prefix_end(turn: Turn, name: str, count: int) -> bool:
 
 
 def _not_reached(turn: Turn) -> bool:
-    return any(under not in turn.after.saved for under in tracks(turn.event).values())
+    return any(under not in turn.after.saved for under in tracks(turn.event))
 
 
 def _moved(kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True) -> Condition:
@@ -397,15 +399,20 @@ def _moved(kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda
 
 
 def _again(turn: Turn) -> bool:
-    return any(under in turn.past.evicted and under in turn.after.saved for under in tracks(turn.event).values())
+    return any(under in turn.past.evicted and under in turn.after.saved for under in tracks(turn.event))
 
 
 PREFIXES: dict[str, Condition] = {
     "a prefix tracked at the end of a chunk": _tracked(_at_prefix_end, e.Forward),
     "a prefix tracked inside an accepted path": _tracked(lambda *at: not _at_prefix_end(*at), e.Commit),
     "a prefix tracked at the end of an accepted path": _tracked(_at_prefix_end, e.Commit),
+    "a prefix tracked inside a chunk": _tracked(lambda *at: not _at_prefix_end(*at), e.Forward),
+    "prefixes tracked inside the chunks of several requests": lambda turn: sum(
+        any(row.inner) for row in _rows(turn, "prefill")) > 1,
+    "a prefix loaded that was tracked inside a chunk": _hit(
+        lambda turn, kept: getattr(turn.event, "name", "") in turn.past.inside),
     "a commit that reaches no multiple": _not_reached,
-    "prefixes of several requests tracked at once": lambda turn: len(tracks(turn.event)) > 1,
+    "prefixes of several requests tracked at once": lambda turn: len({*tracks(turn.event).values()}) > 1,
     "a prefix of a request that continued from a prefix": _tracked(lambda t, name, _: name in t.past.hits, e.Event),
     "a prefix loaded": _hit(lambda turn, kept: True),
     "a prefix loaded while its donor is live": _hit(lambda turn, kept: kept.request in turn.before.live),
@@ -443,7 +450,7 @@ def _brought_back(turn: Turn, event: e.Load | e.Resume) -> bool:
 
 def _tracked_short(turn: Turn) -> bool:
     """A prefix whose last rows, one for each MTP layer, were not all made in the event that tracks it."""
-    made = [(turn.before.live[name], turn.after.saved.get(under)) for name, under in tracks(turn.event).items()]
+    made = [(turn.before.live[name], turn.after.saved.get(under)) for under, name in tracks(turn.event).items()]
     return any(kept is not None and one.length > 0 and kept.length - one.length < turn.heads for one, kept in made)
 
 
@@ -491,10 +498,12 @@ def _remember(turn: Turn) -> None:
         for name, count in past.accepted.items():
             if count and name in turn.after.live and name not in event.requests:
                 past.missed[name] = past.missed.get(name, 0) + 1
-    for name, under in tracks(event).items():
+    for under, name in tracks(event).items():
         if under in turn.after.saved:
             past.kept[under] = turn.before.live[name].slot, turn.before.num_steps
             past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
+            inside = isinstance(event, e.Forward) and not _at_prefix_end(turn, name, turn.after.saved[under].length)
+            past.inside |= {under} if inside else set()
     if isinstance(event, e.Save):
         past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
     if isinstance(event, e.Fetch):
@@ -502,6 +511,7 @@ def _remember(turn: Turn) -> None:
     if isinstance(event, e.Evict):
         past.evicted.add(event.name)
         past.accepted_in.discard(event.name)
+        past.inside.discard(event.name)
         past.fetched.discard(event.name)
     if isinstance(event, e.Load):
         past.loads[event.name] += 1

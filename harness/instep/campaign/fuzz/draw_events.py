@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from msgspec.structs import replace as with_fields
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.event_facts import FACTS, kind_of
+from instep_reference.contract.event_facts import FACTS, inner_multiples, kind_of
 from instep_reference.contract.sampling import Sampling
 
 from ...adapters.strategy_by_name import OPTIONS
@@ -251,7 +251,18 @@ def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: s
         row = e.Row(name, "decode", root=root) if kind == "decode" else e.Row(name, "verify")
     due = uniforms_due(rules.table.live[name], row)
     uniforms = (draw(st.integers(0, UNIFORMS - 1)) / UNIFORMS for _ in range(due))
-    return with_fields(row, uniforms=tuple(uniforms))
+    row = with_fields(row, uniforms=tuple(uniforms))
+    return with_fields(row, inner=_inside(draw, rules, row)) if kind == "prefill" else row
+
+
+def _inside(draw: Draw, rules: EventRules, row: e.Row) -> tuple[str, ...]:
+    """Names for prefixes inside a chunk: for none of the multiples there, or for any of them."""
+    every, start = rules.table.capacity.track_interval, rules.table.live[row.request].length
+    multiples = [] if every is None else list(inner_multiples(start, start + row.tokens, every))
+    if not multiples or len(rules.table.saved) + len(multiples) >= MOST_PREFIXES or not draw(st.booleans()):
+        return ()
+    free = (under for number in count() if (under := f"{row.request}, {number}") not in (*rules.table.saved, row.track))
+    return tuple(under if draw(st.booleans()) else "" for under in islice(free, len(multiples)))
 
 
 def _under(draw: Draw, rules: EventRules, name: str) -> str:

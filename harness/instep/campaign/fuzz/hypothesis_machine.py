@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Protocol, get_args
 from hypothesis import strategies as st
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from msgspec.structs import replace as with_fields
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.engine import Refused
@@ -206,7 +207,9 @@ def _row(draw: Draw, rules: EventRules, legal: dict[str, tuple[str, ...]], name:
     unread = rules.table.live[name].unread if name in rules.table.live else 1
     tokens = draw(st.sampled_from([1, unread, unread + 1, 0])) if kind == "prefill" else 1
     track = draw(st.sampled_from(["", "", *rules.table.saved, NOBODY]))
-    return e.Row(name, kind, tokens, draw(st.sampled_from([None, _token(draw, rules)])), track=track)
+    row = e.Row(name, kind, tokens, draw(st.sampled_from([None, _token(draw, rules)])), track=track)
+    inner = draw(st.sampled_from([(), (NOBODY,), (NOBODY, ""), tuple(rules.table.saved)])) if track else ()
+    return with_fields(row, inner=inner)
 
 
 def _commit(draw: Draw, rules: EventRules) -> e.AnyEvent:

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import facts, restores
+from instep_reference.contract.event_facts import facts, inner_multiples, restores
 from instep_reference.contract.sampling import Sampling
 
 from ...trace.file import Trace
@@ -110,8 +110,12 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                         verified[row.request] = index, row.uniforms
                     else:
                         kind: Literal["chunk", "decode"] = "chunk" if row.kind == "prefill" else "decode"
-                        step = TimelineStep(kind, (index,), row.tokens, row.root, uniforms=row.uniforms)
-                        live[row.request].steps.append(step)
+                        steps, left = live[row.request].steps, row.tokens
+                        for under, tokens in _inside(row, steps, trace.header):
+                            left -= tokens
+                            steps.append(TimelineStep("chunk", (index,), tokens))
+                            saved[under] = _prefix(steps, trace.header)
+                        steps.append(TimelineStep(kind, (index,), left, row.root, uniforms=row.uniforms))
                     if row.track:
                         saved[row.track] = _prefix(live[row.request].steps, trace.header)
             case e.Commit(requests=names, accepted=paths, track=track) if paths is not None:
@@ -126,6 +130,16 @@ def timelines_of(trace: Trace) -> list[Timeline]:
             case e.Resume(request=name):
                 live[name].steps.append(TimelineStep("resume", (index,)))
     return found
+
+
+def _inside(row: e.Row, steps: Sequence[TimelineStep], header: Header) -> Iterator[tuple[str, int]]:
+    """The prefixes that are tracked inside a chunk, each with its tokens after the one before: the chunk's parts."""
+    begin = start = sum(step.tokens for step in steps if step.kind == "chunk")
+    multiples = inner_multiples(start, start + row.tokens, header.capacity.track_interval or 1)
+    for under, end in zip(row.inner, multiples, strict=False):
+        if under:
+            yield under, end - begin
+            begin = end
 
 
 def _prefix(steps: Sequence[TimelineStep], header: Header) -> tuple[TimelineStep, ...]:

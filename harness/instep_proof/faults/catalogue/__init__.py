@@ -32,6 +32,7 @@ FILES = {
     "readings": "late_reads",
     "sampling": "sampling",
     "prefixes": "prefixes",
+    "crossings": "crossings",
     "tiers": "offloaded_prefixes",
     "trees": "trees",
     "widths": "widths",

@@ -131,6 +131,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "prefix-owner": "a prefix holds what belongs to another request",
         "prefix-changed": "a prefix keeps changing with its donor",
     },
+    "crossings": {
+        "tracked-step": "a prefix is taken from a window after another step than the one that reaches the multiple",
+        "inner-prefix": "a prefix inside a chunk has the memory of another place",
+        "inner-goes-on": "a chunk does not go on from the memory at a prefix inside it",
+        "draw-coin": "a choice is drawn with a coin of another length",
+    },
     "tiers": {
         "tier-component": "what goes to the host or comes back lacks a part",
         "tier-other": "what goes to the host or comes back is another's, or of another time",

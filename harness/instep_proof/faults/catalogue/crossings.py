@@ -1,0 +1,108 @@
+"""Prefixes of the wrong step of a window, and prefixes inside a chunk with the memory of another place.
+
+Leaves out: prefixes that end with a chunk, and parts that a prefix lacks (`prefixes.py`).
+"""
+
+from __future__ import annotations
+
+from instep.setting import Setting
+
+from .fault import Edit, Fault, Wrap
+
+PREFIXES, UNITS = "instep_optimized/tracked_prefixes.py", "instep_optimized/sampling_inputs.py"
+MIXED, PARTS = "instep_optimized/forward_with_prefill_chunks.py", "instep_optimized/commit/parts_of_chunks.py"
+LABELS, PLAIN = Setting(ops="ledger"), Setting()
+
+NODES = "acceptance.accept_index.gather(1, depth.clamp(min=0)[:, None])[:, 0]"
+TAKEN = "parts.taken(p.row.request, cut)"
+RAN = "    rows = target(ops, batch, bound if parts is None else parts.bind(bound))\n"
+BEFORE = "    before = {p.row.request: commit.peek(ops, memory.slots.of(p.row.request), p.begin) for p in plan}\n"
+LAST_UNIFORMS = (
+    "from msgspec.structs import replace\n"
+    "last = globals().setdefault('_last', {})\n"
+    "given = [last.get(row.request, row.uniforms) for row in rows]\n"
+    "last.update({row.request: row.uniforms for row in rows if row.uniforms})\n"
+    "rows = [replace(row, uniforms=(*(*old[:-1], *[0.0] * 99)[: len(row.uniforms) - 1], old[-1])) if row.uniforms else"
+    " row for row, old in zip(rows, given)]"
+)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "step-one-early", "tracked-step", "The tracked step is the one before the step that reaches the multiple.",
+        (Edit(PREFIXES, "after // every * every - before - 1", "after // every * every - before - 2"),), "crossing",
+        LABELS, ("identity",), mistake="step-one-off",
+    ),
+    Fault(
+        "step-one-late", "tracked-step", "The tracked step is the one after the step that reaches the multiple.",
+        (Edit(PREFIXES, "after // every * every - before - 1", "after // every * every - before"),), "crossing",
+        LABELS, ("identity",), mistake="step-missed",
+    ),
+    Fault(
+        "step-without-accept-index", "tracked-step",
+        "The depth of the multiple is taken for the node of the tree, as if every window were a chain.",
+        (Edit(PREFIXES, NODES, "depth.clamp(min=0)"),), "crossing", LABELS, ("identity",), mistake="step-by-depth",
+    ),
+    Fault(
+        "step-by-the-whole-window", "tracked-step",
+        "A crossing is decided by the upper bound, with all drafts accepted, and not by the accepted tokens.",
+        (Edit(PREFIXES, "(depth >= 0) & (named > 0)",
+              "((before + acceptance.tokens.shape[1]) // every > before // every) & (named > 0)"),), "crossing", LABELS,
+        ("identity",), mistake="step-of-the-whole-window",
+    ),
+    Fault(
+        "step-of-the-last-node", "tracked-step", "The tracked step is that of the last accepted node.",
+        (Edit(PREFIXES, NODES, "acceptance.last_correct_step_indices"),), "crossing", LABELS, ("identity",),
+        mistake="step-of-the-last-node",
+    ),
+    Fault(
+        "inner-of-a-neighbour", "inner-prefix",
+        "A prefix inside a chunk has the conv windows and states of the other request in the forward.",
+        (Edit(PARTS, "unit = self._units[request, cut]",
+              "unit = next((u for (other, _), u in self._units.items() if other != request), 1)"),), "inner", PLAIN,
+        ("bytes", "directed"), ("identity",), mistake="window-of-another-request",
+    ),
+    Fault(
+        "inner-of-the-next-multiple", "inner-prefix",
+        "A prefix inside a chunk has the conv windows and states of another multiple in it.",
+        (Edit(PARTS, "unit = self._units[request, cut]",
+              "unit = max(u for (other, _), u in self._units.items() if other == request)"),), "inner", PLAIN,
+        ("bytes", "directed"), ("identity",), mistake="another-count",
+    ),
+    Fault(
+        "inner-conv-of-the-chunk-end", "inner-prefix",
+        "A prefix inside a chunk has the states at its multiple, and the conv windows from the end of the chunk.",
+        (Edit(MIXED, TAKEN, "(commit.peek(ops, memory.slots.of(p.row.request), p.begin + p.span.count)[0], "
+                            f"{TAKEN}[1])"),), "inner", PLAIN, ("bytes",), ("identity", "directed"),
+        mistake="another-count",
+    ),
+    Fault(
+        "inner-state-of-the-chunk-start", "inner-prefix",
+        "A prefix inside a chunk has the conv windows at its multiple, and the states from before the chunk.",
+        (Edit(MIXED, RAN, BEFORE + RAN), Edit(MIXED, TAKEN, f"({TAKEN}[0], before[p.row.request][1])")), "inner",
+        PLAIN, ("directed", "derived"), ("identity", "bytes"),
+    ),
+    Fault(
+        "inner-final-row-one-late", "inner-prefix",
+        "A prefix inside a chunk has the final row of the token after its last one.",
+        (Edit(MIXED, "final[begin + cut - 1]", "final[begin + cut]"),), "inner", PLAIN, ("bytes",), ("identity",),
+        mistake="final-row-of-another-token",
+    ),
+    Fault(
+        "inner-goes-on-from-the-chunk-start", "inner-goes-on",
+        "The part of a chunk after a multiple goes on from the memory before the chunk.",
+        (Edit(PARTS, "own if self.reads is None else between.at(self.reads)", "own"),), "inner", PLAIN,
+        ("contracts", "derived", "directed"), ("identity",),
+    ),
+    Fault(
+        "inner-goes-on-fresh", "inner-goes-on",
+        "The part of the first chunk after a multiple begins with zeros, as the chunk itself does.",
+        (Edit(PARTS, "fresh if self.reads is None else torch.zeros_like(fresh)", "fresh"),), "inner", PLAIN,
+        ("derived", "directed"), ("identity", "contracts"),
+    ),
+    Fault(
+        "coins-of-the-last-round", "draw-coin",
+        "A request draws with the coins of its last round, those of the length before.",
+        (Wrap(UNITS, "in_units", LAST_UNIFORMS),), "inner", PLAIN, ("draws",),
+        mistake="uniforms-of-the-round-before",
+    ),
+)
