@@ -4,6 +4,7 @@ Leaves out: the lock step itself (`tests/optimized/test_ranks.py`), and the cata
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,6 +155,7 @@ def test_merging_is_the_inverse_of_cutting(size: int, labels: bool) -> None:
 
 ADDED = "    total = first.to(wide)\n    for part in {parts[1:] => %s}:\n        total = total + part.to(wide)"
 REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
+MLP = "return {added(ops.mlp(to=to, **given), to) => %s}"
 PICK = "    def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:\n        return {%s => %s}"
 PICKED = "comm.broadcast(ops.pick(logits=logits, to=to), to)"
 
@@ -210,6 +212,40 @@ def test_kv_head_shifted_by_the_rank_is_found(four_heads: Trace) -> None:
     wrong = [one for one in findings if one.place == Place("trunk", 1, "key_raw")]
     assert {one.rank for one in wrong if one.check == Replicas.name} == {1, 3}
     assert findings[0].event == wrong[0].event == 2
+
+
+def test_exception_of_one_rank_names_the_rank_and_its_line(four_rounds: Trace) -> None:
+    raises = Edit.of(OVER, MLP % "added(ops.mlp(to=to, **given) if comm.rank == 0 else torch.empty(2).view(3), to)")
+    (found, *_) = replayed(four_rounds, raises).verdict.findings
+    assert (found.event, found.check, found.rank) == (2, "serves", 1)
+    assert "rank 1 raised RuntimeError (shape '[3]' is invalid for input of size 2); rank 0 did not" in found.diagnosis
+    assert found.raised is not None and found.raised.function.endswith("over_ranks.<locals>.mlp")
+    assert Path(found.raised.file).name == "ops_over_ranks.py"
+
+
+@WHOLE
+def test_cause_of_a_wrong_rank_is_confirmed(four_rounds: Trace) -> None:
+    """The reference's mixer is cut into the parts of the ranks when it replaces theirs."""
+    with planted_here(Edit.of(OVER, REDUCED % "2 * added(rows, to)")):
+        outcome = diagnose(Replay(four_rounds, Setting(ranks=2)), ladder=True)
+    assert outcome.located is not None and outcome.located.cause == "place"
+    assert outcome.located.options[:1] == ("--graft trunk.0.mixer@2",)
+    with planted_here(Edit.of(OVER, PICK % (PICKED, "ops.pick(logits=logits, to=to)"))):
+        outcome = diagnose(Replay(four_rounds, Setting(ranks=2)), ladder=True)
+    assert outcome.located is not None and outcome.located.says.startswith("cause: the ranks differ")
+
+
+@WHOLE
+def test_part_of_one_rank_can_be_replaced(four_rounds: Trace) -> None:
+    """A wrong value row of rank 1 is replaced by the reference's: rows of a place, and memory after an event."""
+    wrong = Edit.of(
+        OVER, "return added(rows, to) if to.component == BY_ROW else {rows => "
+              'rows * (1 + comm.rank * (to.component == "value"))}')  # fmt: skip
+    with planted_here(wrong):
+        outcome = diagnose(Replay(four_rounds, Setting(ranks=2)), ladder=True)
+    found, located = outcome.verdict.findings[0], outcome.located
+    assert found.place.component == "value" and found.rank == 1
+    assert located is not None and located.cause == "place" and "value" in located.options[0]
 
 
 class Judge:

@@ -85,7 +85,7 @@ def test_streams_print_what_the_page_shows(ragged: Trace) -> None:
 
 def test_the_table_names_every_check_in_order_with_its_tier() -> None:
     labels, numbers = for_labels(), for_numbers(cast(Oracle, None))
-    by_name = {check.name: check for check in (labels[0], labels[2], *numbers)}
+    by_name = {check.name: check for check in (labels[0], labels[3], *numbers)}
     told = [(name, tier, column) for name, tier, column, _, _ in table()]
     assert told == [
         (name, check.tier.value, on({c.name for c in labels}, {c.name for c in numbers}, name))

@@ -46,7 +46,9 @@ class Capacity(TellsOnce):
         if (shapes, bool(windows)) == self.known:
             return
         self.known = shapes, bool(windows)
-        blocks = {tuple(block.shape) for state in context.subject.after.values() for block in state.state.values()}
+        ranks = 1 if context.ranks is None else context.ranks.size  # each has some of the heads
+        blocks = {(block.shape[0] // ranks, *block.shape[1:])
+                  for state in context.subject.after.values() for block in state.state.values()}  # fmt: skip
         yield from judged(regions, context.log, context.index, context.kind, windows, blocks)
         if budget is None:
             yield Skipped(self.name, context.index, "this engine shows no memory budget")

@@ -32,6 +32,7 @@ from .ops_by_place import READERS, also_writes, memory_name, ops_of, siblings
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.
 DIRECT = ("contracts", "capacity", "aliasing", "graphs", "hostreads", "leaks", "copies", "bounds", "interface")
+OF_RANKS = ("agreement", "collectives")  # checks that compare the ranks with each other
 SHOWN = 2  # maximum number of options after the sentence
 # Component -> the option that selects how it is committed, and two values, one of which is not in use.
 ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows", "widened")}
@@ -76,6 +77,8 @@ class _Climb:
 
     def seen_directly(self) -> Located | None:
         """Report a broken contract or a host read, which is a fact about a call and not about its result."""
+        if self.first.check in OF_RANKS:
+            return self._is("place", None, "cause: the ranks differ (this check compares ranks, not results)")
         if self.first.check not in DIRECT:
             return None
         op = next(iter(ops_of(self.at)), None)

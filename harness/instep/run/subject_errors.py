@@ -8,8 +8,10 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType, TracebackType
 
+from instep_optimized.ranks.lockstep import RankError, RankRaised
 from instep_reference.contract.engine import Event, Refused
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
@@ -75,11 +77,14 @@ def failure(
     else:
         where = "the engine, while it was built, " if question == MAKES else f"`{question}` of the engine "
     after = "" if question == MAKES else f"; {why}"
-    return _finding(check, index, kind, place, f"{where}{what}{after}", raised_of(error))
+    found = _finding(check, index, kind, place, f"{where}{what}{after}", raised_of(error))
+    return replace(found, rank=error.ranks[0]) if isinstance(error, RankError) and len(error.ranks) == 1 else found
 
 
 def raised_of(error: BaseException) -> Raised:
-    """The exception with its frames; without frames its origin is unknown."""
+    """The exception with its frames; without frames its origin is unknown. Of a rank's exception, those of the rank."""
+    if isinstance(error, RankRaised) and error.__cause__ is not None:
+        return raised_of(error.__cause__)
     if isinstance(error, WrongResult) and error.code is not None:  # the kernel has returned and has no frame any more
         code, kind, whole = error.code, type(error).__name__, _spelled(error, error.__traceback__)
         return Raised(kind, str(error), code.co_filename, code.co_firstlineno, code.co_qualname, "", whole)
