@@ -58,7 +58,7 @@ from .ranks import Comm
 from .ranks.ops_over_ranks import of_rank
 from .refusals import Refusals
 from .request_record import Request, logical
-from .round_for_step_count import IDLE, inputs_of, kind_of, tree_inputs
+from .round_for_step_count import CAPPED, IDLE, inputs_of, kind_of, tree_inputs
 from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints
 from .transfer.to_host import Drafts, HostCopy, Parents, Roots
@@ -223,16 +223,17 @@ class OptimizedEngine:
         return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked, within)
 
     def commit(
-        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        caps: tuple[int, ...] = (),
     ) -> Committed:
-        self._refusals.commit(requests, accepted, track)
+        self._refusals.commit(requests, accepted, track, caps)
         self._tiers.must_have_room(sum(map(bool, track)))
-        forced = forced_paths(accepted, len(requests))
+        forced, kind = forced_paths(accepted, len(requests), caps), CAPPED if caps else "commit"
         verified = self._named(requests)
         if not verified:
             return empty_commit(self._device)
         self._catch_up()
-        *fields, lens = self._run("commit", verified, forced, [request.row for request in verified])
+        *fields, lens = self._run(kind, verified, forced, [request.row for request in verified])
         acceptance = Acceptance(*fields)
         steps = self._prefixes.steps(acceptance, lens, verified, track)
         counts = self._prefixes.counts(acceptance, lens, steps)
@@ -241,6 +242,8 @@ class OptimizedEngine:
             request.length.owe(counts, number, 1 + request.drafts)
         self._prefixes.accepted(verified, counts)
         tracked = self._prefixes.of_paths(self._base, self._round.strategy, verified, track, counts)
+        if self._capacity.trim:
+            self._trim(verified)
         widest = 1 + max(request.drafts for request in verified)
         for request in verified:
             request.parents, request.row = None, None
@@ -340,9 +343,7 @@ class OptimizedEngine:
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
             overlap=self._options.overlap,
         )
-        trees = self._capacity.trees
-        lines = write_set.SLOT_TABLE_OF_TREES if trees else write_set.SLOT_TABLE
-        found = changes(self._round.strategy.may, writes) | changes(lines, writes)
+        found = changes(self._round.strategy.may, writes) | changes(write_set.slot_table(self._capacity), writes)
         found |= {name + SCALES: units for name, units in found.items()}
         return {name: units for name, units in found.items() if self._memory.layers(name)}
 
@@ -392,7 +393,7 @@ class OptimizedEngine:
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
-            lens = answer[-1] if kind == "commit" else counts
+            lens = answer[-1] if kind in ("commit", CAPPED) else counts
             show(self._see, seen, covers(kind, lens, body.width, [one.parents or () for one in requests], kinds))
         return answer
 
@@ -411,6 +412,12 @@ class OptimizedEngine:
             self._memory.grow(wants(True))  # if it raises, the event is refused, and nothing has changed
             for request in requests:
                 request.length.settle()
+
+    def _trim(self, requests: Sequence[Request]) -> None:
+        """Give back the pages after the lengths. Unless rounds overlap, this waits for the accepted counts."""
+        for request in requests if not self._options.overlap else ():
+            request.length.settle()
+        self._memory.trim([(request.name, request.length.most) for request in requests])
 
     def _forwarded(self, decode_rows: int) -> None:
         """Report a forward to the controller, in order: after the commits before it, which may not have arrived."""

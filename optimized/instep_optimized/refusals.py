@@ -103,7 +103,8 @@ class Refusals:
         self._free([under for row in rows for under in (*row.inner, row.track) if under])
 
     def commit(
-        self, names: Sequence[str], accepted: Sequence[Path] | None, track: Sequence[str] = ()
+        self, names: Sequence[str], accepted: Sequence[Path] | None, track: Sequence[str] = (),
+        caps: Sequence[int] = (),
     ) -> None:
         self._must_be("commit", names, VERIFIED)
         self._free([name for name in track if name])
@@ -112,6 +113,11 @@ class Refusals:
         flying = [name for name, request in self._live.items() if request.row is not None]
         if names and len(names) != len(flying):
             _no("commit", f"{len(names)} requests", f"all that were verified: {', '.join(flying)}")
+        if caps and len(caps) != len(names):
+            _no("caps", f"{len(caps)} numbers", f"{len(names)}, one per request")
+        for name, cap in zip(names, caps, strict=bool(caps)):
+            if not 0 <= cap <= self._live[name].drafts:
+                _no(f"cap of {name!r}", cap, f"0 to {self._live[name].drafts}, the number of its drafts")
         if accepted is None:
             return
         if len(accepted) != len(names):

@@ -26,6 +26,7 @@ from .transfer.to_device import sent
 
 KINDS = ("verify", "decode")  # kinds of rows that share one body
 BESIDE = " and ".join(KINDS)
+CAPPED = "capped commit"
 
 
 class Inputs(NamedTuple):
@@ -33,7 +34,8 @@ class Inputs(NamedTuple):
 
     slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
-                            draft token; decode: the root; commit: last accepted node, bonus; verify: none
+                            draft token; decode: the root; commit: last accepted node, bonus, and the cap, if there
+                            are caps; verify: none
     uniforms [B, k]         in units of UNIFORM: one per node, then the final one; k = 0 if no request samples
     tree [B, k]             for a draft of chains of own widths: 1 if the head runs in a step, else 0.
                             For a draft if windows may be trees: the parent of each of T nodes; -1: of the root,
@@ -178,7 +180,8 @@ class Round:
             drafts["shaped draft"] = Body(self.draft_trees, 1, self.width - 1, 1 + 2 * self.width)
         else:
             drafts["shaped draft"] = Body(self.draft_chains, 1, self.num_steps, self.num_steps, later=True)
-        return forwards | sampled | drafts | {"commit": Body(self.commit, width=self.width, choices=2, ragged=True)}
+        commit = Body(self.commit, width=self.width, choices=2, ragged=True)
+        return forwards | sampled | drafts | {"commit": commit, CAPPED: commit._replace(choices=3, later=True)}
 
     # Bodies
 
@@ -274,12 +277,16 @@ class Round:
         the first accept_lens, and may write into it; the second one goes to the host.
         """
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
-        parents = slot_table.parents
+        parents, given = slot_table.parents, dict[str, torch.Tensor]()
+        if parents is not None:
+            given["parents"] = ops.select(x=parents, index=inputs.slots)
+        if inputs.forced.shape[1] > 2:
+            given["caps"] = inputs.forced[:, 2]
         acceptance = ops.accept(
             window=ops.select(x=slot_table.window[:, :width], index=inputs.slots),
             picks=ops.select(x=slot_table.picks[:, :width], index=inputs.slots),
             count=inputs.width, forced_last=inputs.forced[:, 0], forced_bonus=inputs.forced[:, 1],
-            **({} if parents is None else {"parents": ops.select(x=parents, index=inputs.slots)}),
+            **given,
         )
         before, path = ops.select(x=slot_table.length, index=inputs.slots), acceptance.accept_index
         self.strategy.commit(ops, AcceptedWindows(

@@ -18,21 +18,25 @@ def chain(width: int) -> tuple[int, ...]:
     return tuple(range(-1, width - 1))
 
 
-def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> Path:
+def greedy(
+    tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int], cap: int | None = None
+) -> Path:
     """Walk from the root to the child whose token is the target's own choice, as long as there is such a child.
 
     Shapes:  tokens, parents, picks (T,): the window, each node's parent, the target's argmax at each node.
+    cap: the most drafts of the path; None: no limit. The bonus is the choice at the last node in any case.
     """
     node = 0
     nodes: list[int] = []
-    while (child := _child_with(picks[node], node, tokens, parents)) is not None:
+    while len(nodes) != cap and (child := _child_with(picks[node], node, tokens, parents)) is not None:
         nodes.append(child)
         node = child
     return Path(tuple(nodes), int(picks[node]))
 
 
 def sampled(
-    tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
+    tokens: Sequence[int], parents: Sequence[int], probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor,
+    cap: int | None = None,
 ) -> Path:
     """Target-only rejection sampling: path and bonus together have exactly the target's distribution.
 
@@ -40,6 +44,9 @@ def sampled(
     the sums: the first child whose sum is above it is taken. If there is no such child, the bonus is drawn from the
     target's distribution without the children's tokens; at a leaf, from all of it.
     Example: children with probabilities 0.5 and 0.2; a uniform of 0.6 takes the second, a uniform of 0.8 none.
+
+    If a child is taken after `cap` drafts, its token is the bonus, and it is not accepted: this leaves the distribution
+    of the text as it is.
 
     Shapes:  tokens, parents (T,)   probs (T, vocab), the target's at each node
              uniforms (T,) in [0, 1), indexed by the current node, shared by its children   final () in [0, 1)
@@ -53,6 +60,8 @@ def sampled(
         child, left = _child_drawn(node, tokens, parents, probs[node], uniforms[node])
         if child is None:
             return Path(tuple(nodes), _draw(left, final))
+        if len(nodes) == cap:
+            return Path(tuple(nodes), int(tokens[child]))
         nodes.append(child)
         node = child
 
@@ -93,22 +102,29 @@ def answer(paths: Sequence[Path], own: Sequence[Path], widths: Sequence[int], de
     )
 
 
-def block_greedy(block: torch.Tensor, picks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def block_greedy(
+    block: torch.Tensor, picks: torch.Tensor, caps: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept a block drafter's block greedily: the number of right drafts, and the bonus after them.
+
+    caps (B,): the most drafts of each request; None: no limits.
 
     Shapes:  block (B, T): root, then the drafts   picks (B, T), the target's argmax at each place
              ->  correct_len (B,), bonus (B,)
     Mirrors: DFlash's accept length and bonus, greedy.
     """
     right = (block[:, 1:] == picks[:, :-1]).to(torch.int64)
-    correct_len = right.cumprod(1).sum(1)
+    correct_len = _capped(right.cumprod(1).sum(1), caps)
     return correct_len, picks.gather(1, correct_len[:, None])[:, 0]
 
 
 def block_sampled(
-    block: torch.Tensor, probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor
+    block: torch.Tensor, probs: torch.Tensor, uniforms: torch.Tensor, final: torch.Tensor,
+    caps: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept a block by sampling: keep drafts while the uniform is below the draft's target probability.
+
+    caps (B,): the most drafts of each request; None: no limits. A draft that is kept after them is the bonus.
 
     Shapes:  block (B, T)   probs (B, T, vocab)   uniforms (B, T)   final (B,)   ->  correct_len, bonus (B,)
     Mirrors: DFlash, sampled; equals `sampled` along a chain, written for whole batches.
@@ -117,14 +133,20 @@ def block_sampled(
     drafted = probs[:, :-1].gather(2, drafts)[:, :, 0]
     total = drafted + probs[:, :-1].scatter(2, drafts, 0.0).sum(2)
     kept = (uniforms[:, :-1] * total < drafted).to(torch.int64)
-    correct_len = kept.cumprod(1).sum(1)
+    right_len = kept.cumprod(1).sum(1)
+    correct_len = _capped(right_len, caps)
     left = probs.gather(1, correct_len[:, None, None].expand(-1, 1, probs.shape[2]))[:, 0]
-    # The refused draft of each request; if all were accepted nothing was refused, and `whole` ignores the filler.
+    # The refused draft of each request; if all were accepted or a cap ended it, nothing was refused: `whole`.
     refused = torch.cat([block[:, 1:], block[:, :1]], 1).gather(1, correct_len[:, None])
-    whole = (correct_len == block.shape[1] - 1)[:, None]
+    whole = ((correct_len == block.shape[1] - 1) | (correct_len < right_len))[:, None]
     left = torch.where(whole, left, left.scatter(1, refused, 0.0))
     bonus = [_draw(row, at) for row, at in zip(left, final, strict=True)]
-    return correct_len, torch.tensor(bonus, dtype=torch.int64, device=block.device)
+    drawn = torch.tensor(bonus, dtype=torch.int64, device=block.device)
+    return correct_len, torch.where(correct_len < right_len, refused[:, 0], drawn)
+
+
+def _capped(correct_len: torch.Tensor, caps: torch.Tensor | None) -> torch.Tensor:
+    return correct_len if caps is None else torch.minimum(correct_len, caps)
 
 
 def _children(node: int, parents: Sequence[int]) -> list[int]:

@@ -162,11 +162,15 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return Forwarded(roots, own, tracked, inner)
 
     def commit(
-        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        caps: tuple[int, ...] = (),
     ) -> Committed:
         live = [self.requests[name] for name in requests]
-        own = self._accepted(live)
-        paths = own if accepted is None else list(accepted)
+        most = caps or (None,) * len(live)
+        own = self._accepted(live, most)
+        paths = own
+        if accepted is not None:
+            paths = [Path(path.nodes[:cap], path.bonus) for path, cap in zip(accepted, most, strict=True)]
         for name, one, path in zip(requests, live, paths, strict=True):
             self.requests[name] = one.then(self._taken(one, path))
         under = track or ("",) * len(requests)
@@ -181,18 +185,20 @@ class Rounds(Generic[Rows, Memory, Cache]):
         steps = said.bonus.new_tensor([found[name][1] if name in found else -1 for name in requests])
         return replace(said, tracked={name: count for name, (count, _) in found.items()}, steps_to_track=steps)
 
-    def _accepted(self, live: Sequence[Request[Rows, Memory, Cache]]) -> list[Path]:
+    def _accepted(self, live: Sequence[Request[Rows, Memory, Cache]], caps: Sequence[int | None]) -> list[Path]:
         """Return the engine's own acceptance of verified windows; those of a block drafter as one table of blocks.
 
         A window that is narrower than the widest one ends in tokens that no pick equals.
         """
         windows = [[node.token for node in one.nodes] for one in live]
         if not isinstance(self.drafter, BlockHead) or not live:
-            return [greedy(window, one.parents, one.picks) for window, one in zip(windows, live, strict=True)]
+            return [greedy(window, one.parents, one.picks, cap)
+                    for window, one, cap in zip(windows, live, caps, strict=True)]  # fmt: skip
         widest = max(map(len, windows))
         block, picks = (torch.tensor([[*line, *[filler] * (widest - len(line))] for line in lines])
                         for lines, filler in ((windows, -1), ([one.picks for one in live], -2)))  # fmt: skip
-        correct_len, bonus = block_greedy(block, picks)
+        most = [len(window) - 1 if cap is None else cap for window, cap in zip(windows, caps, strict=True)]
+        correct_len, bonus = block_greedy(block, picks, torch.tensor(most))
         return [Path(tuple(range(1, 1 + count)), token)
                 for count, token in zip(correct_len.tolist(), bonus.tolist(), strict=True)]  # fmt: skip
 

@@ -72,6 +72,24 @@ def test_pages_grow_with_what_may_be_written_and_are_never_trimmed() -> None:
     assert rules.table.live["a"].length == 8 and rules.table.live["a"].pages == (5, 2)
 
 
+@pytest.mark.parametrize(("overlap", "counts"), [(False, [2, 3, 2, 3, 3]), (True, [2, 3, 3, 4, 3])])
+def test_a_commit_gives_back_pages_when_the_header_says_so(overlap: bool, counts: list[int]) -> None:
+    """With overlapping rounds the length of a commit is known at the next one."""
+    room = replace(header().capacity, page_size=4, pages=tuple(range(1, 9)), trim=True)
+    rules = EventRules(replace(header(), capacity=room), overlap=overlap)
+    for event in ready(prompt=tuple(range(7))):
+        rules.apply(event)
+    found = [len(rules.table.live["a"].pages)]
+    for _ in range(2):  # of three drafts each, and none is accepted: 7, 8, 9 tokens
+        rules.apply(e.Draft(("a",), picks=((4, 5, 6),)))
+        rules.apply(e.Forward((e.Row("a", "verify"),)))
+        found.append(len(rules.table.live["a"].pages))
+        rules.apply(e.Commit(("a",), accepted=(e.Path((1, 2, 3), 8),), caps=(0,)))
+        found.append(len(rules.table.live["a"].pages))
+    assert rules.table.live["a"].length == 9 and rules.table.live["a"].said == (9, 8, 8)
+    assert found == counts
+
+
 def test_preempted_request_frees_everything_and_resumes() -> None:
     rules = rules_after(*ready(), e.Preempt("a"))
     assert rules.table.live["a"].slot is None and rules.table.live["a"].pages == ()
@@ -151,6 +169,9 @@ def test_a_tree_is_committed_along_parents() -> None:
     (after_a_verify(), e.Commit(("a",), accepted=(e.Path((1, 2, 3, 4), 1),)), "it has none"),
     (after_a_verify(), e.Commit(("a",), accepted=(e.Path((1,), 64),)), "bonus"),
     (after_a_verify(), e.Commit(("a",), accepted=()), "0 paths"),
+    (after_a_verify(), e.Commit(("a",), (e.Path((), 1),), (), (4,)), "caps[0]: found 4, expected 0 to 3"),
+    (after_a_verify(), e.Commit(("a",), (e.Path((), 1),), (), (-1,)), 'the number of drafts of "a"'),
+    (after_a_verify(), e.Commit(("a",), (e.Path((), 1),), (), (1, 1)), "caps: found 2 numbers, expected 1, one"),
     (ready(), e.SetNumSteps(2), "num_steps: found 2, expected one of [0, 1, 3]"),
     (ready(), e.Resume("a"), "preempted"),
     ((e.Admit("a", (1,)),), e.Finish("a"), "ready"),

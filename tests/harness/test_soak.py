@@ -123,7 +123,7 @@ def test_permanent_memory_of_engines_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 6, stretch=1, seed=2)
+    soaking = soaked(model, tmp_path / "found", 6, stretch=1, seed=3)
     assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 3
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
     assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100

@@ -197,6 +197,41 @@ def test_a_tree_is_walked_to_the_lowest_child_with_the_pick(ops: Ops) -> None:
 
 
 @SETS
+def test_caps_end_own_and_forced_paths_of_chains_and_trees(ops: Ops) -> None:
+    draw, cut = Random(12), 0
+    for number in range(48):
+        width, trees = draw.randint(1, 8), number % 2
+        shapes = [(drawn if trees else lambda _, count: chain(count))(draw, draw.randint(1, width)) for _ in range(6)]
+        window, picks = ([[draw.randint(0, 1) for _ in range(width)] for _ in shapes] for _ in range(2))
+        count = [*(len(shape) for shape in shapes[:-1]), 0]
+        last = [draw.choice((-1, draw.randrange(max(1, many)))) for many in count]
+        caps = [draw.randint(-1, max(many, 1) - 1) for many in count]
+        strided = torch.tensor([[cap, 9] for cap in caps], device=HERE)
+        found = ops.accept(
+            window=torch.tensor(window, device=HERE), picks=torch.tensor(picks, device=HERE), count=ints(*count),
+            forced_last=ints(*last), forced_bonus=ints(*[-1] * 6), caps=strided[:, 0],
+            **({"parents": torch.tensor([[*tree, *[44] * (width - len(tree))] for tree in shapes], device=HERE)}
+               if trees else {}),
+        )  # fmt: skip
+        for b, (tree, tokens, said) in enumerate(zip(shapes, window, picks, strict=True)):
+            answer = [tensor[b].tolist() for tensor in found]
+            if not count[b]:
+                assert answer == [0, 0, [-1] * width, 0, 0, 0, 0, [0] * width]
+                continue
+            limit = None if caps[b] < 0 else caps[b]
+            own = greedy(tokens[: len(tree)], tree, said, limit)
+            whole = path(tree, last[b]) if last[b] >= 0 else [0, *greedy(tokens[: len(tree)], tree, said).nodes]
+            nodes = whole if limit is None else whole[: 1 + limit]
+            cut += len(nodes) < len(whole)
+            pad = width - len(nodes)
+            assert answer == [
+                len(nodes) - 1, len(nodes), nodes + [-1] * pad, nodes[-1], said[nodes[-1]], len(own.nodes), own.bonus,
+                [*(tokens[node] for node in nodes[1:]), said[nodes[-1]], *[0] * pad],
+            ]
+    assert cut > 12
+
+
+@SETS
 def test_entries_of_a_path_become_contiguous(ops: Ops) -> None:
     draw = Random(11)
     for paged in (True, False):
@@ -300,6 +335,8 @@ def test_sound_call_is_not_reported(op: str) -> None:
     ("shift", {"behind": ints(7)}, "1 tokens follow 2 requests"),
     ("shift", {"tokens": ints(4, 5, 6).int()}, "tokens are torch.int32, not int64"),
     ("accept", {"count": ints(3, 0)}, "count run from 0 to 3, there are 3"),
+    ("accept", {"caps": ints(2, -1)}, "a cap is above the number of drafts of its window"),
+    ("accept", {"caps": ints(1, -1).int()}, "caps are torch.int32, not int64"),
     ("accept", {"forced_last": ints(2, -1)}, "a node is forced that the window does not have"),
     ("accept", {"forced_bonus": ints(2, -1).int()}, "forced_bonus are torch.int32, not int64"),
     ("accept", {"parents": ints(-1, 1, 0, 0).view(2, 2)}, "node 1 continues 1, which is no node before it"),

@@ -6,11 +6,12 @@ Leaves out: rounds, in which an engine accepts (`test_engine.py`).
 from collections import Counter
 from itertools import product
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instep_reference.acceptance import answer, block_greedy, block_sampled, chain, greedy, sampled
+from instep_reference.acceptance import answer, block_greedy, block_sampled, chain, draws, greedy, sampled
 from instep_reference.contract.engine import Path
 
 VOCAB = 4
@@ -54,8 +55,12 @@ def test_greedy_path_of_a_tree_has_node_numbers_not_depths() -> None:
 def test_greedy_block_equals_a_chain(block: list[int], data: st.DataObject) -> None:
     width = len(block)
     picks = data.draw(st.lists(st.integers(0, 2), min_size=width, max_size=width))
-    path = greedy(block, chain(width), picks)
-    correct_len, bonus = block_greedy(torch.tensor([block]), torch.tensor([picks]))
+    cap = data.draw(st.none() | st.integers(0, width - 1))
+    path = greedy(block, chain(width), picks, cap)
+    cut = greedy(block, chain(width), picks).nodes[:cap]
+    assert path == Path(cut, picks[len(cut)])
+    caps = None if cap is None else torch.tensor([cap])
+    correct_len, bonus = block_greedy(torch.tensor([block]), torch.tensor([picks]), caps)
     assert (int(correct_len), int(bonus)) == (len(path.nodes), path.bonus)
 
 
@@ -66,10 +71,14 @@ def test_sampled_block_equals_a_sampled_chain(seed: int, width: int) -> None:
     probs = probs / probs.sum(-1, keepdim=True)
     block = torch.randint(VOCAB, (3, width), generator=dice)
     uniforms, final = torch.rand(3, width, generator=dice), torch.rand(3, generator=dice)
-    correct_len, bonus = block_sampled(block, probs, uniforms.double(), final.double())
+    caps = torch.randint(width, (3,), generator=dice) if seed % 2 else None
+    correct_len, bonus = block_sampled(block, probs, uniforms.double(), final.double(), caps)
     for row in range(3):
-        path = sampled(block[row].tolist(), chain(width), probs[row], uniforms[row].double(), final[row].double())
+        cap = None if caps is None else int(caps[row])
+        window = block[row].tolist(), chain(width), probs[row], uniforms[row].double(), final[row].double()
+        path = sampled(*window, cap)
         assert (int(correct_len[row]), int(bonus[row])) == (len(path.nodes), path.bonus)
+        assert path == greedy(*window[:2], draws(*window), cap)
 
 
 TREE_TOKENS, TREE_PARENTS = [0, 1, 3, 2], [-1, 0, 0, 1]
@@ -81,12 +90,14 @@ def grid(steps: int) -> list[torch.Tensor]:
     return [torch.tensor((cell + 0.5) / steps, dtype=torch.float64) for cell in range(steps)]
 
 
-def test_first_sampled_token_has_exactly_the_target_distribution() -> None:
+@pytest.mark.parametrize("cap", [None, 0])
+def test_first_sampled_token_has_exactly_the_target_distribution(cap: int | None) -> None:
     """Two children with 4/8 of the probability; the rest is (1, 0, 3, 0)/8, so 4 final cells are exact."""
     counts: Counter[int] = Counter()
     for first, final in product(grid(8), grid(8)):
         uniforms = torch.stack([first, *[torch.tensor(0.999, dtype=torch.float64)] * 3])
-        path = sampled(TREE_TOKENS, TREE_PARENTS, TREE_PROBS, uniforms, final)
+        path = sampled(TREE_TOKENS, TREE_PARENTS, TREE_PROBS, uniforms, final, cap)
+        assert cap is None or not path.nodes
         counts[TREE_TOKENS[path.nodes[0]] if path.nodes else path.bonus] += 1
     assert [counts[token] / 64 for token in range(VOCAB)] == TREE_PROBS[0].tolist()
 

@@ -19,7 +19,7 @@ from instep_optimized.memory.budget import conv_window, of_kind, state_block
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import facts, named
+from instep_reference.contract.event_facts import committed_paths, facts, named
 from instep_reference.contract.place_names import Place
 
 from ..checks.check_interface import held
@@ -117,7 +117,7 @@ def first_served(trace: Trace, judged: int) -> int:
         event = trace.events[begin]
         rounds += bool(wrote(event))
         if isinstance(event, e.Commit):
-            for name, path in zip(event.requests, event.accepted or (), strict=False):
+            for name, path in zip(event.requests, committed_paths(event), strict=False):
                 tokens[name] = tokens.get(name, 0) + 1 + len(path.nodes)
         elif isinstance(event, e.Forward):
             for row in event.rows:  # a prompt fills a ring, or empties it
@@ -134,7 +134,7 @@ def _settled(
     Memory of different counts, of another request, or with unknown content stays a finding.
     """
     event, excused = context.event, set[tuple[str, Place]]()
-    for name, path in zip(event.requests, event.accepted or (), strict=True) if isinstance(event, e.Commit) else ():
+    for name, path in zip(event.requests, committed_paths(event), strict=True) if isinstance(event, e.Commit) else ():
         memory = [one for one in results if isinstance(one, Comparison) and one.request == name
                   and one.place.component in MEMORY and name in ends.get(context.index, ())]  # fmt: skip
         known = {held("state", count, len(path.nodes) + 1, "accepted").key for count in range(EVERY_COUNT_UP_TO + 1)}

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import committed_paths
 
 from ..report.divergence_message import DIFFERS
 from ..verdict import Comparison
@@ -60,7 +61,7 @@ def round_of(recorded: Recorded, findings: Sequence[Comparison]) -> dict[str, An
         windows = _windows(recorded.events[: index + 1], name)
         accepted = None
         if isinstance(event, e.Commit) and event.accepted is not None:
-            accepted = len(event.accepted[event.requests.index(name)].nodes) + 1
+            accepted = len(committed_paths(event)[event.requests.index(name)].nodes) + 1
         rows.append(asdict(BatchRow(
             row, name, None if placed is None else placed.slots.get(name), windows[-2] if windows[1:] else None,
             windows[-1] if windows else None, accepted, wrong.get(name, ""),

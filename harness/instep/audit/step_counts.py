@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import committed_paths
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.controllers import Controller, controller
 
@@ -44,7 +45,7 @@ def judged(
         if isinstance(event, SetNumSteps):
             in_force, switched = event.num_steps, index
         elif isinstance(event, Commit) and event.accepted:
-            ruled.committed([len(path.nodes) for path in event.accepted])
+            ruled.committed([len(path.nodes) for path in committed_paths(event)])
         elif isinstance(event, Forward) and event.rows:
             windows = sum(row.kind == "verify" for row in event.rows)
             decodes = sum(row.kind == "decode" for row in event.rows)

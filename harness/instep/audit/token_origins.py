@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import facts, kind_of, named
+from instep_reference.contract.event_facts import committed_paths, facts, kind_of, named
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.sampling import Drawing
 
@@ -137,7 +137,7 @@ def told(rules: EventRules, events: Sequence[e.AnyEvent], where: str, judged: ra
                         role = "first token" if row.kind == "prefill" else "token"
                         _say(open_texts, row.request, (row.root,), [Origin(index, kind_of(event), role)], drawn)
             case e.Commit(requests=names):
-                for name, path in zip(names, event.accepted or (), strict=True):
+                for name, path in zip(names, committed_paths(event), strict=True):
                     standing = windows[name]
                     drafts = [standing.window[node] for node in path.nodes]
                     origins = [

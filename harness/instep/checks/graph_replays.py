@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from instep_reference.contract.engine import Draft, Forward
+from instep_reference.contract.engine import Commit, Draft, Forward
 from instep_reference.contract.event_facts import facts, kind_of, named
 
 from ..verdict import Comparison, Skipped, Tier
@@ -96,6 +96,8 @@ def due(context: EventContext) -> Due | None:
     held = bool(named(event)) and (num_steps > 0 or kind != "draft")
     if isinstance(event, Forward) and any(row.uniforms for row in event.rows):
         kind = f"sampled {kind}"  # a separate graph, so that other batches run no extra op
+    if isinstance(event, Commit) and event.caps:
+        kind = "capped commit"  # as above
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None and not blocks else set()
     if shapes - {tuple(range(num_steps))}:
         kind = "shaped draft"  # chains of the step count have separate graphs

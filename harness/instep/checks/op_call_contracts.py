@@ -115,8 +115,8 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
     found = []
     stage, _, step = place.stage.partition(".")
     for span in _launched(row_spans(context, place.stage)):
-        slot, pages = context.expected.slots_after.get(span.request), context.expected.pages_after.get(span.request)
-        if slot is None or pages is None:
+        slot, pages = context.expected.slots_after.get(span.request), context.expected.pages_in_use(span.request)
+        if slot is None:
             continue
         tree = context.expected.tree(span.request) if span.kind in ("verify", "draft") else None
         if span.kind == "draft" and context.expected.topk is not None:

@@ -44,6 +44,7 @@ class Identity:
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[int, ...]] = {}  # pages by request, for an engine that orders them itself
+        self.caps: dict[str, int] = {}  # of the last commit, in batch order
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._rooms(context)
@@ -62,6 +63,7 @@ class Identity:
             yield from self._forwarded(context)
         if isinstance(context.event, Commit):
             yield from self._committed(context, context.event)
+            self.caps = dict(zip(context.event.requests, context.event.caps, strict=False))
 
     def _rooms(self, context: EventContext) -> Iterator[Comparison]:
         expected, hidden = context.expected, context.shown.hidden
@@ -79,7 +81,13 @@ class Identity:
             yield exact(self, context, NOWHERE, slots, predicted, "slots are {}")
         for name in sorted(owned.keys() | owns.keys()) if context.shown.has("pages") else ():
             pages, right = tuple(owned.get(name, ())), tuple(owns.get(name, ()))
-            yield exact(self, context, NOWHERE, pages, right, "pages are {}", name)
+            result = exact(self, context, NOWHERE, pages, right, "pages are {}", name)
+            before = tuple(expected.pages_before.get(name, ()))
+            if pages == before and right == before[: len(right)]:
+                result = _because(result, "it keeps the pages after its length, which this event gives back")
+            elif right and pages == right[: len(pages)]:
+                result = _because(result, "it has no pages for the last positions that it may use")
+            yield result
 
     def _moved(self, context: EventContext) -> Iterator[Comparison]:
         """For an engine that orders pages itself: a live request keeps its pages and only gains further ones."""
@@ -99,7 +107,13 @@ class Identity:
                           for right in (expected.lengths_after, expected.roots_after))  # fmt: skip
         found = {name: getattr(after.get(name), "length", None) for name in lengths}
         before = {name: state.length for name, state in context.subject.before.items()}
-        yield from in_batch(self, context, LENGTH, found, lengths, "length is {}", before)
+        mistake = ""
+        if isinstance(event := context.event, Commit) and event.caps:
+            accepted = [(found.get(name) or 0) - before.get(name, 0) - 1 for name in event.requests]
+            whole = [len(path.nodes) for path in event.accepted or ()] or accepted
+            mistake = self._cap_mistake(event, accepted, whole)
+        for result in in_batch(self, context, LENGTH, found, lengths, "length is {}", before):
+            yield _because(result, mistake)
         found = {name: getattr(after.get(name), "root", None) for name in roots}
         yield from in_batch(self, context, ROOT, found, roots, "root is {}")
 
@@ -205,6 +219,8 @@ class Identity:
     def _committed(self, context: EventContext, event: Commit) -> Iterator[Comparison]:
         answer = context.subject.answer
         assert isinstance(answer, Committed)
+        stopped = self._cap_mistake(event, answer.num_correct_drafts.tolist(), [
+            len(path.nodes) for path in event.accepted or ()]) if event.caps and event.accepted else ""
         for row, (name, path) in enumerate(zip(event.requests, paths(context, event), strict=True)):
             nodes, index = [0, *path.nodes], answer.accept_index[row].tolist()
             for field, found, right in (
@@ -214,11 +230,58 @@ class Identity:
                 ("last_correct_step_indices", int(answer.last_correct_step_indices[row]), nodes[-1]),
                 ("bonus", int(answer.bonus[row]), path.bonus),
             ):
-                yield exact(self, context, PICK, found, right, f"{field} is {{}}", name)
-        due = {name: pair for name in event.requests if (pair := _own(context.earlier.forward, name)) is not None}
+                yield _because(exact(self, context, PICK, found, right, f"{field} is {{}}", name), stopped)
+        caps = event.caps or (None,) * len(event.requests)
+        due = {name: pair for name, cap in zip(event.requests, caps, strict=True)
+               if (pair := _own(context.earlier.forward, name, cap)) is not None}  # fmt: skip
         pairs = zip(answer.own_num_correct_drafts.tolist(), answer.own_bonus.tolist(), strict=True)
         own = dict(zip(event.requests, pairs, strict=True))
-        yield from in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}")
+        forward, mistake = context.earlier.forward, ""
+        if event.caps and due.keys() == set(event.requests):
+            whole = [pair for name in event.requests if (pair := _own(forward, name, None)) is not None]
+            mistake = self._cap_mistake(event, [own[name][0] for name in event.requests], [pair[0] for pair in whole])
+            if not mistake and [own[name] for name in event.requests] == [
+                (due[name][0], bonus) for name, (_, bonus) in zip(event.requests, whole, strict=True)
+            ]:
+                mistake = "the bonus is the choice at the node that would be accepted without the cap"
+        for result in in_batch(self, context, PICK, own, due, "own (accepted drafts, bonus) are {}"):
+            yield _because(result, mistake)
+
+    def _cap_mistake(self, event: Commit, found: Sequence[int], whole: Sequence[int]) -> str:
+        """The wrong caps at which all requests of a commit stopped; empty: none that is known, or the right ones.
+
+        Caps that are equal in this batch have the first of their descriptions.
+
+        found: the drafts that were accepted; whole: those that would be accepted without caps
+        """
+        caps, rows = list(event.caps), list(self.caps.values())
+        wrong: dict[str, list[int]] = {
+            "": caps,
+            "its cap is ignored": list(whole),
+            "its cap counts the bonus as a draft": [cap - 1 for cap in caps],
+            "its cap is one too high": [cap + 1 for cap in caps],
+            "its cap of 0 is taken for no cap": [cap or max(whole) for cap in caps],
+            "it has the cap of the next row": caps[1:] + caps[:1],
+            "it has the cap of the row before": caps[-1:] + caps[:-1],
+            "the caps are in the reverse order": caps[::-1],
+            "all requests have the cap of the first row": [caps[0]] * len(caps),
+            "all requests have the highest cap of the batch": [max(caps)] * len(caps),
+            "all requests have the lowest cap of the batch": [min(caps)] * len(caps),
+            "it has the cap that its row had at the commit before": [*rows, *caps[len(rows) :]][: len(caps)],
+            "it has the cap that it had at the commit before":
+                [self.caps.get(name, cap) for name, cap in zip(event.requests, caps, strict=True)],
+        }
+        fitting = {tuple(at): mistake for mistake, at in reversed(wrong.items())
+                   if list(found) == [min(n, max(cap, 0)) for n, cap in zip(whole, at, strict=True)]}  # fmt: skip
+        return "" if "" in fitting.values() else ", or ".join(reversed(fitting.values()))
+
+
+def _because(result: Comparison, mistake: str) -> Comparison:
+    """Add the mistake that accounts for a difference. A difference that is identified already stays as it is."""
+    problem = result.problem
+    if not mistake or problem is None or problem.code == "identified":
+        return result
+    return replace(result, problem=Problem("identified", f"{problem.clause}: {mistake}"))
 
 
 def _in_it(context: EventContext, name: str) -> bool:
@@ -243,21 +306,23 @@ def _shared(pages: Pages, predicted: Pages) -> tuple[Pages, Pages]:
     return shared, {**{name: [] for name in shared}, **none}
 
 
-def _own(forward: LastForward | None, name: str) -> tuple[int, int] | None:
-    """(accepted drafts, bonus) of a window in flight, from the subject's own picks."""
+def _own(forward: LastForward | None, name: str, cap: int | None) -> tuple[int, int] | None:
+    """(accepted drafts, bonus) of a window in flight, from the subject's own picks and the cap."""
     answer = None if forward is None else forward.subject.answer
     if forward is None or not isinstance(answer, Forwarded) or name not in forward.windows:
         return None
     own, tokens = answer.own.get(name), forward.windows[name]
     picks = [] if own is None else own.tolist()
-    return greedy(tokens, forward.parents[name], picks) if len(picks) == len(tokens) else None
+    return greedy(tokens, forward.parents[name], picks, cap) if len(picks) == len(tokens) else None
 
 
-def greedy(tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int]) -> tuple[int, int]:
+def greedy(
+    tokens: Sequence[int], parents: Sequence[int], picks: Sequence[int], cap: int | None = None
+) -> tuple[int, int]:
     """(accepted drafts, bonus) from the picks: descend while a child is the token that the target picked."""
     at = accepted = 0
     while True:
         agreeing = [node for node, parent in enumerate(parents) if parent == at and tokens[node] == picks[at]]
-        if not agreeing:
+        if not agreeing or accepted == cap:
             return accepted, picks[at]
         at, accepted = agreeing[0], accepted + 1

@@ -78,12 +78,14 @@ def _writes(context: EventContext, region: Region, along: Positions) -> Writes:
     committed = list(enumerate(row_spans(context, "extend") if isinstance(context.event, Commit) else ()))
     match along.what:
         case "token":
+            returned: Writes = {page: set(range(count)) for page in _returned(context)}
             draft, block = (region.means is not None and getattr(region.means, name) for name in ("draft", "block"))
             if block:
-                return _paged(context, ("extend", "block"), count)
+                return _paged(context, ("extend", "block"), count) | returned
             if not draft and committed:
-                return _on_pages(context, [(span.request, _moved(span)) for _, span in committed], count)
-            return _paged(context, ("extend", *_chain(context)) if draft else ("trunk",), count)
+                moves = [(span.request, _moved(span)) for _, span in committed]
+                return _on_pages(context, moves, count) | returned
+            return _paged(context, ("extend", *_chain(context)) if draft else ("trunk",), count) | returned
         case "choice":
             return _chosen(context)
         case "page":
@@ -116,12 +118,17 @@ def _chosen(context: EventContext) -> Writes:
 
 
 def _mapped(context: EventContext) -> Writes:
-    """Positions of pages that a request gained at this event."""
+    """Positions of pages that a request gained or gave back at this event."""
     before, slots = context.expected.pages_before, context.expected.slots_after
-    return {
-        slots[name]: set(range(len(before.get(name, ())), len(pages)))
-        for name, pages in context.expected.pages_after.items()
-    }
+    counts = {name: (len(before.get(name, ())), len(pages)) for name, pages in context.expected.pages_after.items()}
+    return {slots[name]: set(range(min(both), max(both))) for name, both in counts.items()}
+
+
+def _returned(context: EventContext) -> set[int]:
+    """The pages that a commit gives back. An engine may poison them."""
+    before, after = context.expected.pages_before, context.expected.pages_after
+    names = context.event.requests if isinstance(context.event, Commit) else ()
+    return {page for name in names if name in after for page in before[name][len(after[name]) :]}
 
 
 def _chain(context: EventContext) -> list[str]:
@@ -153,7 +160,7 @@ def _on_pages(context: EventContext, rows: Iterable[tuple[str, Iterable[int]]], 
     """Positions of requests as positions on their pages."""
     found: dict[int, set[int]] = {}
     for request, positions in rows:
-        pages = context.expected.pages_after.get(request, ())
+        pages = context.expected.pages_in_use(request)
         for at in positions:
             if at // size < len(pages):
                 found.setdefault(pages[at // size], set()).add(at % size)

@@ -20,6 +20,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.engine import AnyEvent, Finish, RequestState
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.event_facts import committed_paths
 from instep_reference.contract.sampling import Sampling
 
 from ..run.build_compared_engines import candidates
@@ -212,7 +213,7 @@ def rounds(decoded: Decoded) -> Iterator[Round]:
         if not ended:
             continue
         new = {row.request: 1 for row in forward.rows if row.root is not None}
-        paths = zip(event.requests, event.accepted or (), strict=True) if isinstance(event, e.Commit) else ()
+        paths = zip(event.requests, committed_paths(event), strict=True) if isinstance(event, e.Commit) else ()
         accepted = {name: len(path.nodes) for name, path in paths}
         new |= {name: count + 1 for name, count in accepted.items()}
         given = {name: min(count, limit - said[name]) for name, count in new.items()}

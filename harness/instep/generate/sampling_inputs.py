@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from instep_reference.contract.engine import AnyEvent, Commit, Forward
+from instep_reference.contract.event_facts import committed_paths
 from instep_reference.sampling import Drawing
 
 from ..trace.event_rules import EventRules
@@ -39,6 +40,6 @@ def drawn_at(event: AnyEvent, before: RequestTable, windows: dict[str, Drawing])
         else:
             yield row.request, (Drawing.alone(standing.sampling, row.uniforms), 0)
     if isinstance(event, Commit) and event.accepted is not None:
-        for name, path in zip(event.requests, event.accepted, strict=True):
+        for name, path in zip(event.requests, committed_paths(event), strict=True):
             window = windows.pop(name, None)
             yield from ((name, (window, node)) for node in (0, *path.nodes) if window is not None)

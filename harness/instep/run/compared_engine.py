@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from instep_reference.contract.engine import Admit, Commit, Draft, Engine, Event, Forward, RequestState, Watched
+from instep_reference.contract.event_facts import committed_paths
 from instep_reference.contract.place_names import Place, See, unseen
 
 from ..oracle.expert_routes import Routes
@@ -174,8 +175,8 @@ def of_one(request: str, event: Event, one: OneRequest) -> Event | AcceptedPath 
     match event:
         case Draft(picks=picks) if request in event.requests and picks is not None:
             one.drafts = picks[event.requests.index(request)]
-        case Commit(accepted=paths) if request in event.requests and paths is not None:
-            path = paths[event.requests.index(request)]
+        case Commit() if request in event.requests and event.accepted is not None:
+            path = committed_paths(event)[event.requests.index(request)]
             return AcceptedPath(request, tuple(one.drafts[node - 1] for node in path.nodes), path.bonus)
         case Forward(rows=rows):
             mine = tuple(row for row in rows if row.request == request and row.kind != "verify")

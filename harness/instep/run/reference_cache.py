@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from instep_reference.contract.engine import Commit, Event, Forward, RequestState, SetNumSteps
+from instep_reference.contract.event_facts import committed_paths
 from instep_reference.controllers import Controller
 from instep_reference.gdn import GdnMemory
 from instep_reference.speculative_rounds import Rounds
@@ -162,4 +163,4 @@ def count(controller: Controller, event: Event) -> None:
     elif isinstance(event, Forward) and event.rows:
         controller.forwarded(sum(row.kind == "decode" for row in event.rows))
     elif isinstance(event, Commit):
-        controller.committed([len(path.nodes) for path in event.accepted or ()])
+        controller.committed([len(path.nodes) for path in committed_paths(event)])

@@ -81,9 +81,10 @@ class StoringEngine(ReferenceEngine):
         return answer
 
     def commit(
-        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        caps: tuple[int, ...] = (),
     ) -> Committed:
-        answer = super().commit(requests, accepted, track)
+        answer = super().commit(requests, accepted, track, caps)
         self._store(requests)
         for name, under in zip(requests, track, strict=False):
             if name in answer.tracked:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instep_reference.contract.engine import AnyEvent, Commit, SetNumSteps
+from instep_reference.contract.event_facts import committed_paths
 
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
@@ -53,7 +54,7 @@ class History:
     def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable) -> History:
         """The history of the events that ran. table: the requests after them."""
         accepted = tuple(
-            (index, {name: len(path.nodes) + 1 for name, path in zip(event.requests, event.accepted, strict=True)})
+            (index, dict(zip(event.requests, (len(path.nodes) + 1 for path in committed_paths(event)), strict=True)))
             for index, event in enumerate(events)
             if isinstance(event, Commit) and event.accepted is not None
         )

@@ -6,7 +6,8 @@
 
 Pages: a list grows to cover the positions that an event may write: length + tokens (prefill), + window (verify),
 + 1 (decode), + drafts (draft; at least the rows of a grown tree's beams; of a block drafter also the root), length
-(resume, load). It is never trimmed, and its pages become free together with the slot.
+(resume, load). Its pages become free together with the slot. With capacity.trim, a commit also frees those after the
+longest length that a request may have.
 No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: choices (`event_scheduler.py`) and computed results.
 """
@@ -24,6 +25,7 @@ from instep_reference.contract.event_facts import (
     FACTS,
     ROW_FACTS,
     Phase,
+    committed_paths,
     facts,
     inner_multiples,
     kind_of,
@@ -324,6 +326,12 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     _new_names(rules, [name for name in event.track if name], "track")
     if event.track and (len(event.track) != len(event.requests) or rules.table.capacity.track_interval is None):
         rules._no("track", list(event.track), f"{len(event.requests)} names, and capacity.track_interval in the header")
+    if event.caps and len(event.caps) != len(event.requests):
+        rules._no("caps", f"{len(event.caps)} numbers", f"{len(event.requests)}, one per request")
+    for index, (name, cap) in enumerate(zip(event.requests, event.caps, strict=bool(event.caps))):
+        if not 0 <= cap < len(rules.table.live[name].window):
+            drafts = len(rules.table.live[name].window) - 1
+            rules._no(f"caps[{index}]", cap, f'0 to {drafts}, the number of drafts of "{name}"')
     if event.accepted is None:
         if choices:
             rules._no("accepted", "nothing", "a path for every request")
@@ -342,13 +350,15 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
 
 def _committed(rules: EventRules, event: e.Commit) -> None:
     under, steps = event.track or ("",) * len(event.requests), dict[str, int]()
-    for name, path, kept in zip(event.requests, event.accepted or (), under, strict=True):
+    for name, path, kept in zip(event.requests, committed_paths(event), under, strict=True):
         standing = rules.table.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
         count = rules.table.boundary(name, 1 + len(path.nodes))
         length = standing.length + 1 + len(path.nodes)
         ahead = standing.length + len(standing.window) - length if rules.overlap and not kept else 0
         rules.table.change(name, length=length, root=path.bonus, said=said, window=(), parents=(), ahead=ahead)
+        if rules.table.capacity.trim:
+            rules.table.trim(name, length + ahead)
         if kept and count is not None:
             steps[name] = (0, *path.nodes)[count - standing.length - 1]
             rules.table.track(name, kept, count)

@@ -107,6 +107,7 @@ class _Driver:
         self.wanted: deque[int] = deque()
         self.forced = 0  # how many forced acceptances were used
         self.widened = 0  # how many widths were used
+        self.capped = 0  # how many caps were used
         self.ending: set[str] = set()  # the requests that were complete after the round before
         self.round = 0
         self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
@@ -240,7 +241,8 @@ class _Driver:
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
             track = self._tracking(flying)
             yield from self._make_room(sum(map(bool, track)))
-            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own), track))
+            caps = self._caps(flying)
+            yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own, caps), track, caps))
 
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
@@ -385,21 +387,34 @@ class _Driver:
             tokens.append(picks(text, shape, proposal, self.rules.vocab, self.dice))
         return e.Draft(tuple(names), tuple(tokens), parents)
 
-    def _paths(self, names: list[str], own: Mapping[str, torch.Tensor]) -> tuple[e.Path, ...] | None:
+    def _caps(self, names: list[str]) -> tuple[int, ...]:
+        """The next caps of the policy."""
+        caps = []
+        for name in names if self.policy.caps else ():
+            cap = self.policy.caps[self.capped % len(self.policy.caps)]
+            caps.append(min(cap, len(self.rules.table.live[name].window) - 1))
+            self.capped += 1
+        return tuple(caps)
+
+    def _paths(
+        self, names: list[str], own: Mapping[str, torch.Tensor], caps: Sequence[int]
+    ) -> tuple[e.Path, ...] | None:
         """The paths to force, by the policy or because of the stop token; None: the engine accepts by itself."""
         standings = [self.rules.table.live[name] for name in names]
         stopped = not self.policy.overlap and any(self.policy.stop in standing.window[1:] for standing in standings)
         if not self.policy.accept and not stopped:
             return None
-        return tuple(self._path(standing, own[standing.request].tolist()) for standing in standings)
+        return tuple(self._path(standing, own[standing.request].tolist(), cap)
+                     for standing, cap in zip(standings, caps or (None,) * len(names), strict=True))  # fmt: skip
 
-    def _path(self, standing: Standing, own: list[int]) -> e.Path:
+    def _path(self, standing: Standing, own: list[int], cap: int | None) -> e.Path:
         nodes = self._forced(standing) if self.policy.accept else _greedy(standing, own)
-        accepted = [standing.window[node] for node in nodes]
+        kept = nodes[:cap]
+        accepted = [standing.window[node] for node in kept]
         if self.policy.stop in accepted and not self.policy.overlap:
             count = accepted.index(self.policy.stop)
             return e.Path(tuple(nodes[:count]), accepted[count])
-        return e.Path(tuple(nodes), own[nodes[-1] if nodes else 0])
+        return e.Path(tuple(nodes), own[kept[-1] if kept else 0])
 
     def _forced(self, standing: Standing) -> list[int]:
         """A path of as many drafts as the policy forces, or up to a leaf. Children of a fork take turns."""

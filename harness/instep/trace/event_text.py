@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import facts, kind_of, tracks
+from instep_reference.contract.event_facts import committed_paths, facts, kind_of, tracks
 from instep_reference.contract.sampling import Sampling
 
 from .event_rules import EventRules
@@ -66,10 +66,12 @@ def _row(row: e.Row, standing: Standing) -> str:
 
 def _commit(event: e.Commit, before: Live, after: Live) -> str:
     parts = []
-    for name, path in zip(event.requests, event.accepted or (), strict=False):
+    caps = event.caps or (None,) * len(event.requests)
+    for name, path, cap in zip(event.requests, committed_paths(event), caps, strict=False):
         nodes, drafts = path.nodes, len(before[name].window) - 1
         which = f" (nodes {' '.join(map(str, nodes))})" if nodes != tuple(range(1, len(nodes) + 1)) else ""
-        parts.append(f"{name}: {len(nodes)} of {count(drafts, 'draft')}{which}, now {after[name].length}")
+        limit = "" if cap is None else f", capped at {cap}"
+        parts.append(f"{name}: {len(nodes)} of {count(drafts, 'draft')}{which}{limit}, now {after[name].length}")
     return "; ".join(parts) or f"{', '.join(event.requests)}: as the engine itself accepts"
 
 

@@ -85,7 +85,8 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
     windows may be trees have num_draft_tokens. Only traces that track prefixes have track_interval, and `tracked` if
-    the device has room for a limited number. Only traces whose drafter grows trees have topk.
+    the device has room for a limited number. Only traces whose drafter grows trees have topk. Only traces in which a
+    commit gives pages back have trim.
     """
 
     slots: tuple[int, ...]
@@ -97,6 +98,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     track_interval: int | None = None
     topk: int | None = None
     tracked: int | None = None
+    trim: bool = False
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))

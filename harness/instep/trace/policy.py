@@ -88,6 +88,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 requests. An empty entry: the draft head's own chains, or trees where the capacity has topk. None: so
                 in every round
     widths      of chains: numbers of drafts, in turn over rounds and requests, at most the step count; none: as many
+    caps        the most drafts that a request accepts, in turn over rounds and requests, at most as many as its window
+                has; none: no caps. A longer path of `accept` is recorded as it is, and every engine cuts it
     own         the drafts that the head proposes are recorded as such: a replay lets each engine propose its own window
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
@@ -108,6 +110,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept: tuple[int, ...] = ()
     trees: tuple[tuple[tuple[int, ...], ...], ...] = ()
     widths: tuple[int, ...] = ()
+    caps: tuple[int, ...] = ()
     deeds: tuple[ScheduledAction, ...] = ()
     plain: tuple[int, ...] = ()
     rotate: bool = True
@@ -139,6 +142,7 @@ def read_policy(path: Path) -> Policy:
     rules: list[tuple[str, object, int, int]] = [
         ("arrivals", "none", len(policy.arrivals), 1), ("rounds", policy.rounds, policy.rounds, 1),
         ("accept", policy.accept, min(policy.accept, default=0), 0),
+        ("caps", policy.caps, min(policy.caps, default=0), 0),
     ]
     for index, arrival in enumerate(policy.arrivals):
         at = f"arrivals[{index}]"

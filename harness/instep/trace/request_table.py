@@ -160,7 +160,7 @@ class RequestTable:
         self.grow(positions.items())
 
     def grow(self, positions: Iterable[tuple[str, int]]) -> None:
-        """Give out pages, request by request in the given order. Lists grow and are never trimmed."""
+        """Give out pages, request by request in the given order."""
         for name, count in positions:
             standing = self.live[name]
             more = self._pages_for(count) - len(standing.pages)
@@ -169,6 +169,10 @@ class RequestTable:
             taken = {page for other in self.live.values() for page in other.pages}
             free = [page for page in self.capacity.pages if page not in taken]
             self.change(name, pages=(*standing.pages, *free[:more]))
+
+    def trim(self, name: str, positions: int) -> None:
+        """Give back the pages after these positions."""
+        self.change(name, pages=self.live[name].pages[: self._pages_for(positions)])
 
     def change(self, name: str, **fields: object) -> None:
         self.live[name] = replace(self.live[name], **fields)  # type: ignore[arg-type]

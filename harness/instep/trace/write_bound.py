@@ -60,7 +60,10 @@ def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable)
             begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
             if isinstance(event, e.Draft):  # the rows of all beams, whatever the window
                 end = max(end, begin + after.capacity.drafted(after.num_steps, 0))
+            if isinstance(event, e.Commit) and after.capacity.trim:  # it may give back all pages after the next one
+                end = max(end, len(then.pages) * after.capacity.page_size)
         case "":
             return ()
-    size, pages = after.capacity.page_size, after.live[name].pages
+    # A commit may give pages back, and may write them before it does.
+    size, pages = after.capacity.page_size, max((table.live[name].pages for table in (before, after)), key=len)
     return pages[begin // size : -(-end // size)] if end > begin else ()

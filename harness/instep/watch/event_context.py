@@ -82,6 +82,11 @@ class Expected:
     request_rows_after: Mapping[str, int] = field(default_factory=dict)
     coming: tuple[int, int] = (0, 0)  # requests with a slot: those whose root is known, and all
 
+    def pages_in_use(self, request: str) -> tuple[int, ...]:
+        """The pages of a request during the event: an event that gives pages back may use them before."""
+        lists = (pages.get(request, ()) for pages in (self.pages_before, self.pages_after))
+        return max(lists, key=len) if request in self.pages_after else ()
+
     def tree(self, request: str) -> tuple[int, ...] | None:
         """The parent of each node of a request's window in flight; None: it does not branch."""
         return branching(self.parents.get(request, ()))

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
-from instep_reference.contract.event_facts import restores
+from instep_reference.contract.event_facts import committed_paths, restores
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
 from ..player import Side
@@ -51,7 +51,7 @@ def row_spans(context: EventContext, stage: str) -> list[RowSpan]:
 def paths(context: EventContext, event: Commit) -> list[Path]:
     """The accepted paths: the trace's, or the truth's own when the trace leaves them free."""
     if event.accepted is not None:
-        return list(event.accepted)
+        return list(committed_paths(event))
     answer = context.truth.answer
     assert isinstance(answer, Committed)
     index, bonus = answer.accept_index.tolist(), answer.bonus.tolist()

@@ -29,6 +29,7 @@ from instep.watch.observers import LastStates
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import EXTERNAL
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, RequestState
+from instep_reference.contract.event_facts import committed_paths
 
 ENDLESS = 1000  # rounds: more than any run needs
 POLICY = ".policy.json"  # next to every trace of a fault: the policy from which it was recorded
@@ -83,7 +84,7 @@ def _data(standings: Mapping[str, Standing], events: Iterable[AnyEvent], tokens:
     windows: dict[str, int] = {}
     for event in events:
         if isinstance(event, Commit) and event.accepted is not None:
-            accepted += sum(len(path.nodes) for path in event.accepted)
+            accepted += sum(len(path.nodes) for path in committed_paths(event))
             drafts += sum(windows[request] for request in event.requests)
         elif isinstance(event, Draft) and event.picks is not None:
             windows |= dict(zip(event.requests, map(len, event.picks), strict=True))

@@ -54,6 +54,7 @@ PAGES_OF_TREES: Table = {**PAGES, "commit": {**_KV, **_DRAFT_KV}}
 class RequestWrites:
     """An event's action on one request, and the units that it may write: slot, snapshot row, request row, pages.
 
+    slot: -1 if the action concerns pages alone
     written: the pages of the positions that are written;  owned: all pages of the request
     request_row: -1 if no pool of the engine has units by request row
     """
@@ -163,7 +164,7 @@ def changes(table: Table, writes: Iterable[RequestWrites]) -> dict[str, set[int]
     found: dict[str, set[int]] = {}
     for one in writes:
         for region, which in table.get(one.action, {}).items():
-            found.setdefault(region, set()).update(one.units(which))
+            found.setdefault(region, set()).update(one.units(which) - {-1})
     return found
 
 

@@ -67,11 +67,15 @@ def gather_path(
     ops.move_rows(pool=final, source=rows.source, target=rows.target)
 
 
-def forced_paths(accepted: Sequence[Path] | None, requests: int) -> list[list[int]]:
-    """Return [last accepted node, bonus] of every request; [-1, -1] if the engine accepts by itself."""
-    if accepted is None:
-        return [[-1, -1]] * requests
-    return [[(0, *path.nodes)[-1], path.bonus] for path in accepted]
+def forced_paths(accepted: Sequence[Path] | None, requests: int, caps: Sequence[int]) -> list[list[int]]:
+    """Return [last accepted node, bonus] of every request, or [-1, -1] if the engine accepts by itself; then its cap.
+
+    caps: none at all, or one number per request. The device cuts the paths there.
+    """
+    forced = [[-1, -1]] * requests
+    if accepted is not None:
+        forced = [[(0, *path.nodes)[-1], path.bonus] for path in accepted]
+    return [[*path, cap] for path, cap in zip(forced, caps, strict=True)] if caps else forced
 
 
 def answered(acceptance: Acceptance, widest: int) -> Committed:

@@ -1,6 +1,7 @@
 """The write set of an event: the units of the pools that it needs and may write, known before it runs.
 
-Pages are reserved for the largest number of positions that is possible. A request gives pages back only all at once.
+Pages are reserved for the largest number of positions that is possible. A request gives pages back all at once, or at a
+commit those after its length (`Capacity.trim`).
 Leaves out: running the event.
 """
 
@@ -45,12 +46,15 @@ _LINE: dict[Action, tuple[str, ...]] = {
 _OF_TREES: dict[Action, tuple[str, ...]] = {
     "draft": (PARENTS, "picks", "final"), "commit": ("final",), "release": (PARENTS,),
 }
-SLOT_TABLE: Table = {action: dict.fromkeys(names, "slot") for action, names in _LINE.items()}
-SLOT_TABLE_OF_TREES: Table = {
-    **SLOT_TABLE,
-    **{action: dict.fromkeys((*_LINE[action], *names), "slot") for action, names in _OF_TREES.items()},
-}
+_OF_TRIMS: dict[Action, tuple[str, ...]] = {"commit": ("table",)}  # further fields, if a commit gives pages back
 Wants = list[tuple[str, int]]
+
+
+def slot_table(room: Capacity) -> Table:
+    """Fields of a slot's line in the slot table that each action may write."""
+    further = (_OF_TREES if room.trees else {}, _OF_TRIMS if room.trim else {})
+    return {action: dict.fromkeys((*names, *(name for more in further for name in more.get(action, ()))), "slot")
+            for action, names in _LINE.items()}  # fmt: skip
 
 
 def width_of(row: Row, request: Request) -> int:
@@ -135,7 +139,9 @@ def writes_of(
                     for name, count in drafts.items()]  # fmt: skip
         case Commit():
             lists = pages.owned()  # the verify has reserved pages for the whole window
-            return [of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests]
+            first = {name: -(-(live[name].length.exact + 1) // pages.size) for name in event.requests if room.trim}
+            return [*(of("commit", name, lists, 1 + live[name].drafts, live[name].row) for name in event.requests),
+                    *(RequestWrites("release", -1, owned=frozenset(lists[name][first[name] :])) for name in first)]
         case Finish() | Abort() | Preempt():
             owner = event.request
             if owner not in slots.owned():  # an abort of a preempted request: it owns nothing

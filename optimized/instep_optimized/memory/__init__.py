@@ -67,6 +67,14 @@ class Memory:
             (self.slots.of(request), number, page) for request, number, page in self.pages.grow(wants)
         ])
 
+    def trim(self, positions: Sequence[tuple[str, int]]) -> None:
+        """Give back the pages after these positions of each request, and poison them."""
+        gone = [(self.slots.of(request), *place) for request, most in positions
+                for place in self.pages.trim(request, most)]  # fmt: skip
+        self.slot_table.map([(slot, number, -1) for slot, number, _ in gone])
+        for pool in self.pools.values():
+            pool.scrub([page for *_, page in gone] if pool.demand.by == "page" else [])
+
     def release(self, request: str) -> None:
         """Free slot, request row and pages, and poison them, so that a later read of their contents shows."""
         slot, pages = self.slots.give(request), self.pages.release(request)

@@ -1,7 +1,8 @@
 """KV pages: the page of each position of a request, for target and draft layers alike.
 
 One page id is the same page number in every KV pool. Page 0 is reserved. A request's list grows when an event may write
-new positions; it keeps all its pages until the request is released. Leaves out: the memory of a page (`pool.py`).
+new positions. It keeps all its pages until the request is released, or until a commit (`Capacity.trim`). Leaves out:
+the memory of a page (`pool.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +61,12 @@ class PageTable:
     def release(self, request: str) -> list[int]:
         """Take back all pages of a request -> their ids."""
         return self._owned.pop(request, [])
+
+    def trim(self, request: str, positions: int) -> list[tuple[int, int]]:
+        """Take back the pages after these positions -> (n, page) for every n-th page of the request that is gone."""
+        owned, kept = self._owned[request], -(-positions // self.size)
+        self._owned[request] = owned[:kept]
+        return [*enumerate(owned[kept:], start=kept)]
 
     def of(self, request: str) -> list[int]:
         return list(self._owned.get(request, ()))

@@ -75,7 +75,10 @@ class SlotTable:
         self.map([(slot, number, page) for number, page in enumerate(pages)])
 
     def map(self, entries: list[tuple[int, int, int]]) -> None:
-        """Enter pages: for each (slot, n, page), `page` becomes the n-th page of the slot's line. Waits for nothing."""
+        """Enter pages: for each (slot, n, page), `page` becomes the n-th page of the slot's line. Waits for nothing.
+
+        -1: the slot's request has no n-th page any more.
+        """
         if entries:
             slot, number, page = sent([[entry[axis] for entry in entries] for axis in range(3)], self.table.device)
             self.table.index_put_((slot, number), page)

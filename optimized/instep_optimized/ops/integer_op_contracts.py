@@ -45,12 +45,16 @@ def _advance(given: dict[str, Any]) -> Iterator[str]:
 
 
 def _accept(given: dict[str, Any]) -> Iterator[str]:
-    """No window is wider than the tensor, and no forced path longer than its window."""
+    """No window is wider than the tensor, and no forced path and no cap longer than its window."""
     width, count, forced = given["window"].shape[1], given["count"], given["forced_last"]
     yield from within("count", count, width + 1, lowest=0)
     yield from whole(given, "window", "picks", "forced_last", "forced_bonus")
     if bool((forced >= count.clamp(min=1)).any()):
         yield "a node is forced that the window does not have"
+    if (caps := given.get("caps")) is not None:
+        yield from whole(given, "caps")
+        if bool((caps >= count.clamp(min=1)).any()):
+            yield "a cap is above the number of drafts of its window"
     if given.get("parents") is not None:
         yield from _parents(given["parents"], count)
 

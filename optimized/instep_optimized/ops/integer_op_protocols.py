@@ -63,12 +63,14 @@ class Accept(Protocol):
     each node; count [B]: the window's length (0: idle; every result is 0, and accept_index is -1). parents [B, T]: the
     parent of each node, -1 for the root; None: chains. If several children have the pick, the lowest is taken. Values
     that replace the own result unless they are -1: forced_last [B], the last accepted node, at most count - 1 (in a
-    chain: the number of accepted drafts); forced_bonus [B].
+    chain: the number of accepted drafts); forced_bonus [B]. caps [B]: the most drafts of a path, own or
+    forced, at most count - 1; -1: no limit. A longer path ends there, and its bonus is chosen there. None: no limits.
     """
 
     def __call__(
         self, *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor,
         forced_last: torch.Tensor, forced_bonus: torch.Tensor, parents: torch.Tensor | None = None,
+        caps: torch.Tensor | None = None,
     ) -> Acceptance: ...
 
 

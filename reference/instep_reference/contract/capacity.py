@@ -26,6 +26,9 @@ class Capacity:
     num_draft_tokens  if windows may be trees: maximum number of nodes of a window, its root included. Pools, budget and
                    pages count nodes. None: every window is a chain of the step count in force
     track_interval  prefixes of requests are tracked at multiples of this many tokens; None: none is
+    trim           whether a commit gives back the pages after the longest length that the request may have then: its
+                   length, or with overlapping rounds, where the last count is not known, its upper bound. False: a
+                   request keeps its pages until it leaves its slot
     tracked        maximum number of tracked prefixes on the device: for one more, another goes to the host or is
                    evicted. None: any number
     topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown_draft_tree.py`)
@@ -45,6 +48,7 @@ class Capacity:
     topk: int | None = None
     tracked: int | None = None
     block: bool = False
+    trim: bool = False
 
     def grown(self, num_steps: int) -> int:
         """Return the drafts of a tree that the drafter grows itself; 0: it grows none."""

@@ -152,15 +152,21 @@ class Commit(Event, frozen=True, omit_defaults=True):
     track  one name per request, or none at all; an empty name: nothing. If the accepted tokens reach a multiple of
            `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name must not be
            in use; if no multiple is reached, it stays free
+    caps   one number per request, 0 to its number of drafts, or none at all. Acceptance stops after so many drafts, in
+           a tree at so many nodes below the root; the bonus is the target's choice at the node that was reached. The
+           engine's own acceptance stops there, and a path of `accepted` that is longer is cut there: its bonus is the
+           one of the cut path. Only the device needs the caps: to reserve memory, the whole window counts
     """
 
     requests: tuple[str, ...]
     accepted: tuple[Path, ...] | None = None
     track: tuple[str, ...] = ()
+    caps: tuple[int, ...] = ()
 
     def on(self, engine: Engine) -> Committed:
-        # An engine that tracks no prefixes may omit the third parameter.
-        return engine.commit(self.requests, self.accepted, *(self.track,) if self.track else ())
+        # An engine that tracks no prefixes and has no caps may omit the last parameters.
+        more = (self.track, self.caps) if self.caps else (self.track,) if self.track else ()
+        return engine.commit(self.requests, self.accepted, *more)
 
 
 class SetNumSteps(Event, frozen=True, tag="set_num_steps"):
@@ -300,6 +306,7 @@ class Engine(Protocol):
     def forward(self, rows: tuple[Row, ...]) -> Forwarded: ...
     def commit(
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        caps: tuple[int, ...] = (),
     ) -> Committed: ...
     def set_num_steps(self, num_steps: int) -> None: ...
     def next_num_steps(self, batch: int, scheduled: int) -> int: ...

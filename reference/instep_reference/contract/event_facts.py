@@ -28,6 +28,7 @@ from .engine import (
     Idle,
     Load,
     Offload,
+    Path,
     Preempt,
     Refused,
     Resume,
@@ -161,3 +162,9 @@ def tracked(event: Event, answer: object) -> dict[str, int]:
 def inner_multiples(start: int, end: int, every: int) -> range:
     """List the multiples of an interval inside the tokens `start` to `end`, without both ends."""
     return range(start // every * every + every, end, every)
+
+
+def committed_paths(event: Commit) -> tuple[Path, ...]:
+    """List the accepted paths up to their caps, in batch order; empty if the engine accepts by itself."""
+    caps = event.caps or (None,) * len(event.requests)
+    return tuple(Path(path.nodes[:cap], path.bonus) for path, cap in zip(event.accepted or (), caps, strict=False))

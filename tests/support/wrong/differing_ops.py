@@ -81,6 +81,16 @@ def _never_the_root(**given: Any) -> Acceptance:
     return landed._replace(last_correct_step_indices=landed.last_correct_step_indices.clamp_min(min(1, width - 1)))
 
 
+def _capless(**given: Any) -> Acceptance:
+    return PLAIN.accept(**{**given, "caps": None})
+
+
+def _cap_with_bonus(**given: Any) -> Acceptance:
+    """A cap counts the bonus, too."""
+    caps = given.get("caps")
+    return PLAIN.accept(**{**given, "caps": None if caps is None else (caps - 1).clamp_min(0)})
+
+
 def _coarse_decode(**given: Any) -> torch.Tensor:
     """A step that stores its state takes beta in bf16, a window that keeps its tokens does not."""
     inputs: GdnInputs = given["inputs"]
@@ -165,6 +175,8 @@ ALWAYS_FRESH = replace(PLAIN, name="always fresh", conv=_always_fresh)
 OWN_STRIDE = replace(PLAIN, name="own stride", gdn=_own_stride)
 FEW_SLOTS = replace(PLAIN, name="few slots", conv=_few_slots)
 FORGETFUL = replace(PLAIN, name="forgetful", plan_ring=_forgetful)
+CAPLESS = replace(PLAIN, name="capless", accept=_capless)
+CAP_WITH_BONUS = replace(PLAIN, name="cap with bonus", accept=_cap_with_bonus)
 NEVER_THE_ROOT = replace(PLAIN, name="never the root", accept=_never_the_root)
 COARSE_DECODE = replace(PLAIN, name="coarse decode", gdn=_coarse_decode)
 OTHER_ORDER = replace(PLAIN, name="other order", gdn=_other_order)

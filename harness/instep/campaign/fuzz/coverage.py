@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import FACTS, ROW_FACTS, Phase, facts, kind_of, named, tracks
+from instep_reference.contract.event_facts import (
+    FACTS,
+    ROW_FACTS,
+    Phase,
+    committed_paths,
+    facts,
+    kind_of,
+    named,
+    tracks,
+)
 
 from ...trace.request_table import RequestTable, Standing
 
@@ -112,8 +121,19 @@ def _paths(turn: Turn) -> list[tuple[Standing, tuple[int, ...]]]:
     """For a commit: each request before it, and the nodes of its window that were accepted."""
     if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
         return []
-    paths = zip(turn.event.requests, turn.event.accepted, strict=True)
+    paths = zip(turn.event.requests, committed_paths(turn.event), strict=True)
     return [(turn.before.live[name], path.nodes) for name, path in paths]
+
+
+def _cut(turn: Turn) -> list[tuple[bool, int]]:
+    """For a commit with caps: whether the path of each request is longer than its cap, and the cap."""
+    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
+        return []
+    return [(len(path.nodes) > cap, cap) for path, cap in zip(turn.event.accepted, turn.event.caps, strict=False)]
+
+
+def _gives_pages_back(turn: Turn, event: e.Commit) -> bool:
+    return any(len(turn.after.live[name].pages) < len(turn.before.live[name].pages) for name in event.requests)
 
 
 def _decode_beside_verify(turn: Turn) -> bool:
@@ -250,6 +270,10 @@ CONDITIONS: dict[str, Condition] = {
     "a last chunk as long as a window": _window_long,
     "windows of several widths": lambda t: len(set(map(len, _chains(t)))) > 1,
     "a window of the root alone": lambda t: 1 in map(len, _chains(t)),
+    "a cap ends a path": lambda t: any(cut for cut, _ in _cut(t)),
+    "a cap of 0": lambda t: any(cap == 0 for _, cap in _cut(t)),
+    "a cap above the accepted drafts": lambda t: any(not cut for cut, _ in _cut(t)),
+    "pages given back by a commit": _at(e.Commit, _gives_pages_back),
     "accepted: ragged": _ragged,
     "accepted: none": _none,
     "accepted: all": _all,

@@ -41,7 +41,7 @@ CAPTURED = ((), (1, 4), (2, 3), (2,))  # batch sizes of decode graphs
 TOPKS = (None, 2, 3, 1)  # children per node, where the drafter grows trees
 SLOTS = (2, 4)  # fewest and most slots
 SPREAD = 2  # slots are drawn from this many times as many, so that they are sparse
-PAGE_SIZES = (4, 16, 3)
+PAGE_SIZES = (4, 16, SMALLEST := 3)
 TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
 ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
@@ -61,12 +61,16 @@ class Draw(Protocol):
 
 
 def room(draw: Draw) -> Room:
-    """A capacity: slots and pages in order, from the top, or permuted and sparse; enough pages, or too few."""
+    """A capacity: slots and pages in order, from the top, or permuted and sparse; enough pages, or too few.
+
+    Pages of SMALLEST tokens, at which most windows end, are given back by commits, and there some commits have caps.
+    """
     count = draw(st.integers(*SLOTS))
     size = draw(st.sampled_from(PAGE_SIZES))
     each = draw(st.sampled_from((ROOMY, TIGHT)))
     pages = -(-count * each // size)
-    return Room(_order(draw, count, count * SPREAD), _order(draw, pages, pages), size, TOKENS)
+    slots, order = _order(draw, count, count * SPREAD), _order(draw, pages, pages)
+    return Room(slots, order, size, TOKENS, trim=size == SMALLEST)
 
 
 def candidates(draw: Draw, most: int | None = None) -> tuple[int, ...]:
@@ -161,12 +165,14 @@ def draft(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 
 
 def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
-    """A commit of all verified requests, in any order, that accepts no drafts, all drafts, or a drawn number."""
+    """A commit of all verified requests, in any order: no drafts, all drafts, or a drawn number; some have caps."""
     names = tuple(draw(st.permutations(rules.legal()["commit"])))
     share = draw(st.sampled_from(("none", "ragged", "all")))
     paths = tuple(_path(draw, rules, rules.table.live[name], share) for name in names)
     track = tuple(_under(draw, rules, name) for name in names)
-    return e.Commit(names, paths, track if any(track) else ())
+    capped = rules.table.capacity.trim and draw(st.booleans())
+    caps = tuple(draw(st.integers(0, len(rules.table.live[name].window) - 1)) for name in names if capped)
+    return e.Commit(names, paths, track if any(track) else (), caps)
 
 
 def set_num_steps(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:

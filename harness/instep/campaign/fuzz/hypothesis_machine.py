@@ -216,7 +216,9 @@ def _commit(draw: Draw, rules: EventRules) -> e.AnyEvent:
     names = _names(draw, rules, *rules.legal().get("commit", ()))[draw(st.integers(0, 1)) :]
     nodes = tuple(range(1, draw(st.integers(1, rules.table.num_steps + 2))))
     track = draw(st.sampled_from([(), (), (NOBODY,), (NOBODY,) * len(names)]))
-    return e.Commit(names or (NOBODY,), tuple(e.Path(nodes, _token(draw, rules)) for _ in names or (NOBODY,)), track)
+    paths = tuple(e.Path(nodes, _token(draw, rules)) for _ in names or (NOBODY,))
+    caps = draw(st.sampled_from([(), (1,), (9,) * len(names)])) if rules.table.capacity.trim else ()
+    return e.Commit(names or (NOBODY,), paths, track, caps)
 
 
 def _kept(draw: Draw, rules: EventRules) -> str:

@@ -47,6 +47,15 @@ def same(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comp
                 yield in_bytes(name, at, mine, right, (standing.state.length,), one, other)
 
 
+def lengths(name: str, one: PositionRecord, other: PositionRecord) -> Iterator[Comparison]:
+    """Require the same lengths after the same events."""
+    theirs = {(standing.event, standing.request): standing.state.length for standing in other.standings}
+    for standing in one.standings:
+        at = Block(standing.event, standing.kind, standing.request, SINGLE["length"], (), torch.empty(0))
+        found, right = standing.state.length, theirs.get((standing.event, standing.request))
+        yield in_bytes(name, at, found, right, (found,), one, other)
+
+
 def parts(one: RequestState, other: RequestState, whole: bool = True) -> Iterator[tuple[Place, Any, Any]]:
     """The components of two states by place. A component that one state lacks is None.
 

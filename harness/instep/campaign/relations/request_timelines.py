@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import facts, inner_multiples, restores
+from instep_reference.contract.event_facts import committed_paths, facts, inner_multiples, restores
 from instep_reference.contract.sampling import Sampling
 
 from ...trace.file import Trace
@@ -118,8 +118,8 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                         steps.append(TimelineStep(kind, (index,), left, row.root, uniforms=row.uniforms))
                     if row.track:
                         saved[row.track] = _prefix(live[row.request].steps, trace.header)
-            case e.Commit(requests=names, accepted=paths, track=track) if paths is not None:
-                for name, path in zip(names, paths, strict=True):
+            case e.Commit(requests=names, track=track) if event.accepted is not None:
+                for name, path in zip(names, committed_paths(event), strict=True):
                     (begun, drafts, shape), (ran, drawn) = drafted[name], verified[name]
                     step = TimelineStep("round", (begun, ran, index), 0, path.bonus, drafts, path.nodes, shape, drawn)
                     live[name].steps.append(step)

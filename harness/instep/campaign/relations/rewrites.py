@@ -1,20 +1,22 @@
-"""Rewrite a whole trace in one respect: other slots, other rejected drafts, no speculation, longer pages.
+"""Rewrite a whole trace in one respect: other slots, other rejected drafts, no speculation, longer pages, caps.
 
 Leaves out: a request's own timeline rewritten into other steps (`request_timelines.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace as with_fields
 
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward
+from instep_reference.contract.event_facts import committed_paths
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
+from ...trace.tree_shape import depths
 from .request_timelines import RewrittenTrace, as_traced
 
 
@@ -60,6 +62,72 @@ def with_other_drafts(trace: Trace) -> RewrittenTrace:
     return replace(as_traced(trace), events=tuple(_altered(trace)))
 
 
+def with_full_caps(trace: Trace) -> RewrittenTrace:
+    """Give every request of a commit a cap at the number of its drafts."""
+    return _recommitted(trace, lambda event, windows: with_fields(
+        event, accepted=committed_paths(event), caps=tuple(len(windows[name]) - 1 for name in event.requests)))
+
+
+def without_caps(trace: Trace) -> RewrittenTrace:
+    """Give every request the path that its cap leaves, and no cap."""
+    return _recommitted(trace, lambda event, _: with_fields(event, accepted=committed_paths(event), caps=()))
+
+
+def capped(trace: Trace) -> RewrittenTrace:
+    """Give every commit the caps that it had, or caps after the accepted drafts. Paths that reach them go to a leaf."""
+    return _recommitted(trace, _capped)
+
+
+def _capped(event: Commit, windows: Mapping[str, Sequence[int]]) -> Commit:
+    paths = []
+    for name, path, cap in zip(event.requests, committed_paths(event), _caps(event), strict=True):
+        parents, nodes = windows[name], [*path.nodes]
+        while len(nodes) >= cap and (last := (nodes or [0])[-1]) in parents:
+            nodes.append(parents.index(last))
+        paths.append(with_fields(path, nodes=tuple(nodes)))
+    return with_fields(event, accepted=tuple(paths), caps=_caps(event))
+
+
+def cut_to_caps(trace: Trace) -> RewrittenTrace:
+    """Cut every window after the drafts that its commit accepts or has as a cap; then no commit has caps."""
+    events, drafted = [*trace.events], dict[str, int]()
+    for index, event in enumerate(trace.events):
+        if isinstance(event, Draft):
+            drafted |= dict.fromkeys(event.requests, index)
+        elif isinstance(event, Commit) and event.accepted is not None:
+            paths = []
+            for name, path, cap in zip(event.requests, committed_paths(event), _caps(event), strict=True):
+                draft = cast(Draft, events[drafted[name]])
+                place, picks = draft.requests.index(name), draft.picks or ()
+                parents = draft.parents or tuple(tuple(range(len(one))) for one in picks)
+                kept = [node for node, depth in enumerate(depths((-1, *parents[place]))) if depth <= cap]
+                shape = tuple(kept.index(parents[place][node - 1]) for node in kept[1:])
+                tokens = tuple(picks[place][node - 1] for node in kept[1:])
+                events[drafted[name]] = with_fields(
+                    draft, picks=(*picks[:place], tokens, *picks[place + 1 :]), own=False,
+                    parents=(*parents[:place], shape, *parents[place + 1 :]))
+                paths.append(with_fields(path, nodes=tuple(kept.index(node) for node in path.nodes)))
+            events[index] = with_fields(event, accepted=tuple(paths), caps=())
+    return replace(as_traced(trace), events=tuple(events))
+
+
+def _caps(event: Commit) -> tuple[int, ...]:
+    """The caps of a commit, or the numbers of drafts that it accepts."""
+    return event.caps or tuple(len(path.nodes) for path in event.accepted or ())
+
+
+def _recommitted(trace: Trace, change: Callable[[Commit, Mapping[str, Sequence[int]]], Commit]) -> RewrittenTrace:
+    """Change every commit; `change` gets it with the parents of the nodes of each window."""
+    rules, events = EventRules(trace.header), list[AnyEvent]()
+    for event in trace.events:
+        if isinstance(event, Commit) and event.accepted is not None:
+            events.append(change(event, {name: rules.table.live[name].parents for name in event.requests}))
+        else:
+            events.append(event)
+        rules.apply(event)
+    return replace(as_traced(trace), events=tuple(events))
+
+
 def _roomed(trace: Trace, **room: Any) -> RewrittenTrace:
     header = with_fields(trace.header, capacity=with_fields(trace.header.capacity, **room))
     return replace(as_traced(trace), header=header)
@@ -88,6 +156,6 @@ def _accepted(trace: Trace) -> dict[tuple[int, str], tuple[int, ...]]:
         if isinstance(event, Draft):
             drafted |= dict.fromkeys(event.requests, index)
         elif isinstance(event, Commit):
-            for name, path in zip(event.requests, event.accepted or (), strict=True):
+            for name, path in zip(event.requests, committed_paths(event), strict=True):
                 found[drafted[name], name] = path.nodes
     return found

@@ -23,7 +23,7 @@ from .ab_run import ABRun, Arm
 from .case import Case, Relation, Results, our_own
 from .engine_modifications import eager_graphs
 from .request_timelines import RewrittenTrace, as_traced
-from .rewrites import moved
+from .rewrites import moved, with_full_caps, without_caps
 
 Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
 FINITE = 12288.0  # exact in every float dtype, and larger than any value in a model
@@ -153,6 +153,11 @@ PAIRWISE: tuple[Relation, ...] = (
         "strategies", "every way to commit leaves the same bits", other_strategies,
         "a strategy that keeps its copy of a state in a narrower dtype",
         lacks=our_own("an external engine has only its own commit strategy"),
+    ),
+    pairwise(
+        "full_caps", "a cap at the number of drafts is no cap",
+        with_events(("no caps", without_caps), ("full caps", with_full_caps)), "a cap that counts the bonus",
+        lacks=our_own("an external engine may have no caps"),
     ),
     pairwise(
         "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,

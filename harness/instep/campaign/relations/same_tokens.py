@@ -21,8 +21,8 @@ from ...adapters import Subject
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...verdict import Skipped, Tier
-from .case import Case, Relation, Results, not_by_verbs
-from .compare_bitwise import same
+from .case import Case, Relation, Results, not_by_verbs, our_own
+from .compare_bitwise import lengths, same
 from .compare_within_allowance import Yardstick
 from .engine_modifications import WindowsOfOne
 from .position_record import PositionRecord
@@ -39,7 +39,7 @@ from .request_timelines import (
     rescheduled,
     timelines_of,
 )
-from .rewrites import undrawn, with_other_drafts, without_speculation
+from .rewrites import capped, cut_to_caps, undrawn, with_other_drafts, without_speculation
 
 Pairs = Iterator[tuple[PositionRecord, PositionRecord]]
 Exact = Callable[[Case], bool]
@@ -85,11 +85,12 @@ def for_labels(case: Case) -> bool:
 
 def rewritten(
     name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
-    lacks: Callable[[Case], str | None] = lambda case: None, elsewhere: bool = False,
+    lacks: Callable[[Case], str | None] = lambda case: None, elsewhere: bool = False, same_events: bool = False,
 ) -> Relation:
     """A row of the table.
 
     exact      whether a case is compared bit by bit
+    same_events  whether the runs commit the same tokens at the same events, so that lengths are compared as well
     elsewhere  whether the runs end rounds or chunks after different tokens, and so store states at different positions
     """
 
@@ -99,6 +100,8 @@ def rewritten(
             one, other = map(_without_guesses, whole)
             if one is not whole[0]:
                 yield Skipped(name, 0, WHY_NO_MTP_ROWS)
+            if same_events:
+                yield from lengths(name, one, other)
             if apart:
                 yield Skipped(name, 0, ELSEWHERE)
                 rounded = partial(_own_rounded, case, (one.name, other.name))
@@ -209,6 +212,12 @@ def _rejected(case: Case) -> Pairs:
     yield token_by_token(case), _recorded(case, "rounds of wrong drafts", rewrite)
 
 
+def _capped(case: Case) -> Pairs:
+    trace = undrawn(case.trace)
+    yield (case.recorded("paths to a leaf with caps", lambda: capped(trace)),
+           case.recorded("windows cut after the caps", lambda: cut_to_caps(trace)))  # fmt: skip
+
+
 def _windows_of_one(case: Case) -> Pairs:
     def windowed(engine: Subject) -> Subject:
         windows: Subject = WindowsOfOne(engine)
@@ -281,6 +290,12 @@ REWRITTEN: tuple[Relation, ...] = (
     rewritten(
         "rejected_is_plain", "a round whose drafts are all rejected is one decode step", _rejected,
         "a commit that takes the first draft where none was accepted", lacks=nobody_decodes,
+    ),
+    rewritten(
+        "capped", "a window with a cap leaves what a window cut after so many drafts leaves", _capped,
+        "an acceptance that ignores its cap",
+        lacks=lambda case: nobody_decodes(case) or our_own("an external engine may have no caps")(case),
+        same_events=True,
     ),
     rewritten(
         "decode_is_verify_1", "a verify with T = 1 is a decode step", _windows_of_one,

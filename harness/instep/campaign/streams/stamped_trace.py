@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import facts, named, restores
+from instep_reference.contract.event_facts import committed_paths, facts, named, restores
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
@@ -132,7 +132,7 @@ class _Writer:
             if isinstance(event, e.Abort) and event.request == name:
                 return ()
             if isinstance(event, e.Commit) and name in event.requests and event.accepted is not None:
-                return event.accepted[event.requests.index(name)].nodes
+                return committed_paths(event)[event.requests.index(name)].nodes
         return ()
 
     def _root(self, row: e.Row, rules: EventRules) -> int | None:
@@ -142,8 +142,9 @@ class _Writer:
 
     def _commit(self, event: e.Commit, rules: EventRules) -> e.Commit:
         paths = []
-        for name, path in zip(event.requests, event.accepted or (), strict=True):
-            at = rules.table.live[name].length + 1 + len(path.nodes)
+        cut = committed_paths(event)
+        for name, path, kept in zip(event.requests, event.accepted or (), cut, strict=True):
+            at = rules.table.live[name].length + 1 + len(kept.nodes)
             paths.append(replace(path, bonus=_token(self.numbers[name], at)))
         return replace(event, accepted=tuple(paths))
 

@@ -36,6 +36,7 @@ class Told(NamedTuple):
     in_force     a new step count;  idle: whether this is an idle step
     coming       the requests of the next round
     wish         the right request after the event
+    whole        of a commit with caps and given paths: the counts without the caps
     """
 
     decode_rows: int | None
@@ -44,6 +45,7 @@ class Told(NamedTuple):
     idle: bool
     coming: Coming
     wish: int
+    whole: tuple[int, ...] | None = None
 
 
 def same(given: Any) -> Any:
@@ -62,20 +64,22 @@ class Rule(NamedMistake):
     counts: Counts = same
     idle: bool = False  # an idle step is a batch
     late: bool = False  # the last batch is not counted yet
+    uncapped: bool = False  # a commit counts as if it had no caps
     coming: Callable[[Coming, int], Coming] = lambda coming, before: coming
 
 
 def told(context: EventContext) -> Told:
     event, answer = context.event, context.truth.answer
-    rows, counts, in_force = None, None, None
+    rows, counts, in_force, whole = None, None, None, None
     if isinstance(event, Commit) and isinstance(answer, Committed):
         counts = tuple(answer.num_correct_drafts.tolist())
+        whole = tuple(len(path.nodes) for path in event.accepted) if event.caps and event.accepted else None
     elif isinstance(event, Forward) and event.rows:
         rows = sum(row.kind == "decode" for row in event.rows)
     elif isinstance(event, SetNumSteps):
         in_force = event.num_steps
     return Told(rows, counts, in_force, context.kind == "idle", context.expected.coming,
-                context.truth.wanted_num_steps)  # fmt: skip
+                context.truth.wanted_num_steps, whole)  # fmt: skip
 
 
 class Steps(NamedTuple):
@@ -109,7 +113,7 @@ def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> boo
         if event.in_force is not None:
             wrong.set_num_steps(event.in_force)
         if not (rule.idle or rule.late):
-            count(wrong, event, rule.counts)
+            count(wrong, event._replace(counts=event.whole) if rule.uncapped and event.whole else event, rule.counts)
         elif isinstance(wrong, Brackets):
             counted = event.counts is not None or (event.decode_rows is not None and wrong.in_force == 0)
             owed += [event] * (counted or (event.idle and rule.idle))
@@ -190,6 +194,7 @@ RULES = (
     Rule("controller-one-batch-late", "the last batch is not counted yet", late=True),
     Rule("controller-counts-the-bonus", "the bonus counts among the accepted drafts",
          counts=lambda counts: [count + 1 for count in counts]),
+    Rule("controller-uncapped", "drafts after a request's cap count as accepted", uncapped=True),
     Rule("controller-best-request", "the best request of a batch counts for all",
          counts=lambda counts: [max(counts, default=0)] * len(counts)),
     Rule("controller-worst-request", "the worst request of a batch counts for all",

@@ -157,6 +157,12 @@ def accept_forced(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {**accept(draw, dtype), "forced_last": correct, "forced_bonus": bonus}
 
 
+def accept_capped(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """Caps below, at and above the accepted drafts, own ones and forced ones; for a root alone; and none."""
+    return {**accept_forced(draw, dtype), "forced_last": draw.ints((-1, 3, -1, -1, -1, 1)),
+            "caps": draw.ints((1, 2, 3, 0, -1, -1))}  # fmt: skip
+
+
 def accept_none(draw: Draw, dtype: torch.dtype) -> Inputs:
     empty, none = draw.ints(()).view(0, 4), draw.ints(())
     return {"window": empty, "picks": empty, "count": none, "forced_last": none, "forced_bonus": none}
@@ -215,4 +221,5 @@ EXACT_ROWS = [
     row_case("accept", "ragged", accept, FP32, 606, exact=True),
     row_case("accept", "empty", accept_none, FP32, 607, exact=True),
     row_case("accept", "forced", accept_forced, FP32, 608, exact=True),
+    row_case("accept", "capped", accept_capped, FP32, 609, exact=True),
 ]

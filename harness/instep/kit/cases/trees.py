@@ -114,14 +114,16 @@ def plan_tree_case(draw: Draw, trees: tuple[Parents, ...], slots: Sequence[int])
 
 
 @seeded
-def accept_case(draw: Draw, trees: tuple[Parents, ...], forced: Sequence[tuple[int, int]] | None) -> Call:
+def accept_case(
+    draw: Draw, trees: tuple[Parents, ...], forced: Sequence[tuple[int, int]] | None, caps: Sequence[int] = (),
+) -> Call:
     """Tokens from a vocabulary of two, so that walks are long, several children match, and padding would match."""
     width, many = max(map(len, trees), default=3), len(trees)
     told = draw.ints([x for pair in forced or many * [(-1, -1)] for x in pair]).view(many, 2)
     numbers = (draw.uniform(many, width, low=0, high=2).long() for _ in range(2))
     inputs = {**dict(zip(("window", "picks"), numbers, strict=True)), "parents": padded(draw, trees, width),
               "count": draw.ints([len(tree) for tree in trees]), "forced_last": told[:, 0],
-              "forced_bonus": told[:, 1]}
+              "forced_bonus": told[:, 1], **({"caps": draw.ints(caps)} if caps else {})}
     return Call(inputs, {})
 
 
@@ -176,6 +178,7 @@ TREE_INDEX = [
     *(Case("accept", f"{name}-{seed}", accept_case(seed, trees, None), exact=True)
       for name, trees in TREES.items() for seed in (1, 2)),
     Case("accept", "trees-forced", accept_case(3, RAGGED, FORCED), exact=True),
+    Case("accept", "trees-capped", accept_case(3, RAGGED, FORCED, (1, 2, -1, 0, 2)), exact=True),
     Case("plan_path", "pages", plan_path_case(4, (3, 0, 5, 2, 1, 0), True), exact=True),
     Case("plan_path", "ring", plan_path_case(10, (13, 7, 5, 9, 0, 2), False), exact=True),
     Case("place_rows", "nodes", nodes_case(Placing((4, -1, 1, 2), (4, 0, 1, 7), (3, 2, 3, 1), 9), 0), exact=True),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import kind_of, named
+from instep_reference.contract.event_facts import committed_paths, kind_of, named
 from instep_reference.contract.place_names import STAGE_LEVEL, draft_stage
 
 from ...trace.event_rules import EventRules
@@ -112,7 +112,7 @@ def _marks(event: e.Event, before: dict[str, Standing], table: RequestTable, fou
             yield [number(name), "draft", drafts, drafts, window(name, where=table.live)]
     elif isinstance(event, e.Commit):
         for place, name in enumerate(event.requests):
-            nodes = event.accepted[place].nodes if event.accepted is not None else ()
+            nodes = e_paths[place].nodes if (e_paths := committed_paths(event)) else ()
             yield [number(name), "commit", len(nodes), len(before[name].window) - 1, window(name, nodes)]
     elif isinstance(event, e.Admit):
         yield [number(event.request), "admit", len(event.prompt), len(event.prompt), NOBODY]

@@ -203,20 +203,23 @@ class DerivedEngine:
                 said.picks[row.request] = torch.tensor(drawn(logits.double(), drawing))
 
     def commit(
-        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
+        caps: tuple[int, ...] = (),
     ) -> Committed:
         assert accepted is not None, "a trace has the accepted path of every request"
+        most = caps or (None,) * len(requests)
+        paths = [Path(path.nodes[:cap], path.bonus) for path, cap in zip(accepted, most, strict=True)]
         own, widths = [], []
-        for name, path in zip(requests, accepted, strict=True):
+        for name, path, cap in zip(requests, paths, most, strict=True):
             one = self.requests[name]
-            own.append(greedy(one.window, range(-1, len(one.window) - 1), one.picks) if one.picks else Path((), -1))
+            own.append(greedy(one.window, chain(len(one.window)), one.picks, cap) if one.picks else Path((), -1))
             widths.append(len(one.window))
             tokens = (*one.tokens, *(one.window[node] for node in (0, *path.nodes)))
             if self._stays(name):
                 self.asked.verb("keep", name, len(tokens))
             self.requests[name] = replace(one, tokens=tokens, root=path.bonus, window=(), picks=(), flying=False)
-        self.controller.committed([len(path.nodes) for path in accepted])
-        return answer(accepted, own, widths, torch.device("cpu"))
+        self.controller.committed([len(path.nodes) for path in paths])
+        return answer(paths, own, widths, torch.device("cpu"))
 
     def _step(self, rows: Sequence[Tokens], wanted: set[str]) -> Said:
         return self.asked.step(rows, wanted) if rows else Said()

@@ -36,6 +36,7 @@ FILES = {
     "tiers": "offloaded_prefixes",
     "trees": "trees",
     "widths": "widths",
+    "caps": "caps",
     "experts": "experts",
     "ranks": "ranks",
     "others": "miscellaneous",

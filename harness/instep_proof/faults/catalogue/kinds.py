@@ -157,6 +157,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "window-rows": "rows of windows are found by a width that is not theirs",
         "window-drafts": "drafts, or runs of the head, are not those that a window's own width asks for",
     },
+    "caps": {
+        "cap-value": "acceptance stops at another number than the request's own cap, or at none",
+        "cap-node": "the bonus, the tokens or the state after a cap are those of another node",
+        "cap-pages": "a request has other pages than those of its window before a commit, and of its length after it",
+        "cap-counts": "a length, or what the controller gets, ignores the cap",
+    },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",

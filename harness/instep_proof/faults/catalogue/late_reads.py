@@ -14,7 +14,7 @@ ENGINE, TO_HOST = "instep_optimized/engine.py", "instep_optimized/transfer/to_ho
 LABELS = Setting(ops="ledger")
 
 CATCH_UP = "        self._catch_up()\n"
-COMMIT = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
+COMMIT = "        *fields, lens = self._run(kind, verified, forced, [request.row for request in verified])\n"
 ANSWER = "        return replace(answered(acceptance, widest), tracked=tracked, steps_to_track=steps)\n"
 NUMBERS = "torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.is_cuda)"
 ROOTS = "        chosen = Roots([p.request.name for p in plan if p.rooted], roots)\n"

@@ -11,7 +11,7 @@ from .fault import Edit, Fault
 
 CONV, GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "attend"))
 ROWS = "    rows = Inputs(*(x[who.rows] for x in inputs[1:]))\n"
-COMMITTED = "        *fields, lens = self._run(\"commit\", verified, forced, [request.row for request in verified])\n"
+COMMITTED = "        *fields, lens = self._run(kind, verified, forced, [request.row for request in verified])\n"
 OLDEST = (
     "        states, older = self._memory[\"state\"], self.__dict__.setdefault(\"_older\", [])\n"
     "        older.append({layer: states.units(layer).clone() for layer in self._memory.layers(\"state\")})\n",

@@ -53,7 +53,7 @@ def joined(values: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
 
 def accept(
     *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_last: torch.Tensor,
-    forced_bonus: torch.Tensor, parents: torch.Tensor | None = None,
+    forced_bonus: torch.Tensor, parents: torch.Tensor | None = None, caps: torch.Tensor | None = None,
 ) -> Acceptance:
     """`Accept` of the seam: a draft is right if it, and each one before it, equals the pick one node before."""
     assert count.is_contiguous(), "the windows' lengths are contiguous"
@@ -66,7 +66,7 @@ def accept(
         kernel, (ceil_div(requests, tall),), window, *window.stride(), picks, *picks.stride(), count,
         forced_last, forced_last.stride(0), forced_bonus, forced_bonus.stride(0),
         correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width, *shape,
-        RT=tall, CT=power_of_2(width),
+        caps, 0 if caps is None else caps.stride(0), RT=tall, CT=power_of_2(width),
     )  # fmt: skip
     return Acceptance(correct, lens, index, last, bonus, own, own_bonus, tokens)
 
@@ -102,7 +102,7 @@ def _pick(
 def _accept(
     window, window_row, window_column, picks, picks_row, picks_column, count,
     forced_last, correct_step, forced_bonus, bonus_step,
-    correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
+    correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width, caps, caps_step,
     RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Accept for RT requests. Grid (request tiles)."""
@@ -120,6 +120,9 @@ def _accept(
     before = tl.load(said[:, None] + (t - 1)[None, :] * picks_column, mask=drafted, other=0)
     wrong = tl.where((drafted & (draft == before)) | (t == 0)[None, :], CT, t[None, :])
     most = tl.maximum(nodes - 1, 0)
+    if caps is not None:
+        cap = tl.load(caps + request * caps_step, mask=live, other=-1)
+        most = tl.where(cap >= 0, tl.minimum(cap, most), most)
     ours = tl.minimum(tl.maximum(tl.min(wrong, axis=1).to(tl.int64) - 1, 0), most)
     tl.store(own + request, ours, mask=live)
     tl.store(own_bonus + request, tl.load(said + ours * picks_column, mask=busy, other=0), mask=live)

@@ -81,7 +81,7 @@ def accept_tree(
     window, window_row, window_column, picks, picks_row, picks_column, count,
     forced_last, last_step, forced_bonus, bonus_step,
     correct, lens, index, last, bonus, own, own_bonus, tokens, requests, width,
-    parents, parents_row, parents_column,
+    parents, parents_row, parents_column, caps, caps_step,
     RT: tl.constexpr, CT: tl.constexpr,
 ):  # fmt: skip
     """Accept for RT requests: from the root down to the last right node, and back up from the last node in force.
@@ -96,16 +96,26 @@ def accept_tree(
     drafted = live[:, None] & (t >= 1)[None, :] & (t[None, :] < nodes[:, None])  # [RT, CT]
     draft = tl.load(drafts[:, None] + t[None, :] * window_column, mask=drafted, other=0)
     parent = tl.load(shape[:, None] + t[None, :] * parents_column, mask=drafted, other=-1)
+    if caps is not None:
+        cap = tl.load(caps + request * caps_step, mask=live, other=-1)
+        most = tl.where(cap >= 0, cap, width)  # [RT], drafts of a path
     ours = tl.zeros((RT,), tl.int64)  # the walk's node; it stays where no child fits
     for _step in range(1, width):
         told = tl.load(said + ours * picks_column, mask=busy, other=0)
         fits = drafted & (parent == ours[:, None]) & (draft == told[:, None])
         child = tl.min(tl.where(fits, t[None, :], CT), axis=1).to(tl.int64)  # the lowest if several fit
+        if caps is not None:
+            child = tl.where(_step <= most, child, CT)
         ours = tl.where(child < CT, child, ours)
     # In force: the forced node if it is not -1, but none after the window's end.
     forced = tl.load(forced_last + request * last_step, mask=live, other=-1)
     final = tl.where(forced >= 0, tl.minimum(forced, tl.maximum(nodes - 1, 0)), ours)  # [RT]
     deep = depth_of(final, shape, parents_column, busy, width)
+    if caps is not None:
+        for _step in range(1, width):
+            above = busy & (deep > most)
+            final = tl.where(above, tl.load(shape + final * parents_column, mask=above, other=0), final)
+            deep = tl.where(above, deep - 1, deep)
     tl.store(correct + request, deep, mask=live)
     tl.store(lens + request, tl.where(busy, deep + 1, 0), mask=live)
     tl.store(last + request, tl.where(busy, final, 0), mask=live)

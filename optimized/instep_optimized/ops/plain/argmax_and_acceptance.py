@@ -19,19 +19,22 @@ def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:
 
 def accept(
     *, window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_last: torch.Tensor,
-    forced_bonus: torch.Tensor, parents: torch.Tensor | None = None,
+    forced_bonus: torch.Tensor, parents: torch.Tensor | None = None, caps: torch.Tensor | None = None,
 ) -> Acceptance:
     """Drafts are accepted while each equals the target's pick one node before; the pick after them is the bonus.
 
     Shapes:  window, picks, parents (B, T)   the others (B)  ->  accept_index, tokens (B, T), everything else (B)
     """
     if parents is not None:
-        return _along_trees(window, picks, count, forced_last, forced_bonus, parents)
+        return _along_trees(window, picks, count, forced_last, forced_bonus, parents, caps)
     node, busy = torch.arange(window.shape[1], device=window.device), count > 0
     right = (window[:, 1:] == picks[:, :-1]) & (node[1:] < count[:, None])
-    own = right.long().cumprod(dim=1).sum(dim=1)
     # A forced path that is too long must not read beyond the window.
-    correct = torch.where(forced_last >= 0, torch.minimum(forced_last, (count - 1).clamp(min=0)), own)
+    most = (count - 1).clamp(min=0)
+    if caps is not None:
+        most = torch.where(caps >= 0, torch.minimum(caps, most), most)
+    own = torch.minimum(right.long().cumprod(dim=1).sum(dim=1), most)
+    correct = torch.where(forced_last >= 0, torch.minimum(forced_last, most), own)
     said = torch.where(forced_bonus >= 0, forced_bonus, picks.gather(1, correct[:, None])[:, 0])
     bonus, own_bonus = (torch.where(busy, x, 0) for x in (said, picks.gather(1, own[:, None])[:, 0]))
     lens = torch.where(busy, correct + 1, 0)
@@ -44,7 +47,7 @@ def accept(
 
 def _along_trees(
     window: torch.Tensor, picks: torch.Tensor, count: torch.Tensor, forced_last: torch.Tensor,
-    forced_bonus: torch.Tensor, parents: torch.Tensor,
+    forced_bonus: torch.Tensor, parents: torch.Tensor, caps: torch.Tensor | None,
 ) -> Acceptance:
     """Accept along trees: a walk ends at a node that no child continues; a forced path leads back to the root."""
     node, busy = torch.arange(window.shape[1], device=window.device), count > 0
@@ -56,6 +59,10 @@ def _along_trees(
     # A forced node after the window's end must not be read.
     last = torch.where(forced_last >= 0, torch.minimum(forced_last, (count - 1).clamp(min=0)), at)
     path, own = (_path(end, parents, busy) for end in (last, at))  # [B, T], root first, -1 padded
+    if caps is not None:
+        beyond = (node > caps[:, None]) & (caps >= 0)[:, None]
+        path, own = (x.masked_fill(beyond, -1) for x in (path, own))
+        last, at = (x.max(dim=1).values.clamp(min=0) for x in (path, own))
     lens, own_lens = ((x >= 0).sum(dim=1) for x in (path, own))
     said, own_bonus = (torch.where(busy, picks.gather(1, end[:, None])[:, 0], 0) for end in (last, at))
     bonus = torch.where(busy & (forced_bonus >= 0), forced_bonus, said)
