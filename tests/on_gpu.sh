@@ -95,6 +95,7 @@ if [ "$part" = all ] || [ "$part" = time ]; then
   task bench-native 500 env FLA_FLASH_QLA=0 python3 -m instep bench --minutes "${MINUTES:-6}" --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
   mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
   task gate-native 360 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --clock device --calibrate --minutes 2.7 --baselines "$out/baselines" --commit "$commit"
+  task bench-prompts 240 python3 -m instep bench --ops triton --kind prompts --no-peers --minutes 3 --commit "$commit" --json "$out/bench-prompts.json"
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
 fi
 cat "$failed"/* 2>/dev/null

@@ -19,6 +19,7 @@ import torch
 from instep.campaign import runner
 from instep.report.svg import bars as svg_of
 from instep.verdict import Exit
+from instep_optimized.graphs.prompt_segments import PromptGraphs
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_speed.bench import KINDS, bench_types, kernels_of_peers, kind, run
@@ -30,7 +31,7 @@ from instep_speed.bench.run import Asked, Bench, bench
 from instep_speed.commands.bench import draw
 from support.inputs.bench_runs import FP32, MACHINE, ground, make_up_peer, measured_cells, text
 from support.running.command import Runner, complaint
-from support.running.covering import few
+from support.running.covering import WHOLE, few
 
 SLOW = pytest.mark.slow
 # Kinds that have a plot on a CPU: two cells in one line.
@@ -219,6 +220,21 @@ def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures('quick')
+@WHOLE
+@pytest.mark.slow
+def test_rounds_with_prompts_are_timed_eagerly_and_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request comes and leaves within each round. Graphs that never run have no time."""
+    found = measured_cells({"plain": PLAIN}, "prompts")
+    assert found.exit is Exit.AGREED
+    arms = found.rows[0]["arms"]
+    assert list(arms) == ["plain, prompts run eagerly", "plain, in graphs of 64 rows"]
+    assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms.values())
+    monkeypatch.setattr(PromptGraphs, "target", lambda self, plan, see: None)
+    eager, graphs = measured_cells({"plain": PLAIN}, "prompts").rows[0]["arms"].values()
+    assert "us" in eager and "us" not in graphs and "0 graphs were replayed" in graphs["finding"]
+
+
+@pytest.mark.usefixtures('quick')
 @pytest.mark.slow
 def test_a_wrong_engine_has_no_rounds() -> None:
     swapped = measured_cells({"support.wrong.ops:SWAPPED": PLAIN}, "rounds")
@@ -380,7 +396,8 @@ def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_pa
     assert [file.name for file in (tmp_path / "p").iterdir()] == ["pick.svg"]
     assert '"form":"curves","group":"pick",' in (tmp_path / "page.html").read_text()
     assert set(KINDS) == {
-        "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "decoding"
+        "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "prompts",
+        "decoding",
     }  # fmt: skip
 
 

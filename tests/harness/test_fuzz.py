@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from instep.bundled import fixtures
 from instep.campaign.fuzz import campaign as fuzzing
 from instep.campaign.fuzz import hypothesis_machine
 from instep.campaign.fuzz.campaign import Settings, campaign, place
-from instep.campaign.fuzz.coverage import TREES, Coverage
+from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TREES, Coverage
 from instep.campaign.fuzz.drawn_run import Example
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
@@ -421,6 +422,32 @@ def test_campaign_of_overlapped_rounds_is_labelled(tmp_path: Path) -> None:
     model = write(tmp_path / "model", num_hidden_layers=2, full_attention_interval=2)
     counts = campaign(Settings(Setting("ledger", overlap=True), model, 2, 1, tmp_path / "found")).coverage.counts()
     assert counts["finished while rounds overlap"] == counts["finished"] > 0
+
+
+def test_forwards_with_prompts_are_counted_by_the_graph_that_they_fill() -> None:
+    trace, coverage = read(fixtures() / "traces" / "faults" / "prompts.jsonl"), Coverage()
+    assert not set(PROMPT_GRAPHS) & set(coverage.counts())
+    coverage.begin(buckets=(16, 64))
+    rules = EventRules(trace.header)
+    for event in trace.events:
+        before = rules.table.as_it_stands()
+        rules.apply(event)
+        coverage.note(before, event, rules.table)
+    assert {name: coverage.counts()[name] for name in PROMPT_GRAPHS} == {
+        "a prompt in a graph": 7, "a prompt in a graph without padding": 1,
+        "a prompt in a graph other than the narrowest": 4, "a prompt in a graph next to a window": 5,
+        "a prompt in a graph next to a decode": 1, "a later chunk in a graph": 5,
+        "a prompt with more rows than the widest graph": 1,
+    }
+
+
+@WHOLE
+@pytest.mark.slow
+def test_campaign_in_graphs_of_prompts_agrees_and_counts_them(model: Path, tmp_path: Path) -> None:
+    setting = Setting("plain", graphs=True, prompt_graphs="4,16")
+    result = campaign(Settings(setting, model, 4, 3, tmp_path / "found"))
+    assert result.exit is Exit.AGREED
+    assert result.coverage.counts()["a prompt in a graph"] > 0
 
 
 def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:

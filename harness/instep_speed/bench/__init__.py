@@ -31,6 +31,7 @@ KINDS: dict[str, str] = {
     "pick": "the argmax over the vocabulary",
     "products": "linear layers, MLP, experts and head",
     "rounds": "whole rounds of a model: draft, verify, commit",
+    "prompts": "whole rounds with a prompt in each, eagerly and in graphs",
     "decoding": "whole texts, by step count and with the controller",
     "prefill": "the recurrence of prompts",  # last, because self-tuning peers may take more than their share
 }

@@ -6,7 +6,7 @@ If a condition was never met, the campaign cannot have found the faults that nee
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,7 @@ class Turn:
     past: Past
     overlap: bool = False  # whether rounds overlap
     heads: int = 1  # how many MTP layers are in use
+    buckets: tuple[int, ...] = ()  # packed rows for which forwards with prompts are captured in graphs
 
 
 Condition = Callable[[Turn], bool]
@@ -78,16 +79,18 @@ class Coverage:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
         self._trees = self._prefixes = False  # whether any run had windows that may be trees; tracked prefixes
-        self._drafters: dict[str, Condition] = {}  # of the drafters of the runs
+        self._further: dict[str, Condition] = {}  # of the drafters of the runs, and of graphs of prompts
         self.begin()
 
-    def begin(self, *, overlap: bool = False, heads: int = 1) -> None:
+    def begin(self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = ()) -> None:
         self._past, self._last, self._overlap, self._heads = Past(), "start", overlap, heads
-        self._drafters |= _of_drafters(heads)
+        self._buckets = tuple(buckets)
+        self._further |= {**_of_drafters(heads), **(PROMPT_GRAPHS if buckets else {})}
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
-        turn, kind = Turn(before, event, after, self._past, self._overlap, self._heads), kind_of(event)
-        conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads)}
+        turn = Turn(before, event, after, self._past, self._overlap, self._heads, self._buckets)
+        conditions, kind = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads)}, kind_of(event)
+        conditions |= PROMPT_GRAPHS if self._buckets else {}
         self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
         self.met.update(name for name, holds in conditions.items() if holds(turn))
@@ -98,7 +101,7 @@ class Coverage:
 
     def counts(self) -> dict[str, int]:
         """Condition -> how many events met it."""
-        further = (*(TREES if self._trees else ()), *(PREFIXES if self._prefixes else ()), *self._drafters)
+        further = (*(TREES if self._trees else ()), *(PREFIXES if self._prefixes else ()), *self._further)
         return {name: self.met[name] for name in (*CONDITIONS, *further)}
 
 
@@ -502,6 +505,39 @@ SEVERAL: Mapping[str, Condition] = {
 def _of_drafters(heads: int) -> Mapping[str, Condition]:
     """The conditions for a run with this number of MTP layers."""
     return SEVERAL if heads > 1 else {} if heads else HANDED
+
+
+# ---- conditions of graphs of prompts: counted where such graphs are captured
+
+
+def _in_graph(holds: Callable[[Turn, int], bool]) -> Condition:
+    """For a forward with a prompt that fits in a graph: whether the condition holds for its packed rows."""
+
+    def condition(turn: Turn) -> bool:
+        rows = _prompt_rows(turn)
+        return 0 < rows <= max(turn.buckets) and holds(turn, rows)
+
+    return condition
+
+
+def _prompt_rows(turn: Turn) -> int:
+    """The packed rows of a forward with a prompt; 0 for every other event."""
+    if not _rows(turn, "prefill"):
+        return 0
+    return (sum(row.tokens for row in _rows(turn, "prefill", "decode"))
+            + sum(len(standing.window) for standing in _windows(turn)))  # fmt: skip
+
+
+PROMPT_GRAPHS: Mapping[str, Condition] = {
+    "a prompt in a graph": _in_graph(lambda turn, rows: True),
+    "a prompt in a graph without padding": _in_graph(lambda turn, rows: rows in turn.buckets),
+    "a prompt in a graph other than the narrowest": _in_graph(lambda turn, rows: rows > min(turn.buckets)),
+    "a prompt in a graph next to a window": _in_graph(lambda turn, rows: bool(_rows(turn, "verify"))),
+    "a prompt in a graph next to a decode": _in_graph(lambda turn, rows: bool(_rows(turn, "decode"))),
+    "a later chunk in a graph": _in_graph(lambda turn, rows: any(
+        turn.before.live[row.request].length for row in _rows(turn, "prefill"))),
+    "a prompt with more rows than the widest graph": lambda turn: _prompt_rows(turn) > max(turn.buckets),
+}
 
 
 # ---- facts for later events

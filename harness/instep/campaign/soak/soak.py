@@ -92,7 +92,8 @@ class Soak:
         data = Seeded(f"{self.soaked.seed}/{self.soaked.engines}")
         self.soaked.engines += 1
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
-        self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads)
+        self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
+                            buckets=plan.setting.prompt_buckets or ())
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:

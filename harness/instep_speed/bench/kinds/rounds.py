@@ -107,7 +107,7 @@ class Run:
         witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
         found = explain_outcome(outcome(
             self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness], admissions=False,
-            batches=self._batches,
+            batches=self.batches,
         ))  # fmt: skip
         if found.verdict.exit is not Exit.AGREED:
             first = found.verdict.findings[:1]
@@ -117,20 +117,21 @@ class Run:
         if self.setting.device.startswith("cuda"):
             torch.cuda.empty_cache()
         held = self._timed(until)
-        return "" if held == witness.found else "the timed engine holds other bits than the checked one"
+        same = bool(held) and held == {name: witness.found.get(name) for name in held}  # it has finished requests, too
+        return "" if same else "the timed engine holds other bits than the checked one"
 
     def _timed(self, until: int) -> dict[str, str]:
         """Serve all events and return digests of the requests' states at event `until`."""
         events, header = self.trace.events, self.trace.header
         served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps,
-                        batches=self._batches)  # fmt: skip
+                        batches=self.batches)  # fmt: skip
         player, witness = Player("timed", served), Witness(until)
         drafts = [number for number, event in enumerate(events) if isinstance(event, Draft)]
         profiled, begun, marks, counts = drafts[-PROFILED], 0.0, list[float](), list[HostCopy]()
         for number, event in enumerate(events[:profiled]):
             answer = player.serve(event).answer
             if number == until:
-                witness.living({name: served.state(name) for name in self._names})
+                witness.living({name: served.state(name) for name in self.names})
                 _wait(self.setting.device)
                 begun = time.perf_counter()
             elif begun and isinstance(answer, Committed):
@@ -147,12 +148,12 @@ class Run:
         return witness.found
 
     @property
-    def _batches(self) -> tuple[int]:
+    def batches(self) -> tuple[int, ...]:
         """Batch sizes for graphs: every round has all requests, so kernels of smaller batches need not be compiled."""
         return (len(self.trace.header.capacity.slots),)
 
     @property
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
         return [f"r{number}" for number in range(len(self.trace.header.capacity.slots))]
 
 
@@ -168,35 +169,52 @@ def _wait(device: str) -> None:
 
 def make(ground: Ground, at: At) -> Cell:
     checkpoint = checkpoint_of(ground, at.get("layers"))
-    rounds = CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
-    length = PROMPT + rounds * (1 + sum(ACCEPTED) / len(ACCEPTED)) / 2
-    trace, (read, written) = laid(checkpoint, at["batch"], rounds), least(checkpoint, at["batch"], ground, length)
+    count = count_of(ground)
+    trace = laid(checkpoint, at["batch"], count)
+    read, written = least(checkpoint, at["batch"], ground, middle(count))
     cell = Cell([], read, written)
     for name in ground.sets:
         setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
                              graphs=ground.card, overlap=True)  # fmt: skip
-        cell.arms.append(_arm(name, Run(trace, checkpoint, setting)))
+        cell.arms.append(arm_of(name, Run(trace, checkpoint, setting)))
     return cell
 
 
-def _arm(name: str, run: Run) -> Arm:
+def count_of(ground: Ground) -> int:
+    """The number of rounds of a trace."""
+    return CHECKED + PROFILED + 3 + TIMED["tiny" if ground.tiny else "card"]
+
+
+def middle(rounds: int) -> float:
+    """The tokens of a request in the middle round."""
+    return PROMPT + rounds * (1 + sum(ACCEPTED) / len(ACCEPTED)) / 2
+
+
+def arm_of(name: str, run: Run) -> Arm:
+    """An arm that times itself, by a run that was checked."""
     samples: Callable[[int], list[float]] = lambda count: run.seconds  # noqa: E731
     return Arm(name, None, run.check, samples=samples, more=lambda: run.work)
 
 
 def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> tuple[float, float]:
     """Minimum bytes that a round of requests with `length` tokens reads and writes."""
+    config, each = checkpoint.config, weights_of(checkpoint)
+    weights = ground.dtype.itemsize * (each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"])
+    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
+    attending = config.layer_kinds.count("attention") + NUM_STEPS
+    kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
+    return weights + state + kept, state
+
+
+def weights_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """The number of weights that a row of the trunk, of the draft head and of the head is multiplied by."""
     config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
     for name, size in expected_shapes(config, FUSED).items():
         head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")
         part = "head" if head else "draft" if name.startswith("mtp.") else "trunk"
         if head or "embed_tokens" not in name:
-            each[part] += math.prod(size) * ground.dtype.itemsize
-    weights = each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"]
-    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
-    attending = config.layer_kinds.count("attention") + NUM_STEPS
-    kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
-    return weights + state + kept, state
+            each[part] += math.prod(size)
+    return each
 
 
 KIND = Kind("a round", cells, make)
