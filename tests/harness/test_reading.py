@@ -14,7 +14,7 @@ from documentation.blocks import blocks_of
 from instep import tier_allowances
 from instep.campaign.streams.run_stamped_trace import streamed
 from instep.campaign.streams.stream_check import Stream
-from instep.checks import for_labels, for_numbers
+from instep.checks import for_labels, for_numbers, of_ranks
 from instep.diagnose import confirm_cause, diagnose
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import DRAWS, FEWEST_DRAWS
@@ -85,7 +85,9 @@ def test_streams_print_what_the_page_shows(ragged: Trace) -> None:
 
 def test_the_table_names_every_check_in_order_with_its_tier() -> None:
     labels, numbers = for_labels(), for_numbers(cast(Oracle, None))
-    by_name = {check.name: check for check in (labels[0], labels[3], *numbers)}
+    ranks = of_ranks(2)  # in runs of both kinds, before all others
+    by_name = {check.name: check for check in (labels[0], labels[2], *numbers, *ranks)}
+    labels, numbers = (*labels, *ranks), (*numbers, *ranks)
     told = [(name, tier, column) for name, tier, column, _, _ in table()]
     assert told == [
         (name, check.tier.value, on({c.name for c in labels}, {c.name for c in numbers}, name))

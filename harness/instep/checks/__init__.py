@@ -34,18 +34,22 @@ from .unchanged_bytes import Bytes
 from .unserved_events import Played
 from .unused_positions import Tails
 
-__all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "structure"]
+__all__ = ["Check", "for_free_runs", "for_labels", "for_numbers", "of_ranks", "structure"]
 
 
 def structure() -> tuple[Check, ...]:
     """The checks of every subject, whether it computes or moves labels."""
-    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies(),
-            Collectives(), Replicas())  # fmt: skip
+    return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
+
+
+def of_ranks(ranks: int) -> tuple[Check, ...]:
+    """The checks that compare the ranks of a subject; none of one rank."""
+    return (Agreement(), Collectives(), Replicas()) if ranks > 1 else ()
 
 
 def for_labels() -> tuple[Check, ...]:
     """The checks of a subject that moves labels (`ledger`), where everything is exact."""
-    return (Identity(), Agreement(), Grown(), Labels(), Bytes(), *structure())
+    return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
 def for_numbers(oracle: Oracle, repeated_runs: Redraws | None = None) -> tuple[Check, ...]:
@@ -56,7 +60,7 @@ def for_numbers(oracle: Oracle, repeated_runs: Redraws | None = None) -> tuple[C
     experts = Experts(oracle)
     arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
     free = Propagated(repeated_runs, others=experts.parted), Decisions(experts.parted)
-    return (Played(), Identity(), Agreement(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
+    return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
 
 
 def for_free_runs(oracle: FreeOracle, repeated_runs: Redraws | None = None) -> tuple[Check, ...]:

@@ -26,7 +26,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
-from ..checks import Check, for_free_runs, for_labels, for_numbers
+from ..checks import Check, for_free_runs, for_labels, for_numbers, of_ranks
 from ..finding_problem import Problem
 from ..oracle.free_run_states import FreeOracle
 from ..setting import WIDTHS, Setting, moves_labels
@@ -164,6 +164,7 @@ class Replay:
         chosen = self.checks(self.plan) if self.checks is not None else checks_for(
             oracle, participants.repeated_runs,
             RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
+            self.plan.setting.ranks,
         )
         chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
         with threads_for(self.plan.checkpoint.config.hidden):
@@ -275,17 +276,18 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 
 def checks_for(
     oracle: PatchedOracle | FreeOracle | None, repeated_runs: RepeatedRuns | None,
-    recorded: RecordedChoices | None = None,
+    recorded: RecordedChoices | None = None, ranks: int = 1,
 ) -> tuple[Check, ...]:
     """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.
 
     repeated_runs: further draws of the rounded run; None means none. recorded: the check against the choices of a
-    recorded trace, if there are any.
+    recorded trace, if there are any. ranks: of the subject
     """
     if oracle is None:
-        return for_labels()
+        return (*of_ranks(ranks), *for_labels())
     checks = (for_free_runs(oracle, repeated_runs) if isinstance(oracle, FreeOracle)
               else for_numbers(oracle, repeated_runs))  # fmt: skip
+    checks = (*of_ranks(ranks), *checks)
     return checks if recorded is None else (recorded, *checks)
 
 

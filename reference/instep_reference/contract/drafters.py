@@ -44,8 +44,9 @@ def in_use(config: ModelConfig, mode: str) -> ModelConfig:
     facts = DRAFTERS.get((config.model_type, mode))
     if facts is None:
         return config
-    return replace(config, mtp_layers=config.mtp_layers if facts.heads else 0,
+    used = replace(config, mtp_layers=config.mtp_layers if facts.heads else 0,
                    block=config.block if facts.block else None)  # fmt: skip
+    return config if used == config else used
 
 
 def heads_of(mode: str, mtp_layers: int) -> int:
