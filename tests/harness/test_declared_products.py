@@ -444,3 +444,29 @@ def test_kit_grants_wide_activations_no_narrow_declaration() -> None:
     chunks = (one for one in CASES if str(one).startswith("gdn-chunk"))
     case = next(one for one in chunks if one.build("cpu").inputs["dtype"] == torch.float32)
     assert [len(judged(ops, [case]).findings) > 0 for ops in (BF16, narrow)] == [False, True]
+
+
+def test_partial_sums_of_ranks_are_rounded_before_they_are_added(model: Weights) -> None:
+    """Only the product that makes a mixer's result is split, in the order of the ranks; others of the form are not."""
+    operands = Operands({"linear": Product("ieee", parts=2, stored="bf16")}, model)
+    layer, generator = model.layers[0].mixer, torch.Generator().manual_seed(0)
+    operands.form = "linear"
+    rows = torch.randn(3, layer.out.shape[1], generator=generator)
+    half = layer.out.shape[1] // 2
+    rows[:, half:] = -rows[:, :half] @ layer.out[:, :half].T @ torch.linalg.pinv(layer.out[:, half:].T)  # they cancel
+    parts = [(rows[:, part] @ layer.out[:, part].T).bfloat16().float() for part in (slice(half), slice(half, None))]
+    found = operands.multiply(torch.matmul, "matmul", (rows, layer.out.T), {})
+    right = rows @ layer.out.T
+    assert torch.equal(found, parts[0] + parts[1])
+    assert (found - right).norm() > 10 * (right.bfloat16().float() - right).norm()  # no rounding of the total covers it
+    x = torch.randn(3, model.config.hidden, generator=generator)
+    assert torch.equal(operands.multiply(torch.matmul, "matmul", (x, layer.qkv.T), {}), x @ layer.qkv.T)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("form", "product", "says"), [
+    ("conv", Product("ieee", parts=2), "expected 1: only linear and mlp end in a sum over ranks"),
+])  # fmt: skip
+def test_partial_sums_are_declared_only_where_there_are_any(form: str, product: Product, says: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        checked({form: product})
+    assert says in str(raised.value) and str(Product("tf32", parts=4, stored="bf16")) == "tf32, 4 partial sums in bf16"

@@ -79,6 +79,13 @@ def test_two_ranks_agree_with_the_reference(four_rounds: Trace, how: dict[str, A
 
 
 @WHOLE
+@pytest.mark.parametrize("ops", ["triton", "invariant"])
+def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str) -> None:
+    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16").verdict
+    assert verdict.exit == Exit.AGREED and verdict.events == len(four_rounds_bf16.events)
+
+
+@WHOLE
 def test_sums_of_parts_in_16_bits_are_declared(four_rounds_bf16: Trace) -> None:
     outcome = replayed(four_rounds_bf16, ops="plain", dtype="bfloat16")
     assert outcome.verdict.exit == Exit.AGREED
@@ -113,7 +120,6 @@ def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
     (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
-    (("--ops", "triton", "--ranks", "2"), "several ranks with the op set triton; known: plain, ledger (ranks 2)"),
     (("--ops", "plain", "--ranks", "2", "--state-dtype", "bfloat16", "--state-rounding", "stochastic:1"),
      "several ranks with stochastic rounding of states"),
 ])  # fmt: skip

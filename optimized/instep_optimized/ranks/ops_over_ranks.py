@@ -32,7 +32,6 @@ from ..ops.op_protocols import Ops
 from ..options import Options, moves_labels
 from . import Comm
 
-KNOWN = ("plain", "ledger")
 BY_ROW = "mixer"  # the component that a linear by row makes
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -40,7 +39,6 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> tuple[Checkpoint, Ops]:
     """Return the checkpoint and the op set of one rank, or refuse settings that have no ranks yet."""
     for refused, why in (
-        (ops.name not in KNOWN, f"the op set {ops.name}; known: {', '.join(KNOWN)}"),
         (torch.device(options.device).type != "cpu", f"the device {options.device}; lock step runs on a CPU"),
         (isinstance(options.state, Blocked) and options.state.seed is not None,
          f"stochastic rounding of states ({options.state}): its numbers count the heads of the whole model"),
