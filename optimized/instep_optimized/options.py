@@ -135,7 +135,7 @@ NO_TREES: tuple[tuple[TreeRule, str, tuple[str, ...]], ...] = (
     (lambda o, c, s: o.drafter == "vanilla" and c.mtp_layers > 0,
      "windows that are trees: vanilla drafting has no separate layer per branch", ("drafter",)),
     (lambda o, c, s: o.drafter == BLOCK,
-     "windows that are trees: the rows of a block drafter have no branches", ("drafter",)),
+     "windows that are trees: in a block drafter rows have no branches", ("drafter",)),
 )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,10 +22,11 @@ from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_optimized import load
 from instep_optimized.options import check
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
-from support.inputs.checkpoints import config_of
+from support.inputs.checkpoints import config_of, write, write_block
 from support.inputs.few_channels import few_channels, same_events
 from support.inputs.option_combinations import (
     CONSTRAINED,
@@ -122,7 +124,8 @@ def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     assert bool(seen.replays) == row["graphs"]
     width = "float64" if row["dtype"] == "float64" else "float32"
     assert seen.dtypes["state"] == (row["state_dtype"] or width)
-    assert seen.dtypes["keys"] == seen.dtypes["draft_keys"] == (row["kv_dtype"] or row["dtype"])
+    drafts = "block_keys" if row["drafter"] == "block" else "draft_keys"
+    assert seen.dtypes["keys"] == seen.dtypes[drafts] == (row["kv_dtype"] or row["dtype"])
     shapes = {shape for event in replayed.events if isinstance(event, Draft) for shape in event.parents or ()}
     assert bool(shapes) == row["trees"]
     assert any(isinstance(event, Load) for event in replayed.events) == row["tracked"]
@@ -134,10 +137,13 @@ def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_product_is_refused_exactly_where_predicted() -> None:
+def test_the_whole_product_is_refused_exactly_where_predicted(tmp_path: Path) -> None:
     ops, steps = load("plain"), POLICY.num_steps
+    block = Checkpoint.open(write_block(write(tmp_path)), "block").config.block
     configs = {
-        (kind, drafter): ModelConfig.from_dict(config_of(kind, mtp_num_hidden_layers=mtp_layers(drafter)))
+        (kind, drafter): replace(
+            ModelConfig.from_dict(config_of(kind, mtp_num_hidden_layers=mtp_layers(drafter))),
+            block=block if drafter == "block" else None)
         for kind in FACTORS["kind"] for drafter in FACTORS["drafter"]
     }
     for row in whole(CONSTRAINED):
@@ -156,8 +162,11 @@ def test_the_whole_product_is_refused_exactly_where_predicted() -> None:
 def test_an_unsupported_row_is_refused_before_anything_runs(
     told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
 ) -> None:
-    row = {**pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
-           "trees": False, "conv": "windows", **{name: values[-1] for name, values in told.items()}}  # fmt: skip
+    row = {
+        **pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
+        "trees": False, "conv": "windows", "drafter": "eagle",
+        **{name: values[-1] for name, values in told.items()},
+    }
     assert refusals(row) == [why]
     served = list[int]()
     with pytest.raises(InstepError, match=why):

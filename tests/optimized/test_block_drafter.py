@@ -53,7 +53,7 @@ def rounds(*widths: tuple[int, ...]) -> Iterator[e.Event]:
 
 
 @pytest.mark.parametrize(("ops", "options"), [
-    ("ledger", {}), ("plain", {}), pytest.param("ledger", {"graphs": True}, marks=WHOLE),
+    ("ledger", {}), pytest.param("plain", {}, marks=WHOLE), pytest.param("ledger", {"graphs": True}, marks=WHOLE),
     pytest.param("plain", {"graphs": True, "overlap": True}, marks=WHOLE),
     pytest.param("triton", {}, marks=[WHOLE, pytest.mark.interpreted]),
     pytest.param("triton", {"graphs": True, "strategy": "columns"}, marks=[WHOLE, pytest.mark.interpreted]),

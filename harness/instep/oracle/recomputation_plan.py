@@ -42,8 +42,10 @@ BEFORE_NORM = NamedMistake("rows-before-the-norm", "reads {} before {} final nor
 SHIFTED = NamedMistake("targets-rows-shifted", "reads the target's rows shifted by one")
 STALE_ROWS = NamedMistake("rows-of-another-layer", "reads {}'s rows")
 STALE_STEP = NamedMistake("row-of-another-step", "reads the head's row of {}, not of {}")
-OTHER_LAYERS = NamedMistake("rows-after-another-layer", "reads the target's rows after layer {}")
-KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP, OTHER_LAYERS)
+OTHER_LAYERS = NamedMistake("rows-after-another-layer", "reads the target's rows after {}")
+LATE_KEYS = NamedMistake("context-keys-at-the-next-position", "rotates the keys of the context one position too {}")
+LAYER_NORM = NamedMistake("context-through-the-layers-norm", "passes the context through the layer's input norm")
+KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP, OTHER_LAYERS, LATE_KEYS, LAYER_NORM)
 
 
 @dataclass(frozen=True)
@@ -207,10 +209,13 @@ class Planner:
         there = [one for one in own if one is not None and len(one) == span.count]
         for number in range(1, len(layers)) if len(there) == len(layers) else ():
             place, joined = Place("trunk", layers[number], "features"), torch.cat(there[: number + 1], -1)
-            wrongs = [(OTHER_LAYERS.known(layers[number] + off), [*there[:number], other]) for off in (-1, 1)
-                      if (other := self._hidden(span, layers[number] + off + 1)) is not None]  # fmt: skip
-            yield self._task(span, "trunk", place.layer, partial(_shown, place, joined),
-                             wrongs=tuple((known, partial(_shown, place, torch.cat(x, -1))) for known, x in wrongs))
+            wrongs = []
+            for off in (-1, 1):  # engines count the rows that a layer gets, or the rows after it
+                others = [self._hidden(span, layer + off + 1) for layer in layers[: number + 1]]
+                if all(one is not None for one in others):
+                    known = OTHER_LAYERS.known(f"layers {' and '.join(str(x + off) for x in layers[: number + 1])}")
+                    wrongs.append((known, partial(_shown, place, torch.cat([x for x in others if x is not None], -1))))
+            yield self._task(span, "trunk", place.layer, partial(_shown, place, joined), wrongs=tuple(wrongs))
 
     def _fed(self, side: Side, span: RowSpan) -> torch.Tensor | None:
         """The rows of the target that the drafter takes in: final rows, or those that a block drafter reads."""
@@ -228,7 +233,12 @@ class Planner:
         context = rows(self.context.subject, Place("extend", STAGE_LEVEL, "context"), span)
         if context is not None and len(context) == span.count and self.config.block is not None:
             for layer in range(self.config.block.num_hidden_layers):
-                yield self._task(span, "extend", layer, keys_and_values(layer, context, span.start))
+                work, start = partial(keys_and_values, layer, context), span.start
+                wrongs = (
+                    (LATE_KEYS.known("late"), work(start + 1)), (LATE_KEYS.known("early"), work(start - 1)),
+                    (LAYER_NORM.known(), work(start, normed=True)),
+                )
+                yield self._task(span, "extend", layer, work(start), wrongs=wrongs)
 
     def _block(self, span: RowSpan) -> Iterator[Task]:
         """The block drafter over one block: the root, and a mask token for every draft."""

@@ -72,12 +72,14 @@ def context_of(fed: torch.Tensor) -> Work:
     return work
 
 
-def keys_and_values(layer: int, context: torch.Tensor, start: int) -> Work:
-    """A layer's keys and values of the context, from its rows."""
+def keys_and_values(layer: int, context: torch.Tensor, start: int, *, normed: bool = False) -> Work:
+    """A layer's keys and values of the context, from its rows. normed: the rows pass the layer's input norm first."""
 
     def work(weights: Weights, see: See) -> None:
         config, mixer = weights.config.block_model(), cast(AttentionWeights, block_of(weights).layers[layer].mixer)
         rows, shape = context.to(weights.embedding), (len(context), config.kv_heads, config.head_dim)
+        if normed:
+            rows = rms_norm(rows, block_of(weights).layers[layer].input_norm, config.eps)
         raw = see(Place("extend", layer, "key_raw"), (rows @ mixer.key.T).reshape(shape))
         positions = start + torch.arange(len(rows), device=rows.device)
         see(Place("extend", layer, "key"), rotate(rms_norm(raw, mixer.key_norm, config.eps), positions, config))

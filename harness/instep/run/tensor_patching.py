@@ -25,7 +25,7 @@ from ..oracle.recomputation_plan import EventPlan
 from ..oracle.single_layer_run import Work
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, RowSpan
-from ..watch.rows_by_request import rows
+from ..watch.rows_by_request import field_of, rows
 from ..watch.rows_subject_must_show import due
 from .run_variants import Patch, in_memory, spelled
 
@@ -116,12 +116,6 @@ def as_kept(x: torch.Tensor, like: Copied) -> Copied:
     if isinstance(like, torch.Tensor):
         return x.to(like)
     return Block(*packed(x.to(like.scales), like.values.dtype, like.scales.shape[-2:]))
-
-
-def field_of(place: Place, state: RequestState) -> str:
-    """The field of this state for a component of memory."""
-    side = "block" if state.block_keys else "draft"
-    return place.component if place.stage == "trunk" else f"{side}_{place.component}"
 
 
 class PatchedOracle(Oracle):

@@ -247,8 +247,6 @@ def sound(header: Header, field: str) -> None:
         ("drafter.vocab", header.drafter and header.drafter.vocab,
          header.drafter is None or (header.drafter.vocab, header.drafter.mtp_layers) == (header.checkpoint.vocab, 0),
          f"{header.checkpoint.vocab}, as in the checkpoint, and no MTP layers"),
-        ("capacity.num_draft_tokens", nodes, nodes is None or header.drafter is None,
-         "nothing: a block drafter proposes chains alone"),
         ("adaptive", "a file and a controller", header.adaptive is None or header.controller is None,
          "one of them; a controller has its own `file`"),
         ("replay", [part.until for part in header.replay], all((part.until or 0) >= 0 for part in header.replay),

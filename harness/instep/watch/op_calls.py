@@ -322,6 +322,9 @@ def seen(before: int, sets: Sequence[int]) -> tuple[int, tuple[tuple[int, ...], 
     """
     if not sets:
         return before, ()
+    if len(sets) > 1 and len({*sets}) == 1:  # the rows of a block, which see each other
+        seen_by_all = tuple(before + node for node in range(sets[0].bit_length()) if sets[0] >> node & 1)
+        return before, (seen_by_all,) * len(sets)
     rows = [[before + node for node in range(bits.bit_length()) if bits >> node & 1] for bits in sets]
     first = next(at for at in range(before, before + 65) if at not in rows[0][:-1])
     branches = tuple(tuple(at for at in row if at >= first) for row in rows)

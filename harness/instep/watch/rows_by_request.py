@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Path, RequestState
 from instep_reference.contract.event_facts import committed_paths, restores
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
@@ -67,6 +67,12 @@ def rows(side: Side, place: Place, span: RowSpan) -> torch.Tensor | None:
         return None
     begin, count = span.at(place)
     return tensor[begin : begin + count]
+
+
+def field_of(place: Place, state: RequestState) -> str:
+    """The field of this state for a component of memory."""
+    side = "block" if state.block_keys else "draft"
+    return place.component if place.stage == "trunk" else f"{side}_{place.component}"
 
 
 def whose(context: EventContext, place: Place, row: int) -> str | None:

@@ -38,9 +38,9 @@ POLICY = ".policy.json"  # next to every trace of a fault: the policy from which
 def spoken(trace: Path, setting: Setting, tokens: int) -> dict[str, Any]:
     """Generate `tokens` tokens for every request. An engine that raises keeps its tokens so far, and its error."""
     loaded = read(trace)
-    checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near)
-    policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
     setting = setting.recorded(loaded.header.recording)
+    checkpoint = Checkpoint.open(trace.parent / loaded.header.checkpoint.near, setting.mode)
+    policy = freed(read_policy(trace.with_suffix(POLICY)), loaded, tokens)
     header, _ = header_of(policy, checkpoint, recording=loaded.header.recording)
     propose = ngram if setting.mode == EXTERNAL else None  # external drafts need a source
     plain = engine(checkpoint, setting, header.room(), **header.steps("policy"))

@@ -78,7 +78,7 @@ def write(
     return directory
 
 
-def write_block(directory: Path, seed: int = 1, **overrides: Any) -> Path:
+def write_block(directory: Path, seed: int = 1, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """Add a block drafter to the model of this directory: three layers of 2 heads, which reads its first two layers."""
     target = ModelConfig.from_file(directory / "config.json")
     fields = {
@@ -92,7 +92,7 @@ def write_block(directory: Path, seed: int = 1, **overrides: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     block = msgspec.convert(fields, BlockDrafter)
     shapes = block_shapes(replace(target, block=block))
-    tensors = {name.removeprefix(PREFIX): _draw(name, shape, generator) for name, shape in shapes.items()}
+    tensors = {name.removeprefix(PREFIX): _draw(name, shape, generator).to(dtype) for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors")
     return directory
 

@@ -21,7 +21,7 @@ from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction
 from instep_optimized.commit import OURS
 from instep_optimized.draft import MODES
-from support.inputs.checkpoints import MODEL_TYPES, write
+from support.inputs.checkpoints import MODEL_TYPES, write, write_block
 from support.inputs.traces import PROMPTS
 
 Row = Mapping[str, Any]
@@ -48,6 +48,7 @@ REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
     ({"trees": (True,), "conv": ("widened",)},
      "in a widened line of inputs the conv windows of siblings would overlap"),
     ({"trees": (True,), "drafter": ("vanilla",)}, "no separate layer per branch"),
+    ({"trees": (True,), "drafter": ("block",)}, "rows have no branches"),
     *(({"layout": (one,), "snapshot_layout": (other,), "strategy": NO_SNAPSHOTS},
        "only the strategy snapshot has a second pool of states")
       for one, other in (LAYOUTS, LAYOUTS[::-1])),
@@ -156,6 +157,8 @@ def trace(folder: Path, row: Row) -> Trace:
     name, told = name_of(row), POLICY
     model = write(folder / name, row["kind"], dtype=getattr(torch, name.rpartition("-")[2]), **SIZES,
                   mtp_num_hidden_layers=mtp_layers(row["drafter"]))  # fmt: skip
+    if row["drafter"] == "block":
+        write_block(model, dtype=getattr(torch, name.rpartition("-")[2]))
     if row["trees"]:
         told = replace(told, trees=(((0, 0, 1), (0, 1)),), capacity=replace(ROOM, num_draft_tokens=NODES))
     if row["tracked"]:

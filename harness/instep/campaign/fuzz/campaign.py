@@ -158,8 +158,9 @@ class _Host:
         if self.smallest is None:
             self.result.examples += 1
             self.run.advance(self.name, self.result.examples, self.settings.examples)
-            self.result.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
-                                       buckets=plan.setting.prompt_buckets or ())
+            self.result.coverage.begin(
+                overlap=plan.setting.overlap, heads=header.heads, buckets=plan.setting.prompt_buckets or (),
+                block=header.drafter is not None)
         try:
             return Example(plan, header)
         except Exception as error:

@@ -82,14 +82,15 @@ class Coverage:
         self._further: dict[str, Condition] = {}  # of the drafters of the runs, and of graphs of prompts
         self.begin()
 
-    def begin(self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = ()) -> None:
-        self._past, self._last, self._overlap, self._heads = Past(), "start", overlap, heads
+    def begin(self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = (), block: bool = False) -> None:
+        self._past, self._last, self._overlap, self._heads, self._block = Past(), "start", overlap, heads, block
         self._buckets = tuple(buckets)
-        self._further |= {**_of_drafters(heads), **(PROMPT_GRAPHS if buckets else {})}
+        self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {})}
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn = Turn(before, event, after, self._past, self._overlap, self._heads, self._buckets)
-        conditions, kind = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads)}, kind_of(event)
+        conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads, self._block)}
+        kind = kind_of(event)
         conditions |= PROMPT_GRAPHS if self._buckets else {}
         self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
@@ -502,9 +503,18 @@ SEVERAL: Mapping[str, Condition] = {
 }
 
 
-def _of_drafters(heads: int) -> Mapping[str, Condition]:
-    """The conditions for a run with this number of MTP layers."""
-    return SEVERAL if heads > 1 else {} if heads else HANDED
+BLOCKS: Mapping[str, Condition] = {
+    "block drafter: accepted: ragged": _ragged,
+    "block drafter: blocks of several widths": lambda t: len({*map(len, _chains(t))}) > 1,
+    "block drafter: a block of the root alone": lambda t: 1 in map(len, _chains(t)),
+    "block drafter: resumed or loaded after a root": _at(e.Load | e.Resume, _brought_back),
+    "block drafter: drafted after the step count changed": _at(e.Draft, lambda t, event: t.past.switched),
+}
+
+
+def _of_drafters(heads: int, block: bool) -> Mapping[str, Condition]:
+    """The conditions for a run with this number of MTP layers, or with a block drafter."""
+    return BLOCKS if block else SEVERAL if heads > 1 else {} if heads else HANDED
 
 
 # ---- conditions of graphs of prompts: counted where such graphs are captured

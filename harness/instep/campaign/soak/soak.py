@@ -93,7 +93,7 @@ class Soak:
         self.soaked.engines += 1
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
-                            buckets=plan.setting.prompt_buckets or ())
+                            buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None)
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:

@@ -12,6 +12,7 @@ import torch
 
 from ...checks.unchanged_bytes import PROPOSED
 from ...tier_allowances import NEAR
+from ...watch.rows_by_request import field_of
 from .finding_case import Case, Explanation
 from .wrong_rows import permuted
 
@@ -28,8 +29,8 @@ def windows(case: Case) -> Iterator[Explanation]:
         yield from permuted(case, 1, "column", [])
         yield from permuted(case, 0, "channel", [])
     elif case.component in ("keys", "values"):
-        stage, layer = case.finding.place.stage, case.finding.place.layer
-        field = case.component if stage == "trunk" else f"draft_{case.component}"
+        layer = case.finding.place.layer
+        field = next((field_of(case.finding.place, state) for state in case.context.subject.after.values()), "")
         theirs = [
             (f'of request "{name}"', cache) for name, state in case.context.subject.after.items()
             if name != case.finding.request and (cache := getattr(state, field).get(layer)) is not None and len(cache)

@@ -14,6 +14,7 @@ from instep_reference.attention import AttentionMemory, rotate
 
 from ...checks.check_interface import at_end, counted
 from ...oracle.single_layer_run import LayerWork
+from ...watch.rows_by_request import field_of
 from .finding_case import Case, Explanation
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
@@ -75,10 +76,10 @@ def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:
     zero = torch.zeros_like(keys[:1]), torch.zeros_like(values[:1])
     yield from with_memory("sees one position more, which is empty", torch.cat((keys, zero[0])),
                            torch.cat((values, zero[1])))  # fmt: skip
-    stage, layer = case.finding.place.stage, case.finding.place.layer
-    fields = ("keys", "values") if stage == "trunk" else ("draft_keys", "draft_values")
+    place = case.finding.place
     for other, state in case.context.subject.before.items():
-        theirs = [getattr(state, field).get(layer) for field in fields]
+        fields = [field_of(place._replace(component=name), state) for name in ("keys", "values")]
+        theirs = [getattr(state, field).get(place.layer) for field in fields]
         if other != case.finding.request and theirs[0] is not None and len(theirs[0]):
             k, v = (torch.cat((x[:length], own[len(x):])) for x, own in zip(theirs, (keys, values), strict=True))
             yield from with_memory(f'reads the keys and values of request "{other}"', k, v)

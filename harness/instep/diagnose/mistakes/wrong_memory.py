@@ -18,6 +18,7 @@ from instep_reference.gdn import GdnMemory
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
 from ...tier_allowances import NEAR
+from ...watch.rows_by_request import field_of
 from .finding_case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.
@@ -131,8 +132,8 @@ def _without_oldest(case: Case, kept: GdnMemory) -> Iterator[Explanation]:
 
 def _stale_cache(case: Case, kept: AttentionMemory) -> Iterator[Explanation]:
     for says, state in case.history.of(case.finding.request or "", case.context.index):
-        fields = (state.keys, state.values) if case.finding.place.stage == "trunk" else (
-            state.draft_keys, state.draft_values)
-        keys, values = (field.get(case.finding.place.layer) for field in fields)
+        place = case.finding.place
+        keys, values = (getattr(state, field_of(place._replace(component=name), state)).get(place.layer)
+                        for name in ("keys", "values"))  # fmt: skip
         if keys is not None and values is not None and 0 < len(keys) < len(kept.keys):
             yield from case.made(f"sees the cache as it was {says}", memory=AttentionMemory(keys, values))

@@ -37,6 +37,7 @@ FILES = {
     "trees": "trees",
     "widths": "widths",
     "caps": "caps",
+    "blocks": "blocks",
     "experts": "experts",
     "ranks": "ranks",
     "others": "miscellaneous",

@@ -163,6 +163,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "cap-pages": "a request has other pages than those of its window before a commit, and of its length after it",
         "cap-counts": "a length, or what the controller gets, ignores the cap",
     },
+    "blocks": {
+        "block-rows": "the drafter reads other rows of the target than the declared ones",
+        "block-context": "the context has rows that it should not have, or lacks some, or has them at other positions",
+        "block-attention": "a row of a block sees more or fewer rows than those of its block",
+        "block-anchor": "a block begins with another token, or at another position",
+        "block-drafts": "drafts or their count are taken at another place",
+        "block-kept": "what is kept of a context, or loaded, is not that of the request",
+    },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
         "expert-left-out": "an expert that a row has does not serve it",
