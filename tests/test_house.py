@@ -52,7 +52,7 @@ BUILDS_ENGINES = {
 ENGINE_MODULES = ("instep_optimized.engine", "instep_reference.engine", "instep_reference.label_ledger")
 # Nothing in the contract computes: these are the only torch names it may use.
 CONTRACT_TORCH_NAMES = {
-    "Tensor", "dtype", "device", "float32", "float16", "bfloat16", "float64", "float8_e4m3fn", "isfinite",
+    "Tensor", "dtype", "device", "float32", "int8", "float16", "bfloat16", "float64", "float8_e4m3fn", "isfinite",
 }
 
 

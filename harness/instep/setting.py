@@ -17,12 +17,20 @@ from instep_optimized.commit import OURS, known
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.interpreter import wanted_on
 from instep_optimized.ops.op_protocols import Ops
-from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Storage, by_chance
+from instep_reference.contract.declared_rounding import (
+    CHUNK,
+    KEPT,
+    SCALED_KEPT,
+    SCALED_KV,
+    SCALED_STATE,
+    Storage,
+    by_chance,
+)
 from instep_reference.contract.errors import BadInput
 
 from .adapters import Maker, find, in_a_shell
 from .adapters.strategy_by_name import OPTIONS, with_keeper
-from .options import CHOICES, FP8, either
+from .options import CHOICES, FP8, INT8, either
 from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
@@ -35,14 +43,15 @@ WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
 # Options that an --engine does not receive.
-UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout", "strategy", "conv", "graphs",
-          "prompt_graphs", "overlap", "guarded", "ranks")  # fmt: skip
+UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "snapshot_layout",
+          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 MOST_ROWS = 1 << 20  # of a graph of prompts
 NEAREST, STOCHASTIC = "nearest", "stochastic"
 STATES: Mapping[str, Storage] = {**WIDTHS, FP8: SCALED_STATE}
 FALLING = ("bfloat16", "float16", FP8)  # dtypes of states that may be rounded stochastically
 KVS: Mapping[str, Storage] = {FP8: SCALED_KV}
+KEEPS: Mapping[str, Storage] = {INT8: SCALED_KEPT}
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Setting:
     state_rounding  the rounding of states to a state_dtype of at most 16 bits; None or nearest: to nearest;
               stochastic: stochastic with seed 0; stochastic:N: with seed N, from 0 to 2**64 - 1
     kv_dtype  the storage of KV and draft KV; None: the dtype of activations
+    kept_dtype  the storage of states in tracked prefixes; None: as in the pool
+    chunk_dtype  the dtype of the states that a prompt's chunk leaves to a tracked prefix; None: as in the pool
     layout    physical order of a state block: VK or KV
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy  the commit strategy of recurrent states; conv: of conv windows. `lazy-rerun` equals `lazy_rerun`.
@@ -88,6 +99,8 @@ class Setting:
     state_dtype: str | None = None
     state_rounding: str | None = None
     kv_dtype: str | None = None
+    kept_dtype: str | None = None
+    chunk_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     ranks: int = 1
     prompt_graphs: str | None = None
@@ -160,6 +173,12 @@ class Setting:
         return None if self.kv_dtype is None else KVS[self.kv_dtype]
 
     @property
+    def kept(self) -> dict[str, Storage]:
+        """The roundings of states in tracked prefixes, by their names in `rounds`."""
+        named = (CHUNK, WIDTHS, self.chunk_dtype), (KEPT, KEEPS, self.kept_dtype)
+        return {name: known[dtype] for name, known, dtype in named if dtype is not None}
+
+    @property
     def mode(self) -> str:
         """The drafting mode of the engine, with the default filled in."""
         return mode_of(self.drafter or DEFAULTS.drafter)
@@ -223,9 +242,10 @@ class Setting:
         """The engine's options. otherwise: fields of `Options` with other values."""
         chosen: dict[str, Any] = {
             "device": self.device, "activation": self.activation, "state": self.state, "kv": self.kv,
-            "layout": self.layout, "snapshot_layout": self.snapshot_layout, "strategy": self.strategy,
-            "conv": self.conv, "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap,
-            "guarded": self.guarded, "prompt_graphs": self.prompt_buckets, **otherwise,
+            "kept": self.kept.get(KEPT), "chunk": self.kept.get(CHUNK), "layout": self.layout,
+            "snapshot_layout": self.snapshot_layout, "strategy": self.strategy, "conv": self.conv,
+            "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap, "guarded": self.guarded,
+            "prompt_graphs": self.prompt_buckets, **otherwise,
         }
         if not chosen["graphs"]:
             chosen["prompt_graphs"] = None

@@ -49,6 +49,15 @@ ULPS = 4.0
 # differ by the error before the store. Storage adds a division by the scale and a product with it, each within 1 ulp
 # of fp32.
 
+# T1, T2 of the states of tracked prefixes that are kept narrower (`KEPT`, `CHUNK` of the contract). A prefix that
+# ends where its request is has the request's own state, rounded once: T1 compares bits. A prefix that ends inside an
+# accepted path has a state that no pool holds any more. T1 requires that its numbers are numbers of the storage,
+# which a second rounding leaves as they are, and T2 applies the rule above: it moves the found value by at most half
+# a unit, and judges the rest at 3 e_r + 4 ulp of the pool's dtype, in which the state was stored before. A hit needs
+# no allowance: the request has the bits that the prefix shows, in the dtype of its pool, and later events are
+# recomputed from the subject's bits. Only T3 and T4 compare with a truth that is not rounded. Their yardstick, the
+# rounded run, rounds at the same points, so its error contains that of int8.
+
 # A block whose largest number is below this limit has lost bits to underflow, so it has no relative error. The limit
 # is the smallest normal number of fp32 (and of bf16, which has the same exponents) over the precision of fp32.
 SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps

@@ -47,12 +47,12 @@ from .graphs import Runner
 from .graphs.capture_all_at_start import prepared
 from .graphs.prompt_segments import PromptGraphs
 from .kept_entries_on_device_or_host import Entry, Tiers
-from .memory.saved_states import Kept, copied, read, write
+from .memory.saved_states import Kept, NarrowStates, copied, read, write
 from .memory.tiled_units import SCALES
 from .ops.integer_op_protocols import Acceptance
 from .ops.op_protocols import Ops
 from .ops.unpadded_view import covers, noting, show, watched
-from .options import Options, check
+from .options import Options, check, types_of
 from .packed_batch import empty_commit
 from .ranks import Comm
 from .ranks.ops_over_ranks import of_rank
@@ -108,7 +108,7 @@ class OptimizedEngine:
         self._preempted: dict[str, Entry] = {}
         self._saved: dict[str, Entry] = {}
         self._tiers = Tiers(self._saved, self._device, capacity.tracked)
-        self._prefixes = Prefixes(self._memory, capacity, self._saved)
+        self._prefixes = Prefixes(self._memory, capacity, self._saved, NarrowStates.of(types_of(options, ops)))
         self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
                                   capacity.track_interval)
         self._graphs = prepared(
@@ -272,7 +272,7 @@ class OptimizedEngine:
     def _give(self, request: str, name: str) -> None:
         """Give the request a copy of the entry under this name."""
         (kept, memory), live = self._saved[name], self._requests[request]
-        self._restore(kept.given_to(live), memory)
+        self._restore(kept.given_to(live), self._prefixes.narrow.give(memory))
         if memory.final is not None:  # a prefix
             steps = self._round.num_steps
             forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)

@@ -13,7 +13,14 @@ import torch
 
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, scaled
+from instep_reference.contract.declared_rounding import (
+    SCALED_KEPT,
+    SCALED_KV,
+    SCALED_STATE,
+    Blocked,
+    Storage,
+    scaled,
+)
 from instep_reference.contract.drafters import BLOCK, DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.grown_draft_tree import MOST_BEAMS
@@ -34,6 +41,8 @@ class Options:
     activation  dtype of hidden rows, KV and conv windows, as far as the op set follows it
     state       how the recurrent state is stored: a dtype, or `SCALED_STATE`; with at most 16 bits also `by_chance`
     kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
+    kept        how tracked prefixes store states; None: as the pool does; or `SCALED_KEPT`
+    chunk       dtype of the states that a forward leaves to a tracked prefix; None: that of the pool
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
@@ -55,6 +64,8 @@ class Options:
     activation: torch.dtype = torch.float32
     state: Storage = torch.float32
     kv: Storage | None = None
+    kept: Storage | None = None
+    chunk: torch.dtype | None = None
     layout: StateLayout = "VK"
     snapshot_layout: StateLayout | None = None
     strategy: str = "rerun"
@@ -95,6 +106,14 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "stochastic rounding is for at most 16 bits", ("state",)),
     (lambda o, c, n: o.kv not in (None, o.activation, SCALED_KV),
      "KV is stored in the dtype of activations or in float8_e4m3fn with scales", ("kv",)),
+    (lambda o, c, n: o.kept not in (None, SCALED_KEPT),
+     "states of prefixes are stored as in the pool or in int8 with scales", ("kept",)),
+    (lambda o, c, n: o.kept is not None and o.state not in (torch.float32, torch.bfloat16, torch.float16),
+     "prefixes in int8 are of states in float32, bfloat16 or float16, rounded to nearest", ("kept", "state")),
+    (lambda o, c, n: o.chunk not in (None, torch.bfloat16, torch.float16),
+     "the states between chunks are stored as in the pool or in 16 bits", ("chunk",)),
+    (lambda o, c, n: o.chunk is not None and o.state is not torch.float32,
+     "the states between chunks are narrower than a pool of float32 alone", ("chunk", "state")),
     (lambda o, c, n: o.batches is not None and (not o.batches or min(o.batches) < 1),
      "graphs are captured for batches of 1 request or more", ("batches",)),
     (lambda o, c, n: o.prompt_graphs is not None and (not o.prompt_graphs or min(o.prompt_graphs) < 1),
@@ -209,4 +228,7 @@ def moves_labels(ops: Ops) -> bool:
 def types_of(options: Options, ops: Ops) -> Types:
     """Return the storage dtypes of an op set under these options."""
     types = ops.types(options.activation, options.state)
-    return types if options.kv is None or moves_labels(ops) else types._replace(kv=options.kv)
+    if moves_labels(ops):
+        return types
+    types = types._replace(kept=options.kept, chunk=options.chunk)
+    return types if options.kv is None else types._replace(kv=options.kv)

@@ -21,7 +21,7 @@ from .commit.strategy_pair import CommitPair
 from .forward_with_prefill_chunks import Inner, Planned
 from .kept_entries_on_device_or_host import Entry
 from .memory import Memory
-from .memory.saved_states import Peeked, read
+from .memory.saved_states import NarrowStates, Peeked, read
 from .ops.integer_op_protocols import Acceptance
 from .ops.op_protocols import Ops
 from .request_record import Request
@@ -33,11 +33,15 @@ TOKENS, PATH, STEPS = 1, 2, 3  # the parts of a commit's copy after the accepted
 
 @dataclass(frozen=True)
 class Prefixes:
-    """kept: saved states and prefixes alike, by name. Nothing is recorded if there is no interval."""
+    """kept: saved states and prefixes alike, by name. Nothing is recorded if there is no interval.
+
+    narrow: how a prefix stores its states
+    """
 
     memory: Memory
     capacity: Capacity
     kept: dict[str, Entry]
+    narrow: NarrowStates
 
     @property
     def on(self) -> bool:
@@ -93,7 +97,7 @@ class Prefixes:
             if p.row.track:
                 count = p.request.length.exact  # a prompt has no pending counts
                 peeked = strategy.peek(ops, self.memory.slots.of(p.request.name), count)
-                self._keep(p.row.track, p.request, count, peeked, final[end - 1])
+                self._keep(p.row.track, p.request, count, peeked, final[end - 1], forward=True)
                 tracked[p.request.name] = count
         return tracked
 
@@ -101,7 +105,7 @@ class Prefixes:
         """Track what ends inside the chunks of a forward -> name: tokens."""
         for one in inner:
             request = one.planned.request
-            self._keep(one.under, request, one.tokens, one.peeked, one.final)
+            self._keep(one.under, request, one.tokens, one.peeked, one.final, forward=True)
             if one.tail is not None:  # in the slot table there are already rows of later tokens
                 record, kept = self.kept[one.under]
                 self.kept[one.under] = record, replace(kept, tail={AFTER_LAYERS: one.tail})
@@ -121,13 +125,16 @@ class Prefixes:
                 depth, slot = path.index(step), self.memory.slots.of(request.name)
                 count = request.length.exact - len(path) + depth + 1
                 peeked = strategy.peek_node(ops, slot, count, request.row, path[depth])
-                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])
+                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth], forward=False)
                 tracked[request.name] = count
         return tracked
 
-    def _keep(self, under: str, request: Request, count: int, peeked: Peeked, final: torch.Tensor) -> None:
+    def _keep(
+        self, under: str, request: Request, count: int, peeked: Peeked, final: torch.Tensor, *, forward: bool
+    ) -> None:
         """peeked: conv windows and states after `count` tokens; final [D]: the target's row of the last one."""
-        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, *peeked, final)
+        conv, state = peeked[0], self.narrow.keep(peeked[1], forward=forward)
+        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, conv, state, final)
 
 
 def _root_of(roots: Roots, name: str) -> tuple[int]:

@@ -29,6 +29,7 @@ from instep_reference.contract.errors import InstepError
 from support.inputs.checkpoints import config_of, write, write_block
 from support.inputs.few_channels import few_channels, same_events
 from support.inputs.option_combinations import (
+    BY_CHANCE,
     CONSTRAINED,
     FACTORS,
     NODES,
@@ -69,7 +70,7 @@ def test_the_rows_contain_every_supported_pair() -> None:
     possible = {pair for row in whole(CONSTRAINED) if not refusals(row) for pair in cells(row)}
     free = {pair for (pair,) in every if {name for name, _ in pair} - set(CONSTRAINED)}
     assert {pair for row in pairwise() for pair in cells(row)} == possible | free
-    assert not any(map(refusals, pairwise())) and len(pairwise()) <= 24
+    assert not any(map(refusals, pairwise())) and len(pairwise()) <= 26
 
 
 @cache
@@ -96,6 +97,12 @@ def test_every_value_is_in_a_row_that_ends_with_a_plain_step() -> None:
         (name, value) for name, values in FACTORS.items() for value in values
     }
     assert all(row in pairwise() for row in rows)
+
+
+USUAL: Row = {
+    "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None, "trees": False,
+    "conv": "windows", "tracked": False, "drafter": "eagle",
+}
 
 
 class Looking:
@@ -128,7 +135,7 @@ def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     assert seen.dtypes["keys"] == seen.dtypes[drafts] == (row["kv_dtype"] or row["dtype"])
     shapes = {shape for event in replayed.events if isinstance(event, Draft) for shape in event.parents or ()}
     assert bool(shapes) == row["trees"]
-    assert any(isinstance(event, Load) for event in replayed.events) == row["tracked"]
+    assert any(isinstance(event, Load) for event in replayed.events) == bool(row["tracked"])
     kinds = [{one.kind for one in event.rows} for event in replayed.events if isinstance(event, Forward)]
     assert {"verify", "prefill"} in kinds and {"verify"} in kinds
     assert ({"decode"} in kinds) == (row in to_the_end())
@@ -146,7 +153,9 @@ def test_the_whole_product_is_refused_exactly_where_predicted(tmp_path: Path) ->
             block=block if drafter == "block" else None)
         for kind in FACTORS["kind"] for drafter in FACTORS["drafter"]
     }
-    for row in whole(CONSTRAINED):
+    prefixes = {"tracked", *(name for told, _ in REFUSED if "tracked" in told for name in told)}
+    rows = [{**pairwise()[0], **USUAL, **row} for row in whole(tuple(prefixes))]  # no other factor is refused with them
+    for row in (*whole(tuple(name for name in CONSTRAINED if name != "tracked")), *rows):
         why, nodes = refusals(row), NODES if row["trees"] else None
         options = cache(lambda row=row: setting(row).options())  # which refuses some rows, whatever the model
         for kind in FACTORS["kind"]:
@@ -162,11 +171,9 @@ def test_the_whole_product_is_refused_exactly_where_predicted(tmp_path: Path) ->
 def test_an_unsupported_row_is_refused_before_anything_runs(
     told: dict[str, tuple[Any, ...]], why: str, trace_of: Callable[[Row], Trace]
 ) -> None:
-    row = {
-        **pairwise()[0], "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None,
-        "trees": False, "conv": "windows", "drafter": "eagle",
-        **{name: values[-1] for name, values in told.items()},
-    }
+    row = {**pairwise()[0], **USUAL, **{name: values[-1] for name, values in told.items()}}
+    if told.get("state_rounding") == (BY_CHANCE,) and "state_dtype" not in told:
+        row["state_dtype"] = "bfloat16"  # that may be rounded so
     assert refusals(row) == [why]
     served = list[int]()
     with pytest.raises(InstepError, match=why):

@@ -29,7 +29,8 @@ from support.running.covering import few
 def test_closed_lists_match_what_the_engines_accept() -> None:
     assert CHOICES["dtype"] == tuple(setting.WIDTHS) and set(CHOICES["state_dtype"]) == set(setting.STATES)
     assert tuple(tier.value for tier in Tier) == TIERS
-    assert set(CHOICES["kv_dtype"]) == set(setting.KVS)
+    assert set(CHOICES["kv_dtype"]) == set(setting.KVS) and set(CHOICES["kept_dtype"]) == set(setting.KEEPS)
+    assert {*CHOICES["chunk_dtype"]} < {*setting.WIDTHS}
     assert CHOICES["layout"] == CHOICES["snapshot_layout"] == get_args(StateLayout)
     assert {*USUAL["ops"]} >= {*BY_NAME} and {*USUAL["strategy"]} == {*OURS["state"]}
     assert {*USUAL["conv"]} == {*OURS["conv"]} and {*CHOICES, *USUAL} <= {*OPTIONS}

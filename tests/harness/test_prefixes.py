@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
@@ -22,7 +23,8 @@ from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
 from instep.verdict import Exit, Tier
-from instep_proof.faults.catalogue import TRACES
+from instep.watch.event_context import EventContext
+from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
@@ -79,8 +81,67 @@ def test_right_prefixes_agree(trace: Trace, how: Setting) -> None:
     agreed(Replay(trace, how).run())
 
 
+@WHOLE
+@pytest.mark.parametrize("how", [
+    Setting("plain", strategy="snapshot", kept_dtype="int8", chunk_dtype="bfloat16", graphs=True),
+    Setting("plain", kept_dtype="int8", state_dtype="bfloat16", overlap=True),
+    Setting("plain", strategy="columns", conv="widened", chunk_dtype="float16", kv_dtype="float8_e4m3fn"),
+    Setting("plain", strategy="lazy_rerun", kept_dtype="int8", layout="KV"),
+    Setting("ledger", kept_dtype="int8"),
+], ids=str)  # fmt: skip
+def test_right_narrow_prefixes_agree(trace: Trace, how: Setting) -> None:
+    outcome = Replay(trace, how).run()
+    agreed(outcome)
+    assert ("keeps states of prefixes" in outcome.declared.said(torch.float32)) == (how.ops != "ledger")
+
+
+class Dtypes:
+    """The dtypes of the kept states, and the states of prefixes next to those of their requests."""
+
+    name, tier = "dtypes", Tier.IDENTITY
+
+    def __init__(self) -> None:
+        self.kept, self.loaded = dict[str, set[torch.dtype]](), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def __call__(self, context: EventContext) -> tuple[()]:
+        for under, prefix in context.subject.tracked.items():
+            self.kept.setdefault(context.kind, set()).update(state.dtype for state in prefix.state.values())
+            assert under in context.expected.prefixes
+        if isinstance(context.event, Load):
+            kept = context.earlier.saved[context.event.name].state
+            after = context.subject.after[context.event.request]
+            self.loaded += [(kept.state[layer], after.state[layer]) for layer in kept.state]
+        return ()
+
+
+@few(1)
+@pytest.mark.parametrize(("how", "forward", "commit"), [
+    (Setting("plain", strategy="snapshot", chunk_dtype="bfloat16"), torch.bfloat16, torch.float32),
+    (Setting("plain", strategy="snapshot", kept_dtype="int8", state_dtype="bfloat16"), torch.float32, torch.float32),
+    (Setting("plain", strategy="snapshot"), torch.float32, torch.float32),
+], ids=str)  # fmt: skip
+def test_hit_continues_from_what_the_prefix_shows(
+    trace: Trace, how: Setting, forward: torch.dtype, commit: torch.dtype
+) -> None:
+    seen = Dtypes()
+    agreed(Replay(trace, how).run(also=[seen]))
+    assert seen.kept == {"forward": {forward}, "commit": {commit}} and seen.loaded
+    assert all(torch.equal(kept.to(after), after) for kept, after in seen.loaded)
+
+
+@few(1)
+@pytest.mark.parametrize("edits", [(), by_id()["kept-scale-of-another-head"].edits], ids=["right", "wrong"])
+def test_hit_on_a_narrow_prefix_is_a_hit_on_a_plain_copy_of_its_numbers(trace: Trace, edits: tuple[Edit, ...]) -> None:
+    how = Setting("plain", kept_dtype="int8", chunk_dtype="bfloat16")
+    with planted_here(*edits):
+        (one,) = held(Case.of(trace, Replay(trace, how).plan), relations(("kept_once",)))
+    assert one.verdict.exit is (Exit.DIVERGED if edits else Exit.AGREED), one.verdict.findings[:1]
+    (plain,) = held(Case.of(trace, Replay(trace, Setting("plain")).plan), relations(("kept_once",)))
+    assert plain.lacks == "no request continues from a prefix that is kept narrower"
+
+
 MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
-KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1])\n"
+KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1], forward=True)\n"
 
 
 @few(2)
@@ -121,11 +182,13 @@ def test_a_wrong_tracked_step_is_recognised(found: int, right: int, says: str) -
     assert ("" if known is None else known.says) == says
 
 
-@few(2)
 @pytest.mark.parametrize("how", [
     Setting("plain", strategy="columns", conv="widened", state_dtype="bfloat16"), Setting("ledger", graphs=True),
     pytest.param(Setting("plain", state_dtype="float8_e4m3fn", strategy="snapshot"), marks=WHOLE),
     pytest.param(Setting("triton", strategy="lazy_rerun"), marks=WHOLE),
+    pytest.param(Setting("plain", kept_dtype="int8", chunk_dtype="bfloat16"), marks=WHOLE),
+    pytest.param(Setting("plain", kept_dtype="int8", state_dtype="bfloat16", strategy="snapshot"), marks=WHOLE),
+    pytest.param(Setting("invariant", kept_dtype="int8", strategy="columns"), marks=WHOLE),
 ], ids=str)  # fmt: skip
 def test_prefixes_inside_chunks_agree(how: Setting) -> None:
     agreed(Replay(read(TRACES / "inner.jsonl"), how).run(until=9))

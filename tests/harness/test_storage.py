@@ -21,6 +21,7 @@ from instep.run.tensor_patching import as_kept
 from instep.setting import FP8, Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
+from instep.watch.memory_changes import bits
 from instep_optimized import Options, load
 from instep_optimized.memory.tiled_units import Block, Units, tensors
 from instep_optimized.memory_addresses import Chance
@@ -29,9 +30,16 @@ from instep_optimized.options import check
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.declared_rounding import SCALED_KV, SCALED_STATE, Blocked, Storage, by_chance
+from instep_reference.contract.declared_rounding import (
+    SCALED_KEPT,
+    SCALED_KV,
+    SCALED_STATE,
+    Blocked,
+    Storage,
+    by_chance,
+)
 from instep_reference.contract.errors import BadInput, Unsupported
-from support.inputs.few_channels import few_channels
+from support.inputs.few_channels import few_channels, same_events
 from support.inputs.traces import brief, recording
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
@@ -42,7 +50,8 @@ E4M3 = torch.float8_e4m3fn
 GIVEN = {"drafter": "external"}  # with drafts of the trace: the draft head has no states
 CHANCE = {"state_dtype": FP8, "state_rounding": "stochastic:7"}
 NOT_FREE = frozenset(Tier) - {Tier.PROPAGATED, Tier.DECISIONS}  # the tiers that none of these faults needs
-HERE = [fault for fault in FAMILIES["storage"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
+EVERY = (*FAMILIES["storage"], *FAMILIES["rounded"])
+HERE = [fault for fault in EVERY if fault.how.ops == "plain"]  # a kernel is planted in a copy
 
 
 def numbers(*shape: int, size: float) -> torch.Tensor:
@@ -56,19 +65,34 @@ def numbers(*shape: int, size: float) -> torch.Tensor:
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e6, 1e-38, 1e-41])
 @pytest.mark.parametrize(("how", "shape"), [
     (SCALED_STATE, (3, 8, 16)), (SCALED_STATE, (3, 8, 40)), (SCALED_STATE, (2, 5, 7)), (SCALED_KV, (9, 2, 32)),
+    (SCALED_KEPT, (3, 8, 16)), (SCALED_KEPT, (2, 5, 7)),
 ], ids=str)  # fmt: skip
 def test_both_sides_round_alike_and_storing_is_idempotent(how: Blocked, shape: tuple[int, ...], size: float) -> None:
     x = numbers(*shape, size=size)
     values, scales = scaled_tiles.packed(x, how.dtype, how.grid(*shape))
     shown = scaled_tiles.opened(values, scales)
     assert scales.shape == how.grid(*shape) and bool(shown.isfinite().all())
-    assert torch.equal(shown, storage_rounding.rounded(x, how))
+    assert torch.equal(bits(shown), bits(storage_rounding.rounded(x, how)))
     again = scaled_tiles.packed(shown, how.dtype, how.grid(*shape))
     assert torch.equal(again[0].view(torch.uint8), values.view(torch.uint8)) and torch.equal(again[1], scales)
     off = (storage_rounding.before_rounding(shown, x.double(), how) - x.double()).abs()
     assert bool((off <= 1e-6 * x.double().abs().amax()).all()), "half a unit at most"
     by_chance = storage_rounding.by_chance(x, how, torch.Generator().manual_seed(1))
-    assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= 2**-2.9 * x.abs().amax()).all())
+    most = max(2**-2.9 * float(x.abs().amax()), scaled_tiles.LEAST)  # the smallest scale is a unit of int8
+    assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= most).all())
+
+
+@pytest.mark.parametrize("pool", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_int8_prefix_is_rounded_only_once_however_often_it_is_kept(pool: torch.dtype) -> None:
+    x = numbers(3, 8, 16, size=1.0).to(pool)
+    x[1, 2] = 0
+    values, scales = scaled_tiles.packed(x, torch.int8, SCALED_KEPT.grid(*x.shape))
+    assert scales.shape == (3, 8, 1), "one per head and key channel"
+    largest = values.abs().amax(-1).to(torch.int64)
+    assert bool((largest == torch.where(x.abs().amax(-1) == 0, 0, 127)).all()) and int(values.min()) >= -127
+    hit = scaled_tiles.opened(values, scales).to(pool)
+    again = scaled_tiles.packed(hit, torch.int8, SCALED_KEPT.grid(*x.shape))
+    assert torch.equal(again[0], values) and torch.equal(again[1], scales), "a hit that is kept again has its bytes"
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e4, 1e-38, 1e-41])
@@ -138,7 +162,9 @@ def test_a_right_engine_agrees(small: Trace, four_rounds_bf16: Trace, trace: str
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
-    trace = few_channels(fault.trace, 4 if fault.place.layer else 2)
+    # Policies with names of prefixes would draw other events.
+    record = same_events if fault in FAMILIES["rounded"] else few_channels
+    trace = record(fault.trace, 4 if fault.place.layer else 2)
     with planted_here(*fault.edits):
         how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
         ran = diagnose(Replay(trace, how), tiers=NOT_FREE, until=fault.event, judged_from=begun(trace, fault.event))
@@ -159,6 +185,14 @@ def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
     ({"strategy": "rerun", "snapshot_layout": "KV"}, "only the strategy snapshot has a second pool"),
     ({**CHANCE, "state_dtype": "float16", "strategy": "lazy_rerun"}, "where it is rounded would depend"),
     ({"kv_dtype": "float4"}, f"--kv-dtype.*{FP8}"),
+    ({"kept_dtype": "int8"}, "--kept-dtype: found rounds.jsonl line 1, which tracks no prefixes"),
+    ({"chunk_dtype": "float16"}, "--chunk-dtype: found rounds.jsonl line 1, which tracks no prefixes"),
+    ({"chunk_dtype": "float32"}, "--chunk-dtype.*bfloat16 or float16"),
+    (Options(kept=SCALED_STATE), "as in the pool or in int8 with scales"),
+    (Options(kept=SCALED_KEPT, state=SCALED_STATE), "of states in float32, bfloat16 or float16"),
+    (Options(kept=SCALED_KEPT, state=by_chance(torch.bfloat16, 7)), "rounded to nearest"),
+    (Options(chunk=torch.bfloat16, state=torch.bfloat16), "narrower than a pool of float32 alone"),
+    (Options(chunk=torch.float32), "as in the pool or in 16 bits"),
     ({"state_rounding": "up"}, "--state-rounding.*nearest, stochastic or stochastic:N"),
     *(({**CHANCE, "state_rounding": f"stochastic:{seed}"}, "--state-rounding.*N below")
       for seed in (-1, 2**64, "9" * 5000)),
@@ -171,7 +205,9 @@ def test_storage_that_is_not_served_is_refused(told: Options | dict[str, Any], s
             Replay(few_channels("rounds"), Setting(**told)).run(until=0)
         else:
             chances = told.state == by_chance(torch.float32, 7)
-            check(told, Checkpoint.open(model()).config, 3, replace(load("plain"), tiled=False, chances=chances))
+            narrow = told.kept is None and told.chunk is None  # so that no earlier refusal hides these
+            ops = replace(load("plain"), tiled=False, chances=chances) if narrow else load("plain")
+            check(told, Checkpoint.open(model()).config, 3, ops)
 
 
 def test_rounding_to_nearest_is_the_usual_one() -> None:

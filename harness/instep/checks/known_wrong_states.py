@@ -15,10 +15,13 @@ from itertools import chain, islice
 import torch
 from torch.nn import functional as F
 
+from instep_reference.contract.declared_rounding import kept_in
+
 from ..finding_problem import Code, Explained, Problem, WrongContent, sentence
 from ..oracle.miscounted_states import handed_over, stale
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
+from ..oracle.storage_rounding import kept_states
 from ..tier_allowances import (
     COLUMNS,
     DITHERED,
@@ -33,7 +36,7 @@ from ..verdict import UNDECIDABLE, Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from .check_interface import compared
 from .earlier_rounds import EarlierRounds
-from .prefix_findings import of_prefix
+from .prefix_findings import RUNNING, of_prefix
 from .wrong_state_bank import wrong_states
 from .wrong_state_inputs import Scene, Wrong
 from .wrong_states_of_full_rings import overfull
@@ -66,7 +69,7 @@ class Directed:
             scene = scene_of(piece, pieces)
             looked = look(found.to(right.device), scene, sampled, _again(piece), narrow=piece.narrow,
                           leaning=sampled[1::2] if piece.leans else None,
-                          earlier=partial(self.rounds.wrong_states, piece, scene))  # fmt: skip
+                          earlier=partial(self._rare, piece, scene))  # fmt: skip
             undecided, pairs = undecided + looked.undecided, pairs + looked.pairs
             self.pairs += looked.pairs
             if looked.blocks:
@@ -79,6 +82,14 @@ class Directed:
             one = compared(self, context, pieces[-1].place("state"), pairs, undecided / pairs,
                            Problem("undecided", said), allowed=UNDECIDED_CAP, undecided=undecided)  # fmt: skip
             yield replace(one, check=UNDECIDABLE)
+
+    def _rare(self, piece: Recomputation, scene: Scene) -> Iterator[Wrong]:
+        """Wrong states that only name an error: of earlier rounds, and a state that is rounded as in a prefix."""
+        yield from self.rounds.wrong_states(piece, scene)
+        rounds = self.oracle.rounds
+        for forward in (True, False) if not piece.prefix else ():
+            if kept_in(rounds, forward=forward):
+                yield Wrong(RUNNING.known(), kept_states(scene.right, rounds, forward=forward).to(scene.right))
 
     def remember(self, context: EventContext) -> None:
         """Take in an event that is not judged, for the wrong states of later events."""

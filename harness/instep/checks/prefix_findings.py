@@ -1,18 +1,20 @@
-"""Findings in tracked prefixes: the name of the prefix, and known wrong contents.
+"""Findings in tracked prefixes: the name of the prefix, and known wrong contents, also of states kept narrower.
 
 Leaves out: the comparisons, which the checks make as for a request's own memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from instep_reference.contract.declared_rounding import CHUNK, KEPT, LARGEST_INTEGER, Blocked, Storage, kept_in, read_as
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..finding_problem import Explained, NamedMistake, Problem, WrongContent
+from ..oracle.storage_rounding import kept_states, numbers_and_scales, rounded
 from ..verdict import Comparison
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import rows
@@ -35,7 +37,26 @@ LAST_STEP = NamedMistake("step-of-the-last-node", "it is the last accepted node"
 OF_WINDOW = NamedMistake("step-of-the-whole-window", "the multiple is one that only the whole window reaches")
 NO_STEP = NamedMistake("step-missed", "no multiple is seen, although the path reaches one")
 STEPS = (NO_STEP, BY_DEPTH, ONE_OFF, LAST_STEP, OF_WINDOW)
-KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS, *STEPS)
+
+# Known mistakes in the rounding of a prefix's states (`CHUNK`, `KEPT` of the contract).
+NOT_ROUNDED = NamedMistake("prefix-not-rounded", "is the state of the request, which is not rounded as declared")
+PER_VALUE = NamedMistake("scale-per-value-channel", "is rounded with a scale per value channel, not per key channel")
+PER_HEAD = NamedMistake("scale-per-head", "is rounded with one scale per head, not per head and key channel")
+CUT_OFF = NamedMistake("prefix-cut-off", "is cut off towards zero, not rounded to nearest")
+WRAPS = NamedMistake("largest-number-wraps", "has the largest number of every channel wrapped around to the other sign")
+TWICE = NamedMistake("prefix-rounded-twice", "is rounded with one scale per head, and again with one per key channel")
+NARROW_SCALES = NamedMistake("scales-in-16-bits", "is read with its scales in 16 bits, not in fp32")
+OTHER_HEAD = NamedMistake("scales-of-another-head", "is read with the scales of other heads, {} further")
+OTHER_PREFIX = NamedMistake("scales-of-another-prefix", 'is read with the scales of "{}"')
+UNSCALED = NamedMistake("read-without-scales", "holds the stored numbers, not multiplied by their scales")
+EARLY = NamedMistake("prefix-before-its-event", "holds the state that the request had before this event, rounded")
+AS_CHUNK = NamedMistake("rounded-as-a-chunk", "is rounded as the state that a chunk leaves; a commit made this prefix")
+NOT_AS_CHUNK = NamedMistake("not-rounded-as-a-chunk", "is not rounded as the state that a chunk leaves")
+RUNNING = NamedMistake("running-state-rounded", "is rounded as in a prefix; a request's own state is not")
+ALSO = NamedMistake("rounded-with-the-state", "is rounded as states are; a prefix keeps its bits")
+ROUNDED = (NOT_ROUNDED, PER_VALUE, PER_HEAD, CUT_OFF, WRAPS, TWICE, NARROW_SCALES, OTHER_HEAD, OTHER_PREFIX, UNSCALED,
+           EARLY, AS_CHUNK, NOT_AS_CHUNK, RUNNING, ALSO)  # fmt: skip
+KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS, *STEPS, *ROUNDED)
 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
@@ -118,3 +139,79 @@ def with_last(result: Comparison, found: torch.Tensor | None, due: int) -> Compa
         return replace(result, problem=Problem("identified", clause))
     made = "which depends on the token" if more == 1 else "which depend on tokens"
     return replace(result, problem=Problem("identified", f"keeps {which}, {made} after the prefix"))
+
+
+NEARLY_ALL = 0.9  # of the numbers: an error of summation changes a rounded number only next to a tie
+Rounds = Mapping[str, Storage]
+Wrongs = Iterator[tuple[WrongContent, torch.Tensor]]
+
+
+def off_the_grid(found: torch.Tensor, storage: Storage) -> NamedMistake | None:
+    """The mistake of a state in a prefix, if its numbers are not numbers of the declared storage."""
+    if torch.equal(rounded(found, storage), found):
+        return None
+    grids = [(Blocked(torch.int8, tile), known) for tile, known in (((None, 1), PER_VALUE), ((None, None), PER_HEAD))]
+    return next((known for grid, known in grids if torch.equal(rounded(found, grid), found)), NOT_ROUNDED)
+
+
+def misrounded(
+    state: torch.Tensor, before: torch.Tensor | None, rounds: Rounds, *, forward: bool, kept: Mapping[str, torch.Tensor]
+) -> Wrongs:
+    """Wrong contents of a prefix that ends where its request now is.
+
+    state: of the request; before: before the event; kept: other prefixes. Shapes: [HV, K, V] each
+    """
+    storages = kept_in(rounds, forward=forward)
+    if not storages:
+        return
+    last = storages[-1]
+
+    def as_read(x: torch.Tensor) -> torch.Tensor:
+        return x.to(read_as(last))
+
+    yield NOT_ROUNDED.known(), as_read(state)
+    if before is not None:
+        yield EARLY.known(), kept_states(before, rounds, forward=forward)
+    if CHUNK in rounds:
+        mistake = NOT_AS_CHUNK if forward else AS_CHUNK
+        yield mistake.known(), as_read(kept_states(state, rounds, forward=not forward))
+    if not isinstance(last, Blocked) or last.dtype.is_floating_point:
+        return
+    x = kept_states(state, {CHUNK: rounds[CHUNK]} if CHUNK in rounds else {}, forward=forward).float()
+    for tile, known in (((None, 1), PER_VALUE), ((None, None), PER_HEAD)):
+        yield known.known(), rounded(x, Blocked(last.dtype, tile))
+    numbers, scales = numbers_and_scales(x, last)
+    yield CUT_OFF.known(), (numbers.trunc() + 0.0) * scales  # whole numbers have one zero
+    yield TWICE.known(), rounded(rounded(x, Blocked(last.dtype, (None, None))), last)
+    one, most = LARGEST_INTEGER + 1, LARGEST_INTEGER
+    whole = (numbers * one / most).round()  # a scale of 1/128 of the largest number, which is then 128
+    yield WRAPS.known(), torch.where(whole > most, whole - 2 * one, whole) * (scales * most / one)
+    yield from misread(kept_states(state, rounds, forward=forward), rounds, kept)
+
+
+def nearest_misrounding(
+    found: torch.Tensor, right: torch.Tensor, rounds: Rounds, *, forward: bool
+) -> WrongContent | None:
+    """The wrong rounding of the right state that most numbers of a found one have, if it is nearly all of them."""
+    right = (rounded(right, rounds["state"]) if "state" in rounds else right).to(found)
+    shares = [(float((found == wrong).double().mean()), known)
+              for known, wrong in misrounded(right, None, rounds, forward=forward, kept={})
+              if wrong.dtype == found.dtype]
+    share, known = max(shares, key=lambda one: one[0], default=(0.0, None))
+    rest = float((found == kept_states(right, rounds, forward=forward)).double().mean())
+    return known if share > max(NEARLY_ALL, rest) else None
+
+
+def misread(state: torch.Tensor, rounds: Rounds, kept: Mapping[str, torch.Tensor]) -> Wrongs:
+    """Wrong results of reading the state of a prefix [HV, K, V] back. kept: other prefixes."""
+    storage = rounds.get(KEPT)
+    if not isinstance(storage, Blocked):
+        return
+    numbers, scales = (part.to(state) for part in numbers_and_scales(state.float(), storage))
+    yield UNSCALED.known(), numbers
+    yield NARROW_SCALES.known(), numbers * scales.bfloat16().to(state)
+    for far in range(1, len(state)):
+        yield OTHER_HEAD.known(far), numbers * scales.roll(-far, 0)
+    for name, other in kept.items():
+        if other.shape == state.shape:
+            yield OTHER_PREFIX.known(name), numbers * numbers_and_scales(other.float(), storage)[1].to(state)

@@ -12,21 +12,21 @@ from dataclasses import replace
 
 import torch
 
-from instep_reference.contract.declared_rounding import Blocked, read_as
+from instep_reference.contract.declared_rounding import Blocked, kept_in, read_as
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Explained, NamedMistake, Problem, WrongContent
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..oracle.states_with_folded_tokens import Run
-from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, narrower
+from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, kept_states, narrower
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
 from ..watch.rows_by_request import rows
 from ..watch.rows_subject_must_show import UPDATE, due
 from .check_interface import counted, slot_of
 from .error_measurement import Spot, measured
-from .prefix_findings import of_prefix
+from .prefix_findings import RUNNING, nearest_misrounding, of_prefix
 
 WORD = 0xFFFFFFFF
 
@@ -77,11 +77,13 @@ class Derived:
     def _state(self, context: EventContext, piece: Recomputation, truth: torch.Tensor) -> Iterator[Comparison]:
         sampled = piece.yardsticks.state
         if sampled is not None:
-            found, stored = piece.left(context.subject).state.get(piece.layer), self.oracle.rounds.get("state")
+            found = piece.left(context.subject).state.get(piece.layer)
+            # A prefix may round what the pool, or a chunk, has rounded before.
+            *earlier, stored = (self.oracle.rounds.get("state"), *piece.kept_in(self.oracle.rounds))
             x, grants = found, None if stored is None else read_as(stored)
             fits, state = found is not None and found.shape == truth.shape, state_of(piece)
             if isinstance(stored, Blocked):  # rounded once: compare the value before rounding (`tier_allowances.py`)
-                grants = sampled.dtype
+                grants = read_as(earlier[-1]) if earlier and earlier[-1] is not None else sampled.dtype
                 if found is not None and fits:
                     x = before_rounding(found, truth, stored, state)
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
@@ -93,10 +95,22 @@ class Derived:
                         clause = "" if result.problem is None else result.problem.clause
                         result = replace(result, problem=Problem("identified", clause, Explained.one_of([known])))
                         break
+            if found is not None and fits and not result.agrees and (wrong := self._misrounded(piece, found, truth)):
+                clause = "" if result.problem is None else result.problem.clause
+                result = replace(result, problem=Problem("identified", clause, Explained.one_of([wrong])))
             if fits and found is not None and stored is not None and found.dtype != read_as(stored):
                 problem = replace(result.problem or Problem("missing"), dtypes=(str(found.dtype), str(stored)))
                 result = replace(result, worst=math.inf, problem=problem)
             yield of_prefix(piece.prefix, result)
+
+    def _misrounded(self, piece: Recomputation, found: torch.Tensor, truth: torch.Tensor) -> WrongContent | None:
+        """The mistake in the rounding of a prefix's state, or in that of a request, which is not rounded as in one."""
+        rounds = self.oracle.rounds
+        if piece.prefix:
+            return nearest_misrounding(found, truth, rounds, forward=piece.span.kind == "prefill")
+        ways = [forward for forward in (True, False) if kept_in(rounds, forward=forward)]
+        rounded = any(torch.equal(kept_states(found, rounds, forward=forward).to(found), found) for forward in ways)
+        return RUNNING.known() if rounded else None
 
     def _spot(self, context: EventContext, piece: Recomputation, component: str) -> Spot:
         slot = slot_of(context, piece.request)

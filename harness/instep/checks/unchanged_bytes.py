@@ -6,20 +6,20 @@ Leaves out: computed values (T2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from instep_reference.contract.declared_rounding import read_as
+from instep_reference.contract.declared_rounding import PREFIXES, Storage, kept_in, read_as
 from instep_reference.contract.engine import Commit, Forward, RequestState, SetNumSteps
 from instep_reference.contract.event_facts import facts, moves, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, draft_stage
 
-from ..finding_problem import Moved, Problem, WrongContent
+from ..finding_problem import Explained, Moved, Problem, WrongContent
 from ..oracle.oracle import Oracle
-from ..oracle.storage_rounding import entries, narrower
+from ..oracle.storage_rounding import entries, kept_states, narrower
 from ..verdict import Comparison, Sides, Skipped, Tier
 from ..watch.event_context import EventContext, KeptCopy, LastForward, RowSpan, branching
 from ..watch.facts_for_later_events import last_forward
@@ -27,7 +27,20 @@ from ..watch.memory_changes import Trespass, bits
 from ..watch.pool_addresses import stands, unit_word
 from ..watch.rows_by_request import row_spans, rows
 from .check_interface import compared, counted, exact
-from .prefix_findings import FINAL, of_others, of_prefix, older_rows, other_rows, others_kept, with_last
+from .prefix_findings import (
+    ALSO,
+    FINAL,
+    RUNNING,
+    misread,
+    misrounded,
+    of_others,
+    of_prefix,
+    off_the_grid,
+    older_rows,
+    other_rows,
+    others_kept,
+    with_last,
+)
 from .wrong_conv_windows import shifted, wrong_windows
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory). The context of a
@@ -188,9 +201,14 @@ class Bytes:
                 later = place.stage != "trunk" and not after.block_keys  # MTP layers read tokens after the row
                 right = right[: max(0, prefix.length - later * (1 + place.layer))]
             elif prefix.length != after.length:
+                if place.component == "state" and place in found:
+                    yield from self._on_the_grid(context, span, place, found[place])
+                continue
+            elif place.component == "state" and self._narrow:
+                yield self._rounded(context, span, place, found.get(place), right, forward)
                 continue
             if right.numel() or (place in found and found[place].numel()):
-                others = partial(of_others, context, span.request, place, len(right))
+                others = partial(self._in_its_place, context, span.request, place, right)
                 result = self._same(context, place, span.request, found.get(place), right, others)
                 yield with_last(result, found.get(place), len(right))
         for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
@@ -204,6 +222,55 @@ class Bytes:
             tail = torch.cat((*forward.subject.before[span.request].tail.values(), final[taken[:-1]]))
             if len(after.draft_keys) > 1 and len(tail):
                 yield self._line(context, span.request, tail, len(after.draft_keys) - 1, prefix.tail.get(TAIL.layer))
+
+    @property
+    def _narrow(self) -> Mapping[str, Storage]:
+        """The declared roundings of the states in tracked prefixes."""
+        rounds = {} if self.oracle is None else self.oracle.rounds
+        return {name: rounds[name] for name in PREFIXES if name in rounds}
+
+    def _in_its_place(
+        self, context: EventContext, request: str, place: Place, right: torch.Tensor
+    ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+        """Wrong contents of memory that a prefix copies."""
+        yield from of_others(context, request, place, len(right))
+        if self._narrow and right.dim() > 1 and right.numel():
+            yield ALSO.known(), kept_states(right, self._narrow, forward=isinstance(context.event, Forward)).to(right)
+
+    def _rounded(
+        self, context: EventContext, span: RowSpan, place: Place, found: torch.Tensor | None, state: torch.Tensor,
+        forward: LastForward,
+    ) -> Comparison:
+        """The state of a prefix that ends where its request is: the request's own, rounded once as declared."""
+        made = isinstance(context.event, Forward)
+        before = forward.subject.before[span.request].state.get(place.layer)
+
+        def wrongs() -> Iterator[tuple[WrongContent, torch.Tensor]]:
+            kept = self._other_states(context, "", place)
+            yield from misrounded(state, before, self._narrow, forward=made, kept=kept)
+            for known, its in of_others(context, span.request, place, len(state)):
+                yield known, kept_states(its, self._narrow, forward=made)
+
+        right = kept_states(state, self._narrow, forward=made)
+        return self._same(context, place, span.request, found, right, wrongs)
+
+    def _other_states(self, context: EventContext, but: str, place: Place) -> dict[str, torch.Tensor]:
+        """The states of a layer in the other prefixes, by their names."""
+        return {name: kept.state.state[place.layer] for name, kept in context.earlier.saved.items()
+                if name != but and kept.state.final is not None and place.layer in kept.state.state}
+
+    def _on_the_grid(
+        self, context: EventContext, span: RowSpan, place: Place, found: torch.Tensor
+    ) -> Iterator[Comparison]:
+        """A prefix inside a path or a chunk has numbers of the declared storage. T2 judges the numbers."""
+        storages, problem = kept_in(self._narrow, forward=isinstance(context.event, Forward)), None
+        if not storages:
+            return
+        mistake = off_the_grid(found, storages[-1])
+        if mistake is not None:
+            clause = "its numbers are not numbers of the declared storage"
+            problem = Problem("identified", clause, Explained.one_of([mistake.known()]))
+        yield compared(self, context, place, found.numel(), int(mistake is not None), problem, request=span.request)
 
     def _line(
         self, context: EventContext, request: str, line: torch.Tensor, most: int, found: torch.Tensor | None
@@ -256,12 +323,20 @@ class Bytes:
         right, mine = ({**dict(state.parts()), FINAL: state.final} if state else {} for state in (kept.state, found))
         for place, due in right.items():
             if due is not None and due.numel():
-                others = partial(others_kept, context, name, place, due, kept.state.length)
+                others = partial(self._of_other_moves, context, name, place, due, kept.state.length)
                 result = replace(self._same(context, place, "", mine.get(place), due, others), request=None, slot=None)
                 if result.problem is not None:
                     moved: Moved = "to host" if facts(context.event).copy == "to host" else "back"
                     result = replace(result, problem=replace(result.problem, moved=moved))
                 yield of_prefix(name, result)
+
+    def _of_other_moves(
+        self, context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
+    ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+        """Wrong contents of a part of a prefix that moves."""
+        yield from others_kept(context, name, place, due, count)
+        if place.component == "state":
+            yield from misread(due, self._narrow, self._other_states(context, name, place))
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """A copy after its load. For a prefix, the draft head computes the last rows at this event."""
@@ -274,6 +349,9 @@ class Bytes:
                 row = rows(context.subject, Place(_stage(stage, layer), layer, source), spans[0])
                 entered = cache[:0] if row is None else self._entries(source, row.to(cache.dtype))
                 grown.setdefault(field, {})[layer] = torch.cat((cache[: spans[0].start], entered))
+        if self._narrow and self.oracle is not None:  # read once, in the dtype of the pool
+            pool = read_as(self.oracle.rounds.get("state", torch.float32))
+            kept = replace(kept, state={layer: state.to(pool) for layer, state in kept.state.items()})
         final = torch.cat((*kept.tail.values(), kept.final[None]))  # type: ignore[index]
         layers = len(kept.draft_keys)
         tail = {TAIL.layer: final[1 - layers :]} if layers > 1 else {}
@@ -285,13 +363,26 @@ class Bytes:
         found = {} if after is None else dict(after.parts())
         for place, right in before.parts():
             if right.numel():
-                yield self._same(context, place, name, found.get(place), right)
+                wrongs = partial(self._misread, context, place, right) if place.component == "state" else tuple
+                yield self._same(context, place, name, found.get(place), right, wrongs)
         if before.proposal_hidden is not None:
             proposed = None if after is None else after.proposal_hidden
             yield self._same(context, PROPOSED, name, proposed, before.proposal_hidden)
         if after is not None and context.shown.whole:
             yield exact(self, context, PROPOSAL, after.proposal, before.proposal, "draft 1 is {}", name)
             yield exact(self, context, ROOT, after.root, before.root, "root is {}", name)
+
+    def _misread(
+        self, context: EventContext, place: Place, right: torch.Tensor
+    ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+        """Wrong contents of a state that no row has changed, if prefixes round theirs."""
+        if self._narrow:
+            yield RUNNING.known(), kept_states(right, self._narrow, forward=False).to(right)
+            yield RUNNING.known(), kept_states(right, self._narrow, forward=True).to(right)
+            kept = kept_of(context)
+            if kept is not None and kept.state.final is not None:
+                others = self._other_states(context, getattr(context.event, "name", ""), place)
+                yield from misread(right, self._narrow, others)
 
     def _same(
         self, context: EventContext, place: Place, request: str, found: torch.Tensor | None, right: torch.Tensor,

@@ -88,7 +88,7 @@ class Oracle:
                 yield from self._fold(plan, part, verified)
             layers: dict[int, Recomputation] = {}
             for task in part.tasks:
-                piece = replace(self._recompute(plan, task), prefix=part.prefix)
+                piece = self.runner.kept(replace(self._recompute(plan, task), prefix=part.prefix))
                 if piece.folding is not None:
                     layers[piece.layer] = piece
                 yield piece
@@ -96,7 +96,7 @@ class Oracle:
                 for piece in (self._recompute(plan, task) for task in within.tasks):
                     assert piece.folding is not None, "up to a prefix only states are recomputed"
                     folding = replace(piece.folding, tokens=layers[piece.layer].truth)
-                    yield replace(piece, prefix=within.prefix, folding=folding)
+                    yield self.runner.kept(replace(piece, prefix=within.prefix, folding=folding))
             if part.stage == "trunk" and part.span.kind == "verify":
                 self.flights[part.span.request] = layers
             elif part.stage == "trunk":
@@ -143,7 +143,8 @@ class Oracle:
             assert piece.folding is not None, "only GDN layers are kept"
             for span, prefix in part.folds:
                 folding = self._folding(plan, piece, piece.folding.base, span.count, piece.folding.parents)
-                yield replace(self.runner.fold(piece, folding, span.nodes), span=span, prefix=prefix)
+                folded = self.runner.fold(piece, folding, span.nodes)
+                yield self.runner.kept(replace(folded, span=span, prefix=prefix))
         self._remember(part.span, verified)
 
     def _folding(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from instep_reference import gdn
-from instep_reference.contract.declared_rounding import Blocked, Product, Storage
+from instep_reference.contract.declared_rounding import PREFIXES, Blocked, Product, Storage, kept_in
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
@@ -94,6 +94,10 @@ class Recomputation:
     def left(self, side: Side) -> RequestState:
         """The final value of this piece on a side."""
         return side.tracked[self.prefix] if self.prefix else side.after[self.request]
+
+    def kept_in(self, rounds: Mapping[str, Storage]) -> tuple[Storage, ...]:
+        """The roundings of the prefix that keeps this state; none if a request has it."""
+        return kept_in(rounds, forward=self.span.kind == "prefill") if self.prefix else ()
 
     @property
     def request(self) -> str:
@@ -188,6 +192,22 @@ class Runner:
             near=None if near is None else Runs(near.truth, near.yardsticks),
         )
 
+    def kept(self, piece: Recomputation) -> Recomputation:
+        """The piece as its state is kept in a tracked prefix: further draws are rounded as it is, too."""
+        storages, drawn = piece.kept_in(self.rounds), piece.dithered
+        if not storages or drawn is None:
+            return piece
+
+        def dithered(draws: int) -> Run:
+            run = drawn(draws)
+            assert run.state is not None, "a piece that writes a state leaves it"
+            state = run.state
+            for storage in storages:
+                state = up_or_down(state, storage, self.generator)
+            return replace(run, state=state)
+
+        return replace(piece, dithered=dithered, narrow=True)
+
     def _folded(self, dithered: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
         verified = dithered(draws)
         with self._folding(self.generator):
@@ -212,7 +232,8 @@ class Runner:
     def narrow(self, chunk: bool) -> bool:
         """Whether draws of a piece that ends in a state share roundings: of stored numbers, or of operands."""
         multiplied = self._formats(chunk) - {"ieee"}
-        return bool(multiplied) or any(narrower(d, self.rounded.embedding.dtype) for d in self.rounds.values())
+        return bool(multiplied) or any(narrower(storage, self.rounded.embedding.dtype)
+                                       for name, storage in self.rounds.items() if name not in PREFIXES)
 
     def leans(self, chunk: bool) -> bool:
         """Whether every second draw of such a piece cuts operands off, which moves a state to one side."""

@@ -17,7 +17,7 @@ import torch
 from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.declared_rounding import Storage, kept_in
 from instep_reference.contract.engine import Commit, Draft, Drafted, Forward, RequestState
 from instep_reference.contract.event_facts import inner_multiples, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
@@ -45,6 +45,7 @@ STALE_STEP = NamedMistake("row-of-another-step", "reads the head's row of {}, no
 OTHER_LAYERS = NamedMistake("rows-after-another-layer", "reads the target's rows after {}")
 LATE_KEYS = NamedMistake("context-keys-at-the-next-position", "rotates the keys of the context one position too {}")
 LAYER_NORM = NamedMistake("context-through-the-layers-norm", "passes the context through the layer's input norm")
+INSIDE = "the memory inside a chunk is seen only as a prefix keeps it, rounded: the rows after it are not compared"
 KNOWN = (BEFORE_NORM, SHIFTED, STALE_ROWS, STALE_STEP, OTHER_LAYERS, LATE_KEYS, LAYER_NORM)
 
 
@@ -148,6 +149,12 @@ class Planner:
         if isinstance(event, Forward):
             for span in row_spans(context, "trunk"):
                 *parts, last = self._parts(span, event)
+                if self.narrow and parts and kept_in(self.rounds, forward=True):
+                    # The memory inside the chunk is seen only as the prefix keeps it: nothing goes on from that.
+                    one, before, under = parts[0]
+                    spans.append(SpanPlan(one, "trunk", tuple(self._target(one, before)), prefix=under))
+                    skipped.append(Skipped("derived", context.index, INSIDE, f"of {span.request}"))
+                    continue
                 if self.narrow:
                     spans += [SpanPlan(one, "trunk", tuple(self._target(one, before)), prefix=under)
                               for one, before, under in (*parts, last)]  # fmt: skip

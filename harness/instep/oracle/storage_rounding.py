@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from instep_reference.contract.declared_rounding import SCALE_BITS, Blocked, Storage
+from instep_reference.contract.declared_rounding import LARGEST_INTEGER, SCALE_BITS, Blocked, Storage, kept_in, read_as
 from instep_reference.stochastic_rounding import uniforms
 
 ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads from the memory that stores them
@@ -20,7 +20,8 @@ ENTRY = {"key": "keys", "value": "values"}  # rows that attention reads from the
 
 def eps(storage: Storage) -> float:
     """The distance from 1 to the next number; for tiles, of the stored numbers."""
-    return torch.finfo(storage.dtype if isinstance(storage, Blocked) else storage).eps
+    dtype = storage.dtype if isinstance(storage, Blocked) else storage
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 1.0
 
 
 def narrower(stored: Storage, width: Storage) -> bool:
@@ -107,6 +108,19 @@ def before_rounding(
     return truth + off.sign() * (off.abs() - half).clamp_min(0)
 
 
+def kept_states(x: torch.Tensor, rounds: Mapping[str, Storage], *, forward: bool) -> torch.Tensor:
+    """States as a tracked prefix keeps them and shows them. forward: whether a forward made it, or a commit."""
+    for storage in kept_in(rounds, forward=forward):
+        x = rounded(x, storage).to(read_as(storage))
+    return x
+
+
+def numbers_and_scales(x: torch.Tensor, storage: Blocked) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in numbers of its scales before they are rounded to stored ones, and the scale of each."""
+    scales = _spread(_scales(x, storage), storage, x)
+    return x / scales, scales
+
+
 def entries(component: str, x: torch.Tensor, rounds: Mapping[str, Storage]) -> torch.Tensor:
     """Keys and values as attention reads them from memory in tiles; anything else unchanged."""
     storage = rounds.get(ENTRY.get(component, ""))
@@ -115,6 +129,8 @@ def entries(component: str, x: torch.Tensor, rounds: Mapping[str, Storage]) -> t
 
 def _unit(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The distance of x to its neighbours in a dtype; below its normal numbers that is constant."""
+    if not dtype.is_floating_point:
+        return torch.ones_like(x)
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(x.abs().clamp_min(info.tiny))  # x is at least 2 ** (exponent - 1)
     return torch.ldexp(torch.full_like(x, info.eps / 2), exponent)
@@ -124,7 +140,7 @@ def _in_tiles(
     x: torch.Tensor, storage: Blocked, whole: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """whole: (numbers of units, the numbers themselves) -> integer numbers of units."""
-    most = torch.finfo(storage.dtype).max
+    most = _largest(storage)
     if storage.tile is None:
         wide = x.double()  # which has every unit of a 16-bit dtype, and the divisor
         unit = _unit(wide, storage.dtype)
@@ -132,11 +148,17 @@ def _in_tiles(
     scale = _spread(_scales(x, storage), storage, x)
     scaled = x / scale
     unit = _unit(scaled, storage.dtype)
-    return (whole(scaled / unit, scaled) * unit).clamp(-most, most) * scale
+    # Whole numbers have one zero; adding 0 turns -0 into it.
+    stored = (whole(scaled / unit, scaled) * unit).clamp(-most, most)
+    return (stored if storage.dtype.is_floating_point else stored + 0.0) * scale
+
+
+def _largest(storage: Blocked) -> float:
+    return torch.finfo(storage.dtype).max if storage.dtype.is_floating_point else LARGEST_INTEGER
 
 
 def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
-    """One scale per tile of the last two axes, as in `Blocked`; x's own width, numbers of fp32 with SCALE_BITS bits."""
+    """One scale per tile of the last two axes, as in `Blocked`; in x's own width, numbers of fp32 with `scale_bits`."""
     assert storage.tile is not None, "there are scales"
     largest = x.abs()
     for axis, tile in zip((-2, -1), storage.tile, strict=True):
@@ -145,9 +167,10 @@ def _scales(x: torch.Tensor, storage: Blocked) -> torch.Tensor:
         padded = pad(largest.movedim(axis, -1), (0, -size % of))  # zeros are never the largest
         largest = padded.reshape(*padded.shape[:-1], -1, of).amax(-1).movedim(-1, axis)
     least = torch.finfo(torch.float32).tiny
-    scale = (largest / torch.finfo(storage.dtype).max).float().clamp_min(least)
+    scale = (largest / _largest(storage)).float().clamp_min(least)
     mantissa, exponent = torch.frexp(scale)
-    return torch.ldexp((mantissa * 2**SCALE_BITS).ceil(), exponent - SCALE_BITS).to(x.dtype)
+    bits = storage.scale_bits
+    return torch.ldexp((mantissa * 2**bits).ceil(), exponent - bits).to(x.dtype)
 
 
 def _spread(scales: torch.Tensor, storage: Blocked, like: torch.Tensor) -> torch.Tensor:

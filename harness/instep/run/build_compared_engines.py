@@ -91,6 +91,10 @@ class Plan:
         cls, header: Header, checkpoint: Checkpoint, setting: Setting, field: str, directory: Path | None = None
     ) -> Plan:
         """The plan of a trace. field: the name of its header in errors."""
+        if setting.kept and header.capacity.track_interval is None:
+            named = "--kept-dtype" if setting.kept_dtype is not None else "--chunk-dtype"
+            raise BadInput(named, found=f"{field}, which tracks no prefixes", expected="`track_interval` in the "
+                           "capacity, as in fixtures/traces/faults/prefix.jsonl")  # fmt: skip
         return cls(checkpoint, header.room(), setting=setting, directory=directory, **header.steps(field))
 
     @property
@@ -363,7 +367,8 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     """Refuse options that only our engine has."""
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set; an --engine has no ops to swap")
-    for named in ("graphs", "prompt_graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "snapshot_layout"):
+    for named in ("graphs", "prompt_graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype",
+                  "chunk_dtype", "snapshot_layout"):
         if getattr(setting, named):
             expected = "an op set; an --engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)
@@ -432,6 +437,7 @@ def rounded_participant(plan: Plan, found: Declares, draw: int, *, asked: bool =
     weights = weights_of(plan.checkpoint, plan.setting.width)
     engine = StoringEngine(weights, **plan.steps, mode=plan.setting.mode, room=plan.capacity)
     engine.stored, engine.chance = said.rounds.get("state", plan.setting.state), chance
+    engine.rounds = said.rounds
     engine.operands = Operands(said.products, weights, chance=chance, squares=Squares(weights))
     # The first draw, which T4 uses, too, truncates, and inverts in the form with the larger error in repetitive texts.
     engine.operands.begin(cut=True, by_substitution=draw % 2 == 0)
@@ -458,7 +464,8 @@ def candidates(
 
 def declares(plan: Plan, found: Declares) -> Declared:
     """The declared rounding of an op set or of an engine's maker under this plan."""
-    return declared(found, plan.setting.activation, plan.setting.state, plan.setting.kv)
+    setting = plan.setting
+    return declared(found, setting.activation, setting.state, setting.kv, setting.kept)
 
 
 def rounding(at: Mapping[str, Storage], chance: torch.Generator | None = None) -> See:

@@ -13,7 +13,7 @@ from typing import cast
 
 import torch
 
-from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.declared_rounding import PREFIXES, Storage, kept_in
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import Memories, ReferenceEngine
@@ -30,11 +30,13 @@ class StoringEngine(ReferenceEngine):
     """A reference with declared rounding.
 
     stored    the storage of states between events;  chance: the generator of stochastic rounding
+    rounds    its roundings of tracked prefixes (`kept_in`)
     operands  rounds the operands of products, together with the arithmetic around it
     """
 
     stored: Storage
     chance: torch.Generator | None = None
+    rounds: Mapping[str, Storage] = MappingProxyType({})
     operands: Operands
     _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
 
@@ -78,6 +80,9 @@ class StoringEngine(ReferenceEngine):
             if row.track:
                 memory = self.requests[row.request].standing.memory
                 self.saved[row.track] = replace(self.saved[row.track], memory=memory)
+            for under in filter(None, (*row.inner, row.track)):
+                kept = self.saved[under]
+                self.saved[under] = replace(kept, memory=_with(kept.memory, self._narrow(forward=True)))
         return answer
 
     def commit(
@@ -89,8 +94,14 @@ class StoringEngine(ReferenceEngine):
         for name, under in zip(requests, track, strict=False):
             if name in answer.tracked:
                 kept = self.saved[under]
-                self.saved[under] = replace(kept, memory=_with(kept.memory, self._rounded(len(kept.tokens))))
+                memory = _with(kept.memory, self._rounded(len(kept.tokens)))
+                self.saved[under] = replace(kept, memory=_with(memory, self._narrow(forward=False)))
         return answer
+
+    def load(self, request: str, name: str) -> None:
+        super().load(request, name)
+        if self.rounds.keys() & PREFIXES and self.saved[name].final is not None:
+            self._store([request])  # a prefix is read in full width
 
     def take_path(self, request: str, drafts: tuple[int, ...], bonus: int) -> None:
         """Commit the root and these drafts as one window. The draft head does not run."""
@@ -110,6 +121,16 @@ class StoringEngine(ReferenceEngine):
     def _rounded(self, tokens: int) -> States:
         """The stored states after that many tokens."""
         return lambda layer, memory: stored(memory.state, self.stored, self.chance, State(layer, tokens))
+
+    def _narrow(self, *, forward: bool) -> States:
+        """The states that a tracked prefix keeps. forward: whether a forward makes it, or a commit."""
+        def narrow(layer: int, memory: GdnMemory) -> torch.Tensor:
+            state = memory.state
+            for storage in kept_in(self.rounds, forward=forward):
+                state = stored(state, storage, self.chance)
+            return state
+
+        return narrow
 
     def _keep(self, name: str, state: States) -> None:
         live = self.requests[name]

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
-from instep_reference.contract.declared_rounding import Blocked, Product, Storage, checked
+from instep_reference.contract.declared_rounding import CHUNK, KEPT, PREFIXES, Blocked, Product, Storage, checked
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.place_names import COMPONENTS
 
 from ..oracle.storage_rounding import ENTRY, narrower
 from .guarded_calls import calling
+
+MADE = {CHUNK: "states of prefixes that end with a chunk", KEPT: "states of prefixes"}
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,19 @@ class Declared:
 
     def narrow(self, width: torch.dtype) -> dict[str, Storage]:
         """The components that are stored narrower than `width`, the dtype of the computation."""
-        return {name: storage for name, storage in self.rounds.items() if narrower(storage, width)}
+        return {name: storage for name, storage in self.rounds.items()
+                if name not in PREFIXES and narrower(storage, width)}
 
     def said(self, width: torch.dtype) -> str:
         """One line: stores bfloat16 but for q, k (float32); multiplies gdn.chunk as tf32 in blocks of 64."""
         parts, narrow = [], self.narrow(width)
         for dtype in dict.fromkeys(narrow.values()):
             named = [name for name, stored in narrow.items() if stored == dtype]
-            wide = [name for name, stored in self.rounds.items() if name not in narrow and stored.is_floating_point]
+            wide = [name for name, stored in self.rounds.items()
+                    if name not in (*narrow, *PREFIXES) and stored.is_floating_point]
             short = f"all but {', '.join(wide)}" if len(named) > len(COMPONENTS) // 2 else ", ".join(named)
             parts.append(f"stores {short} in {_name(dtype)}")
+        parts += [f"keeps {MADE[name]} in {_name(self.rounds[name])}" for name in PREFIXES if name in self.rounds]
         parts += [f"multiplies {form} as {product}" for form, product in self.products.items()]
         return "; ".join(parts)
 
@@ -46,10 +52,13 @@ class Declared:
 NOTHING = Declared({}, {})
 
 
-def declared(subject: object, activation: torch.dtype, state: Storage, kv: Storage | None = None) -> Declared:
+def declared(
+    subject: object, activation: torch.dtype, state: Storage, kv: Storage | None = None,
+    kept: Mapping[str, Storage] = MappingProxyType({}),
+) -> Declared:
     """The declarations of an op set or of a maker of engines for these widths; none if they are absent.
 
-    kv: the storage of KV if it differs from the op set's.
+    kv: the storage of KV if it differs from the op set's. kept: roundings of tracked prefixes
     """
     rounds = getattr(subject, "rounds", None)
     products: object = getattr(subject, "products", {})
@@ -57,6 +66,8 @@ def declared(subject: object, activation: torch.dtype, state: Storage, kv: Stora
         stored = rounds(activation, state) if callable(rounds) else rounds or {}
         if kv is not None and getattr(subject, "tiled", False):
             stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
+        labels = "state" in stored and not stored["state"].is_floating_point  # which are moved as they are
+        stored = stored if labels else {**stored, **kept}
     try:
         said = checked(dict(products))  # type: ignore[call-overload]
         return Declared(_components(dict(stored)), of_width(said, activation))
@@ -76,8 +87,8 @@ def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[s
 
 def _components(rounds: dict[str, Storage]) -> dict[str, Storage]:
     for name, dtype in rounds.items():
-        if name not in COMPONENTS:
-            raise BadInput("rounds", found=repr(name), expected=f"components: {', '.join(COMPONENTS)}")
+        if name not in (*COMPONENTS, *PREFIXES):
+            raise BadInput("rounds", found=repr(name), expected=f"components: {', '.join((*COMPONENTS, *PREFIXES))}")
         if not isinstance(dtype, torch.dtype | Blocked):
             raise BadInput(f"rounds[{name!r}]", found=repr(dtype), expected="a torch.dtype, or `Blocked`")
     return rounds

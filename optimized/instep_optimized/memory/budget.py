@@ -233,7 +233,8 @@ def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
     """Count the bytes of a tracked prefix of `tokens` tokens: copies of the request's memory (`saved_states.read`)."""
     pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
     total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
-    for demand in (*with_scales(units(component, config, sizes) for component in ("conv", "state")), *pages):
+    stored = replace(sizes, types=sizes.types._replace(state=sizes.types.kept or sizes.types.state))
+    for demand in (*with_scales(units(component, config, stored) for component in ("conv", "state")), *pages):
         one = demand.packed * demand.dtype.itemsize
         if demand.by == "slot":
             total += len(demand.layers) * one

@@ -1,22 +1,26 @@
 """Kept states: a request's logical state read out of its slot and pages, and written back into them.
 
-Bits are copied and never computed, so the written bits equal the read ones. Leaves out: when that happens
-(`engine.py`), and the physical form of conv windows and states, which only the commit strategy knows.
+Bits are copied and never computed, so the written bits equal the read ones, except for states of tracked prefixes that
+are kept narrower (`NarrowStates`). Leaves out: when that happens (`engine.py`), and the physical form of conv windows
+and states, which only the commit strategy knows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
+from instep_reference.contract.declared_rounding import CHUNK, KEPT, Blocked, Storage, kept_in
 from instep_reference.contract.place_names import AFTER_LAYERS
 
+from ..ops.op_protocols import Types
+from ..ops.plain.scaled_tiles import packed
 from ..transfer.to_device import ints
 from . import Memory
-from .tiled_units import Block, Copied, Units, tensors
+from .tiled_units import Block, Copied, Units, shown, tensors
 
 PAGED = ("keys", "values", "draft_keys", "draft_values", "block_keys", "block_values")
 
@@ -61,6 +65,41 @@ class Kept:
 
 ByLayer = Mapping[int, Copied]
 Peeked = tuple[ByLayer, ByLayer]  # conv windows and states, as the commit strategy gives copies of them
+
+
+@dataclass(frozen=True)
+class NarrowStates:
+    """How tracked prefixes store states (`CHUNK`, `KEPT` of the contract); without entries in `rounds`: as the pool.
+
+    pool: dtype of the states of requests
+    """
+
+    rounds: Mapping[str, Storage]
+    pool: Storage
+
+    @classmethod
+    def of(cls, types: Types) -> NarrowStates:
+        named: tuple[tuple[str, Storage | None], ...] = (CHUNK, types.chunk), (KEPT, types.kept)
+        return cls({name: storage for name, storage in named if storage is not None}, types.state)
+
+    def keep(self, states: ByLayer, *, forward: bool) -> dict[int, Copied]:
+        """Round the copies of states, once. forward: whether a forward made them, or a commit."""
+        return {layer: self._rounded(state, forward) for layer, state in states.items()}
+
+    def _rounded(self, state: Copied, forward: bool) -> Copied:
+        for storage in kept_in(self.rounds, forward=forward):
+            wide = shown(state)
+            if isinstance(storage, Blocked):
+                state = Block(*packed(wide, storage.dtype, storage.grid(*wide.shape)))
+            else:
+                state = wide.to(storage)
+        return state
+
+    def give(self, kept: Kept) -> Kept:
+        """Read the states of a prefix as a request continues from them, in the dtype of its pool."""
+        if not self.rounds or kept.final is None or isinstance(self.pool, Blocked):
+            return kept
+        return replace(kept, state={layer: shown(state).to(self.pool) for layer, state in kept.state.items()})
 
 
 def read(

@@ -49,7 +49,8 @@ class Types(NamedTuple):
     """Storage dtypes of hidden rows, conv windows, recurrent states, and KV.
 
     `consumed` is the dtype of a ring of inputs, `recurrence` that of a ring of updates: the dtype in which the
-    recurrence computes, so that no bit is lost.
+    recurrence computes, so that no bit is lost. The options choose `kept` and `chunk`, the roundings of tracked
+    prefixes.
     """
 
     hidden: torch.dtype
@@ -58,6 +59,8 @@ class Types(NamedTuple):
     kv: Storage
     consumed: torch.dtype = torch.float32
     recurrence: torch.dtype = torch.float32
+    kept: Storage | None = None
+    chunk: torch.dtype | None = None
 
 
 class GdnInputs(NamedTuple):

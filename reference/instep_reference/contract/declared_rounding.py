@@ -94,7 +94,9 @@ class Product:
         return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32") + parts
 
 
-SCALE_BITS = 20  # of the 24 of fp32
+SCALE_BITS = 20  # of the 24 of fp32, for numbers of at most 4 bits
+INTEGER_SCALE_BITS = 17  # for int8, whose numbers have 7 bits
+LARGEST_INTEGER = 127  # of int8; -128 is not used, so that x and -x are stored alike
 CHANCE_BITS = 24  # bits of the number that decides how a number is rounded
 
 
@@ -105,10 +107,12 @@ class Blocked:
         scale = max(largest |x| of the tile / largest number of dtype, smallest normal number of fp32)
         stored = x / scale, to nearest, ties to even;   read = stored * scale, a product in fp32
 
+    In int8 the stored numbers are whole, from -127 to 127, and the largest number of the dtype is 127.
+
     Every store computes its scales from the numbers that it stores. A tile of zeros has the smallest scale, to avoid a
-    division by 0. A scale is rounded up to SCALE_BITS bits, so that its product with a number of at most 4 bits is
-    exact in fp32. So numbers that were read are stored again as the same bytes: a state to which nothing was added does
-    not change, however often it is stored.
+    division by 0. A scale is rounded up to `scale_bits` bits, so that its product with a stored number is exact in
+    fp32. So numbers that were read are stored again as the same bytes: a state to which nothing was added does not
+    change, however often it is stored.
 
     tile   how many numbers of the last two axes share a scale; None: all of that axis. A last tile may be narrower.
            None in place of both: there are no scales, and reading returns the stored numbers (stochastic bf16 and fp16)
@@ -145,6 +149,10 @@ class Blocked:
         return self.dtype if self.tile is None else torch.float32
 
     @property
+    def scale_bits(self) -> int:
+        return SCALE_BITS if self.dtype.is_floating_point else INTEGER_SCALE_BITS
+
+    @property
     def nearest(self) -> Storage:
         """Return the same storage without stochastic rounding."""
         return self.dtype if self.tile is None else replace(self, seed=None)
@@ -167,6 +175,23 @@ SCALED_STATE = Blocked(torch.float8_e4m3fn, (None, STATE_ROWS))  # [HV, K, V]
 # to a partly filled page: the bytes of committed rows would change, and their values would differ from those used
 # before.
 SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
+
+# Rounding points of the states that a tracked prefix keeps, in this order: keys of `rounds`, next to the components.
+#   chunk  a forward keeps the states that its kernel left between chunks, which are narrower than the pool
+#   kept   the copy itself is stored narrower. It is rounded once, when it is made, and moves as it is stored. A load
+#          reads it once, rounds the result to the dtype of the pool, to nearest, and continues from that
+# The request that the prefix is taken from keeps its own state. Saves and preempted requests are plain copies.
+# Conv windows, KV and final rows of a prefix are plain copies.
+# Mirrors: SGLang 0.5.14 and later (`mem_cache/mamba_checkpoint_pool.py` for int8; `h` of a prefill, "already rounded to
+# the activation dtype", for chunks). Differs: SGLang's scale has the dtype of the running state, and is at least
+# 1e-8 / 127. In fp16 that is 0, and a channel below it is lost.
+CHUNK, KEPT = PREFIXES = "chunk", "kept"
+SCALED_KEPT = Blocked(torch.int8, (1, None))  # [HV, K, V]: a scale per head and key channel
+
+
+def kept_in(rounds: Mapping[str, Storage], *, forward: bool) -> tuple[Storage, ...]:
+    """Return the roundings of a tracked prefix's states, in order. forward: whether a forward made it, or a commit."""
+    return tuple(rounds[name] for name in (*(CHUNK,) * forward, KEPT) if name in rounds)
 
 
 def by_chance(storage: Storage, seed: int) -> Blocked:

@@ -29,12 +29,17 @@ Cell = tuple[str, Any]  # a factor and its value
 
 NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
 BY_CHANCE = f"{STOCHASTIC}:7"
+# How tracked prefixes store states -> the options. False: none is tracked; True: as in the pool.
+PREFIXES: Mapping[bool | str, Mapping[str, str]] = {
+    False: {}, True: {}, "int8": {"kept_dtype": "int8"}, "chunks in bfloat16": {"chunk_dtype": "bfloat16"},
+}
+IN_INT8, CHUNKS = (name for name in PREFIXES if isinstance(name, str))
 # The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
     "state_rounding": (None, BY_CHANCE),
-    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": (False, True),
+    "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": tuple(PREFIXES),
     "graphs": (False, True), "overlap": (False, True), "guarded": (True, False),
 }
 NO_SNAPSHOTS = tuple(name for name in FACTORS["strategy"] if name != "snapshot")
@@ -45,6 +50,10 @@ REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
     ({"dtype": ("float64",), "state_dtype": NARROW}, "float64 activations with a narrower state or KV"),
     ({"state_dtype": (None,), "state_rounding": (BY_CHANCE,)}, f"--state-dtype {either(FALLING)}"),
     ({"dtype": ("float64",), "kv_dtype": (FP8,)}, "float64 activations with a narrower state or KV"),
+    *(({"tracked": (IN_INT8,), name: values}, "of states in float32, bfloat16 or float16") for name, values in (
+        ("dtype", ("float64",)), ("state_dtype", (FP8,)), ("state_rounding", (BY_CHANCE,)))),
+    *(({"tracked": (CHUNKS,), name: values}, "narrower than a pool of float32 alone") for name, values in (
+        ("dtype", ("float64",)), ("state_dtype", NARROW))),
     ({"trees": (True,), "conv": ("widened",)},
      "in a widened line of inputs the conv windows of siblings would overlap"),
     ({"trees": (True,), "drafter": ("vanilla",)}, "no separate layer per branch"),
@@ -118,7 +127,8 @@ def pairwise() -> tuple[Row, ...]:
 def setting(row: Row, **more: Any) -> Setting:
     """The row as options."""
     known = {each.name for each in fields(Setting)}
-    return Setting(**{name: value for name, value in row.items() if name in known}, **more)
+    told = {name: value for name, value in row.items() if name in known}
+    return Setting(**told, **PREFIXES[row.get("tracked", False)], **more)
 
 
 def words(row: Row) -> str:
@@ -148,8 +158,8 @@ def mtp_layers(drafter: str) -> int:
 def name_of(row: Row) -> str:
     """Name of the trace that a row replays. Rows that differ in other factors share it, and its reference run."""
     weights = "float16" if row["dtype"] == "float16" else "bfloat16"  # as stored: no wider than activations
-    return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", *("tracked",) * row["tracked"],
-                     weights))  # fmt: skip
+    tracked = ("tracked",) * bool(row["tracked"])
+    return "-".join((row["kind"], row["drafter"], "trees" if row["trees"] else "chains", *tracked, weights))
 
 
 def trace(folder: Path, row: Row) -> Trace:

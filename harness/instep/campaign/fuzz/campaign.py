@@ -31,7 +31,7 @@ from ...report.machine import installed
 from ...run.build_compared_engines import Plan
 from ...run.engine_without_comparison import header_of
 from ...run.replay import Outcome, Replay
-from ...setting import Setting
+from ...setting import Setting, moves_labels
 from ...subject.engines.verbs import ByVerbs
 from ...trace.file import read, replaceable
 from ...trace.header import Header, Model, Part, Recording
@@ -245,11 +245,13 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
         room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
     if isinstance(found, Ops) and not found.keepers:
-        room = draw_events.with_prefixes(choose, room)
+        room = draw_events.with_prefixes(choose, room, always=bool(setting.kept))
     setting = draw_events.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")
     dialects = draw_events.DIALECTS if every else draw_events.DIALECTS[:1]
     controller = {} if nodes else draw_events.controller(choose, steps, dialects=dialects)
+    if room.track_interval is not None and not moves_labels(found if isinstance(found, Ops) else None):
+        setting = draw_events.narrow_prefixes(choose, setting, settings.sampled)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "

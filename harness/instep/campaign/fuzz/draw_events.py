@@ -6,12 +6,13 @@ requests an event may name, and they check the drawn event. So no rule is writte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from typing import Any, Protocol, TypeVar
 
+import torch
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as with_fields
@@ -23,6 +24,7 @@ from instep_reference.contract.event_facts import FACTS, inner_multiples, kind_o
 from instep_reference.contract.sampling import Sampling
 
 from ...adapters.strategy_by_name import OPTIONS
+from ...options import INT8
 from ...setting import Setting
 from ...trace.event_rules import EventRules, uniforms_due
 from ...trace.header import Room
@@ -31,7 +33,9 @@ from ...trace.request_table import Standing
 T = TypeVar("T")
 
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
-SAMPLED = tuple(OPTIONS)  # strategy and conv; the drafter depends on the model, so it is not drawn
+# Storage of states in tracked prefixes, and the dtype in which chunks leave them; a failing run shrinks to the first.
+NARROW: Mapping[str, tuple[str | None, ...]] = {"kept_dtype": (None, INT8), "chunk_dtype": (None, "bfloat16")}
+SAMPLED = (*OPTIONS, *NARROW)  # strategy and conv; the drafter depends on the model, so it is not drawn
 CHAINS = ("widened",)  # conv forms that serve chains alone
 # The numbers of a controller, short, so that its wishes change within a run.
 HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
@@ -119,9 +123,9 @@ def with_trees(draw: Draw, room: Room, steps: Sequence[int], nodes: int, *, grow
     return with_fields(room, num_draft_tokens=nodes, topk=topk), (max(fitting),)
 
 
-def with_prefixes(draw: Draw, room: Room) -> Room:
+def with_prefixes(draw: Draw, room: Room, *, always: bool = False) -> Room:
     """A capacity with or without an interval at which prefixes are tracked, and room for all of them or for few."""
-    every, few = draw(st.sampled_from(INTERVALS)), len(room.pages) * room.page_size < len(room.slots) * ROOMY
+    every, few = draw(st.sampled_from(INTERVALS[always:])), len(room.pages) * room.page_size < len(room.slots) * ROOMY
     return with_fields(room, track_interval=every, tracked=TRACKED if every and few else None)
 
 
@@ -129,8 +133,18 @@ def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: 
     """The setting with drawn strategies for states and conv windows, if they are in `fields`."""
     drawn: dict[str, Any] = {
         field: draw(st.sampled_from([name for name in setting.strategies(field) if not (trees and name in CHAINS)]))
-        for field in SAMPLED if field in fields
+        for field in OPTIONS if field in fields
     }  # fmt: skip
+    return replace(setting, **drawn)
+
+
+def narrow_prefixes(draw: Draw, setting: Setting, fields: Collection[str]) -> Setting:
+    """The setting with drawn storage of the states in tracked prefixes, as far as its pool of states is wider."""
+    drawn: dict[str, Any] = {}
+    for field, values in NARROW.items():
+        wide = torch.float32, *(torch.bfloat16, torch.float16) * (field == "kept_dtype")
+        if field in fields and setting.state in wide:
+            drawn[field] = draw(st.sampled_from(values))
     return replace(setting, **drawn)
 
 

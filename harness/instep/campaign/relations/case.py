@@ -15,8 +15,10 @@ from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.rowwise_op_names import BY_ROW
-from instep_reference.contract.engine import Admit
+from instep_reference.contract.declared_rounding import PREFIXES
+from instep_reference.contract.engine import Admit, Load
 from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.event_facts import tracks
 
 from ...adapters import Maker, Subject
 from ...run.build_compared_engines import Plan, bare, declares, optimized_engine, rounded_participant, truth_participant
@@ -151,6 +153,13 @@ class Case:
         """Whether storing a state loses bits, so that bits depend on where rounds and chunks end."""
         declared = declares(self.plan, self.led or self.found)
         return not self.labels and "state" in declared.narrow(self.plan.setting.width)
+
+    @cached_property
+    def reads_narrow_prefixes(self) -> bool:
+        """Whether a request continues from a prefix that is kept narrower, so its bits are not those of a prefill."""
+        made = {name for event in self.trace.events for name in tracks(event)}
+        narrow = declares(self.plan, self.led or self.found).rounds.keys() & PREFIXES
+        return bool(narrow) and any(isinstance(event, Load) and event.name in made for event in self.trace.events)
 
     @property
     def _line(self) -> str:

@@ -1,12 +1,12 @@
-"""Modify instep's engine in two ways that no event can ask for: windows of one token, and graphs that run eagerly.
+"""Modify instep's engine as no event can ask for: windows of one token, eager graphs, prefixes rounded from outside.
 
 This is the only place where a relation reaches into an engine. Leaves out: external engines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,11 +15,14 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.graphs.capture_all_at_start import prepared
 from instep_optimized.graphs.capture_and_replay import Break
 from instep_optimized.graphs.prompt_segments import PromptGraphs
+from instep_optimized.memory.tiled_units import Copied, tensors
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.round_for_step_count import Body, Round
-from instep_reference.contract.engine import Forwarded, Path, Row
+from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 
 from ...adapters import Subject
+from ...oracle.storage_rounding import kept_states
 
 T = TypeVar("T")
 
@@ -57,6 +60,38 @@ class WindowsOfOne:
         roots = {row.request: int(said.own[row.request][0]) if row.root is None else row.root for row in rows}
         self._engine.commit(names, tuple(Path((), roots[name]) for name in names))
         return Forwarded(roots, said.own)
+
+
+class RoundedFromOutside:
+    """An engine with plain prefixes, whose states are replaced by the numbers that a declared rounding leaves."""
+
+    def __init__(self, engine: Subject, rounds: Mapping[str, Storage]) -> None:
+        assert isinstance(engine, OptimizedEngine), "asked before"
+        self._engine, self._declared = engine, rounds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+        said = self._engine.forward(rows)
+        self._round([under for row in rows for under in (*row.inner, row.track) if under], forward=True)
+        return said
+
+    def commit(
+        self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = ()
+    ) -> Committed:
+        said = self._engine.commit(requests, accepted, track)
+        under = dict(zip(requests, track, strict=False))
+        self._round([under[name] for name in said.tracked], forward=False)
+        return said
+
+    def _round(self, names: Iterable[str], *, forward: bool) -> None:
+        for name in names:
+            request, kept = self._engine._saved[name]
+            plain = {layer: tensors(state)[0] for layer, state in kept.state.items()}
+            state: dict[int, Copied] = {
+                layer: kept_states(x, self._declared, forward=forward).to(x) for layer, x in plain.items()}  # fmt: skip
+            self._engine._saved[name] = request, replace(kept, state=state)
 
 
 class _NothingRefused:

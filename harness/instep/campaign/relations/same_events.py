@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from instep_optimized.ops.fused import exact_of, in_parts
 from instep_reference.contract.errors import Unsupported
@@ -21,7 +21,7 @@ from ...verdict import Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
 from .case import Case, Relation, Results, our_own
-from .engine_modifications import eager_graphs
+from .engine_modifications import RoundedFromOutside, eager_graphs
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import moved, with_full_caps, without_caps
 
@@ -117,6 +117,20 @@ def other_strategies(case: Case) -> Iterator[tuple[Arm, Arm]]:
             yield Arm(", ".join(named.values()), case.engine(rewritten.header), rewritten), arm
 
 
+def narrow_and_plain(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """Prefixes that the engine keeps narrower, and plain copies of the numbers that are read from them."""
+    rewritten, rounds = as_traced(case.trace), case.plan.setting.kept
+    plain = case.engine(rewritten.header, kept=None, chunk=None)
+    yield (Arm("narrow prefixes", case.engine(rewritten.header), rewritten),
+           Arm("plain copies of rounded states", cast(Any, RoundedFromOutside(plain, rounds)), rewritten))
+
+
+def no_narrow_prefixes(case: Case) -> str | None:
+    if case.ops is None:
+        return "an external engine keeps its prefixes itself"
+    return None if case.reads_narrow_prefixes else "no request continues from a prefix that is kept narrower"
+
+
 def its_own_order(case: Case) -> str | None:
     own = case.led is not None and not case.led.asked.exact
     return "this engine chooses slots and pages itself: it does not declare their order" if own else None
@@ -163,5 +177,9 @@ PAIRWISE: tuple[Relation, ...] = (
         "graph_is_eager", "a graph's replay is its body, run eagerly", replayed_and_eager,
         "a graph that keeps the address of memory that was reallocated", pools=True,
         lacks=our_own("an external engine captures its graphs itself"),
+    ),
+    pairwise(
+        "kept_once", "a hit on a narrow prefix continues from its state, rounded once and read once", narrow_and_plain,
+        "a hit that reads a state with the scales of another prefix", lacks=no_narrow_prefixes,
     ),
 )

@@ -95,7 +95,7 @@ def rewritten(
     """
 
     def hold(case: Case) -> Results:
-        apart = elsewhere and case.stores_narrow
+        apart = (elsewhere and case.stores_narrow) or case.reads_narrow_prefixes
         for whole in runs(case):
             one, other = map(_without_guesses, whole)
             if one is not whole[0]:
@@ -124,7 +124,7 @@ def _own_rounded(case: Case, runs: tuple[str, ...], draw: int) -> PositionRecord
     return case.rounded(draw // len(runs), runs[draw % len(runs)])
 
 
-ELSEWHERE = "states are stored narrower than computed, so bits depend on where rounds and chunks end: not compared"
+ELSEWHERE = "states or prefixes are stored narrower than computed, so bits depend on where they end: not compared"
 BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike, where_experts_are_apart)
 
 

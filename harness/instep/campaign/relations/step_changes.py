@@ -201,7 +201,8 @@ def _header(written: Header, requests: Sequence[RingRequest], candidates: Sequen
 
 def hold(case: Case) -> Results:
     setting = case.plan.setting
-    case = replace(case, plan=replace(case.plan, setting=replace(setting, drafter="external")))
+    alone = replace(setting, drafter="external", kept_dtype=None, chunk_dtype=None)  # no request loads a prefix
+    case = replace(case, plan=replace(case.plan, setting=alone))
     ours = setting.strategy in STRATEGIES
     gdn_layers = cycle(of_kind(case.plan.checkpoint.config, "gdn"))
     for before, after in (*CHANGES, *(OURS if ours else ())):

@@ -185,6 +185,7 @@ def _piece(finding: Comparison, context: EventContext, oracle: Oracle | None) ->
         if not isinstance(piece, Recomputation) or piece.request != finding.request:
             continue
         state = finding.place.component == "state" and piece.writes_state and piece.place("state") == finding.place
+        state = state and piece.prefix == (finding.problem.prefix if finding.problem is not None else "")
         if state or finding.place in piece.truth.places:
             return piece
     return None
@@ -199,7 +200,8 @@ def _of_piece(
         found = piece.left(context.subject).state.get(piece.layer)
         right, sampled = near.truth.state, near.yardsticks.state
         stored = None if oracle is None else oracle.rounds.get("state")
-        if found is not None and stored is not None and found.dtype != stored:
+        narrow = oracle is not None and piece.kept_in(oracle.rounds)
+        if narrow or (found is not None and stored is not None and found.dtype != stored):
             return None  # the finding reports it
     else:
         found, scale = rows(context.subject, finding.place, piece.span), scale_of(near, finding.place)

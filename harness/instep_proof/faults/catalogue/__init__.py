@@ -33,6 +33,7 @@ FILES = {
     "sampling": "sampling",
     "prefixes": "prefixes",
     "crossings": "crossings",
+    "rounded": "rounded_prefixes",
     "tiers": "offloaded_prefixes",
     "trees": "trees",
     "widths": "widths",

@@ -137,6 +137,11 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "inner-goes-on": "a chunk does not go on from the memory at a prefix inside it",
         "draw-coin": "a choice is drawn with a coin of another length",
     },
+    "rounded": {
+        "prefix-rounding": "a prefix's state is rounded in another way, more often, or not at all",
+        "prefix-scale": "a prefix's state is read with scales that are another's, or are none",
+        "prefix-wide": "what must keep its precision is rounded as a prefix's state is",
+    },
     "tiers": {
         "tier-component": "what goes to the host or comes back lacks a part",
         "tier-other": "what goes to the host or comes back is another's, or of another time",

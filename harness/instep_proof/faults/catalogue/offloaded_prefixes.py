@@ -16,7 +16,7 @@ ASIDE = "copied(kept, _to_host)"
 POP = "request, kept = self.here.pop(name)"
 FORGET = "        if self.here.pop(name, None) is None:\n            del self.aside[name]\n"
 OFFLOAD, EVICT = "        self._tiers.offload(name)\n", "        self._tiers.evict(name)\n"
-GIVEN = "        self._restore(kept.given_to(live), memory)\n"
+GIVEN = "        self._restore(kept.given_to(live), self._prefixes.narrow.give(memory))\n"
 # An engine that still has the donor reads out the state again.
 NEWER = (
     "        kept, memory = self._saved[name]\n"

@@ -17,7 +17,8 @@ LABELS, PLAIN = Setting(ops="ledger"), Setting()
 BEGIN = "request.length.exact - len(final)"
 
 COUNT = "after // every * every"
-KEEP = "                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth])\n"
+KEEP = ("                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth], "
+        "forward=False)\n")
 OTHER_FINAL = KEEP.replace("final[slot,", "final[self.memory.slots.of(verified[0].name),")
 RESTORE = "        self._round.strategy.restore(self._memory.slots.of(name), length, memory.conv, memory.state)\n"
 NO_CONV = (

@@ -8,13 +8,18 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from instep_reference.contract.declared_rounding import SCALE_BITS, STATE_ROWS
+from instep_reference.contract.declared_rounding import (
+    INTEGER_SCALE_BITS,
+    LARGEST_INTEGER,
+    SCALE_BITS,
+    STATE_ROWS,
+)
 
 from ...memory_addresses import Address
 from .philox_bits import uniforms
 
 LEAST = torch.finfo(torch.float32).tiny  # the smallest scale: that of a tile of zeros
-CUT = (1 << 24 - SCALE_BITS) - 1  # the bits of a scale that are 0
+CUT, INTEGER_CUT = ((1 << 24 - bits) - 1 for bits in (SCALE_BITS, INTEGER_SCALE_BITS))  # the bits of a scale that are 0
 
 
 def packed(
@@ -24,11 +29,16 @@ def packed(
 
     chance: like x, the random bits that decide how each number is rounded; None: to nearest
     """
+    whole = not dtype.is_floating_point
+    most, cut = (LARGEST_INTEGER, INTEGER_CUT) if whole else (torch.finfo(dtype).max, CUT)
     largest = _largest(_largest(x.float().abs(), -1, grid[-1]), -2, grid[-2])
     # Divided by a tensor: on a GPU torch multiplies by the reciprocal of a Python number, which rounds differently.
-    scales = (largest / torch.full_like(largest, torch.finfo(dtype).max)).clamp_min(LEAST)
-    scales = ((scales.view(torch.int32) + CUT) & ~CUT).view(torch.float32)  # rounded up, so nothing overflows
-    return _narrow(x.float() / _spread(scales, x), dtype, chance, 1 - 2.0 ** (1 - SCALE_BITS)), scales
+    scales = (largest / torch.full_like(largest, most)).clamp_min(LEAST)
+    scales = ((scales.view(torch.int32) + cut) & ~cut).view(torch.float32)  # rounded up, so nothing overflows
+    scaled = x.float() / _spread(scales, x)
+    if whole:
+        return scaled.round().clamp(-most, most).to(dtype), scales
+    return _narrow(scaled, dtype, chance, 1 - 2.0 ** (1 - SCALE_BITS)), scales
 
 
 def opened(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
