@@ -71,6 +71,13 @@ FAULTS: tuple[Fault, ...] = (
         "prompts", NUMBERS, ("graphs", "copies"),
     ),
     Fault(
+        "prompt-result-left-outside", "prompt-memory",
+        "The result of an eager call stays in memory of its own; the next segment reads what was captured for it.",
+        (Edit(PROMPTS, "room[: now.rows].copy_(mixer(now.ops, now.bound, *(x[: now.rows] for x in rows)))",
+              "room = mixer(now.ops, now.bound, *(x[: now.rows] for x in rows))"),),
+        "prompts", NUMBERS, ("derived", "directed", "poison"), origin="sglang breakable_cuda_graph",
+    ),
+    Fault(
         "prompt-addresses-frozen", "prompt-frozen",
         "The eager calls have the addresses of the first forward with a prompt.",
         (Edit.of(PROMPTS, "Replaying(ops, {bound => self.__dict__.setdefault('first', bound)}, rows)"),),
