@@ -38,6 +38,8 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-graphs --ops triton --graphs &
   task prompts-native 300 python3 -m instep replay fixtures/traces/faults/prompts.jsonl --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-native.json" &
   task prompts-relations 300 python3 -m instep relations fixtures/traces/faults/prompts.jsonl prompt_buckets graph_is_eager --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-relations.json" &
+  task caps-native 300 python3 -m instep replay fixtures/traces/faults/caps.jsonl --ops triton --device cuda --graphs --overlap --commit "$commit" --json "$out/caps-native.json" &
+  task caps-relations 300 python3 -m instep relations fixtures/traces/faults/caps.jsonl full_caps capped graph_is_eager strategies --ops triton --device cuda --graphs --commit "$commit" --json "$out/caps-relations.json" &
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &

@@ -47,6 +47,23 @@ from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
+@pytest.mark.parametrize(("found", "mistake"), [
+    ([1, 3, 0], ""), ([3, 3, 2], "its cap is ignored, or all requests have the highest cap of the batch"),
+    ([0, 2, 0], "its cap counts the bonus as a draft"),
+    ([2, 3, 1], "its cap is one too high"), ([1, 3, 2], "its cap of 0 is taken for no cap"),
+    ([0, 1, 2], "it has the cap of the row before"), ([3, 0, 1], "it has the cap of the next row"),
+    ([0, 3, 1], "the caps are in the reverse order"), ([1, 1, 1], "all requests have the cap of the first row"),
+    ([0, 0, 0], "all requests have the lowest cap of the batch"),
+    ([2, 0, 1], "it has the cap that its row had at the commit before"),
+    ([0, 2, 1], "it has the cap that it had at the commit before"), ([3, 0, 2], ""),
+])  # fmt: skip
+def test_wrong_caps_are_named_by_all_requests_of_a_commit(found: list[int], mistake: str) -> None:
+    check = Identity()
+    check.caps = {"b": 2, "a": 0, "c": 1}
+    event = Commit(("a", "b", "c"), caps=(1, 3, 0))
+    assert check._cap_mistake(event, found, whole=[3, 3, 2]) == mistake
+
+
 # Events to the second step without drafts: by then every op has run, and each kind of event wrote a state.
 SECOND_PLAIN = 20
 FINAL = Place("trunk", AFTER_LAYERS, "final")

@@ -15,6 +15,8 @@ PATHS, PAGES = "instep_optimized/commit/verified_windows.py", "instep_optimized/
 RUNNER = "instep_optimized/graphs/capture_and_replay.py"
 TRITON = "instep_optimized/kernels/decisions/argmax_and_acceptance.py"
 
+TREES = "instep_optimized/kernels/decisions/tree_shapes_and_acceptance.py"
+
 LABELS, NUMBERS = Setting(ops="ledger"), Setting()
 GRAPHS = Setting(ops="ledger", graphs=True)
 COLUMN = 'given["caps"] = {inputs.forced[:, 2] => %s}'
@@ -107,6 +109,21 @@ FAULTS: tuple[Fault, ...] = (
         "caps", LABELS, ("labels", "identity", "bytes"),
     ),
     Fault(
+        "cap-of-node-numbers", "cap-node", "A path through a tree ends before a node whose number is above the cap.",
+        (Edit.of(ACCEPT, "beyond = ({node => path} > caps[:, None]) & (caps >= 0)[:, None]"),),
+        "capped", LABELS, COUNTS,
+    ),
+    Fault(
+        "cap-node-of-the-whole-path", "cap-node", "A path through a tree is cut, and its last node stays as it was.",
+        (Edit.of(ACCEPT, "{last, at = (x.max(dim=1).values.clamp(min=0) for x in (path, own)) => pass}"),),
+        "capped", NUMBERS, ("identity", "directed", "derived", "bytes"),
+    ),
+    Fault(
+        "cap-one-node-too-deep", "cap-node", "The kernel of trees cuts a path one node after its cap.",
+        (Edit.of(TREES, "above = busy & {(deep > most) => (deep > most + 1)}"),),
+        "capped", Setting(ops="triton"), COUNTS,
+    ),
+    Fault(
         "cap-length-without-it", "cap-counts", "The length grows by the uncut path.",
         (Edit.of(ROUND, "ops.advance(length=slot_table.length, slots=inputs.slots, by={acceptance.accept_lens => "
                         "torch.maximum(acceptance.accept_lens, inputs.forced[:, 0] + 1)})"),), "caps", LABELS,
@@ -134,6 +151,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "pages-of-the-capped-window", "cap-pages", "A commit keeps the pages of the length and of the next window.",
         (Edit.of(ENGINE, TRIM % "request.length.most + 1 + request.drafts"),), "caps", LABELS, ("identity",),
+    ),
+    Fault(
+        "pages-of-the-exact-length", "cap-pages", "Overlapping rounds wait for the length, and keep its pages alone.",
+        (Edit.of(ENGINE, TRIM % "request.length.exact"),), "caps", Setting(ops="ledger", overlap=True), ("identity",),
     ),
     Fault(
         "page-of-the-last-token-given-back", "cap-pages", "A commit also gives back the page of its last token.",
