@@ -340,6 +340,9 @@ class Bytes:
 
     def _extended(self, context: EventContext, kept: RequestState) -> RequestState:
         """A copy after its load. For a prefix, the draft head computes the last rows at this event."""
+        if self._narrow and self.oracle is not None and kept.final is not None:  # read once, in the dtype of the pool
+            pool = read_as(self.oracle.rounds.get("state", torch.float32))
+            kept = replace(kept, state={layer: state.to(pool) for layer, state in kept.state.items()})
         spans = row_spans(context, "extend") if kept.final is not None else []
         if not spans:
             return kept
@@ -349,9 +352,6 @@ class Bytes:
                 row = rows(context.subject, Place(_stage(stage, layer), layer, source), spans[0])
                 entered = cache[:0] if row is None else self._entries(source, row.to(cache.dtype))
                 grown.setdefault(field, {})[layer] = torch.cat((cache[: spans[0].start], entered))
-        if self._narrow and self.oracle is not None:  # read once, in the dtype of the pool
-            pool = read_as(self.oracle.rounds.get("state", torch.float32))
-            kept = replace(kept, state={layer: state.to(pool) for layer, state in kept.state.items()})
         final = torch.cat((*kept.tail.values(), kept.final[None]))  # type: ignore[index]
         layers = len(kept.draft_keys)
         tail = {TAIL.layer: final[1 - layers :]} if layers > 1 else {}
