@@ -345,6 +345,25 @@ def test_engine_answers_are_stored_next_to_the_trace(trace: Trace) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("accept", [(), (3,)])
+def test_caps_of_a_policy_end_free_and_forced_paths(tmp_path: Path, accept: tuple[int, ...]) -> None:
+    """A forced path is recorded whole, and the table has the tokens up to the cap."""
+    arrivals = (Arrival("a", "few", max_new=12), Arrival("b", "one", max_new=12))
+    told = policy(arrivals=arrivals, deeds=(), accept=accept, steps=(Steps(1, 3),), caps=(1, 0, 9))
+    trace = recorded(tmp_path, told)
+    commits = of(trace, e.Commit)
+    assert {cap for commit in commits for cap in commit.caps} >= {0, 1}
+    pairs = [pair for commit in commits for pair in zip(commit.accepted, commit.caps, strict=True)]
+    assert all(len(path.nodes) <= cap for path, cap in pairs) is not bool(accept)
+    rules = EventRules(trace.header)
+    for event in trace.events:
+        before = {name: standing.length for name, standing in rules.table.live.items()}
+        rules.apply(event)
+        for name, cap in zip(event.requests, event.caps, strict=True) if isinstance(event, e.Commit) else ():
+            assert rules.table.live[name].length - before[name] <= 1 + cap
+
+
+@pytest.mark.slow
 def test_free_acceptance_follows_the_engine_and_a_stop_token_ends_a_path(tmp_path: Path) -> None:
     arrivals = (Arrival("a", "few", max_new=24), Arrival("b", "one", max_new=24))
     free = recorded(tmp_path, policy(arrivals=arrivals, deeds=(), accept=(), steps=(Steps(1, 3),)))

@@ -154,3 +154,16 @@ def test_caps_reach_the_controller(checkpoint: Checkpoint) -> None:
         both(e.Commit(("a",), (e.Path((1, 2, 3), 6),), (), caps))
         wishes.append(both.subject.next_num_steps(1, 1))
     assert wishes == [5, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("trees", [False, True])
+def test_graphs_change_no_bit_of_capped_commits_on_a_gpu(checkpoint: Checkpoint, trees: bool) -> None:
+    """A graph that kept the caps of its capture would stop at them in the next round."""
+    room: dict[str, Any] = {"ops": "triton", "room": TREES if trees else TRIMMED, "device": "cuda"}
+    first = engine(checkpoint, **room)
+    events = [*rounds(lambda event: event.on(first), 3, trees=trees)]
+    one, other = (played(engine(checkpoint, **room, **options), events)
+                  for options in ({}, {"graphs": True, "overlap": True}))  # fmt: skip
+    assert_same([x.cpu() for x in one], [x.cpu() for x in other])
