@@ -38,6 +38,8 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-graphs --ops triton --graphs &
   task prompts-native 300 python3 -m instep replay fixtures/traces/faults/prompts.jsonl --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-native.json" &
   task prompts-relations 300 python3 -m instep relations fixtures/traces/faults/prompts.jsonl prompt_buckets graph_is_eager --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-relations.json" &
+  task narrow-prefixes-native 300 python3 -m instep replay fixtures/traces/faults/prefix.jsonl --ops triton --device cuda --graphs --kept-dtype int8 --chunk-dtype bfloat16 --commit "$commit" --json "$out/narrow-prefixes-native.json" &
+  task narrow-prefixes-relations 300 python3 -m instep relations fixtures/traces/faults/prefix.jsonl kept_once strategies --ops triton --device cuda --kept-dtype int8 --commit "$commit" --json "$out/narrow-prefixes-relations.json" &
   task caps-native 300 python3 -m instep replay fixtures/traces/faults/caps.jsonl --ops triton --device cuda --graphs --overlap --commit "$commit" --json "$out/caps-native.json" &
   task caps-relations 300 python3 -m instep relations fixtures/traces/faults/caps.jsonl full_caps capped graph_is_eager strategies --ops triton --device cuda --graphs --commit "$commit" --json "$out/caps-relations.json" &
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &

@@ -19,7 +19,7 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Pages
 from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.declared_rounding import SCALED_STATE, Blocked
+from instep_reference.contract.declared_rounding import SCALED_KEPT, SCALED_STATE, Blocked
 from instep_reference.contract.engine import Capacity, Row
 from instep_reference.contract.place_names import Place
 from support.inputs.checkpoints import config_of
@@ -64,10 +64,14 @@ def test_the_figure_of_trees_is_what_the_engine_allocates_to_the_byte(nodes: int
     assert told.allocation(2) == allocated(served) != need(config, options, 4, TOKENS).allocation(2)
 
 
-@pytest.mark.parametrize(("layers", "state"), [(1, torch.float32), (3, SCALED_STATE)])
-def test_prefix_figure_equals_the_engines_bytes(layers: int, state: Blocked | torch.dtype) -> None:
+@pytest.mark.parametrize(("layers", "state", "kept"), [
+    (1, torch.float32, None), (3, SCALED_STATE, None), (1, torch.bfloat16, SCALED_KEPT),
+])  # fmt: skip
+def test_prefix_figure_equals_the_engines_bytes(
+    layers: int, state: Blocked | torch.dtype, kept: Blocked | None
+) -> None:
     config = replace(narrow("qwen3.5-4b"), mtp_layers=layers)
-    options = Options(drafter="vanilla" if layers > 1 else "eagle", state=state)
+    options = Options(drafter="vanilla" if layers > 1 else "eagle", state=state, kept=kept)
     told, each = need(config, options, 2, 24, tracked=2), -(-24 // PAGE_SIZE)
     pages = tuple(range(1, 2 * each + 1))
     room = Capacity((2, 1), pages, PAGE_SIZE, 64, max_positions=24, track_interval=24, tracked=2)
@@ -75,8 +79,8 @@ def test_prefix_figure_equals_the_engines_bytes(layers: int, state: Blocked | to
     for name in "ab":
         served.admit(name, (1,) * 24)
     served.forward(tuple(Row(name, "prefill", 24, root=1, track=name) for name in "ab"))
-    kept = sum(part.untyped_storage().nbytes() for copy in served.copies().values() for part in copy.values())
-    assert kept == 2 * told.prefix and told.allocation(2) == allocated(served) + kept
+    held = sum(part.untyped_storage().nbytes() for copy in served.copies().values() for part in copy.values())
+    assert held == 2 * told.prefix and told.allocation(2) == allocated(served) + held
     assert told.fit(told.allocation(2)) == 2 and told.fit(told.allocation(2) - 1) == 1
 
 

@@ -119,7 +119,6 @@ class Dtypes:
     (Setting("plain", strategy="snapshot", chunk_dtype="bfloat16"), torch.bfloat16, torch.float32),
     (Setting("plain", strategy="snapshot", kept_dtype="int8", state_dtype="bfloat16"), torch.float32, torch.float32),
     (Setting("plain", strategy="snapshot"), torch.float32, torch.float32),
-    (Setting("plain", chunk_dtype="float16", drafter="external"), torch.float16, torch.float32),  # no head
 ], ids=str)  # fmt: skip
 def test_hit_continues_from_what_the_prefix_shows(
     trace: Trace, how: Setting, forward: torch.dtype, commit: torch.dtype

@@ -82,11 +82,13 @@ def test_both_sides_round_alike_and_storing_is_idempotent(how: Blocked, shape: t
     assert torch.equal(by_chance[0], x[0]) and bool(((by_chance - x).abs() <= most).all())
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("pool", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_int8_prefix_is_rounded_only_once_however_often_it_is_kept(pool: torch.dtype) -> None:
+def test_int8_prefix_is_rounded_only_once_however_often_it_is_kept(pool: torch.dtype, device: str) -> None:
     x = numbers(3, 8, 16, size=1.0).to(pool)
     x[1, 2] = 0
-    values, scales = scaled_tiles.packed(x, torch.int8, SCALED_KEPT.grid(*x.shape))
+    values, scales = (part.cpu() for part in scaled_tiles.packed(x.to(device), torch.int8, SCALED_KEPT.grid(*x.shape)))
+    assert torch.equal(scaled_tiles.opened(values, scales), storage_rounding.rounded(x.float(), SCALED_KEPT))
     assert scales.shape == (3, 8, 1), "one per head and key channel"
     largest = values.abs().amax(-1).to(torch.int64)
     assert bool((largest == torch.where(x.abs().amax(-1) == 0, 0, 127)).all()) and int(values.min()) >= -127
@@ -156,6 +158,18 @@ def test_a_right_engine_agrees(small: Trace, four_rounds_bf16: Trace, trace: str
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     if options.get("ops") != "ledger":
         assert {"state", "keys"} & outcome.declared.narrow(torch.float32).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [
+    pytest.param({"ops": ops, "strategy": strategy, "kept_dtype": "int8", "chunk_dtype": "bfloat16", "device": DEVICE},
+                 marks=(pytest.mark.gpu,) if DEVICE == "cuda" else (pytest.mark.interpreted, WHOLE))
+    for ops, strategy in (("triton", "rerun"), ("invariant", "snapshot"))
+], ids=str)  # fmt: skip
+def test_kernels_serve_narrow_prefixes(options: dict[str, Any]) -> None:
+    outcome = Replay(same_events("prefix", 2), Setting(**options)).run(until=14)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
+    assert {"kept", "chunk"} <= outcome.declared.rounds.keys()
 
 
 @few(3)
