@@ -16,7 +16,8 @@ from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Verdict
-from instep_optimized.graphs import capture_and_replay
+from instep.watch.op_calls import Calls
+from instep_optimized.graphs import capture_and_replay, emulator
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.errors import BadInput
 from support.running.covering import WHOLE, few
@@ -100,6 +101,32 @@ def test_sizes_are_sorted_and_printed() -> None:
     assert setting.prompt_buckets == (16, 64) and setting.options().prompt_graphs == (16, 64)
     assert setting.options(graphs=False).prompt_graphs is None
     assert " ".join(setting.words()) == "--ops plain --graphs --prompt-graphs 64, 16,16"
+
+
+@pytest.mark.slow
+def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
+    prompts: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay of CUDA shows no op call of its segments; the eager draft extend after it has attention, too."""
+    judging, begin, replay = list[Calls](), Calls.begin, emulator.Recorded.replay
+
+    def begun(self: Calls, regions: Any) -> None:
+        judging[:] = [self]
+        begin(self, regions)
+
+    def hidden(self: emulator.Recorded) -> None:
+        calls, = judging
+        calls._on = False
+        with calls._reads.paused():
+            replay(self)
+        calls._on = True
+
+    monkeypatch.setattr(Calls, "begin", begun)
+    monkeypatch.setattr(emulator.Recorded, "replay", hidden)
+    outcome = replayed(prompts, until=2)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts" and one.event == 1}
+    assert skipped == {"attention inside a CUDA graph is not judged; run without --prompt-graphs to judge it"}
 
 
 NAMED = {  # a planted fault, and what the first finding says

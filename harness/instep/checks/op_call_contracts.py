@@ -63,7 +63,8 @@ class Contracts(TellsOnce):
                 continue
             due = _due(context, place)
             op = "fused_gdn" if op == "gdn" and context.shown.inside else op
-            if due and op == "attend" and context.log.replays and not any(name == op for name, _ in found):
+            shown = any((name, at.stage) == (op, place.stage) for name, at in found)
+            if due and op == "attend" and context.log.replays and not shown:
                 # A real graph hides the calls of its segments; the emulator shows them.
                 yield Skipped(self.name, context.index, "attention inside a CUDA graph is not judged; run without "
                               "--prompt-graphs to judge it")  # fmt: skip
