@@ -57,7 +57,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_fused_gdn.py tests/optimized/test_verify_gdn.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
-  tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_mixed_steps.py &
+  tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_block_drafter.py tests/optimized/test_mixed_steps.py &
   tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_read_late.py tests/harness/test_step_changes.py tests/harness/test_sums_native.py &
   tests tests-storage tests/harness/test_storage.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &

@@ -42,6 +42,7 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.commit import write_set
 from instep_optimized.transfer.to_host import HostCopy
 from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue.fault import Wrap
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from support.inputs.traces import brief, policy, recorded, recording
 from support.running.covering import WHOLE, few
@@ -195,6 +196,14 @@ def test_graph_is_eager_detects_a_graph_with_stale_memory(trace: Trace, plant: C
     plant(*by_id()["frozen-capture-table"].edits)
     found = hold("graph_is_eager", trace, "plain").verdict
     assert found.exit is Exit.DIVERGED and '"eager" and "replayed"' in found.findings[0].diagnosis
+
+
+def test_handed_detects_a_drafter_that_writes_the_targets_memory(trace: Trace, plant: Callable[..., None]) -> None:
+    assert hold("handed", trace, "ledger", until=FIRST_COMMIT).verdict.exit is Exit.AGREED
+    write = "(layer,) = memory.layers('keys')[:1]\nmemory.pools['keys'].units(layer)[1:, 0] += 1"
+    plant(Wrap("instep_optimized/draft/eagle.py", "Eagle.extend", result=write))
+    found = hold("handed", trace, "ledger", until=FIRST_COMMIT).verdict
+    assert found.exit is Exit.DIVERGED and found.findings[0].check == "handed"
 
 
 def test_prompt_buckets_detects_addresses_of_an_earlier_forward(trace: Trace, plant: Callable[..., None]) -> None:
@@ -393,6 +402,6 @@ def test_relation_table_is_complete() -> None:
 
 def test_every_relation_has_a_planted_wrong_engine() -> None:
     planted = {name for name, *_ in FAULTS} | {
-        "graph_is_eager", "overlapped", "drift", "read_late", "step_changes", "prompt_buckets"}
+        "graph_is_eager", "overlapped", "drift", "read_late", "step_changes", "prompt_buckets", "handed"}
     planted |= {"kept_once"}  # `test_prefixes.py`
     assert planted == set(NAMES), "a relation that is never seen to find anything"

@@ -13,6 +13,7 @@ import torch
 
 from instep.trace import file
 from instep.trace.file import beside, read, stamp, write
+from instep.trace.header import Model, Recording
 from instep_reference.contract.errors import BadInput
 from support.inputs.traces import ROOM, header, lines_of, one_round, seal
 from support.running.command import Runner
@@ -159,6 +160,10 @@ def test_another_schema_version_is_refused_first(tmp_path: Path) -> None:
     ({"stop": 64}, "stop: found 64"),
     ({"lag": -1}, "lag: found -1"),
     ({"adaptive": {"ema_alpha": 7}}, "adaptive.ema_alpha: found 7"),
+    ({"recording": Recording("block")}, "drafter: found nothing, expected a block drafter"),
+    ({"drafter": Model("m/block", "", "", 64, 0)}, "drafter: found m/block, expected a block drafter in a trace whose"),
+    ({"recording": Recording("block"), "drafter": Model("m/block", "", "", 63, 0)},
+     "drafter.vocab: found 63, expected 64, as in the checkpoint"),
 ])  # fmt: skip
 def test_a_header_that_contradicts_itself_names_the_field(
     tmp_path: Path, changes: dict[str, Any], complaint: str

@@ -12,9 +12,12 @@ import torch
 
 from instep_optimized import Options, load
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ranks.lockstep import Lockstep
+from instep_optimized.ranks.ops_over_ranks import of_rank
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.declared_rounding import SCALED_KV
 from instep_reference.contract.errors import BadInput, Unsupported
 from support.inputs.checkpoints import TWO_LAYERS, write, write_block
 from support.inputs.sampling_events import sampled
@@ -114,6 +117,35 @@ def test_own_drafts_handed_in_give_the_same_commits(model: Checkpoint) -> None:
         assert (mine.accept_lens.tolist(), mine.bonus.tolist()) == (right.accept_lens.tolist(), right.bonus.tolist())
     kept, bare = ours.state("a"), theirs.state("a")
     assert kept.length == bare.length > 5 and torch.equal(kept.keys[1], bare.keys[1]) and not bare.block_keys
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"graphs": True}, {"kv": SCALED_KV}], ids=["eager", "graphs", "scaled"])
+def test_a_block_drafter_on_a_gpu_drafts_as_the_reference(model: Checkpoint, options: dict[str, Any]) -> None:
+    """The same drafts from the same events, and a context within the noise of fp32 (of 8 bits, if it is stored so)."""
+    subject, right = engine(model, "triton", device="cuda", **BLOCKS, **options), sides.truth(model, mode="block")
+    noise = 0.1 if "kv" in options else 1e-3
+    names = ("a", "b", "c")
+    for side in (subject, right):
+        for name in names:
+            e.Admit(name, (1, 2, ord(name) % 64)).on(side)
+        e.Forward(tuple(e.Row(name, "prefill", 3, 7) for name in names)).on(side)
+    for shapes in (((0, 1, 2), (0,), ()), ((0, 1), (0, 1, 2), (0, 1, 2))):
+        for side in (subject, right):
+            e.Draft(names, tuple(tuple(range(len(one))) for one in shapes), shapes).on(side)
+            e.Forward(tuple(e.Row(name, "verify") for name in names)).on(side)
+            e.Commit(names, tuple(e.Path(tuple(range(1, len(one))), 9) for one in shapes)).on(side)
+    for name in names:
+        ours, theirs = subject.state(name), right.state(name)
+        assert ours.length == theirs.length and ours.block_keys.keys() == {0, 1, 2}
+        for layer, rows in ours.block_keys.items():
+            assert float((rows.cpu().double() - theirs.block_keys[layer]).abs().max()) <= noise
+
+
+def test_several_ranks_are_refused(model: Checkpoint) -> None:
+    (comm, _) = Lockstep(2).comms
+    with pytest.raises(Unsupported, match="a block drafter"):
+        of_rank(model, PLAIN, Options(drafter="block"), comm)
 
 
 def test_budget_counts_the_pools_of_the_drafter(model: Checkpoint) -> None:

@@ -225,9 +225,11 @@ def committed(context: EventContext) -> Sequence[str]:
 
 
 def _keys(context: EventContext, stage: str, span: RowSpan) -> tuple[Key, ...]:
-    """The key of each row: a position, or for draft rows the start length and the drafts before the row."""
+    """The key of each row: a position; for draft rows the start length, and the drafts before or the block's width."""
     if not isinstance(context.event, e.Draft):
         return tuple(range(span.start, span.start + span.count))
+    if stage == "block":  # every row of a block depends on its width
+        return tuple((span.start, span.count, row) for row in range(span.count))
     step = int(stage.partition(".")[2])
     picks = (context.event.picks or ())[context.event.requests.index(span.request)]
     tree = head_tree(context, span.request, picks)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import partial
 
 from instep_optimized.memory_addresses import StateLayout
-from instep_reference.contract.engine import Forward, RequestState
+from instep_reference.contract.drafters import EXTERNAL
+from instep_reference.contract.engine import Draft, Forward, RequestState
 from instep_reference.contract.place_names import Place, draft_stage
 
 from ...adapters import Subject
@@ -137,7 +138,7 @@ def nobody_decodes(case: Case) -> str | None:
 
 def nobody_drafts(case: Case) -> str | None:
     return nobody_decodes(case) or (
-        None if case.trace.header.heads else "no draft head is in use"
+        None if case.trace.header.proposes else "no draft head is in use"
     ) or not_by_verbs("no verb shows what a draft head computes")(case)
 
 
@@ -259,6 +260,35 @@ def prompt_rows(trace: Trace) -> list[int]:
     return found
 
 
+def _handed(case: Case) -> Pairs:
+    """The trace's drafts with the drafter that proposes them, and without any drafter."""
+    handed = case.recorded("drafts handed in", lambda: as_traced(case.trace), options={"drafter": EXTERNAL})
+    yield _of_target(case.traced()), _of_target(handed)
+
+
+def _of_target(record: PositionRecord) -> PositionRecord:
+    """Keep the rows and the memory of the target alone."""
+    return replace(
+        record, blocks=[block for block in record.blocks if block.place.stage == "trunk"],
+        standings=[replace(standing, state=_undrafted(standing.state)) for standing in record.standings],
+        rows={at: row for at, row in record.rows.items() if at[1].stage == "trunk"},
+        states={at: _undrafted(state) for at, state in record.states.items()},
+    )
+
+
+def _undrafted(state: RequestState) -> RequestState:
+    return replace(state, proposal=None, proposal_hidden=None, draft_keys={}, draft_values={}, block_keys={},
+                   block_values={}, tail={})  # fmt: skip
+
+
+def nobody_proposes(case: Case) -> str | None:
+    proposes = case.trace.header.proposes and case.plan.setting.mode != EXTERNAL
+    own = any(isinstance(event, Draft) and event.own for event in case.trace.events)
+    return nobody_decodes(case) or (None if proposes else "no drafter is in use") or (
+        "the trace lets each engine draft its own windows" if own else None
+    ) or our_own("an external engine has its own drafter")(case)
+
+
 def no_prompts(case: Case) -> str | None:
     if case.ops is None:
         return "an external engine captures its graphs itself"
@@ -290,6 +320,10 @@ REWRITTEN: tuple[Relation, ...] = (
     rewritten(
         "rejected_is_plain", "a round whose drafts are all rejected is one decode step", _rejected,
         "a commit that takes the first draft where none was accepted", lacks=nobody_decodes,
+    ),
+    rewritten(
+        "handed", "drafts that are handed in leave what they leave if the engine's drafter proposes them", _handed,
+        "a drafter that writes memory of the target", exact=always, lacks=nobody_proposes, same_events=True,
     ),
     rewritten(
         "capped", "a window with a cap leaves what a window cut after so many drafts leaves", _capped,

@@ -135,6 +135,11 @@ def _due(
     extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
     if extends and heads:
         due.add(Row(draft_stage(0), 0))
+    block = table.capacity.block
+    if extends and block:
+        due.add(Row(draft_stage(0), 0))
+    if isinstance(event, e.Draft) and block:
+        due.add(Row("block", 0))
     if isinstance(event, e.Draft) and heads == 1:  # with several, each has proposed its draft in its extend
         nodes = {node for name in event.requests for node in table.live[name].parents if node > 0}
         grown = table.capacity.topk is not None  # then the head runs once per step, not once per node
