@@ -196,9 +196,11 @@ class OptimizedEngine:
         self._refusals.forward(rows)
         requests = self._named([row.request for row in rows])
         write_set.check_tokens(rows, self._requests, self._capacity)
-        self._tiers.must_have_room(sum(map(bool, (under for row in rows for under in (*row.inner, row.track)))))
+        tracked_names = [under for row in rows for under in (*row.inner, row.track) if under]
+        self._tiers.must_have_room(len(tracked_names))
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
         plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
+        self._tiers.claim(tracked_names)
         kinds, at, roots, final, inner = {row.kind for row in rows}, self._round, None, None, list[Inner]()
         alike = Forwards(self._run, at.width)
         if kinds == WINDOWS:
@@ -227,11 +229,13 @@ class OptimizedEngine:
         caps: tuple[int, ...] = (),
     ) -> Committed:
         self._refusals.commit(requests, accepted, track, caps)
-        self._tiers.must_have_room(sum(map(bool, track)))
+        second = self._prefixes.reachable([self._requests[name] for name in requests], track)
+        self._tiers.must_have_room(len(second))
         forced, kind = forced_paths(accepted, len(requests), caps), CAPPED if caps else "commit"
         verified = self._named(requests)
         if not verified:
             return empty_commit(self._device)
+        self._tiers.claim(second)
         self._catch_up()
         *fields, lens = self._run(kind, verified, forced, [request.row for request in verified])
         acceptance = Acceptance(*fields)
@@ -242,6 +246,7 @@ class OptimizedEngine:
             request.length.owe(counts, number, 1 + request.drafts)
         self._prefixes.accepted(verified, counts)
         tracked = self._prefixes.of_paths(self._base, self._round.strategy, verified, track, counts)
+        self._tiers.release(second)
         if self._capacity.trim:
             self._trim(verified)
         widest = 1 + max(request.drafts for request in verified)
@@ -324,6 +329,9 @@ class OptimizedEngine:
     def prefix(self, name: str) -> RequestState:
         kept, memory = self._tiers.shown(name)
         return logical(kept, copied(memory))
+
+    def track_slots(self) -> Mapping[str, int]:
+        return dict(self._tiers.slots)
 
     def regions(self) -> list[Region]:
         return self._memory.regions()

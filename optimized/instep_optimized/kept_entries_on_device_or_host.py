@@ -8,6 +8,7 @@ Leaves out: which entry moves or is evicted, which the events decide, and the pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -32,11 +33,15 @@ class Aside(NamedTuple):
 
 
 class Tiers:
-    """here: entries on the device, by name; aside: entries on the host. most: maximum number of prefixes in `here`."""
+    """here: entries on the device, by name; aside: entries on the host. most: maximum number of prefixes in `here`.
+
+    slots: the track slot of each prefix in `here`, and of names that a commit may need; empty if there is no maximum
+    """
 
     def __init__(self, here: dict[str, Entry], device: torch.device, most: int | None) -> None:
         self.here, self.aside = here, dict[str, Aside]()
         self._device, self._most = device, most
+        self.slots: dict[str, int] = {}
 
     def must_have_room(self, prefixes: int) -> None:
         """Refuse an event whose new or fetched prefixes do not fit, before anything has changed."""
@@ -44,19 +49,34 @@ class Tiers:
         if self._most is not None and prefixes and there + prefixes > self._most:
             raise OutOfCapacity(f"{there} prefixes are on the device; there is room for {self._most}")
 
+    def claim(self, names: Sequence[str]) -> None:
+        """Take the lowest free track slot for each name. There must be room."""
+        for name in names if self._most is not None else ():
+            taken = set(self.slots.values())
+            self.slots[name] = next(slot for slot in range(1, len(taken) + 2) if slot not in taken)
+
+    def release(self, names: Sequence[str]) -> None:
+        """Free the track slots of names under which nothing was kept."""
+        for name in names:
+            if name not in self.here:
+                self.slots.pop(name, None)
+
     def offload(self, name: str) -> None:
         request, kept = self.here.pop(name)
+        self.release([name])
         self.aside[name] = Aside(request, copied(kept, _to_host), Arrival(self._device))
 
     def fetch(self, name: str) -> None:
         request, kept, _ = self.aside[name]
         self.must_have_room(int(kept.final is not None))
         self.here[name] = request, copied(kept, partial(_moved, self._device))
+        self.claim([name] if kept.final is not None else [])
         del self.aside[name]
 
     def evict(self, name: str) -> None:
         if self.here.pop(name, None) is None:
             del self.aside[name]
+        self.release([name])
 
     def shown(self, name: str) -> Entry:
         """Return an entry for inspection, wherever it is."""

@@ -107,7 +107,10 @@ class Refusals:
         caps: Sequence[int] = (),
     ) -> None:
         self._must_be("commit", names, VERIFIED)
-        self._free([name for name in track if name])
+        for name, under in zip(names, track, strict=False):  # a request's own prefix is replaced in place
+            kept, memory = self._saved.get(under, (None, None))
+            if kept is None or kept.name != name or getattr(memory, "final", None) is None or track.count(under) > 1:
+                self._free([under] * track.count(under) if under else [])
         if track and (len(track) != len(names) or self._interval is None):
             _no("track", f"{len(track)} names", f"{len(names)}, and an interval at which prefixes are tracked")
         flying = [name for name, request in self._live.items() if request.row is not None]

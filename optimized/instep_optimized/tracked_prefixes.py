@@ -54,6 +54,12 @@ class Prefixes:
         for name in roots if self.on else ():
             requests[name].said.append(partial(_root_of, roots, name))
 
+    def reachable(self, verified: Sequence[Request], track: Sequence[str]) -> list[str]:
+        """Return the new names of windows that may reach a multiple, if all of their tokens are accepted."""
+        every = self.capacity.track_interval or 1
+        return [under for request, under in zip(verified, track, strict=False) if under and under not in self.kept
+                and (request.length.exact + 1 + request.drafts) // every > request.length.exact // every]  # fmt: skip
+
     def steps(
         self, acceptance: Acceptance, lens: torch.Tensor, verified: Sequence[Request], track: Sequence[str]
     ) -> torch.Tensor | None:

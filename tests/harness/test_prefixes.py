@@ -13,7 +13,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.request_timelines import alone, timelines_of
 from instep.campaign.streams.stamped_trace import relabelled
-from instep.checks.prefix_findings import wrong_step
+from instep.checks.prefix_findings import wrong_slots, wrong_step
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
@@ -179,6 +179,16 @@ def test_a_wrong_tracked_step_is_recognised(found: int, right: int, says: str) -
     """6 tokens, then a window of 8 nodes: of the path 0, 3, 4, 6 node 3 reaches 8 tokens; 12 only the whole window."""
     path, before = ((0, 3, 4, 6) if right >= 0 else (0,)), 6
     known = wrong_step(found, right, path, before, 8, 4)
+    assert ("" if known is None else known.says) == says
+
+
+@pytest.mark.parametrize(("found", "says"), [
+    ({"x": 2, "y": 1, "z": 3}, 'the slot of "z" is kept, although nothing was tracked under the name'),
+    ({"x": 1, "y": 1}, "no slot is taken for a window that may reach a multiple, and does not"),
+    ({"x": 3, "y": 1}, "a slot is taken for a window that can reach no multiple"), ({"x": 2}, ""),
+])  # fmt: skip
+def test_wrong_track_slots_are_recognised(found: dict[str, int], says: str) -> None:
+    known = wrong_slots(found, {"x": 2, "y": 1})
     assert ("" if known is None else known.says) == says
 
 

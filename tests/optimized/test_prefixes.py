@@ -198,6 +198,62 @@ def test_a_prefix_for_which_the_device_has_no_room_changes_nothing(checkpoint: C
     assert subject.prefix("a").length == 4 and set(subject.copies()) == {("save", "a")}
 
 
+def in_a_round(subject: OptimizedEngine, paths: dict[str, int], track: dict[str, str]) -> None:
+    """One round of these requests; paths: how many drafts each accepts."""
+    names = tuple(paths)
+    subject.draft(names, tuple(PICKS for _ in names))
+    subject.forward(tuple(e.Row(name, "verify") for name in names))
+    subject.commit(names, tuple(e.Path(CHAIN[1 : count + 1], 1) for count in paths.values()),
+                   tuple(track.get(name, "") for name in names))  # fmt: skip
+
+
+def test_a_second_track_slot_is_taken_only_if_a_multiple_is_in_reach(checkpoint: Checkpoint) -> None:
+    """Windows of 6 tokens, multiples of 8: at 9 tokens the next one is out of reach, at 7 and 6 it is in reach."""
+    room = replace(TRACKED, track_interval=8, tracked=2)
+    subject = engine(checkpoint, "ledger", room, num_steps=STEPS)
+    for name, count in (("a", 9), ("b", 6), ("c", 7)):
+        subject.admit(name, tuple(range(count)))
+        subject.forward((e.Row(name, "prefill", count, root=1),))
+    in_a_round(subject, {"a": 0, "b": 0, "c": 2}, {"a": "no reach", "b": "not reached", "c": "reached"})
+    assert subject.track_slots() == {"reached": 2}, "b's window took slot 1, and a's took none"
+    in_a_round(subject, {"b": 2, "c": 0}, {"b": "b at eight", "c": "reached"})
+    assert subject.track_slots() == {"reached": 2, "b at eight": 1}
+    assert subject.prefix("reached").length == 8
+    for name, says in (("b at eight", "a name under which nothing is kept"), ("more", "there is room for 2")):
+        with pytest.raises((BadInput, OutOfCapacity), match=says):
+            in_a_round(subject, {"c": 3}, {"c": name})
+        subject.abort("c")
+        subject.admit("c", tuple(range(7)))
+        subject.forward((e.Row("c", "prefill", 7, root=1),))
+    in_a_round(subject, {"c": 1}, {"c": "reached"})
+    assert subject.prefix("reached").length == 8 and subject.track_slots() == {"reached": 2, "b at eight": 1}
+    subject.offload("reached")
+    in_a_round(subject, {"c": 5}, {"c": "c at sixteen"})
+    assert subject.track_slots() == {"b at eight": 1}, "15 tokens reach no multiple"
+    subject.evict("b at eight")
+    subject.fetch("reached")
+    assert subject.track_slots() == {"reached": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ops", "options"), [("ledger", {"overlap": True}), ("plain", {"strategy": "snapshot"})])
+def test_a_prefix_replaced_in_place_is_right(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
+    def events() -> Iterator[e.Event]:
+        yield e.Admit("a", PROMPT)
+        yield e.Forward((e.Row("a", "prefill", 6, root=1, inner=("mine",)),))
+        for count in (0, 3, 1):  # 7 tokens: not reached; 11: at 8; 13: at 12
+            yield e.Draft(("a",), (PICKS,))
+            yield e.Forward((e.Row("a", "verify"),))
+            yield e.Commit(("a",), (e.Path(CHAIN[1 : count + 1], 1),), ("mine",))
+        yield e.Finish("a")
+        yield e.Admit("b", (*PROMPT, 1, 1, PICKS[0], PICKS[1], PICKS[2], 1, 7))
+        yield e.Load("b", "mine")
+        yield e.Forward((e.Row("b", "prefill", 1, root=2),))
+
+    both = both_sides(checkpoint, ops, replace(TRACKED, tracked=1), num_steps=STEPS, **options).serve(events())
+    assert both.tracked == [("forward", 4), ("commit", 8), ("commit", 12)]
+
+
 def test_prefixes_inside_a_chunk_without_room_change_nothing(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, "ledger", replace(TRACKED, tracked=1), num_steps=STEPS)
     subject.admit("a", (*PROMPT, *PROMPT))

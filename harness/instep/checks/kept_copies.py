@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from instep_reference.contract.event_facts import facts, moves
+from instep_reference.contract.event_facts import facts, moves, tracked
 from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
@@ -38,6 +38,8 @@ class Copies(TellsOnce):
             parts.setdefault(copy, []).append(part)
         moved: Copy = ("offload" if facts(context.event).copy == "to host" else "save", moves(context.event))
         came = parts.pop(moved, []) if moves(context.event) else []
+        for under in tracked(context.event, context.truth.answer):  # a commit replaces a prefix in place
+            parts.pop(("save", under), None)
         said += [f"{_named(copy)} changed while this event ran: {', '.join(names)}" for copy, names in parts.items()]
         said += [f"{_named(copy)} is gone, but its memory is still held" for copy in sorted(seen.held)]
         said += [f"{_named(copy)} is not in host memory" for copy in sorted(seen.stayed)]

@@ -36,6 +36,11 @@ ONE_OFF = NamedMistake("step-one-off", "it is the accepted node one {} the one t
 LAST_STEP = NamedMistake("step-of-the-last-node", "it is the last accepted node")
 OF_WINDOW = NamedMistake("step-of-the-whole-window", "the multiple is one that only the whole window reaches")
 NO_STEP = NamedMistake("step-missed", "no multiple is seen, although the path reaches one")
+# Known mistakes in the track slots of prefixes.
+SLOT_KEPT = NamedMistake("track-slot-kept", 'the slot of "{}" is kept, although nothing was tracked under the name')
+SLOT_LOW = NamedMistake("track-slot-not-taken", "no slot is taken for a window that may reach a multiple, and does not")
+SLOT_HIGH = NamedMistake("track-slot-taken", "a slot is taken for a window that can reach no multiple")
+SLOTS = (SLOT_KEPT, SLOT_LOW, SLOT_HIGH)
 STEPS = (NO_STEP, BY_DEPTH, ONE_OFF, LAST_STEP, OF_WINDOW)
 
 # Known mistakes in the rounding of a prefix's states (`CHUNK`, `KEPT` of the contract).
@@ -56,7 +61,7 @@ RUNNING = NamedMistake("running-state-rounded", "is rounded as in a prefix; a re
 ALSO = NamedMistake("rounded-with-the-state", "is rounded as states are; a prefix keeps its bits")
 ROUNDED = (NOT_ROUNDED, PER_VALUE, PER_HEAD, CUT_OFF, WRAPS, TWICE, NARROW_SCALES, OTHER_HEAD, OTHER_PREFIX, UNSCALED,
            EARLY, AS_CHUNK, NOT_AS_CHUNK, RUNNING, ALSO)  # fmt: skip
-KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS, *STEPS, *ROUNDED)
+KNOWN = (OF_TOKEN, OF_REQUEST, LATE, BELONGS, HAS_NOW, KEPT_AS, *STEPS, *SLOTS, *ROUNDED)
 
 
 def of_prefix(under: str, result: Comparison) -> Comparison:
@@ -85,6 +90,19 @@ def wrong_step(
     if whole > depth and found >= 0 and found in ends:
         fitting.append(OF_WINDOW.known())
     return Explained.any_of(fitting, ", or ".join(one.says for one in fitting)) if fitting else None
+
+
+def wrong_slots(found: Mapping[str, int], right: Mapping[str, int]) -> Explained | None:
+    """Recognise wrong track slots: name -> slot."""
+    more = [name for name in found if name not in right]
+    off = [found[name] - right[name] for name in right if name in found]
+    if more:
+        known = SLOT_KEPT.known(more[0])
+    elif len(found) == len(right):
+        known = SLOT_LOW.known() if min(off, default=0) < 0 else SLOT_HIGH.known()
+    else:
+        return None
+    return Explained.any_of([known], known.says)
 
 
 def other_rows(mine: torch.Tensor, forward: LastForward, request: str) -> Iterator[tuple[WrongContent, torch.Tensor]]:

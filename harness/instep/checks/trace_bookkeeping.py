@@ -26,7 +26,7 @@ from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import paths, row_spans
 from .check_interface import NOWHERE, exact, in_batch
-from .prefix_findings import wrong_step
+from .prefix_findings import wrong_slots, wrong_step
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
@@ -121,12 +121,23 @@ class Identity:
         """Compare the tracked steps of windows, and the token count of a prefix, in the answer and in the copy."""
         if isinstance(context.event, Commit) and context.expected.track_interval is not None:
             yield from self._steps(context, context.event, context.expected.track_interval)
+        if (slots := context.expected.track_slots) is not None and context.log.copies is not None:
+            mine = context.log.copies.track_slots
+            if mine is None:
+                yield Skipped(self.name, context.index, "this engine does not show the slots of its prefixes")
+            else:
+                result = exact(self, context, NOWHERE, dict(mine), dict(slots), "track slots are {}")
+                known = wrong_slots(mine, slots) if result.problem is not None else None
+                yield result if known is None else replace(
+                    result, problem=Problem.of(result.problem.clause if result.problem else "", known=known))
         due, answered = context.expected.prefixes, tracked(context.event, context.subject.answer)
         for under, name in tracks(context.event).items():
-            kept = context.subject.tracked.get(under)
+            kept, reached = context.subject.tracked.get(under), due.get(under)
+            if isinstance(context.event, Commit) and name not in context.expected.steps_to_track:
+                reached = None  # no multiple, whatever is kept under the name from before
             for found, says in ((answered.get(under), "answers a prefix of {} tokens"),
                                 (None if kept is None else kept.length, "keeps a prefix of {} tokens")):  # fmt: skip
-                yield exact(self, context, LENGTH, found, due.get(under), says, name)
+                yield exact(self, context, LENGTH, found, reached, says, name)
         for under, kept in context.subject.tracked.items() if moves(context.event) else ():
             yield exact(self, context, LENGTH, kept.length, due.get(under), f'"{under}" is a prefix of {{}} tokens')
 

@@ -213,6 +213,8 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
         copies=after.copies(),
         prefixes={name: kept.length for name, kept in after.saved.items() if kept.prefix},
         track_interval=after.capacity.track_interval,
+        track_slots=None if after.capacity.tracked is None else {
+            name: kept.track_slot for name in after.on_device() if (kept := after.saved[name]).track_slot is not None},
         steps_to_track=after.steps,
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
         topk=after.capacity.topk,

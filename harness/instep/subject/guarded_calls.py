@@ -143,6 +143,17 @@ class GuardedSubject:
             must(right, "copies", found, f"({' or '.join(BY)}, a name) with tensors by name")
             return found
 
+    def track_slots(self) -> Mapping[str, int] | None:
+        """The track slot of each prefix on the device; None if it does not show them, which is allowed."""
+        asked = getattr(self.engine, "track_slots", None)
+        if not callable(asked):
+            return None
+        with calling("track_slots"):
+            found: Mapping[str, int] = asked()
+            right = isinstance(found, Mapping) and all(isinstance(name, str) and _whole(n) for name, n in found.items())
+            must(right, "track_slots", found, "names with their track slots")
+            return dict(found)
+
     def budget(self) -> Mapping[str, int] | None:
         """The bytes that its memory budget has for each region; None if it does not show a budget, which is allowed."""
         asked = getattr(self.engine, "budget", None)

@@ -323,7 +323,11 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
     flying = rules.table.in_phase(Phase.VERIFIED)
     if set(event.requests) != set(flying):
         rules._no("requests", list(event.requests), f"every verified request: {', '.join(flying)}")
-    _new_names(rules, [name for name in event.track if name], "track")
+    new = [under for name, under in zip(event.requests, event.track, strict=False)
+           if under and not (rules.table.own_prefix(name, under) and event.track.count(under) == 1)]  # fmt: skip
+    reachable = [under for name, under in zip(event.requests, event.track, strict=False) if under in new
+                 and rules.table.boundary(name, len(rules.table.live[name].window)) is not None]  # fmt: skip
+    _new_names(rules, new, "track", len(reachable))
     if event.track and (len(event.track) != len(event.requests) or rules.table.capacity.track_interval is None):
         rules._no("track", list(event.track), f"{len(event.requests)} names, and capacity.track_interval in the header")
     if event.caps and len(event.caps) != len(event.requests):
@@ -350,6 +354,11 @@ def _commit(rules: EventRules, event: e.Commit, choices: bool) -> None:
 
 def _committed(rules: EventRules, event: e.Commit) -> None:
     under, steps = event.track or ("",) * len(event.requests), dict[str, int]()
+    slots = dict[str, int | None]()  # of new names, for windows that may reach a multiple
+    for name, kept in zip(event.requests, under, strict=True):
+        reaches = rules.table.boundary(name, len(rules.table.live[name].window)) is not None
+        if kept and kept not in rules.table.saved and reaches:
+            slots[kept] = rules.table.free_track_slot(slots.values())
     for name, path, kept in zip(event.requests, committed_paths(event), under, strict=True):
         standing = rules.table.live[name]
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
@@ -361,7 +370,7 @@ def _committed(rules: EventRules, event: e.Commit) -> None:
             rules.table.trim(name, length + ahead)
         if kept and count is not None:
             steps[name] = (0, *path.nodes)[count - standing.length - 1]
-            rules.table.track(name, kept, count)
+            rules.table.track(name, kept, count, slots.get(kept))
     rules.table.steps = steps
 
 
@@ -403,13 +412,13 @@ def _kept(rules: EventRules, event: Any) -> None:
                            pages=())  # fmt: skip
 
 
-def _new_names(rules: EventRules, names: list[str], field: str) -> None:
-    """Names for what is going to be kept."""
+def _new_names(rules: EventRules, names: list[str], field: str, more: int | None = None) -> None:
+    """Names for what is going to be kept. more: how many need room; None: all."""
     for name in names:
         if not name or name in rules.table.saved or names.count(name) > 1:
             rules._no(field, f'"{name}"', "a name under which nothing is kept")
     if field != "name":
-        _room(rules, len(names), field)
+        _room(rules, len(names) if more is None else more, field)
 
 
 def _room(rules: EventRules, more: int, field: str) -> None:
@@ -430,7 +439,9 @@ def _moves(rules: EventRules, event: Any, choices: bool) -> None:
 
 
 def _moved(rules: EventRules, event: Any) -> None:
-    rules.table.saved[event.name] = replace(rules.table.saved[event.name], aside=facts(event).copy == "to host")
+    kept, aside = rules.table.saved[event.name], facts(event).copy == "to host"
+    slot = rules.table.free_track_slot() if kept.prefix and not aside else None
+    rules.table.saved[event.name] = replace(kept, aside=aside, track_slot=slot)
 
 
 def _dropped(rules: EventRules, event: Any) -> None:

@@ -239,10 +239,14 @@ class _Driver:
         yield from self._contexts("abort", "refused", when="verified")
         assert isinstance(step.answer, e.Forwarded)
         if flying := [row.request for row in rows if row.request in table.in_phase(Phase.VERIFIED)]:
-            track = self._tracking(flying)
-            yield from self._make_room(sum(map(bool, track)))
+            track = self._lazily(flying) if self.policy.lazy else self._tracking(flying)
+            if not self.policy.lazy:
+                yield from self._make_room(sum(map(bool, track)))
             caps = self._caps(flying)
             yield self._do(e.Commit(tuple(flying), self._paths(flying, step.answer.own, caps), track, caps))
+            for name, under in zip(flying, track if self.policy.lazy else (), strict=False):
+                for older in [one for one in self._own(name) if one != under and under in table.saved]:
+                    yield self._do(e.Evict(older))
 
     def _finishing(self) -> Iterator[Step]:
         known, self.ending = self.ending, set(filter(self._ended, self.rules.table.in_phase(Phase.READY)))
@@ -302,6 +306,21 @@ class _Driver:
         """Names for the prefixes of windows that may reach a multiple of the interval."""
         named = tuple(self._prefix(name, len(self.rules.table.live[name].window)) for name in names)
         return tuple(self._few(named)) if any(named) else ()
+
+    def _own(self, name: str) -> list[str]:
+        """The prefixes of a request on the device, the shortest first."""
+        saved = self.rules.table.saved
+        return sorted((under for under in saved if self.rules.table.own_prefix(name, under)),
+                      key=lambda under: saved[under].length)  # fmt: skip
+
+    def _lazily(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Names for the prefixes of windows: new ones as far as slots are free, and those of the newest prefixes."""
+        table, track = self.rules.table, list[str]()
+        for name in names:
+            new = self._prefix(name, len(table.live[name].window))
+            fits = table.room_for(1 + sum(under not in table.saved for under in track if under))
+            track.append(new if fits or not new else next(iter(self._own(name)[-1:]), ""))
+        return tuple(track) if any(track) else ()
 
     def _prefix(self, name: str, tokens: int) -> str:
         """A name for the prefix that a request may reach with `tokens` more tokens; empty if it reaches none."""

@@ -77,6 +77,9 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 reaches is tracked, and an admitted request loads the longest prefix that its prompt begins with. With
                 `tracked`, the least recently used prefix leaves the device to make room for another one
     inner       with a track_interval, chunks do not end at its multiples: prefixes are tracked inside them
+    lazy        with `tracked`, as SGLang's extra_buffer_lazy: a window that may reach a multiple takes a second slot if
+                one is free, and then the older prefix of its request is evicted; if none is, its newest prefix is
+                replaced in place. No other prefix makes room for it
     host        the number of prefixes that the host keeps after they left the device, until a request loads them. The
                 least recently used one is evicted to make room. 0: a prefix that leaves the device is evicted
     steps       the schedule of step counts;  follow: the engine's own wishes instead, with `lag`
@@ -118,6 +121,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: int = 0
     own: bool = False
     inner: bool = False
+    lazy: bool = False
     seed: int = 0
     rounds: int = 1000
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))

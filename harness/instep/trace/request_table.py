@@ -25,6 +25,7 @@ class Standing:
     before   the phase that a preempted request returns to
     prefix   whether it is a tracked prefix and no request: `prompt` are its tokens
     aside    for a copy under a name: whether it is on the host
+    track_slot  of a prefix on the device, if the room limits them
     ahead    how many tokens more than `length` an engine with overlapping rounds must assume, as it does not know yet
              how many drafts of the last commit were accepted; 0 without overlap
     """
@@ -44,6 +45,7 @@ class Standing:
     sampling: Sampling | None = None
     prefix: bool = False
     aside: bool = False
+    track_slot: int | None = None
     request_row: int | None = None
 
     @property
@@ -117,11 +119,24 @@ class RequestTable:
         last = (before + tokens) // every * every if every else 0
         return last if last > before else None
 
-    def track(self, name: str, under: str, tokens: int) -> None:
-        """Keep the first tokens of a request as a prefix."""
+    def track(self, name: str, under: str, tokens: int, slot: int | None = None) -> None:
+        """Keep the first tokens of a request as a prefix. slot: its track slot; None: its name's, or a free one."""
         standing = self.live[name]
         text = (*standing.prompt, *standing.said)[:tokens]
-        self.saved[under] = Standing(name, text, None, Phase.PREFILLING, tokens, prefix=True)
+        if slot is None:
+            slot = self.saved[under].track_slot if under in self.saved else self.free_track_slot()
+        self.saved[under] = Standing(name, text, None, Phase.PREFILLING, tokens, prefix=True, track_slot=slot)
+
+    def own_prefix(self, name: str, under: str) -> bool:
+        """Whether a name is that of a prefix of a request of this name on the device, which a commit may replace."""
+        kept = self.saved.get(under)
+        return kept is not None and kept.prefix and not kept.aside and kept.request == name
+
+    def free_track_slot(self, but: Iterable[int | None] = ()) -> int | None:
+        """The lowest free track slot, `but` those; None: the room does not limit the prefixes on the device."""
+        taken = {*(self.saved[name].track_slot for name in self.on_device()), *but}
+        return None if self.capacity.tracked is None else next(
+            slot for slot in range(1, len(taken) + 2) if slot not in taken)
 
     def free_slot(self) -> int | None:
         """The slot that the next admitted or resumed request takes."""

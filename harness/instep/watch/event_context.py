@@ -75,6 +75,7 @@ class Expected:
     sampling: Mapping[str, Sampling] = field(default_factory=dict)  # of the requests that sample
     prefixes: Mapping[str, int] = field(default_factory=dict)  # tracked so far: name -> number of tokens
     track_interval: int | None = None
+    track_slots: Mapping[str, int] | None = None  # of the prefixes on the device; None: the room does not limit them
     steps_to_track: Mapping[str, int] = field(default_factory=dict)  # by the last commit: request -> node of its window
     topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
     grown: int = 0

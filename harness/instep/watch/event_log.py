@@ -140,6 +140,7 @@ class Copies:
     changed  parts that differ from their contents after the event before
     held     copies that are gone, but whose memory is not
     stayed   copies of an offload that are not in host memory
+    track_slots  prefix -> its track slot; None: the subject does not show them
     """
 
     shown: frozenset[Copy]
@@ -147,6 +148,7 @@ class Copies:
     changed: tuple[tuple[Copy, str], ...] = ()
     held: tuple[Copy, ...] = ()
     stayed: tuple[Copy, ...] = ()
+    track_slots: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

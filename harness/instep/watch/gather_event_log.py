@@ -41,6 +41,8 @@ class Shown(Protocol):
 
     def copies(self) -> Mapping[Copy, Mapping[str, torch.Tensor]] | None: ...
 
+    def track_slots(self) -> Mapping[str, int] | None: ...
+
 
 SO_FAR = "events ran"
 
@@ -123,7 +125,8 @@ class Instrumentation:
             pooled = tuple(region.name for region in regions)
             self._answered = Answered(len(tensors), pooled, (), self._answers.let_go)
             copies = None if self._subject is None else self._subject.copies()
-            self._kept = None if copies is None else self._copies.look(copies)
+            slots = None if self._subject is None else self._subject.track_slots()
+            self._kept = None if copies is None else replace(self._copies.look(copies), track_slots=slots)
             self._in_graphs = tuple(self._kept_in_graphs(copies or {}))
 
     def take(self, *, last: bool = False) -> EventLog:
@@ -211,7 +214,7 @@ def _joined(copies: Sequence[Copies | None]) -> Copies | None:
         frozenset.intersection(*(one.shown for one in every)), sum(one.elements for one in every),
         tuple((copy, of_rank(part, rank)) for rank, one in enumerate(every) for copy, part in one.changed),
         tuple(dict.fromkeys(copy for one in every for copy in one.held)),
-        tuple(dict.fromkeys(copy for one in every for copy in one.stayed)),
+        tuple(dict.fromkeys(copy for one in every for copy in one.stayed)), every[0].track_slots,
     )
 
 

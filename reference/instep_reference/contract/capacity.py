@@ -30,7 +30,9 @@ class Capacity:
                    length, or with overlapping rounds, where the last count is not known, its upper bound. False: a
                    request keeps its pages until it leaves its slot
     tracked        maximum number of tracked prefixes on the device: for one more, another goes to the host or is
-                   evicted. None: any number
+                   evicted. Each takes the lowest free *track slot*, 1 to this number. A commit takes one, in batch
+                   order, for each new name whose window may reach a multiple, whatever is accepted; afterwards it
+                   frees those whose path reached none. None: any number, and no slots
     topk           with num_draft_tokens: in every draft event the drafter grows trees (`contract/grown_draft_tree.py`)
     with this
                    many children per node. None: the drafter proposes chains

@@ -150,8 +150,9 @@ class Commit(Event, frozen=True, omit_defaults=True):
     accepted  one path per request; None: the engine's own acceptance, down to each child that is the choice at its
            parent.
     track  one name per request, or none at all; an empty name: nothing. If the accepted tokens reach a multiple of
-           `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name must not be
-           in use; if no multiple is reached, it stays free
+           `Capacity.track_interval`, the prefix up to the last such multiple is tracked under it. The name is not in
+           use; if no multiple is reached, it stays free. Or it is that of a prefix of a request of this name, on the
+           device: a multiple that is reached replaces it *in place*, in its track slot, and else it stays as it is
     caps   one number per request, 0 to its number of drafts, or none at all. Acceptance stops after so many drafts, in
            a tree at so many nodes below the root; the bonus is the target's choice at the node that was reached. The
            engine's own acceptance stops there, and a path of `accepted` that is longer is cut there: its bonus is the

@@ -24,6 +24,10 @@ class Tracks(Protocol):
         """Return the prefix that is tracked under a name, on the device or on the host."""
         ...
 
+    def track_slots(self) -> Mapping[str, int]:
+        """Return the name of every prefix on the device -> its track slot; empty without `Capacity.tracked`."""
+        ...
+
 
 class ShowsCopies(Protocol):
     """Inspection of copies that an engine under test keeps in addition to its pools; a call changes nothing."""

@@ -412,10 +412,6 @@ def _at_prefix_end(turn: Turn, name: str, count: int) -> bool:
     return turn.after.live[name].length == count
 
 
-def _not_reached(turn: Turn) -> bool:
-    return any(under not in turn.after.saved for under in tracks(turn.event))
-
-
 def _moved(kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True) -> Condition:
     """For an event that moves or evicts a prefix: whether the condition holds for the prefix before it."""
 
@@ -437,9 +433,13 @@ PREFIXES: dict[str, Condition] = {
     "a prefix tracked inside a chunk": _tracked(lambda *at: not _at_prefix_end(*at), e.Forward),
     "prefixes tracked inside the chunks of several requests": lambda turn: sum(
         any(row.inner) for row in _rows(turn, "prefill")) > 1,
-    "a prefix loaded that was tracked inside a chunk": _hit(
-        lambda turn, kept: getattr(turn.event, "name", "") in turn.past.inside),
-    "a commit that reaches no multiple": _not_reached,
+    "a prefix loaded that was tracked inside a chunk": _hit(lambda t, _: getattr(t.event, "name", "") in t.past.inside),
+    "a commit that reaches no multiple": lambda turn: any(one not in turn.after.saved for one in tracks(turn.event)),
+    "a prefix replaced in place": lambda turn: any(
+        turn.before.saved.get(one) not in (None, turn.after.saved.get(one)) for one in tracks(turn.event)),
+    "a track slot taken and given back": lambda turn: turn.after.capacity.tracked is not None and any(
+        under not in turn.after.saved and turn.before.boundary(name, len(turn.before.live[name].window)) is not None
+        for under, name in tracks(turn.event).items()),
     "prefixes of several requests tracked at once": lambda turn: len({*tracks(turn.event).values()}) > 1,
     "a prefix of a request that continued from a prefix": _tracked(lambda t, name, _: name in t.past.hits, e.Event),
     "a prefix loaded": _hit(lambda turn, kept: True),

@@ -183,7 +183,7 @@ def commit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     names = tuple(draw(st.permutations(rules.legal()["commit"])))
     share = draw(st.sampled_from(("none", "ragged", "all")))
     paths = tuple(_path(draw, rules, rules.table.live[name], share) for name in names)
-    track = tuple(_under(draw, rules, name) for name in names)
+    track = tuple(_under(draw, rules, name) or _in_place(draw, rules, name) for name in names)
     capped = rules.table.capacity.trim and draw(st.booleans())
     caps = tuple(draw(st.integers(0, len(rules.table.live[name].window) - 1)) for name in names if capped)
     return e.Commit(names, paths, track if any(track) else (), caps)
@@ -273,6 +273,12 @@ def _row(draw: Draw, rules: EventRules, edges: Sequence[int], kind: str, name: s
     uniforms = (draw(st.integers(0, UNIFORMS - 1)) / UNIFORMS for _ in range(due))
     row = with_fields(row, uniforms=tuple(uniforms))
     return with_fields(row, inner=_inside(draw, rules, row)) if kind == "prefill" else row
+
+
+def _in_place(draw: Draw, rules: EventRules, name: str) -> str:
+    """The name of a request's own prefix, which its commit may replace; empty if it has none, or keeps it."""
+    own = [under for under in rules.table.saved if rules.table.own_prefix(name, under)]
+    return draw(st.sampled_from(("", *own))) if own else ""
 
 
 def _inside(draw: Draw, rules: EventRules, row: e.Row) -> tuple[str, ...]:

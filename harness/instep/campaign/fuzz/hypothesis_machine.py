@@ -215,7 +215,8 @@ def _row(draw: Draw, rules: EventRules, legal: dict[str, tuple[str, ...]], name:
 def _commit(draw: Draw, rules: EventRules) -> e.AnyEvent:
     names = _names(draw, rules, *rules.legal().get("commit", ()))[draw(st.integers(0, 1)) :]
     nodes = tuple(range(1, draw(st.integers(1, rules.table.num_steps + 2))))
-    track = draw(st.sampled_from([(), (), (NOBODY,), (NOBODY,) * len(names)]))
+    kept = [(under,) * len(names) for under in rules.table.saved][:2]  # another request's, or more than once
+    track = draw(st.sampled_from([(), (), (NOBODY,), (NOBODY,) * len(names), *kept]))
     paths = tuple(e.Path(nodes, _token(draw, rules)) for _ in names or (NOBODY,))
     caps = draw(st.sampled_from([(), (1,), (9,) * len(names)])) if rules.table.capacity.trim else ()
     return e.Commit(names or (NOBODY,), paths, track, caps)

@@ -124,7 +124,9 @@ def timelines_of(trace: Trace) -> list[Timeline]:
                     step = TimelineStep("round", (begun, ran, index), 0, path.bonus, drafts, path.nodes, shape, drawn)
                     live[name].steps.append(step)
                 for name, kept in zip(names, track, strict=False):
-                    saved[kept] = _prefix(live[name].steps, trace.header)  # an empty prefix is never loaded
+                    prefix = _prefix(live[name].steps, trace.header)  # an empty one is never loaded
+                    if prefix != _prefix(live[name].steps[:-1], trace.header):
+                        saved[kept] = prefix
             case e.Preempt(request=name):
                 live[name].steps.append(TimelineStep("preempt", (index,)))
             case e.Resume(request=name):

@@ -92,6 +92,11 @@ class RankedEngine:
             for copy in dict.fromkeys(copy for one in every for copy in one)
         }
 
+    def track_slots(self) -> dict[str, int]:
+        every = [engine.track_slots() for engine in self.engines]
+        self._decide("the track slots", [sorted(one.items()) for one in every])
+        return dict(every[0])
+
     def slots(self) -> dict[str, int]:
         return self._owned("slot", [engine.slots() for engine in self.engines])
 

@@ -73,8 +73,8 @@ FAULTS: tuple[Fault, ...] = (
         "cap-of-the-round-before", "cap-value", "Each row has the cap that it had in the commit before.",
         (Edit.of(ENGINE, "forced, kind = forced_paths(accepted, len(requests), {caps => stale}), "
                          'CAPPED if caps else "commit"'),
-         Edit.of(ENGINE, "{self._tiers.must_have_room(sum(map(bool, track))) => "
-                         "self._tiers.must_have_room(sum(map(bool, track)))\n"
+         Edit.of(ENGINE, "{self._tiers.must_have_room(len(second)) => "
+                         "self._tiers.must_have_room(len(second))\n"
                          "stale = (*getattr(self, '_stale', ()), *caps[len(getattr(self, '_stale', ())):])"
                          "[: len(caps)]\nself._stale = caps}"),),
         "caps", NUMBERS, (*COUNTS, "contracts"),

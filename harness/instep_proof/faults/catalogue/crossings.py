@@ -11,7 +11,23 @@ from .fault import Edit, Fault, Wrap
 
 PREFIXES, UNITS = "instep_optimized/tracked_prefixes.py", "instep_optimized/sampling_inputs.py"
 MIXED, PARTS = "instep_optimized/forward_with_prefill_chunks.py", "instep_optimized/commit/parts_of_chunks.py"
+ENGINE = "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
+
+CLAIM, RELEASE = "        self._tiers.claim(second)\n", "        self._tiers.release(second)\n"
+KEEP = ("                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth], "
+        "forward=False)\n")
+IN_PLACE = (
+    "                older = [name for name, (record, memory) in self.kept.items() if record.name == request.name\n"
+    "                         and memory.final is not None]\n"
+    "                for name in older[-1:] if under not in self.kept else ():\n"
+    "                    self._keep(name, request, count, peeked, self.memory.slot_table.final[slot, depth],"
+    " forward=False)\n"
+)
+DROP = (
+    "        for under in track:\n"
+    "            self._saved.pop(under, None)\n"
+)
 
 NODES = "acceptance.accept_index.gather(1, depth.clamp(min=0)[:, None])[:, 0]"
 TAKEN = "parts.taken(p.row.request, cut)"
@@ -55,6 +71,29 @@ FAULTS: tuple[Fault, ...] = (
         mistake="step-of-the-last-node",
     ),
     Fault(
+        "second-slot-not-freed", "track-slot",
+        "The slot that a commit takes for a window that may reach a multiple is not freed when it reaches none.",
+        (Edit(ENGINE, "        self._tiers.release(second)\n", ""),), "crossing", LABELS, ("identity",), ("bytes",),
+        mistake="track-slot-kept",
+    ),
+    Fault(
+        "second-slot-by-the-accepted-tokens", "track-slot",
+        "A slot is taken after the commit, only for the windows that have reached a multiple.",
+        (Edit(ENGINE, CLAIM, ""), Edit(ENGINE, RELEASE, RELEASE.replace("release(second)",
+              "claim([under for under in second if under in self._saved])"))), "crossing", LABELS, ("identity",),
+        ("bytes",), mistake="track-slot-not-taken",
+    ),
+    Fault(
+        "in-place-although-there-is-a-slot", "track-slot",
+        "A prefix is written in place, over the request's older one, although it has a slot of its own.",
+        (Edit(PREFIXES, KEEP, IN_PLACE + KEEP),), "crossing", LABELS, ("copies",), ("identity", "bytes"),
+    ),
+    Fault(
+        "in-place-before-it-is-reached", "track-slot",
+        "The prefix that a window may replace is dropped before the window has reached a multiple.",
+        (Edit(ENGINE, CLAIM, DROP + CLAIM),), "crossing", LABELS, ("copies", "identity"), ("bytes",),
+    ),
+    Fault(
         "inner-of-a-neighbour", "inner-prefix",
         "A prefix inside a chunk has the conv windows and states of the other request in the forward.",
         (Edit(PARTS, "unit = self._units[request, cut]",
@@ -79,7 +118,7 @@ FAULTS: tuple[Fault, ...] = (
         "inner-state-of-the-chunk-start", "inner-prefix",
         "A prefix inside a chunk has the conv windows at its multiple, and the states from before the chunk.",
         (Edit(MIXED, RAN, BEFORE + RAN), Edit(MIXED, TAKEN, f"({TAKEN}[0], before[p.row.request][1])")), "inner",
-        PLAIN, ("directed", "derived"), ("identity", "bytes"),
+        PLAIN, ("directed", "derived"), ("identity", "bytes"), mistake="another-count",
     ),
     Fault(
         "inner-final-row-one-late", "inner-prefix",

@@ -133,6 +133,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     },
     "crossings": {
         "tracked-step": "a prefix is taken from a window after another step than the one that reaches the multiple",
+        "track-slot": "a track slot is taken, kept or written at another time than the rules say",
         "inner-prefix": "a prefix inside a chunk has the memory of another place",
         "inner-goes-on": "a chunk does not go on from the memory at a prefix inside it",
         "draw-coin": "a choice is drawn with a coin of another length",
