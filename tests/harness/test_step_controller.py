@@ -45,7 +45,7 @@ def expected(dialect: str, rule: Rule) -> bool:
 
 
 def history(steps: Steps, seed: int) -> list[Told]:
-    """Rounds of one to six requests, with the right wishes. Each wish is put in force."""
+    """Rounds of one to six requests with caps, with the right wishes. Each wish is put in force."""
     random, right, past, batch, likely = Random(seed), steps.controller(), list[Told](), 2, (0, 1, 3, 7)
     for _ in range(24):
         batch = random.randint(1, 6) if random.random() < 0.3 else batch
@@ -55,7 +55,8 @@ def history(steps: Steps, seed: int) -> list[Told]:
         told = [Told(0 if window else batch, None, None, False, coming, 0)]
         if window:
             counts = tuple(min(random.choice(likely), right.in_force) for _ in range(batch))
-            told.append(Told(None, counts, None, False, coming, 0))
+            whole = tuple(min(count + 1 + row % 2, right.in_force) for row, count in enumerate(counts))
+            told.append(Told(None, counts, None, False, coming, 0, whole))
         told += [Told(None, None, None, True, coming, 0)] * (random.random() < 0.2)
         for one in told:
             count(right, one, same)
