@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.checks.rank_agreement import Agreement
 from instep.checks.rank_collectives import Collectives
 from instep.checks.rank_replicas import Replicas
@@ -296,3 +298,10 @@ def test_collectives_name_the_first_call_that_differs(judge: Judge) -> None:
     ):
         (found,) = judge(Collectives, calls=(first, calls))
         assert found.rank == 1 and says in found.diagnosis
+
+
+@WHOLE
+def test_relations_hold_on_two_ranks(four_rounds: Trace) -> None:
+    plan = Replay(four_rounds, Setting("ledger", ranks=2)).plan
+    for one in held(Case.of(four_rounds, plan), relations(["graph_is_eager", "decode_is_verify_1", "slots", "unseen"])):
+        assert one.verdict.exit == Exit.AGREED and one.verdict.elements > 1000, one.relation.name

@@ -172,7 +172,7 @@ class Lockstep:
         places, participants = self.participants.patching.memory(index), self.participants
         if not places:
             return
-        if not isinstance(participants.shown.engine, PatchableEngine):
+        if not isinstance(participants.shown.engine, PatchableEngine | RankedEngine):
             raise BadInput("--graft", found=participants.subject.name, expected="an op set with memory to write")
         right = participants.truth if participants.rounded is None else participants.rounded
         patched = self.patched()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -23,6 +24,7 @@ from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 
 from ...adapters import Subject
 from ...oracle.storage_rounding import kept_states
+from ...subject.engines.ranked import RankedEngine
 
 T = TypeVar("T")
 
@@ -34,6 +36,14 @@ class _RootAlone(Round):
     def bodies(self) -> dict[str, Body]:
         window = {"verify": Body(self.verify, width=1, choices=0), "commit": Body(self.commit, width=1, choices=2)}
         return super().bodies | window
+
+
+def windows_of_one(engine: Subject) -> Subject:
+    """Modify an engine so that every decode row is a window of one token; of several ranks, each of them."""
+    if isinstance(engine, RankedEngine):
+        engine.engines = tuple(WindowsOfOne(one) for one in engine.engines)
+        return engine
+    return cast(Subject, WindowsOfOne(engine))
 
 
 class WindowsOfOne:
@@ -103,6 +113,9 @@ class _NothingRefused:
 
 def eager_graphs(engine: Subject, prompts: Sequence[int] | None = None) -> Subject:
     """Keep buckets and padding, but run the body again at every replay. prompts: buckets of packed rows."""
+    if isinstance(engine, RankedEngine):
+        engine.group.run([partial(eager_graphs, one, prompts) for one in engine.engines])
+        return engine
     assert isinstance(engine, OptimizedEngine), "asked before"
     engine._graphs = prepared(engine._base, engine._rounds.values(), engine._device, eagerly)
     if prompts is not None:

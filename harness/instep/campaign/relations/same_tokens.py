@@ -18,14 +18,13 @@ from instep_reference.contract.drafters import EXTERNAL
 from instep_reference.contract.engine import Draft, Forward, RequestState
 from instep_reference.contract.place_names import Place, draft_stage
 
-from ...adapters import Subject
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...verdict import Skipped, Tier
 from .case import Case, Relation, Results, not_by_verbs, our_own
 from .compare_bitwise import lengths, same
 from .compare_within_allowance import Yardstick
-from .engine_modifications import WindowsOfOne
+from .engine_modifications import windows_of_one
 from .position_record import PositionRecord
 from .request_timelines import (
     Rewrite,
@@ -220,12 +219,8 @@ def _capped(case: Case) -> Pairs:
 
 
 def _windows_of_one(case: Case) -> Pairs:
-    def windowed(engine: Subject) -> Subject:
-        windows: Subject = WindowsOfOne(engine)
-        return windows
-
     yield token_by_token(case), case.recorded(
-        "windows of one token", lambda: alone(undrawn(case.trace), decoded), windowed
+        "windows of one token", lambda: alone(undrawn(case.trace), decoded), windows_of_one
     )
 
 
