@@ -36,6 +36,9 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-bf16 --ops triton --dtype bfloat16 &
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
+  for one in inner crossing; do
+    task "prefixes-$one" 300 python3 -m instep replay "fixtures/traces/faults/$one.jsonl" --ops triton --device cuda --graphs --commit "$commit" --json "$out/prefixes-$one.json" &
+  done
   task prompts-native 300 python3 -m instep replay fixtures/traces/faults/prompts.jsonl --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-native.json" &
   task prompts-relations 300 python3 -m instep relations fixtures/traces/faults/prompts.jsonl prompt_buckets graph_is_eager --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-relations.json" &
   task narrow-prefixes-native 300 python3 -m instep replay fixtures/traces/faults/prefix.jsonl --ops triton --device cuda --graphs --kept-dtype int8 --chunk-dtype bfloat16 --commit "$commit" --json "$out/narrow-prefixes-native.json" &
