@@ -72,6 +72,14 @@ class WindowsOfOne:
         return Forwarded(roots, said.own)
 
 
+def rounded_from_outside(engine: Subject, rounds: Mapping[str, Storage]) -> Subject:
+    """Modify an engine so that its kept states are rounded as declared; of several ranks, each of them."""
+    if isinstance(engine, RankedEngine):
+        engine.engines = tuple(RoundedFromOutside(one, rounds) for one in engine.engines)
+        return engine
+    return cast(Subject, RoundedFromOutside(engine, rounds))
+
+
 class RoundedFromOutside:
     """An engine with plain prefixes, whose states are replaced by the numbers that a declared rounding leaves."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 from instep_optimized.ops.fused import exact_of, in_parts
 from instep_reference.contract.errors import Unsupported
@@ -21,7 +21,7 @@ from ...verdict import Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
 from .case import Case, Relation, Results, our_own
-from .engine_modifications import RoundedFromOutside, eager_graphs
+from .engine_modifications import eager_graphs, rounded_from_outside
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import moved, with_full_caps, without_caps
 
@@ -122,7 +122,7 @@ def narrow_and_plain(case: Case) -> Iterator[tuple[Arm, Arm]]:
     rewritten, rounds = as_traced(case.trace), case.plan.setting.kept
     plain = case.engine(rewritten.header, kept=None, chunk=None)
     yield (Arm("narrow prefixes", case.engine(rewritten.header), rewritten),
-           Arm("plain copies of rounded states", cast(Any, RoundedFromOutside(plain, rounds)), rewritten))
+           Arm("plain copies of rounded states", rounded_from_outside(plain, rounds), rewritten))
 
 
 def no_narrow_prefixes(case: Case) -> str | None:
