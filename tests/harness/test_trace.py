@@ -4,6 +4,7 @@ Leaves out: whether its events are legal (`test_event_rules.py`).
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import msgspec
 import pytest
 import torch
 
+from instep.bundled import fixtures
+from instep.run.replay import Replay
 from instep.trace import file
 from instep.trace.file import beside, read, stamp, write
 from instep.trace.header import Model, Recording
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from support.inputs.traces import ROOM, header, lines_of, one_round, seal
 from support.running.command import Runner
@@ -170,6 +174,14 @@ def test_a_header_that_contradicts_itself_names_the_field(
 ) -> None:
     with pytest.raises(BadInput, match=complaint):
         read(seal(tmp_path / "t.jsonl", lines_of(header(**changes), one_round())))
+
+
+def test_a_trace_is_refused_with_another_block_drafter() -> None:
+    trace = read(fixtures() / "traces" / "faults" / "block.jsonl")
+    model = Checkpoint.open(fixtures() / "tiny", "block")
+    Replay(trace, checkpoint=model)
+    with pytest.raises(BadInput, match=r"drafter\.digest.*recorded with another drafter"):
+        Replay(trace, checkpoint=replace(model, block_digest="0" * 64))
 
 
 def test_a_reserved_or_repeated_slot_is_refused(tmp_path: Path) -> None:
