@@ -24,7 +24,7 @@ WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
 THROUGH_PLAIN = ("faults/shared",)
 # Traces that tests replay -> the number of events that they need to cover all conditions. `test_engines.py`
 # replays `handed`. Traces of a larger model are recorded again on one with two layers.
-BEGUN = {"several": 20, "handed": 36, "block": 19, "inner": 8, "crossing": 32, "caps": 11}
+BEGUN = {"several": 20, "handed": 36, "block": 19, "inner": 8, "crossing": 32, "caps": 11, "prompts": 34}
 ON_FEW_CHANNELS = {"leaving": 34, "overlapped": 13, "refused": 33, "trees": 30, "drawn": 9, "grown": 11, "tiers": 45}
 
 
