@@ -10,7 +10,7 @@ from instep_proof.faults.result_data import took
 
 Results = Mapping[str, Any]
 JUDGED = ("found", "named", "located")
-MOST, LONGEST = 12, 110  # rows of each kind, and letters of a diagnosis
+MOST, LONGEST = 8, 110  # rows of each kind, and letters of a diagnosis
 
 
 def score(result: Results) -> str:
