@@ -426,7 +426,7 @@ def test_any_callable_proposes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("words", "says"), [
     (("--drafter", "external"), "external without a proposer, expected ngram, or module:attribute"),
-    (("--drafter", "medusa"), "eagle, vanilla, external, ngram, or module:attribute"),
+    (("--drafter", "medusa"), "eagle, vanilla, external, block, ngram, or module:attribute"),
 ])  # fmt: skip
 def test_unrecordable_drafter_is_refused(words: tuple[str, ...], says: str, instep: Runner, tmp_path: Path) -> None:
     said = complaint(instep("record", "--checkpoint", HOME, "--prompts", HOME / "prompts.json",

@@ -216,8 +216,9 @@ SKIPS = Edit(
     "pass\n",
 )
 ACCEPTS_MORE = Edit(
-    "instep_optimized/ops/plain/argmax_and_acceptance.py", "own = right.long().cumprod(dim=1).sum(dim=1)\n",
-    "own = right.long().cumprod(dim=1).sum(dim=1).clamp_min(1)\n",
+    "instep_optimized/ops/plain/argmax_and_acceptance.py",
+    "own = torch.minimum(right.long().cumprod(dim=1).sum(dim=1), most)\n",
+    "own = torch.minimum(right.long().cumprod(dim=1).sum(dim=1), most).clamp_min(1)\n",
 )
 SNAPSHOT = Setting("plain", strategy="snapshot")
 

@@ -245,7 +245,8 @@ def test_by_hand_one_thing_is_otherwise(trace: Trace, instep: Runner, words: tup
 @pytest.mark.parametrize(("words", "says"), [
     (("--swap", "gated_norm"), "OP=SET"), (("--swap", "gated=plain"), "one of the ops"),
     (("--graft", "trunk.gated"), "PLACE@EVENT"), (("--graft", "trunk.0.gates@2"), "stage.layer.component"),
-    (("--graft", "trunk.9.gated@2"), "trunk.9.gated@2"), (("--drafter", "medusa"), "eagle, vanilla, external, ngram"),
+    (("--graft", "trunk.9.gated@2"), "trunk.9.gated@2"),
+    (("--drafter", "medusa"), "eagle, vanilla, external, block, ngram"),
     (("--graft", "extend.0.state@2"), "one of trunk.0.state"),
     (("--graft", "trunk.0.core@999"), "no other event is run"),
     (("--swap", "gdn=plain", "--swap", "gdn=plain"), "each op once"),

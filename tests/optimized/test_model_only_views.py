@@ -82,11 +82,11 @@ class Launch:
 
     def __call__(self, ops: Ops) -> None:
         bound = self.commit.bind(ops, self.batch)
-        final = self.trunk(ops, self.batch, bound)
+        rows = self.trunk(ops, self.batch, bound)
         bound.ran(ops)
-        self.trunk.head.pick(ops, final, STAGE)
+        self.trunk.head.pick(ops, rows.final, STAGE)
         asked = (PickRows(self.extended.last, SLOTS),) * self.drafter.layers
-        self.drafter.extend(ops, self.memory, self.extended, final, asked, num_steps=2)
+        self.drafter.extend(ops, self.memory, self.extended, rows.fed, asked, num_steps=2)
 
 
 def launch(

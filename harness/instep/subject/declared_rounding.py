@@ -66,9 +66,9 @@ def declared(
         stored = rounds(activation, state) if callable(rounds) else rounds or {}
         if kv is not None and getattr(subject, "tiled", False):
             stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
+    try:
         labels = "state" in stored and not stored["state"].is_floating_point  # which are moved as they are
         stored = stored if labels else {**stored, **kept}
-    try:
         said = checked(dict(products))  # type: ignore[call-overload]
         return Declared(_components(dict(stored)), of_width(said, activation))
     except InstepError:

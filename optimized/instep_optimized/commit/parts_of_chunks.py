@@ -29,12 +29,14 @@ FIRST = 1  # unit 0 is reserved in every pool
 class _Wave:
     """Parts of several chunks that run together. [n] int64 each: the chunks' numbers, first rows, row counts.
 
+    begun          [n] bool, false: a part that continues another one is not fresh
     reads, stores  units between parts; None: the request's own memory;  most: the largest count, on the host
     """
 
     numbers: torch.Tensor
     offset: torch.Tensor
     count: torch.Tensor
+    begun: torch.Tensor
     most: int
     reads: torch.Tensor | None
     stores: torch.Tensor | None
@@ -46,7 +48,7 @@ class _Wave:
         return Part(
             "chunk", whole.begin[self.numbers] + self.offset, self.count, self.most,
             own if self.reads is None else between.at(self.reads),
-            fresh if self.reads is None else torch.zeros_like(fresh),
+            fresh if self.reads is None else self.begun,
             _some(whole.store, self.numbers) if self.stores is None else between.at(self.stores),
             before=whole.before[self.numbers] + self.offset,
         )
@@ -78,7 +80,7 @@ class PartsOfChunks:
         for columns in ordered:
             numbers, offset, count, read, store = (next(flat) for _ in columns)
             self._waves.append(_Wave(
-                numbers, offset, count, max(columns[2]), read if max(columns[3]) >= FIRST else None,
+                numbers, offset, count, numbers < 0, max(columns[2]), read if max(columns[3]) >= FIRST else None,
                 store if max(columns[4]) >= FIRST else None))
 
     def bind(self, bound: BoundPair) -> BoundPair:

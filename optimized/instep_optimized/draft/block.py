@@ -26,6 +26,7 @@ from ..ops.fused import linears
 from ..ops.integer_op_protocols import TreePlan
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch, Nodes, Who, windows
+from ..transfer.to_device import sent
 from .drafter_protocol import PickRows, Use, column
 
 CONTEXT, BLOCK = "extend", "block"  # stages
@@ -64,12 +65,13 @@ class Block:
             for number in range(config.block.num_hidden_layers)
         )
         requests, widest = len(memory.none_fresh), memory.slot_table.window.shape[1]
-        tokens = torch.tensor([-1, *[config.block.mask_token_id] * (widest - 1)], device=device)
         widths = range(widest + 1)
+        tokens, numbers, rows = sent([
+            [-1, *[config.block.mask_token_id] * (widest - 1)], range(requests), [(1 << width) - 1 for width in widths],
+        ], device)  # fmt: skip
         return cls(
             w.block(stored), layers, head, own, tuple(tokens[:T].repeat(requests, 1) for T in widths),
-            tuple(torch.arange(requests, device=device).repeat_interleave(T) for T in widths),
-            torch.tensor([(1 << rows) - 1 for rows in widths], device=device),
+            tuple(numbers.repeat_interleave(T) for T in widths), rows,
         )
 
     def extend(

@@ -135,7 +135,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "inner-goes-on-fresh", "inner-goes-on",
         "The part of the first chunk after a multiple begins with zeros, as the chunk itself does.",
-        (Edit(PARTS, "fresh if self.reads is None else torch.zeros_like(fresh)", "fresh"),), "inner", PLAIN,
+        (Edit(PARTS, "fresh if self.reads is None else self.begun", "fresh"),), "inner", PLAIN,
         ("derived", "directed"), ("identity", "contracts"),
     ),
     Fault(
