@@ -50,6 +50,7 @@ from support.running.covering import (
     BEGUN,
     BY_REPLAY,
     ON_FEW_CHANNELS,
+    SAME_EVENTS,
     THROUGH_PLAIN,
     TRACES,
     WHOLE,
@@ -192,7 +193,8 @@ def begun(name: str) -> Trace:
     if name in BEGUN:
         whole, most = read(TRACES / "faults" / f"{name}.jsonl"), BEGUN[name]
     else:
-        whole, most = (same_events if name == "tiers" else few_channels)(name, 2), ON_FEW_CHANNELS[name]
+        counts = {**ON_FEW_CHANNELS, **SAME_EVENTS}
+        whole, most = (same_events if name in SAME_EVENTS else few_channels)(name, 2), counts[name]
     return replace(whole, events=whole.events[:most])
 
 
@@ -201,7 +203,7 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
     every = every_trace()
     found = {name: met(trace) for name, trace in every.items()}
     few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}
-    few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS)}
+    few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS)}
     assert set().union(*few.values()) == set().union(*found.values())
     for name in few.keys() - {*BY_REPLAY}:  # and none is there for nothing
         others = set().union(*(few[other] for other in few if other not in (name, *BY_REPLAY[1:])))
@@ -211,7 +213,7 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ops"), [
     pytest.param(name, ops, marks=WHOLE if ops == "ledger" else ())
-    for name in (*BEGUN, *ON_FEW_CHANNELS) for ops in ("plain", "ledger")
+    for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS) for ops in ("plain", "ledger")
     if (name, ops) != ("handed", "plain")  # `test_engines.py` looks at that run more closely
 ])
 def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:

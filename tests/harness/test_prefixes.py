@@ -193,7 +193,8 @@ def test_wrong_track_slots_are_recognised(found: dict[str, int], says: str) -> N
 
 
 @pytest.mark.parametrize("how", [
-    Setting("plain", strategy="columns", conv="widened", state_dtype="bfloat16"), Setting("ledger", graphs=True),
+    Setting("ledger", graphs=True),
+    pytest.param(Setting("plain", strategy="columns", conv="widened", state_dtype="bfloat16"), marks=WHOLE),
     pytest.param(Setting("plain", state_dtype="float8_e4m3fn", strategy="snapshot"), marks=WHOLE),
     pytest.param(Setting("triton", strategy="lazy_rerun"), marks=WHOLE),
     pytest.param(Setting("plain", kept_dtype="int8", chunk_dtype="bfloat16"), marks=WHOLE),
