@@ -205,7 +205,7 @@ KIND = Kind("a call", lambda ground, size: iter([{"rows": 1}]),
     "drafter of the reference": Member(
         f"{THEIRS}/draft/again.py", AGAIN,
         ((f"{THEIRS}/draft/__init__.py", "from .eagle", "from .again import Again\nfrom .eagle"),
-         (f"{THEIRS}/draft/__init__.py", '= {"eagle": Eagle,', '= {"again": Again, "eagle": Eagle,'),
+         (f"{THEIRS}/draft/__init__.py", '    "eagle": Eagle,', '    "again": Again, "eagle": Eagle,'),
          (f"{CONTRACT}/drafters.py", '    "eagle": Draf', '    "again": DrafterFacts(heads=True),\n    "eagle": Draf')),
         (2, 3)),
     "drafter": Member(

@@ -243,7 +243,7 @@ REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecyc
 @few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "seed", "most", "shows"), [
-    (PAGE_KEPT, 79, 3, "pages are"), (NAME_KEPT, 4, 3, ""), (LATE_CHECK, 9, 3, "refused"),
+    (PAGE_KEPT, 79, 3, "pages are"), (NAME_KEPT, 4, 3, ""), (LATE_CHECK, 57, 3, "refused"),
 ], ids=["a page", "a name", "late"])  # fmt: skip
 def test_a_refused_event_that_left_something_is_found(
     edit: Edit, seed: int, most: int, shows: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
