@@ -148,7 +148,7 @@ class Comparison:
         """The sort key of findings: the event, then the data flow in it. Totals of ties come last: they have no place.
 
         A length comes first, as it defines what the memory is. A commit chooses what to accept before it writes. KV
-        that a draft event writes is scratch memory of its chain. What could not be decided comes last.
+        that a draft event writes is scratch memory of its chain. Events that could not be decided come last.
         """
         place, kind = self.place, self.kind
         scratch = kind == "draft" and place.component in ("keys", "values")
@@ -224,7 +224,7 @@ class Verdict:
     unserved: int = 0  # events that name only requests that the subject could not continue
     served: bool = True  # False: no event made the subject compute anything
     stopped: str = ""  # why the run ended before its last event; empty: it did not
-    segmented: bool = False  # whether the subject says that it runs forwards with prompts in graphs
+    segmented: bool = False  # whether the subject declares graphs of forwards with prompts
     prompts: int = 0  # forwards with prompts;  replayed: of these, the ones that ran in graphs
     replayed: int = 0
 

@@ -61,7 +61,7 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Of a block drafter that reads n layers: fc [D, nD]; the norms [D] of the context, and before the head."""
+    """A block drafter that reads n layers: fc [D, nD]; the norms [D] of the context, and before the head."""
 
     fc: torch.Tensor
     hidden_norm: torch.Tensor

@@ -89,7 +89,7 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Of a block drafter that reads n layers: fc [D, nD]; hidden_norm, norm [D]; layers of `config.block_model()`."""
+    """A block drafter that reads n layers: fc [D, nD]; hidden_norm, norm [D]; layers of `config.block_model()`."""
 
     fc: torch.Tensor
     hidden_norm: torch.Tensor

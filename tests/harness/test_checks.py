@@ -47,6 +47,7 @@ from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole runs in several widths
 
+
 @pytest.mark.parametrize(("found", "mistake"), [
     ([1, 3, 0], ""), ([3, 3, 2], "its cap is ignored, or all requests have the highest cap of the batch"),
     ([0, 2, 0], "its cap counts the bonus as a draft"),

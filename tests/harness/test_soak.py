@@ -25,11 +25,9 @@ from support.wrong import subjects
 LATE = "support.wrong.subjects:LATE"
 
 
-def soaked(
-    model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4, seed: int = 3
-) -> soak.Soak:
-    settings = Settings(Setting(ops), model, 0, seed, folder, command="soak")
-    run = totals.Soaked(Setting(ops).data(), "", seed, every, stretch)
+def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
+    settings = Settings(Setting(ops), model, 0, 3, folder, command="soak")
+    run = totals.Soaked(Setting(ops).data(), "", 3, every, stretch)
     soaking = soak.Soak(settings, run, totals.Session.now("cpu", None), TrialRunner(), rounds)
     soaking.run()
     return soaking
@@ -123,7 +121,7 @@ def test_permanent_memory_of_engines_stays_bounded(
         whole.append(not example.rules.table.live if last else None)
 
     monkeypatch.setattr(soak.Example, "serve", watched)
-    soaking = soaked(model, tmp_path / "found", 6, stretch=1, seed=3)
+    soaking = soaked(model, tmp_path / "found", 6, stretch=1)
     assert soaking.soaked.exit == Exit.AGREED and soaking.soaked.engines == 3
     assert max(most) == 1 and {one for one in whole if one is not None} == {True}
     assert soaking.soaked.conditions["saved"] <= 5 and sum(soaking.soaked.conditions.values()) > 100

@@ -8,11 +8,16 @@ from dataclasses import replace
 import pytest
 
 from instep.audit.recorded_engine import allow_undecided_events
+from instep.checks import known_wrong_states
 from instep.finding_problem import Explained, Problem, WrongContent
+from instep.kit.replayed_trace import Divergence, replayed
 from instep.report.divergence_message import message
 from instep.verdict import UNDECIDABLE, Comparison, Exit, Skipped, Tier, Verdict, prefer_shared
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from support.running.command import Runner
+from support.running.covering import TRACES
 
+SHORT = TRACES / "faults" / "short.jsonl"
 HIDDEN = Place("trunk", 0, "hidden")
 
 
@@ -53,7 +58,7 @@ def test_the_mistake_that_most_findings_share_is_named_first() -> None:
     ]
 
 
-def test_what_could_not_be_decided_is_no_divergence() -> None:
+def test_undecided_events_alone_are_no_divergence() -> None:
     undecided = replace(compared(worst=0.6, allowed=0.5, event=1), check=UNDECIDABLE, tier=Tier.DIRECTED)
     verdict = Verdict()
     verdict.add([compared(), undecided])
@@ -63,6 +68,19 @@ def test_what_could_not_be_decided_is_no_divergence() -> None:
     verdict.add([wrong])
     assert verdict.findings == [wrong, undecided] and not verdict.undecided and verdict.exit is Exit.DIVERGED
     assert message("t", verdict.findings, "n", ()).startswith("DIVERGED  t")
+
+
+@pytest.mark.slow
+def test_a_run_in_which_nothing_could_be_decided_says_so(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the check that counts undecided wrong states reports every event."""
+    monkeypatch.setattr(known_wrong_states, "UNDECIDED_CAP", -1.0)
+    ran = instep("replay", SHORT, "--ops", "plain", "--until", 4, "--no-ladder")
+    assert ran.code == Exit.INCONCLUSIVE and "INCONCLUSIVE  short" in ran.out and "DIVERGED" not in ran.out
+    assert "could not be distinguished from the right one" in ran.out
+    assert "nothing wrong was found, but too little could be decided" in ran.out
+    assert "nothing was compared" not in ran.out
+    with pytest.raises(Divergence, match="INCONCLUSIVE  short"):
+        replayed(SHORT, until=4).must_agree()
 
 
 @pytest.mark.parametrize(("elsewhere", "exit"), [(5, Exit.INCONCLUSIVE), (10, Exit.AGREED)])

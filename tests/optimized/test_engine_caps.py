@@ -127,7 +127,7 @@ def test_the_bonus_after_a_cap_is_the_draft_that_would_follow(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_commit_gives_back_what_no_length_needs(checkpoint: Checkpoint, overlap: bool) -> None:
-    """Where rounds overlap, the host knows the length at the commit after it."""
+    """If rounds overlap, the host knows the length at the commit after it."""
     subject, counts = engine(checkpoint, room=TRIMMED, overlap=overlap), []
     begin(subject, (3, 4), root=5)
     for _ in range(2):

@@ -132,7 +132,7 @@ def test_a_row_of_a_block_depends_on_rows_after_it(model: Checkpoint) -> None:
 
 @pytest.mark.parametrize("right", [0, 2, 3])
 def test_context_is_that_of_the_committed_tokens(model: Checkpoint, right: int) -> None:
-    """Whatever was drafted and refused, the context is that of a request that had the tokens as its prompt."""
+    """The context is, for all refused drafts, that of a request that had the tokens as its prompt."""
     made = begun(model)
     root = made.state("a").root
     assert root is not None

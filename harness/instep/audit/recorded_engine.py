@@ -93,7 +93,7 @@ def replayed(
 def allow_undecided_events(verdict: Verdict) -> None:
     """Skip events of which too little could be decided, unless that holds of the whole recording.
 
-    Nobody chose the text of a recording for its states. After a text that repeats itself, one token more or less is
+    The text of a recording is the user's. After a text that repeats itself, one token more or less is
     almost the same state.
     """
     single = {one.event: one for one in verdict.compared if one.check == UNDECIDABLE}

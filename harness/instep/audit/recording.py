@@ -132,7 +132,8 @@ class Round(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     launch     the number of its launch, prefills counted too
     processed  its results were processed before the launch of this number: the next one, or with overlap the one after
     steps      the step count of its windows; 0: it has none; None: no row shows it
-    accepted   the accepted drafts of each row behind its prompt, also of requests that ended meanwhile
+    accepted   the accepted drafts of each row after its prompt, also of requests that ended meanwhile; of vLLM, whose
+               table does not read them, only of rows with drafts
     scheduled  the number of all its rows; None: those of `accepted`
     """
 

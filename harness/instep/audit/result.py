@@ -21,7 +21,7 @@ from ..report.html.timeline import NOBODY, UNKNOWN, Lanes, lanes_of
 from ..report.outcome_data import finding
 from ..report.result import Result
 from ..report.runs_document import conclusions, omitted
-from ..verdict import Comparison, Exit, Verdict
+from ..verdict import UNDECIDABLE, Comparison, Exit, Verdict
 from .audit import Audit
 from .recording import Recorded
 from .round_of_finding import round_of
@@ -74,6 +74,9 @@ def _notes(audit: Audit, verbose: bool) -> Iterator[str]:
         yield "the recording does not name its model, so the model was not checked"
     if audit.tokens.exit is Exit.INCONCLUSIVE:
         yield f"fewer than half of the tokens could be decided: {audit.tokens.decided} of {audit.tokens.ties.made}"
+    hardly = [] if audit.replay is None else [one for one in audit.replay.verdict.skipped if one.check == UNDECIDABLE]
+    if hardly:
+        yield f"events of which too little could be decided: {len(hardly)}; event {hardly[0].event}: {hardly[0].reason}"
     yield from [f"not judged: {NOT_JUDGED}"] if audit.replay is None else outcome_data.notes([audit.replay], verbose)
     yield from (f'request "{short}" is "{own}"' for short, own in list(names.items())[:NAMED])
     if (more := len(names) - NAMED) > 0:

@@ -238,7 +238,9 @@ class Recording:
         """Record where the engine had the requests of a forward: its batch size, their batch rows and their slots.
 
         rounds: what the controller of the step count saw since the last batch: {"launch": 7, "processed": 8, "steps":
-        3, "accepted": [0, 3]} for each round of the engine, of all its requests (`Rounds` of `recording.py`)
+        3, "accepted": [0, 3]} for each round of the engine, of all its requests. An engine that counts prompts, too,
+        adds "scheduled", the number of all rows. No row shows the step count: "steps" is None (`Round` of
+        `recording.py`)
         """
         known = {"event": event, "batch": size, "rows": rows, "slots": slots} | ({"rounds": rounds} if rounds else {})
         self._append("batches.jsonl", json.dumps(known, separators=(",", ":")).encode() + b"\n")

@@ -1,6 +1,6 @@
 """T0: every rank made the same decisions: answers, lengths, slots, pages, step counts, and the rows of every call.
 
-Where the trace knows what is right, the rank that differs from it is named; else the rank that differs from rank 0.
+The rank that differs from the trace is named; if the trace does not know, the rank that differs from rank 0.
 Leaves out: numbers that several ranks hold (`rank_replicas.py`), and collectives (`rank_collectives.py`).
 """
 
@@ -49,7 +49,7 @@ class Agreement:
 
 
 def expected(context: EventContext, decision: Decision) -> object:
-    """What the trace has for a decision about a request; an object that equals nothing if it does not know."""
+    """The trace's value of a decision about a request; an object that equals nothing if it does not know."""
     known: Mapping[str, Mapping[str, object]] = {
         "the length": context.expected.lengths_after, "the slot": context.expected.slots_after,
         "the pages": {name: list(pages) for name, pages in context.expected.pages_after.items()},

@@ -1,7 +1,7 @@
 """The rank whose part of a wrong tensor is wrong, for findings about tensors that ranks share.
 
-The parts of the ranks are compared with the reference's own run: at the first wrong event its error is small, so the
-part with the wrong numbers stands out. Leaves out: results of collectives, which are equal on every rank.
+The parts of the ranks are compared with the reference's own run. At the first wrong event its error is small, and that
+of the wrong part is large. Leaves out: results of collectives, which are equal on every rank.
 """
 
 from __future__ import annotations

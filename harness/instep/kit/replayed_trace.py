@@ -26,7 +26,7 @@ from ..adapters import Maker, in_a_shell, makes
 from ..diagnose import diagnose
 from ..options import TIERS
 from ..report.divergence_message import divergence
-from ..report.outcome_data import worst
+from ..report.outcome_data import why_inconclusive, worst
 from ..run.replay import Outcome, Replay
 from ..setting import Setting
 from ..subject.engines.verbs import ByVerbs, is_make
@@ -41,7 +41,7 @@ Failed: Any = pytest.fail.Exception
 
 
 class Divergence(Failed, AssertionError):  # type: ignore[misc]
-    """The sides differ, or nothing was compared. Its text is the message; pytest prints only this text."""
+    """The sides differ, or the run is inconclusive. Its text is the message; pytest prints only this text."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, pytrace=False)  # type: ignore[call-arg]
@@ -65,10 +65,12 @@ class Replayed:
 
     @property
     def message(self) -> str:
-        """The message of a divergence, or the note that nothing was compared; empty if all agree."""
-        if self.exit is Exit.INCONCLUSIVE:
-            return f"INCONCLUSIVE  {self.name}: nothing was compared, which is never a pass"
-        return "\n".join(divergence(outcome) for outcome in self.outcomes if outcome.verdict.findings)
+        """The message of a divergence, or the reason why a run is inconclusive; empty if all agree."""
+        found = [divergence(outcome) for outcome in self.outcomes if outcome.verdict.findings]
+        if found or self.exit is Exit.AGREED:
+            return "\n".join(found)
+        why = dict.fromkeys(why_inconclusive(one) for one in self.outcomes if one.verdict.exit is Exit.INCONCLUSIVE)
+        return f"INCONCLUSIVE  {self.name}: {'; '.join(why) or 'nothing was compared'}, which is never a pass"
 
     def must_agree(self) -> Self:
         """Raise `Divergence`, whose text is the message, unless everything agrees."""

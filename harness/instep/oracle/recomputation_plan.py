@@ -132,7 +132,7 @@ class Planner:
     """Plans one event. config: the model as its drafter uses it; rounds: component -> storage; whole: see `EventPlan`.
 
     narrow: whether states are stored, or products of chunks made, narrower than they are summed. Then the part of a
-    chunk after a prefix inside it goes on from the subject's own memory there, as only that is rounded as declared.
+    chunk after a prefix inside it begins with the subject's own memory there, as only that is rounded as declared.
     """
 
     context: EventContext
@@ -150,7 +150,7 @@ class Planner:
             for span in row_spans(context, "trunk"):
                 *parts, last = self._parts(span, event)
                 if self.narrow and parts and kept_in(self.rounds, forward=True):
-                    # The memory inside the chunk is seen only as the prefix keeps it: nothing goes on from that.
+                    # The memory inside the chunk is seen only as the prefix keeps it, so no later part begins with it.
                     one, before, under = parts[0]
                     spans.append(SpanPlan(one, "trunk", tuple(self._target(one, before)), prefix=under))
                     skipped.append(Skipped("derived", context.index, INSIDE, f"of {span.request}"))
@@ -184,7 +184,7 @@ class Planner:
         """The parts of a request's rows, the memory before each, and the name of the prefix that ends it.
 
         A chunk has a part for each prefix that is tracked inside it, and a last one without a name. The part after a
-        prefix goes on from the subject's own memory there.
+        prefix begins with the subject's own memory there.
         """
         context, row = self.context, next(row for row in event.rows if row.request == span.request)
         before, begin, every = context.subject.before[span.request], 0, context.expected.track_interval or 1

@@ -135,7 +135,7 @@ def _notes(outcome: Outcome, verbose: bool) -> Iterator[str]:
     took = [f"{side} {seconds:.1f} s" for side, seconds in outcome.seconds.items()]
     yield ", ".join([*how, *otherwise(outcome.variant), *took])
     if verdict.exit is Exit.INCONCLUSIVE and not verdict.stopped:
-        yield _why_nothing(outcome)
+        yield why_inconclusive(outcome)
     hidden, skipped = not_judged(outcome), len(verdict.skipped)
     if verbose:
         yield from (*_skips(verdict.skipped), *hidden)
@@ -162,7 +162,10 @@ def not_judged(outcome: Outcome) -> list[str]:
     return [f"not judged: {what}{f' [shows no {feed}]' * bool(feed)}" for feed, what in outcome.shown.not_judged()]
 
 
-def _why_nothing(outcome: Outcome) -> str:
+def why_inconclusive(outcome: Outcome) -> str:
+    """Why a run that was not stopped shows neither agreement nor a divergence."""
+    if outcome.verdict.undecided:
+        return "nothing wrong was found, but too little could be decided at an event"
     if outcome.verdict.segmented and not outcome.verdict.replayed and outcome.verdict.elements:
         return ("no forward with a prompt ran in a graph: the trace has none up to here, or each has more tokens than "
                 f"--prompt-graphs {outcome.plan.setting.prompt_graphs}")  # fmt: skip

@@ -85,7 +85,7 @@ class Segments:
 
 
 def freed_inputs(recording: Recording) -> int:
-    """Number of tensors that a recording reads and nobody else holds; 0 if it does not know."""
+    """Number of tensors that only a recording holds, and reads; 0 if it does not know."""
     return int(getattr(recording, "freed", 0))
 
 

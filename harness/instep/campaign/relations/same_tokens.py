@@ -321,7 +321,7 @@ REWRITTEN: tuple[Relation, ...] = (
         "a drafter that writes memory of the target", exact=always, lacks=nobody_proposes, same_events=True,
     ),
     rewritten(
-        "capped", "a window with a cap leaves what a window cut after so many drafts leaves", _capped,
+        "capped", "a window with a cap leaves what the window cut to that number of drafts leaves", _capped,
         "an acceptance that ignores its cap",
         lacks=lambda case: nobody_decodes(case) or our_own("an external engine may have no caps")(case),
         same_events=True,

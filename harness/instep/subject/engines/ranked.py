@@ -1,7 +1,7 @@
 """An engine of several ranks as one engine of the contract: events go to all ranks, and their results are merged.
 
 States and named rows are merged by segment, as `contract/shards.py` declares them; regions are named `state@1`; answers
-are those of rank 0. What the ranks must have in common becomes `RankFacts`, which checks compare. The ranks run in lock
+are those of rank 0. Checks compare what the ranks must have in common (`RankFacts`). The ranks run in lock
 step (`instep_optimized.ranks.lockstep`). Leaves out: building the ranks (`run/build_compared_engines.py`).
 """
 

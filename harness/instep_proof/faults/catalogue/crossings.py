@@ -85,7 +85,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "in-place-although-there-is-a-slot", "track-slot",
-        "A prefix is written in place, over the request's older one, although it has a slot of its own.",
+        "A prefix is written in place, over the request's older one, although it has another slot.",
         (Edit(PREFIXES, KEEP, IN_PLACE + KEEP),), "crossing", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(
@@ -128,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "inner-goes-on-from-the-chunk-start", "inner-goes-on",
-        "The part of a chunk after a multiple goes on from the memory before the chunk.",
+        "The part of a chunk after a multiple begins with the memory before the chunk.",
         (Edit(PARTS, "own if self.reads is None else between.at(self.reads)", "own"),), "inner", PLAIN,
         ("contracts", "derived", "directed"), ("identity",),
     ),

@@ -122,7 +122,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kept-also-the-running-state", "prefix-wide",
-        "What a chunk keeps is read back into the slot of its request, which goes on with the rounded state.",
+        "The rounded state of a chunk's prefix is read back into the slot of its request.",
         (Edit(PREFIXES, OF_CHUNK, OF_CHUNK + AGAIN),),
         "prefix", KEPT, ("derived",), ("identity", "bytes"), mistake="running-state-rounded",
     ),
