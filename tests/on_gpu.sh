@@ -21,6 +21,11 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt
   echo "$name: $((SECONDS - begun)) s"
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
+of() {  # name, replay or relations, one of the traces with planted faults
+  local name=$1 command=$2 trace=fixtures/traces/faults/$3.jsonl
+  shift 3
+  task "$name" 300 python3 -m instep "$command" "$trace" --ops triton --device cuda --commit "$commit" --json "$out/$name.json" "$@"
+}
 tests() { local name=$1; shift; task "$name" "${SECONDS_OF_TESTS:-480}" python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
 summary() {  # files of tasks: what stands in the repository of them
@@ -37,14 +42,19 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
   for one in inner crossing; do
-    task "prefixes-$one" 300 python3 -m instep replay "fixtures/traces/faults/$one.jsonl" --ops triton --device cuda --graphs --commit "$commit" --json "$out/prefixes-$one.json" &
+    of "prefixes-$one" replay $one --graphs &
+    of "prefixes-$one-prompts" replay $one --graphs --prompt-graphs 16,64 &
   done
-  task prompts-native 300 python3 -m instep replay fixtures/traces/faults/prompts.jsonl --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-native.json" &
-  task prompts-relations 300 python3 -m instep relations fixtures/traces/faults/prompts.jsonl prompt_buckets graph_is_eager --ops triton --device cuda --graphs --prompt-graphs 16,64 --commit "$commit" --json "$out/prompts-relations.json" &
-  task narrow-prefixes-native 300 python3 -m instep replay fixtures/traces/faults/prefix.jsonl --ops triton --device cuda --graphs --kept-dtype int8 --chunk-dtype bfloat16 --commit "$commit" --json "$out/narrow-prefixes-native.json" &
-  task narrow-prefixes-relations 300 python3 -m instep relations fixtures/traces/faults/prefix.jsonl kept_once strategies --ops triton --device cuda --kept-dtype int8 --commit "$commit" --json "$out/narrow-prefixes-relations.json" &
-  task caps-native 300 python3 -m instep replay fixtures/traces/faults/caps.jsonl --ops triton --device cuda --graphs --overlap --commit "$commit" --json "$out/caps-native.json" &
-  task caps-relations 300 python3 -m instep relations fixtures/traces/faults/caps.jsonl full_caps capped graph_is_eager strategies --ops triton --device cuda --graphs --commit "$commit" --json "$out/caps-relations.json" &
+  of prompts-native replay prompts --graphs --prompt-graphs 16,64 &
+  of prompts-relations relations prompts prompt_buckets graph_is_eager --graphs --prompt-graphs 16,64 &
+  of narrow-prefixes-native replay prefix --graphs --kept-dtype int8 --chunk-dtype bfloat16 &
+  of narrow-prefixes-relations relations prefix kept_once strategies --kept-dtype int8 &
+  of caps-native replay caps --graphs --overlap &
+  of capped-native replay capped --graphs --overlap &
+  of caps-relations relations caps full_caps capped graph_is_eager strategies --graphs &
+  of block-native replay block --graphs &
+  of block-native-bf16 replay block --graphs --dtype bfloat16 &
+  of block-relations relations block handed graph_is_eager --graphs &
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
