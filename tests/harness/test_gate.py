@@ -26,7 +26,7 @@ from instep_speed.gate import result_data
 from instep_speed.gate.cases import Walk
 from instep_speed.gate.clock import CLOCKS, Clock
 from instep_speed.gate.forced_trace import Course, lay
-from instep_speed.gate.gate import ARMS, MOST_TIMES, ORDERS, PROBES, _timed, checked, gate, judge
+from instep_speed.gate.gate import ARMS, MOST_TIMES, ORDERS, PROBES, _timed, asked_of, checked, gate, judge
 from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
@@ -120,6 +120,14 @@ def test_a_wrong_arm_cannot_pass_by_its_own_checks(model: Path, tmp_path: Path) 
     report = run(planted(tmp_path / "planted", ONE_TOKEN_LESS, blind), "plain", model, tmp_path)
     assert report.exit is Exit.DIVERGED
     assert report.refused.startswith("before") and "after the course" in report.refused
+
+
+def test_an_arm_is_asked_for_no_option_at_its_default() -> None:
+    """A tree of before `--kept-dtype` builds an engine; one that is asked for int8 says that it cannot."""
+    assert asked_of(Setting()) == {"device": "cpu"}
+    chosen = Setting(graphs=True, kept_dtype="int8", strategy="snapshot", drafter="vanilla")
+    assert Setting(**asked_of(chosen)) == chosen
+    assert asked_of(chosen).keys() == {"device", "graphs", "kept_dtype", "strategy", "drafter"}
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from instep.run.build_compared_engines import Plan
+from instep.setting import Setting
 from instep.verdict import Exit, Verdict
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
@@ -36,7 +37,7 @@ from instep_reference.contract.errors import BadInput
 from .cases import NO_DRAG, Shown
 from .clock import CLOCKS, ON_HOST
 from .forced_trace import Course, lay
-from .input_and_result import SAMPLES, Judged, Question, Report
+from .input_and_result import PLAIN, SAMPLES, Judged, Question, Report
 from .process import Arm, ArmFailed, Source
 from .reference_check import Yardstick
 from .statistics import FEWEST_PAIRS, Samples, Say, Spread, ratio, resolves, say
@@ -132,7 +133,7 @@ def started(
     for arm in arms.values():
         arm.tell(
             "build", trace=str(course.trace.path), checkpoint=str(question.checkpoint),
-            setting=question.setting.data() | {"ops": arm.source.ops}, clocks=question.judged_by,
+            setting=asked_of(question.setting) | {"ops": arm.source.ops}, clocks=question.judged_by,
         )
     for name, arm in arms.items():
         try:
@@ -141,6 +142,12 @@ def started(
             expected = "an op set, or a tree whose packages build an engine"
             raise BadInput(f"{name.upper()} {arm.source.said}", found=str(failed), expected=expected) from None
     return arms
+
+
+def asked_of(setting: Setting) -> dict[str, Any]:
+    """The options that are not at their defaults, and the device: an older source tree does not know every option."""
+    default = PLAIN.data()
+    return {name: value for name, value in setting.data().items() if name == "device" or value != default.get(name)}
 
 
 def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
