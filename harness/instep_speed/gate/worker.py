@@ -71,8 +71,8 @@ class Worker:
         outcome = diagnose(self.replay)
         verdict = outcome.verdict
         message = divergence(outcome) if verdict.findings else ""
-        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message,
-                "undecided": verdict.undecided}  # fmt: skip
+        undecided = getattr(verdict, "undecided", False)  # an older source tree has no such verdict
+        return {"exit": int(verdict.exit), "elements": verdict.elements, "message": message, "undecided": undecided}
 
     def show(self, file: str) -> dict[str, Any]:
         """Walk through the course once and write the states; `arm.states` has the names."""
