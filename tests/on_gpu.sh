@@ -20,21 +20,20 @@ task() {  # name, seconds, command: its output in FOLDER/name.txt
   if ((status)); then echo "FAILED ($status) $name" >"$failed/$name"; tail -n 40 "$out/$name.txt"; fi
   echo "$name: $((SECONDS - begun)) s"
 }
-replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
-of() {  # name, replay or relations, one of the traces with planted faults
-  local name=$1 command=$2 trace=fixtures/traces/faults/$3.jsonl
-  shift 3
-  task "$name" 300 python3 -m instep "$command" "$trace" --ops triton --device cuda --commit "$commit" --json "$out/$name.json" "$@"
-}
-tests() { local name=$1; shift; task "$name" "${SECONDS_OF_TESTS:-480}" python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
-
 summary() {  # files of tasks: what stands in the repository of them
   local file
   for file in "$@"; do
     head -n 1 "$file"
-    grep -E "^(FAILED|ERROR|[0-9]+ (passed|failed)|=+ (RACECHECK|ERROR) SUMMARY|exit status )" "$file"
+    grep -E "^(FAILED|ERROR|DIVERGED|[0-9]+ (passed|failed)|.* (agrees:|relations hold:) .*|=+ (RACECHECK|ERROR) SUMMARY|exit status )" "$file"
   done
 }
+replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
+of() {  # name, replay or relations, one of the traces with planted faults
+  local name=of-$1 command=$2 trace=fixtures/traces/faults/$3.jsonl
+  shift 3
+  task "$name" 300 python3 -m instep "$command" "$trace" --ops triton --device cuda "$@"
+}
+tests() { local name=$1; shift; task "$name" "${SECONDS_OF_TESTS:-480}" python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
 if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-fp32 --ops triton &
@@ -45,20 +44,22 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
     of "prefixes-$one" replay $one --graphs &
     of "prefixes-$one-prompts" replay $one --graphs --prompt-graphs 16,64 &
   done
-  of prompts-native replay prompts --graphs --prompt-graphs 16,64 &
+  of prompts replay prompts --graphs --prompt-graphs 16,64 &
   of prompts-relations relations prompts prompt_buckets graph_is_eager --graphs --prompt-graphs 16,64 &
-  of narrow-prefixes-native replay prefix --graphs --kept-dtype int8 --chunk-dtype bfloat16 &
+  of narrow-prefixes replay prefix --graphs --kept-dtype int8 --chunk-dtype bfloat16 &
   of narrow-prefixes-relations relations prefix kept_once strategies --kept-dtype int8 &
-  of caps-native replay caps --graphs --overlap &
-  of capped-native replay capped --graphs --overlap &
+  of caps replay caps --graphs --overlap &
+  of capped replay capped --graphs --overlap &
   of caps-relations relations caps full_caps capped graph_is_eager strategies --graphs &
-  of block-native replay block --graphs &
-  of block-native-bf16 replay block --graphs --dtype bfloat16 &
+  of block replay block --graphs &
+  of block-bf16 replay block --graphs --dtype bfloat16 &
+  of prefixes-alone relations inner alone strategies graph_is_eager --ops invariant --graphs &
   of block-relations relations block handed graph_is_eager --graphs &
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
   wait
+  summary "$out"/of-*.txt >"$out/events-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled is taken from Triton's cache
   tests tests-kernels tests/optimized/test_kernels.py &
