@@ -55,6 +55,9 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   of block-bf16 replay block --graphs --dtype bfloat16 &
   of prefixes-alone relations inner alone strategies graph_is_eager --ops invariant --graphs &
   of block-relations relations block handed graph_is_eager --graphs &
+  for one in triton invariant; do
+    replay ranks-native-$one --ops $one --ranks 2 --dtype bfloat16 --graphs &
+  done
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
@@ -72,7 +75,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_block_drafter.py tests/optimized/test_mixed_steps.py &
-  tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_read_late.py tests/harness/test_step_changes.py tests/harness/test_sums_native.py &
+  tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_ranks.py tests/harness/test_read_late.py tests/harness/test_step_changes.py tests/harness/test_sums_native.py &
   tests tests-storage tests/harness/test_storage.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &

@@ -112,7 +112,7 @@ class OptimizedEngine:
         self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
                                   capacity.track_interval)
         self._graphs = prepared(
-            ops, self._rounds.values(), self._device, batches=options.batches) if options.graphs else None
+            ops, self._rounds.values(), self._device, batches=options.batches, comm=comm) if options.graphs else None
         self._prompt_graphs = None if self._graphs is None or options.prompt_graphs is None else PromptGraphs(
             self._graphs.record, options.prompt_graphs, ops, self._model, self._device)
         # Not reported to the controller yet: counts of commits, and the decode rows of forwards after them.

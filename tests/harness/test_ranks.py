@@ -80,11 +80,14 @@ def test_two_ranks_agree_with_the_reference(four_rounds: Trace, how: dict[str, A
     assert {"contracts", "capacity", "aliasing", "poison", "leaks", "copies", "hostreads", "bytes"} <= judged.keys()
 
 
-@WHOLE
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=WHOLE), pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("ops", ["triton", "invariant"])
-def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str) -> None:
-    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16").verdict
+def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str, graphs: bool, device: str) -> None:
+    """On a GPU the graphs are CUDA graphs, with the work and the sums of both ranks in one graph."""
+    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16", graphs=graphs, device=device).verdict
     assert verdict.exit == Exit.AGREED and verdict.events == len(four_rounds_bf16.events)
+    assert any(one.check == Collectives.name and one.elements > 5 for one in verdict.compared)
 
 
 @WHOLE
@@ -301,7 +304,10 @@ def test_collectives_name_the_first_call_that_differs(judge: Judge) -> None:
 
 
 @WHOLE
-def test_relations_hold_on_two_ranks(four_rounds: Trace) -> None:
-    plan = Replay(four_rounds, Setting("ledger", ranks=2)).plan
-    for one in held(Case.of(four_rounds, plan), relations(["graph_is_eager", "decode_is_verify_1", "slots", "unseen"])):
+@pytest.mark.parametrize(("ops", "names"), [
+    ("ledger", ["graph_is_eager", "decode_is_verify_1", "slots", "unseen"]), ("triton", ["unseen"]),
+])  # fmt: skip
+def test_relations_hold_on_two_ranks(four_rounds: Trace, ops: str, names: list[str]) -> None:
+    plan = Replay(four_rounds, Setting(ops, ranks=2)).plan
+    for one in held(Case.of(four_rounds, plan), relations(names)):
         assert one.verdict.exit == Exit.AGREED and one.verdict.elements > 1000, one.relation.name

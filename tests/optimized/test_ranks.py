@@ -6,10 +6,18 @@ Leaves out: the checks over ranks (`tests/harness/test_ranks.py`).
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from instep_optimized.graphs.capture_and_replay import Break
+from instep_optimized.graphs.cuda import CudaGraphs
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options
 from instep_optimized.ranks import Comm
@@ -171,6 +179,105 @@ def test_rank_has_the_modes_of_the_caller() -> None:
 def test_collective_outside_of_a_run_is_refused() -> None:
     with pytest.raises(RankWaits, match="no other rank runs"):
         Lockstep(2).comms[1].all_reduce(torch.zeros(1))
+
+
+class FakeGraph:
+    """A CUDA graph whose captured calls are torch's, of any thread. `current`: the graph under capture."""
+
+    current: ClassVar["FakeGraph | None"] = None
+    replays: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def capture_begin(self, pool: object) -> None:
+        assert FakeGraph.current is None
+        FakeGraph.current, self.thread = self, threading.get_ident()
+
+    def capture_end(self) -> None:
+        assert FakeGraph.current is self and self.thread == threading.get_ident()
+        FakeGraph.current = None
+
+    def replay(self) -> None:
+        FakeGraph.replays += 1
+        for func, args, kwargs, found in self.calls:
+            found.copy_(func(*args, **kwargs))
+
+
+class Captures(TorchDispatchMode):
+    """Adds the calls of this thread to the graph under capture."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if FakeGraph.current is not None and isinstance(found, torch.Tensor):
+            FakeGraph.current.calls.append((func, args, kwargs or {}, found))
+        return found
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, fake in {
+        "Stream": lambda: stream, "current_stream": lambda: stream, "graph_pool_handle": lambda: (0, 1),
+        "stream": lambda one: nullcontext(), "synchronize": lambda: None, "empty_cache": lambda: None,
+        "is_current_stream_capturing": lambda: FakeGraph.current is not None, "CUDAGraph": FakeGraph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    FakeGraph.current, FakeGraph.replays = None, 0
+
+
+def added_twice(comm: Comm, x: torch.Tensor, between: Break) -> torch.Tensor:
+    """Sums over the ranks before and after an eager call, which reads the first one."""
+    first = comm.all_reduce(x * 2, MIXER)
+    room = between(lambda room: room.copy_(first + 10 * comm.rank), first)
+    return comm.all_reduce(room + first, MIXER)
+
+
+def test_graph_of_all_ranks_has_their_sums_in_it(fake_cuda: None) -> None:
+    group = Lockstep(3)
+
+    def work(comm: Comm) -> list[float]:
+        x = torch.zeros(1)
+        with Captures():  # type: ignore[no-untyped-call]
+            recording, found = CudaGraphs(comm)(PLAIN, lambda ops, between: added_twice(comm, x, between))
+        comm.calls.clear()
+        results = []
+        for value in (1.0, 5.0):
+            x.fill_(value * (comm.rank + 1))
+            recording.replay()
+            results.append(found.item())
+        assert [str(call) for call in comm.calls] == [f"in all_reduce for {MIXER} of (1,) float32"] * 4
+        return results
+
+    found = group.run([partial(work, comm) for comm in group.comms])
+    first = [2 * value * 6 for value in (1.0, 5.0)]
+    assert found == [[6 * sum_of + 30 for sum_of in first]] * 3
+    assert FakeGraph.replays == 2 * 2 and FakeGraph.current is None  # once for all ranks: two segments
+
+
+def test_rank_that_replays_another_graph_is_reported(fake_cuda: None) -> None:
+    def work(comm: Comm) -> None:
+        record = CudaGraphs(comm)
+        one, another = (record(PLAIN, lambda ops, between: comm.all_reduce(torch.zeros(1)))[0] for _ in range(2))
+        (another if comm.rank else one).replay()
+
+    with pytest.raises(RankWaits, match="rank 0 waits in replay of graph 0, segment 0; rank 1 waits in replay of gr"):
+        run(2, work)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_capture_ends_when_a_rank_raises(fake_cuda: None, rank: int) -> None:
+    def work(comm: Comm) -> None:
+        def body(ops: Ops, between: Break) -> torch.Tensor:
+            if FakeGraph.current is not None and comm.rank == rank:
+                raise Unsupported("no trees")
+            return comm.all_reduce(torch.zeros(1))
+
+        CudaGraphs(comm)(PLAIN, body)
+
+    with pytest.raises(RankRaised, match=rf"rank {rank} raised Unsupported \(no trees\)"):
+        run(2, work)
+    assert FakeGraph.current is None
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])

@@ -33,13 +33,14 @@ WARN, OFF = 1, 0  # of torch.cuda.set_sync_debug_mode
 
 
 class _Caught(NamedTuple):
-    """A warning; armed: whether a wait counts as a host read there."""
+    """A warning; armed: whether a wait counts as a host read there;  by: its thread."""
 
     message: Warning | str
     category: type[Warning]
     filename: str
     line: int
     armed: bool
+    by: int
 
 
 class Reads:
@@ -63,7 +64,7 @@ class Reads:
             warnings.simplefilter("always")
             # The mode stays set where reads are allowed: torch warns about the mode itself whenever it is set.
             warnings.showwarning = lambda message, category, filename, line, *more: (
-                caught.append(_Caught(message, category, filename, line, self._armed)))  # fmt: skip
+                caught.append(_Caught(message, category, filename, line, self._armed, get_ident())))  # fmt: skip
             torch.cuda.set_sync_debug_mode(WARN)
             self._stack.callback(torch.cuda.set_sync_debug_mode, OFF)
         else:
@@ -122,6 +123,7 @@ class Reads:
                 modules[warning.filename] = _module(warning.filename)
             if not (module := modules[warning.filename]).startswith(CAPTURE):
                 self.found.append(HostRead(f"{module} line {warning.line}", ""))
+                self._by.append(warning.by)
 
 
 class _Trap(TorchFunctionMode):

@@ -12,6 +12,7 @@ import torch
 from instep_reference.contract.errors import Unsupported
 
 from ..ops.op_protocols import Ops
+from ..ranks import Comm
 from ..round_for_step_count import IDLE, Round, inputs_of
 from ..transfer.to_device import HOST
 from . import Emulator, Recorder, Runner, buckets
@@ -19,7 +20,7 @@ from . import Emulator, Recorder, Runner, buckets
 
 def prepared(
     ops: Ops, rounds: Iterable[Round], device: torch.device, recorder: Recorder | None = None,
-    batches: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None, comm: Comm | None = None,
 ) -> Runner:
     """Capture CUDA graphs if the device and the op set support them; else use the emulator, which exposes stale data.
 
@@ -31,7 +32,7 @@ def prepared(
     sizes = buckets(slots) if batches is None else batches
     if max(sizes) < slots:
         raise Unsupported(f"graphs for batches of up to {max(sizes)} requests: there are {slots} slots (batches)")
-    runner = Runner(recorder or recorder_for(ops, device), sizes, device)
+    runner = Runner(recorder or recorder_for(ops, device, comm), sizes, device)
     for at in rounds:
         for kind, body in at.bodies.items():
             if body.later:
@@ -42,10 +43,10 @@ def prepared(
     return runner
 
 
-def recorder_for(ops: Ops, device: torch.device) -> Recorder:
+def recorder_for(ops: Ops, device: torch.device, comm: Comm | None = None) -> Recorder:
     """CUDA graphs if the device and the op set support them; else the emulator, which exposes stale data."""
     if device.type == "cuda" and ops.captures:
         from .cuda import CudaGraphs
 
-        return CudaGraphs()
+        return CudaGraphs(comm)
     return Emulator(poison=True)

@@ -1,20 +1,26 @@
 """Real CUDA graphs, with the same `Recorder` interface as the emulator.
 
 A capture computes nothing, but the warm-up before it runs the body for real. So the caller must give inputs with which
-the body changes no byte (slots of -1, counts of 0), as `Runner` does. Leaves out: keys, buckets and inputs
+the body changes no byte (slots of -1, counts of 0), as `Runner` does. Ranks that take turns in one process are captured
+in one graph, with their collectives, in the order of their turns; the graph is launched once, when every rank replays
+it. A rank with a separate process captures its own graph. Leaves out: keys, buckets and inputs
 (`capture_and_replay.py`).
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from itertools import count
+from threading import get_ident
+from typing import Any, TypeVar
 
 import torch
 
 from ..ops.op_protocols import Ops
+from ..ranks import Call, Comm
 from .capture_and_replay import Break, Recording, Rooms, Segments
 
 T = TypeVar("T")
@@ -31,9 +37,11 @@ class CudaGraphs:
     their memory. SGLang holds them weakly instead (`weak_ref_tensor.py`), which takes less memory.
     """
 
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, comm: Comm | None = None) -> None:
+        """comm: that of the rank whose graphs these are"""
+        self._comm, self._numbers = comm, count()
+        self._stream, self._pool = self._once("capture", (0, 0), lambda: (
+            torch.cuda.Stream(), torch.cuda.graph_pool_handle()))  # type: ignore[no-untyped-call]  # fmt: skip
         self.rooms = Rooms()
 
     def __call__(self, ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Recording, T]:
@@ -44,13 +52,16 @@ class CudaGraphs:
             for _ in range(WARM_UPS):
                 body(ops, lambda eager, like: self.rooms.of(like))
         here.wait_stream(self._stream)
-        graphs, eager = list[torch.cuda.CUDAGraph](), list[Callable[[], None]]()
+        segments, eager, number = list[_Segment](), list[Callable[[], None]](), next(self._numbers)
+
+        def begin() -> None:
+            segments.append(_Segment((number, len(segments)), self._pool, self._once, self._comm))
 
         def between(call: Callable[[torch.Tensor], None], like: torch.Tensor) -> torch.Tensor:
-            graphs[-1].capture_end()
+            segments[-1].end()
             room = self.rooms.of(like)  # allocated by the warm-up, so outside of the graphs' pool
             eager.append(partial(call, room))
-            self._begin(graphs)
+            begin()
             return room
 
         # As `torch.cuda.graph` does before a capture.
@@ -58,15 +69,54 @@ class CudaGraphs:
         gc.collect()
         torch.cuda.empty_cache()
         with torch.cuda.stream(self._stream):
-            self._begin(graphs)
+            begin()
             try:
                 outputs = body(ops, between)
-            finally:
-                graphs[-1].capture_end()
+                segments[-1].end()
+            except BaseException:
+                segments[-1].give_up()
+                raise
         here.wait_stream(self._stream)
-        return (Segments(graphs, eager) if eager else graphs[0]), outputs
+        return (Segments(segments, eager) if eager else segments[0]), outputs
 
-    def _begin(self, graphs: list[torch.cuda.CUDAGraph]) -> None:
-        """Begin a capture in the pool of all graphs."""
-        graphs.append(torch.cuda.CUDAGraph())
-        graphs[-1].capture_begin(pool=self._pool)
+    def _once(self, kind: str, which: tuple[int, int], make: Callable[[], T]) -> T:
+        """Run `make` once for all ranks of this process. which: the number of the graph, and of its segment"""
+        return make() if self._comm is None else self._comm.once(Call(kind, which, torch.int64), make)
+
+
+class _Segment:
+    """A captured graph, or a segment of one; of ranks in one process, the graph of all of them.
+
+    calls: the collectives that this rank made while it was captured
+    """
+
+    def __init__(
+        self, which: tuple[int, int], pool: Any, once: Callable[..., Any], comm: Comm | None
+    ) -> None:
+        self._which, self._once, self._comm = which, once, comm
+        self.calls: Sequence[Call] = ()
+        self._graph, self._thread = once("capture", which, partial(_begun, pool))
+        self._from = 0 if comm is None else len(comm.calls)
+
+    def end(self) -> None:
+        self._once("capture", self._which, self._graph.capture_end)
+        if self._comm is not None:
+            self.calls = tuple(self._comm.calls[self._from :])
+
+    def give_up(self) -> None:
+        """End the capture of a body that has raised, or the device would capture all that follows."""
+        if self._thread == get_ident():  # CUDA refuses it in other threads
+            with suppress(RuntimeError):
+                self._graph.capture_end()
+
+    def replay(self) -> None:
+        if self._comm is not None:
+            self._comm.calls.extend(self.calls)
+        self._once("replay", self._which, self._graph.replay)
+
+
+def _begun(pool: Any) -> tuple[torch.cuda.CUDAGraph, int]:
+    """Begin a capture in the pool of all graphs, and return it with the thread in which it must end."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool)
+    return graph, get_ident()

@@ -6,17 +6,22 @@ the parts of tensors that a rank holds (`instep_reference.contract.shards`).
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
 from instep_reference.contract.place_names import Place
 
+T = TypeVar("T")
+GRAPHS = ("capture", "replay")  # kinds of calls about a graph; shape: its number, and that of its segment
+
 
 class Call(NamedTuple):
     """One collective as a rank calls it.
 
-    kind  a method of `Comm`, or "see": the rank shows a place to a watcher, which needs the parts of all ranks
+    kind  a method of `Comm`, one of `GRAPHS`, or "see": the rank shows a place to a watcher, which needs the parts of
+          all ranks
     peer  the other rank of a `send` or a `recv`
     """
 
@@ -30,6 +35,8 @@ class Call(NamedTuple):
         rows = f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
         if self.kind == "see":
             return f"at {self.place} of {rows}"
+        if self.kind in GRAPHS:
+            return f"in {self.kind} of graph {self.shape[0]}, segment {self.shape[1]}"
         to = {"send": f" to rank {self.peer}", "recv": f" from rank {self.peer}"}.get(self.kind, "")
         at = "" if self.place is None else f" for {self.place}"
         return f"in {self.kind}{to}{at} of {rows}"
@@ -46,6 +53,15 @@ class Comm(Protocol):
 
     @property
     def size(self) -> int: ...
+
+    @property
+    def calls(self) -> list[Call]:
+        """The log of this rank's calls, in order. A replay of a graph adds those that its capture made."""
+        ...
+
+    def once(self, call: Call, make: Callable[[], T]) -> T:
+        """Return the result of `make`, which the ranks of one process run once, when all of them are here."""
+        ...
 
     def all_reduce(self, x: torch.Tensor, place: Place | None = None) -> torch.Tensor:
         """Add x of all ranks, rank 0 first, in at least fp32; one cast back at the end."""

@@ -3,7 +3,8 @@
 Every rank runs in a thread, rank 0 in the caller's. It runs until it waits for the others; then the next rank runs.
 When all ranks wait in the same call, rank 0 computes the results, and the ranks continue in their order. So a run is
 deterministic. If the ranks wait in different calls, or one waits and another is done, no rank can continue: that is
-reported at once. Only a rank that does not come back is reported after a time limit. Leaves out: speed.
+reported at once. Only a rank that does not come back is reported after a time limit. On a GPU all ranks use one device
+and one stream, and a graph is captured with the work of all ranks in this order. Leaves out: speed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -90,7 +92,8 @@ class Lockstep:
                 self._errors[rank] = error
             self._end(rank)
 
-        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(1, self.size)]
+        threads = [threading.Thread(target=copy_context().run, args=(work, rank), daemon=True)
+                   for rank in range(1, self.size)]  # fmt: skip
         for thread in threads:
             thread.start()
         try:
@@ -113,9 +116,9 @@ class Lockstep:
         found, self._calls = self._calls, [[] for _ in range(self.size)]
         return found
 
-    def note(self, rank: int, call: Call) -> None:
-        """Add a call to the log of a rank."""
-        self._calls[rank].append(call)
+    def calls(self, rank: int) -> list[Call]:
+        """The log of a rank since the last look."""
+        return self._calls[rank]
 
     def meet(self, rank: int, call: Call, given: Any, make: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
         """Wait until every rank is in this call; return this rank's result of `make`, which gets what all gave."""
@@ -237,6 +240,14 @@ class _LockstepComm:
     def __init__(self, group: Lockstep, rank: int) -> None:
         self._group, self.rank, self.size = group, rank, group.size
 
+    @property
+    def calls(self) -> list[Call]:
+        return self._group.calls(self.rank)
+
+    def once(self, call: Call, make: Callable[[], T]) -> T:
+        found: T = self._group.meet(self.rank, call, None, lambda _: [make()] * self.size)
+        return found
+
     def all_reduce(self, x: torch.Tensor, place: Place | None = None) -> torch.Tensor:
         return self._meet("all_reduce", x, place, lambda parts: _to_each(_added(parts), self.size))
 
@@ -247,12 +258,12 @@ class _LockstepComm:
         return self._meet("broadcast", x, place, lambda parts: _to_each(parts[0], self.size))
 
     def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
-        self._group.note(self.rank, Call("send", tuple(x.shape), x.dtype, place, to))
+        self.calls.append(Call("send", tuple(x.shape), x.dtype, place, to))
         self._group.post(self.rank, to, x)
 
     def recv(self, like: torch.Tensor, source: int, place: Place | None = None) -> torch.Tensor:
         call = Call("recv", tuple(like.shape), like.dtype, place, source)
-        self._group.note(self.rank, call)
+        self.calls.append(call)
         found = self._group.fetch(self.rank, source, call)
         if (found.shape, found.dtype) != (like.shape, like.dtype):
             sent = Call("send", tuple(found.shape), found.dtype, place, self.rank)
@@ -261,7 +272,7 @@ class _LockstepComm:
 
     def _meet(self, kind: str, x: torch.Tensor, place: Place | None, make: Callable[..., Any]) -> torch.Tensor:
         call = Call(kind, tuple(x.shape), x.dtype, place)
-        self._group.note(self.rank, call)
+        self.calls.append(call)
         found: torch.Tensor = self._group.meet(self.rank, call, x, make)
         return found
 
@@ -289,12 +300,13 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 def _inherited_modes() -> Callable[[], Any]:
-    """Make a context in which a thread has the caller's modes: torch's inference mode, and its function modes."""
+    """Make a context in which a thread has the caller's modes: inference mode, function modes, and the CUDA stream."""
     inference, modes = torch.is_inference_mode_enabled(), list(_get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
     @contextmanager
     def inherited() -> Iterator[None]:
-        with torch.inference_mode(inference):
+        with torch.inference_mode(inference), torch.cuda.stream(stream):
             for mode in modes:
                 _push_mode(mode)  # type: ignore[no-untyped-call]
             try:

@@ -8,7 +8,8 @@
 
 Every other op works on this rank's heads alone, or on what every rank has. Labels cannot be added: a rank multiplies
 its labels by a factor, and the factors of all ranks add up to 1. So the sum is the label if all ranks have the same.
-Leaves out: the collectives themselves, and fusions of these ops: a set over ranks has none.
+A fusion of one of these ops would skip its collective, so its parts run instead, in a watched engine, too.
+Leaves out: the collectives themselves.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 
+from ..ops.fused import wholes
 from ..ops.integer_op_protocols import TopkTokens
 from ..ops.op_protocols import Ops
 from ..options import Options, moves_labels
@@ -39,7 +41,6 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> tuple[Checkpoint, Ops]:
     """Return the checkpoint and the op set of one rank, or refuse settings that have no ranks yet."""
     for refused, why in (
-        (torch.device(options.device).type != "cpu", f"the device {options.device}; lock step runs on a CPU"),
         (isinstance(options.state, Blocked) and options.state.seed is not None,
          f"stochastic rounding of states ({options.state}): its numbers count the heads of the whole model"),
         (bool(checkpoint.config.experts) and options.activation in HALVES and not moves_labels(ops),
@@ -132,6 +133,7 @@ def over_ranks(ops: Ops, comm: Comm, config: ModelConfig, activation: torch.dtyp
     return replace(
         ops, embed=embed, linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, pick=pick, draw=draw,
         topk_tokens=topk_tokens, products=products_of(ops, comm.size, activation),
+        **dict.fromkeys(wholes("embed", "linear", "lm_head", "pick")),  # type: ignore[arg-type]
     )
 
 

@@ -24,6 +24,7 @@ from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.label_algebra import SPREAD
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, See, memory_place, unseen
 
+from ...watch.batched_host_copies import brought
 from ...watch.digests import bits
 from ...watch.event_log import EventLog
 from ...watch.gather_event_log import RankedInstrumentation, of_rank
@@ -46,7 +47,7 @@ class RankedEngine:
         self.group, self.engines = group, tuple(engines)
         self._merging = Merging(config, group.size, labels)
         self._decisions: list[Decision] = []
-        self._replicas: list[Replica] = []
+        self._replicas: list[tuple[Replica, torch.Tensor]] = []  # with the number of differing elements on the device
         self._answers: Sequence[Any] = ()  # of the last event; the host reads them after it
         self._see: See = unseen
         self.log: RankedInstrumentation | None = None
@@ -119,8 +120,9 @@ class RankedEngine:
             self._decide(field, values, place=PICKS[type(self._answers[0])])
         for what, found in rows_of([] if self.log is None else self.log.taken).items():
             self._decide(what, found)
-        merging = self._merging
-        facts = RankFacts(self.group.size, merging.rows, merging.memory, tuple(self._decisions), tuple(self._replicas),
+        merging, counts = self._merging, brought([count for _, count in self._replicas])
+        replicas = (replace(one, differing=int(count)) for (one, _), count in zip(self._replicas, counts, strict=True))
+        facts = RankFacts(self.group.size, merging.rows, merging.memory, tuple(self._decisions), tuple(replicas),
                           tuple(map(tuple, self.group.take_calls())))  # fmt: skip
         self._decisions, self._replicas, self._answers = [], [], ()
         return facts
@@ -162,8 +164,9 @@ class RankedEngine:
     ) -> None:
         """Compare the bits of everything that several ranks hold with those of the first one that holds it."""
         for rank, other, mine, right in self._merging.replicas(parts, shard):
-            differing = mine.numel() if mine.shape != right.shape else int((bits(mine) != bits(right)).sum())
-            self._replicas.append(Replica(place, rank, other, mine.numel(), differing, request))
+            same = mine.shape == right.shape
+            differing = (bits(mine) != bits(right)).sum() if same else torch.tensor(mine.numel())
+            self._replicas.append((Replica(place, rank, other, mine.numel(), 0, request), differing))
 
 
 class Merging:
@@ -184,7 +187,7 @@ class Merging:
         first = parts[0]
         whole = first.new_empty((*first.shape[: shard.axis], shard.length, *first.shape[shard.axis + 1 :]))
         for rank in reversed(range(self.size)):
-            index = self._index(shard, rank)
+            index = self._index(shard, rank, first.device)
             whole.index_copy_(shard.axis, index, self._renumbered(parts[rank], shard, index, 1))
         return whole
 
@@ -192,7 +195,7 @@ class Merging:
         """The part of a rank."""
         if shard is None:
             return whole
-        index = self._index(shard, rank)
+        index = self._index(shard, rank, whole.device)
         return self._renumbered(whole.index_select(shard.axis, index), shard, index, -1)
 
     def replicas(
@@ -224,17 +227,23 @@ class Merging:
             for name, shard in self.memory.items()}  # fmt: skip
         return replace(state, **cut)
 
-    def _index(self, shard: shards.Shard, rank: int) -> torch.Tensor:
-        return torch.tensor([at for span in shard.spans(rank, self.size) for at in span], dtype=torch.int64)
+    def _index(self, shard: shards.Shard, rank: int, device: torch.device) -> torch.Tensor:
+        return _numbers(shard.spans(rank, self.size), device)
 
     def _renumbered(self, x: torch.Tensor, shard: shards.Shard, index: torch.Tensor, sign: int) -> torch.Tensor:
         if not self.labels or x.is_floating_point():
             return x
         # In a conv window [C, W-1] each column is a block; in everything else a block ends with the last axis.
         behind = 1 if shard.axis == 0 and x.dim() == 2 else math.prod(x.shape[shard.axis + 1 :])
-        moved = (index - torch.arange(len(index))) * behind
+        moved = (index - torch.arange(len(index), device=index.device)) * behind
         shift = (moved * signed(SPREAD) * sign).view(-1, *[1] * (x.dim() - shard.axis - 1))
         return torch.where(x == 0, 0, x + shift)
+
+
+@cache
+def _numbers(spans: tuple[range, ...], device: torch.device) -> torch.Tensor:
+    """The numbers of all spans, once for each device."""
+    return torch.tensor([at for span in spans for at in span], dtype=torch.int64, device=device)
 
 
 @cache
