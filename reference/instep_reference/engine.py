@@ -12,16 +12,17 @@ from typing import cast
 import torch
 
 from . import trunk
+from .acceptance import block_sampled
 from .attention import AttentionMemory
 from .contract.adaptive_controller_file import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.controllers import Controlled
-from .contract.engine import RequestState
+from .contract.engine import Path, RequestState
 from .contract.place_names import AFTER_LAYERS, Place, See, unseen
 from .draft import Drafter, block_rows, drafter, head
 from .gdn import GdnMemory
-from .sampling import Drawing, drawn, most_probable
+from .sampling import Drawing, drawn, most_probable, probabilities
 from .speculative_rounds import Rounds
 from .weights import Weights
 
@@ -100,6 +101,13 @@ class TensorModel:
     def draw(self, rows: torch.Tensor, drawing: Drawing, stage: str, see: See) -> list[int]:
         said = drawn(trunk.logits(self.weights, self.final(rows), see, stage), drawing)
         return [int(token) for token in see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, device=self.device))]
+
+    def accept_block(self, rows: torch.Tensor, drawing: Drawing, cap: int) -> Path:
+        probs = probabilities(trunk.logits(self.weights, self.final(rows), unseen, "trunk"), drawing.sampling)
+        uniforms = probs.new_tensor([[*drawing.at_nodes, drawing.final]])
+        block, most = (torch.tensor([given], device=self.device) for given in (list(drawing.tokens), cap))
+        correct_len, bonus = block_sampled(block, probs[None], uniforms[:, :-1], uniforms[:, -1], most)
+        return Path(tuple(range(1, 1 + int(correct_len))), int(bonus))
 
     def last(self, rows: torch.Tensor, count: int = 1) -> torch.Tensor:
         return rows[-count:]

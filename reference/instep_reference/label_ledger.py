@@ -16,11 +16,12 @@ from zlib import crc32
 
 import torch
 
+from .acceptance import greedy
 from .contract.adaptive_controller_file import AdaptiveFile
 from .contract.capacity import Capacity
 from .contract.config import ModelConfig
 from .contract.controllers import Controlled
-from .contract.engine import RequestState
+from .contract.engine import Path, RequestState
 from .contract.label_algebra import SPREAD
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.sampling import UNIFORM
@@ -174,6 +175,9 @@ class LabelModel:
             said.append((reduce(mix, (*known, *uniforms, *children), token) >> 1) % self.config.vocab)
         see(Place(stage, AFTER_LAYERS, "pick"), torch.tensor(said, dtype=torch.int64))
         return said
+
+    def accept_block(self, rows: TargetRows, drawing: Drawing, cap: int) -> Path:
+        return greedy(drawing.tokens, drawing.parents, self.draw(rows, drawing, "trunk", unseen), cap)
 
     def _largest(self, rows: TargetRows, stage: str, see: See) -> list[int]:
         """Return the token that each row's logits name."""

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from .contract.config import ModelConfig
-from .contract.engine import RequestState
+from .contract.engine import Path, RequestState
 from .contract.place_names import See
 from .sampling import Drawing
 
@@ -74,6 +74,10 @@ class Model(Protocol[Rows, Memory, Cache]):
 
     def draw(self, rows: Rows, drawing: Drawing, stage: str, see: See) -> list[int]:
         """Draw a token per row of a window from its logits."""
+        ...
+
+    def accept_block(self, rows: Rows, drawing: Drawing, cap: int) -> Path:
+        """Accept the drafts of a block by sampling, at most `cap`. rows: of its verify."""
         ...
 
     def last(self, rows: Rows, count: int = 1) -> Rows:

@@ -56,6 +56,7 @@ class Request(Generic[Rows, Memory, Cache]):
     parents: tuple[int, ...] = (-1,)
     nodes: tuple[Node[Rows, Memory], ...] = ()
     picks: tuple[int, ...] = ()  # the target's own choice at each node
+    drawing: Drawing | None = None  # of the verify, if the request samples
 
     def then(self, standing: Standing[Rows, Memory, Cache]) -> Request[Rows, Memory, Cache]:
         """Return the request between rounds, with this standing."""
@@ -186,9 +187,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         return replace(said, tracked={name: count for name, (count, _) in found.items()}, steps_to_track=steps)
 
     def _accepted(self, live: Sequence[Request[Rows, Memory, Cache]], caps: Sequence[int | None]) -> list[Path]:
-        """Return the engine's own acceptance of verified windows; those of a block drafter as one table of blocks.
+        """Return the engine's own acceptance of verified windows; those of a block drafter in block form.
 
-        A window that is narrower than the widest one ends in tokens that no pick equals.
+        Greedy blocks are one table. A window that is narrower than the widest one ends in tokens that no pick equals. A
+        block of a request that samples is accepted by its probabilities, not by the choice that was drawn at each node.
         """
         windows = [[node.token for node in one.nodes] for one in live]
         if not isinstance(self.drafter, BlockHead) or not live:
@@ -199,8 +201,11 @@ class Rounds(Generic[Rows, Memory, Cache]):
                         for lines, filler in ((windows, -1), ([one.picks for one in live], -2)))  # fmt: skip
         most = [len(window) - 1 if cap is None else cap for window, cap in zip(windows, caps, strict=True)]
         correct_len, bonus = block_greedy(block, picks, torch.tensor(most))
-        return [Path(tuple(range(1, 1 + count)), token)
-                for count, token in zip(correct_len.tolist(), bonus.tolist(), strict=True)]  # fmt: skip
+        paths = [Path(tuple(range(1, 1 + count)), token)
+                 for count, token in zip(correct_len.tolist(), bonus.tolist(), strict=True)]  # fmt: skip
+        return [path if one.drawing is None else self.model.accept_block(
+                    self.model.join([node.final for node in one.nodes]), one.drawing, cap)
+                for one, path, cap in zip(live, paths, most, strict=True)]  # fmt: skip
 
     def _prefill(self, row: Row) -> list[int]:
         """Run and commit the next tokens of the prompt. The last chunk also chooses the root -> [that choice]."""
@@ -249,7 +254,8 @@ class Rounds(Generic[Rows, Memory, Cache]):
         window = (_known(standing.root), *live.drafts)
         nodes = verify(self.model, window, live.parents, standing.memory, len(standing.tokens), self.see)
         picks = self._chosen(live, row, self.model.join([node.final for node in nodes]), window, live.parents)
-        self.requests[row.request] = replace(live, nodes=nodes, picks=tuple(picks))
+        drawing = _drawing(live, row, window, live.parents)
+        self.requests[row.request] = replace(live, nodes=nodes, picks=tuple(picks), drawing=drawing)
         return picks
 
     def _chosen(
@@ -257,9 +263,10 @@ class Rounds(Generic[Rows, Memory, Cache]):
         parents: Sequence[int] = (-1,),
     ) -> list[int]:
         """Compute the target's own choice after each row of a window, or after the row of a one-node window."""
-        if live.sampling is None or not live.sampling.draws:
+        drawing = _drawing(live, row, tokens, parents)
+        if drawing is None:
             return self.model.pick(final, "trunk", self.see)
-        return self.model.draw(final, Drawing(live.sampling, tokens, parents, row.uniforms), "trunk", self.see)
+        return self.model.draw(final, drawing, "trunk", self.see)
 
     def _taken(self, live: Request[Rows, Memory, Cache], path: Path) -> Standing[Rows, Memory, Cache]:
         """Return the standing after a commit: its memory is the memory after the last accepted node."""
@@ -387,6 +394,14 @@ class Rounds(Generic[Rows, Memory, Cache]):
         width = max(map(len, rows), default=self.num_steps)
         padded = [row + [-1] * (width - len(row)) for row in rows]
         return torch.tensor(padded, dtype=torch.int64, device=self.model.device).reshape(len(rows), width)
+
+
+def _drawing(
+    live: Request[Rows, Memory, Cache], row: Row, tokens: Sequence[int], parents: Sequence[int]
+) -> Drawing | None:
+    """Return the inputs of the row's draw; None: the request takes the argmax."""
+    sampling = live.sampling
+    return None if sampling is None or not sampling.draws else Drawing(sampling, tokens, parents, row.uniforms)
 
 
 def _known(root: int | None) -> int:

@@ -168,9 +168,12 @@ def test_a_prefix_keeps_all_rows_of_its_context(model: Checkpoint) -> None:
 
 
 def test_sampled_acceptance_is_that_of_a_block(model: Checkpoint) -> None:
-    """A commit of a request that samples has the `correct_len` and the `bonus` of the block form."""
+    """A commit of a request that samples has the `correct_len` and the `bonus` of the block form, also with caps.
+
+    They follow from the probabilities. The choice that was drawn at each node changes nothing.
+    """
     counts = set()
-    for seed in range(8):
+    for seed in range(12):
         made, seen = engine(model), []
         sampling, uniforms = Sampling(temperature=0.7), torch.rand(5, generator=torch.Generator().manual_seed(seed))
         units = tuple((uniforms * 2**24).floor().div(2**24).tolist())
@@ -186,10 +189,13 @@ def test_sampled_acceptance_is_that_of_a_block(model: Checkpoint) -> None:
         said = made.draft(("a",), ((4, 40, 22),) if seed % 2 else None).drafts[0].tolist()
         made.watch(see)
         made.forward((Row("a", "verify", uniforms=units),))
+        made.requests["a"] = replace(made.requests["a"], picks=(63,) * 4)
+        caps = (seed % 4,) if seed > 3 else ()
         block, probs = torch.tensor([[root, *said]]), probabilities(torch.cat(seen), sampling)[None]
         drawn = torch.tensor(units, dtype=FP64)
-        correct_len, bonus = block_sampled(block, probs, drawn[None, :4], drawn[4:])
-        answer = made.commit(("a",))
+        correct_len, bonus = block_sampled(
+            block, probs, drawn[None, :4], drawn[4:], torch.tensor(caps) if caps else None)
+        answer = made.commit(("a",), caps=caps)
         assert (answer.num_correct_drafts.tolist(), answer.bonus.tolist()) == (correct_len.tolist(), bonus.tolist())
         counts.add(int(correct_len))
     assert len(counts) > 1, "some drafts are accepted, others are not"

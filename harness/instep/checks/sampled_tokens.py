@@ -113,6 +113,9 @@ Beside = Mapping[str, Drawing | None]  # request of the event -> its sampling an
 CHILDREN: tuple[Mistake[Mapping[str, bool]], ...] = (
     Mistake("children-stay", "the tokens of the children stay in the remaining distribution", {"kept": True}),
     Mistake("children-not-accumulated", "the children's probabilities are not accumulated", {"restarted": True}),
+    Mistake("later-drafts-as-children", "all later drafts of the window are candidates after a node", {"later": True}),
+    Mistake("weights-without-their-total", "the uniform is compared with weights that are not divided by their sum",
+            {"whole": True}),
     Mistake("final-uniform-of-the-node", "the final draw takes the uniform of its node", {"by_node": True}),
 )
 UNIFORMS_OF = NamedMistake("uniforms-of-another-request", 'with the uniforms of request "{}"')
@@ -127,6 +130,10 @@ TURNED: tuple[Mistake[Callable[[Drawing], tuple[float, ...]]], ...] = (
             lambda of: (of.uniforms[-2], *of.uniforms[:-2], of.uniforms[-1])),
     Mistake("uniform-of-the-depth", "each node takes the uniform of its depth",
             lambda of: (*(of.uniforms[depth] for depth in depths(of.parents)), of.final)),
+    Mistake("uniform-of-the-root", "each node takes the uniform of the root",
+            lambda of: (*[of.uniforms[0]] * len(of.tokens), of.final)),
+    Mistake("uniforms-after-a-zero", "each node takes the uniform of the node before it, and the root takes 0",
+            lambda of: (0.0, *of.uniforms[:-2], of.final)),
 )
 CHANGED: tuple[Mistake[Callable[[Sampling], Sampling]], ...] = (
     Mistake("no-temperature", "the temperature is not applied", lambda of: Sampling(1.0, of.top_k, of.top_p)),
@@ -185,16 +192,22 @@ def _mistakes(
 
 
 def choices(
-    probs: torch.Tensor, drawing: Drawing, *, kept: bool = False, restarted: bool = False, by_node: bool = False
+    probs: torch.Tensor, drawing: Drawing, *, kept: bool = False, restarted: bool = False, by_node: bool = False,
+    whole: bool = False, later: bool = False,
 ) -> list[int]:
-    """Draw once more with a mistake: children stay in the rest, sums restart, or the node's uniform is used."""
+    """Draw once more with a mistake: children stay in the rest, sums restart, or the node's uniform is used.
+
+    whole: the weights of the children are not divided by their sum; the largest weight is 1
+    later: the tokens of all later nodes are candidates after a node
+    """
     said = []
     for node, row in enumerate(probs):
         left, passed, chosen = row.clone(), 0.0, -1
         uniform, final = drawing.at_nodes[node], drawing.final
-        for child in Row(row, drawing, node).children:
+        behind = tuple(dict.fromkeys(drawing.tokens[node + 1 :]))
+        for child in behind if later else Row(row, drawing, node).children:
             passed = float(row[child]) + (0.0 if restarted else passed)
-            chosen = child if chosen < 0 and uniform < passed else chosen
+            chosen = child if chosen < 0 and uniform * (float(row.max()) if whole else 1.0) < passed else chosen
             left[child] = row[child] if kept else 0.0
         if chosen < 0:
             along = left.cumsum(0)

@@ -12,6 +12,7 @@ from .fault import Edit, Fault
 BLOCK, TRUNK = "instep_optimized/draft/block.py", "instep_optimized/model/trunk.py"
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
 SAVED = "instep_optimized/memory/saved_states.py"
+DRAW, UNITS = "instep_optimized/ops/plain/top_k_top_p_sampling.py", "instep_optimized/sampling_inputs.py"
 ACCEPT = "instep_optimized/ops/plain/argmax_and_acceptance.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 
@@ -156,5 +157,40 @@ FAULTS: tuple[Fault, ...] = (
          Edit.of(ROUND, "keep_window(ops, slot_table, {inputs.slots => ops.choose(own=inputs.begin, "
                         "forced=inputs.slots)}, picks, rows, width)")),
         "block", Setting(graphs=True), ("poison",), ("directed",),
+    ),
+    Fault(
+        "block-sampled-one-coin", "block-sampled", "All drafts of a block are compared with the uniform of the root.",
+        (Edit.of(DRAW, "(uniforms[rows.owner, {rows.node => 0}], final[rows.owner])"),),
+        "coins", PLAIN, ("draws",), ("identity",), mistake="uniform-of-the-root",
+    ),
+    Fault(
+        "block-sampled-without-the-total", "block-sampled",
+        "A uniform is compared with the weight of a draft, not with its part of all weights.",
+        (Edit.of(DRAW, "{(first * (sums[:, -1] + rest.sum(dim=1)))[:, None] => first[:, None]} < sums"),),
+        "coins", PLAIN, ("draws",), ("identity",), mistake="weights-without-their-total",
+    ),
+    Fault(
+        "block-sampled-coins-at-the-end", "block-sampled",
+        "The uniforms of a block that is narrower than the step count are at the end of its row.",
+        (Edit.of(UNITS, "(*{row.uniforms[:-1] => [0.0] * (width + 1 - len(row.uniforms))}, "
+                        "*{[0.0] * (width + 1 - len(row.uniforms)) => row.uniforms[:-1]}, *row.uniforms[-1:])"),),
+        "coins", PLAIN, ("draws",), ("identity",), mistake="uniforms-after-a-zero",
+    ),
+    Fault(
+        "block-sampled-later-drafts", "block-sampled",
+        "All later drafts of a block are candidates after a node, not the next one alone.",
+        (Edit.of(DRAW, "child = (above {== => >=} node[:, None]) & (place > 0) & (place < count[owner][:, None]) & "
+                       "covered[:, None]"),),
+        "coins", PLAIN, ("draws",), ("identity",), mistake="later-drafts-as-children",
+    ),
+    Fault(
+        "block-sampled-keeps-later-drafts", "block-sampled", "Drafts that are kept after a refused one are counted.",
+        (Edit.of(ACCEPT, "right.long(){.cumprod(dim=1) => }.sum(dim=1)"),),
+        "coins", PLAIN, ("identity",), ("directed",),
+    ),
+    Fault(
+        "block-sampled-bonus-one-row-late", "block-sampled", "The bonus is the choice one row after the kept drafts.",
+        (Edit.of(ACCEPT, "(said, picks.gather(1, {own => (own + 1).clamp(max=picks.shape[1] - 1)}[:, None])[:, 0])"),),
+        "coins", PLAIN, ("identity",), ("directed",),
     ),
 )

@@ -176,6 +176,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "block-anchor": "a block begins with another token, or at another position",
         "block-drafts": "drafts or their count are taken at another place",
         "block-kept": "what is kept of a context, or loaded, is not that of the request",
+        "block-sampled": "drafts of a sampled block are kept, or its bonus is drawn, by another rule",
     },
     "experts": {
         "expert-of-another": "a row goes to an expert, or takes a share, that is another's",
