@@ -28,10 +28,11 @@ summary() {  # files of tasks: what stands in the repository of them
   done
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
-of() {  # name, replay or relations, one of the traces with planted faults
-  local name=of-$1 command=$2 trace=fixtures/traces/faults/$3.jsonl
+of() {  # name, replay or relations, trace
+  local name=of-$1 command=$2 trace=fixtures/traces/$3.jsonl
   shift 3
-  task "$name" 300 python3 -m instep "$command" "$trace" --ops triton --device cuda "$@"
+  [[ $* = *--ops* ]] || set -- --ops triton "$@"
+  task "$name" 300 python3 -m instep "$command" "$trace" --device cuda "$@"
 }
 tests() { local name=$1; shift; task "$name" "${SECONDS_OF_TESTS:-480}" python3 -m pytest -q --durations=5 -p no:cacheprovider -m gpu "$@"; }
 
@@ -41,23 +42,27 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   replay replay-native-kv --ops triton --layout KV --strategy snapshot --conv widened &
   replay replay-native-graphs --ops triton --graphs &
   for one in inner crossing; do
-    of "prefixes-$one" replay $one --graphs &
-    of "prefixes-$one-prompts" replay $one --graphs --prompt-graphs 16,64 &
+    of "prefixes-$one" replay faults/$one --graphs &
+    of "prefixes-$one-prompts" replay faults/$one --graphs --prompt-graphs 16,64 &
   done
-  of prompts replay prompts --graphs --prompt-graphs 16,64 &
-  of prompts-relations relations prompts prompt_buckets graph_is_eager --graphs --prompt-graphs 16,64 &
-  of narrow-prefixes replay prefix --graphs --kept-dtype int8 --chunk-dtype bfloat16 &
-  of narrow-prefixes-relations relations prefix kept_once strategies --kept-dtype int8 &
-  of caps replay caps --graphs --overlap &
-  of capped replay capped --graphs --overlap &
-  of caps-relations relations caps full_caps capped graph_is_eager strategies --graphs &
-  of block replay block --graphs &
-  of block-bf16 replay block --graphs --dtype bfloat16 &
-  of prefixes-alone relations inner alone strategies graph_is_eager --ops invariant --graphs &
-  of block-relations relations block handed graph_is_eager --graphs &
+  of prompts replay faults/prompts --graphs --prompt-graphs 16,64 &
+  of prompts-relations relations faults/prompts prompt_buckets graph_is_eager --graphs --prompt-graphs 16,64 &
+  of narrow-prefixes replay faults/prefix --graphs --kept-dtype int8 --chunk-dtype bfloat16 &
+  of narrow-prefixes-relations relations faults/prefix kept_once strategies --kept-dtype int8 &
+  of caps replay faults/caps --graphs --overlap &
+  of capped replay faults/capped --graphs --overlap &
+  of caps-relations relations faults/caps full_caps capped graph_is_eager strategies --graphs &
+  of block replay faults/block --graphs &
+  of block-bf16 replay faults/block --graphs --dtype bfloat16 &
+  of prefixes-alone relations faults/inner alone strategies graph_is_eager --ops invariant --graphs &
+  of block-relations relations faults/block handed graph_is_eager --graphs &
   for one in triton invariant; do
     replay ranks-native-$one --ops $one --ranks 2 --dtype bfloat16 --graphs &
   done
+  of ranks replay adaptive --ranks 2 --graphs --overlap --dtype bfloat16 &
+  of ranks-invariant replay adaptive --ranks 2 --graphs --ops invariant --until 40 &
+  of ranks-prompts replay faults/prompts --ranks 2 --graphs --prompt-graphs 16,64 &
+  of ranks-relations relations adaptive graph_is_eager unseen --ranks 2 --graphs --until 30 &
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
@@ -75,7 +80,10 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_block_drafter.py tests/optimized/test_mixed_steps.py &
-  tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_gate_clocks.py tests/harness/test_kit_device.py tests/harness/test_mixed_steps.py tests/harness/test_ranks.py tests/harness/test_read_late.py tests/harness/test_step_changes.py tests/harness/test_sums_native.py &
+  tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_kit_device.py tests/harness/test_read_late.py tests/harness/test_sums_native.py &
+  tests tests-rounds tests/harness/test_mixed_steps.py &
+  tests tests-steps tests/harness/test_step_changes.py &
+  tests tests-ranks tests/harness/test_ranks.py &
   tests tests-storage tests/harness/test_storage.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
@@ -111,6 +119,7 @@ if [ "$part" = all ] || [ "$part" = race ]; then
   summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
+  tests tests-clocks tests/harness/test_gate_clocks.py
   # Its last cell, whole texts, begins within these minutes and ends some minutes later.
   # fla-core with its own kernels, not those of FlashQLA, which has an arm of its own.
   task bench-native 500 env FLA_FLASH_QLA=0 python3 -m instep bench --minutes "${MINUTES:-6}" --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"
