@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "snapshot_layout": (str, "Physical order in the pool of snapshots; by default that of --layout."),
     "strategy": (str, "How states are committed: snapshot, columns, rerun, lazy_rerun, or yours."),
     "conv": (str, "How conv windows are committed: windows, widened, or yours."),
-    "drafter": (str, "How drafts are made: eagle, vanilla, or external (supplied); by default as in the trace."),
+    "drafter": (str, "How drafts are made: eagle, vanilla, block, or external (supplied); by default as in the trace."),
     "graphs": (bool, "Capture rounds in graphs: CUDA graphs, or an emulator of them on a CPU."),
     "prompt_graphs": (str, "Capture forwards with prompts too, for these numbers of tokens: 16,64. Needs --graphs."),
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
@@ -50,7 +50,7 @@ TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
 USUAL: Mapping[str, tuple[str, ...]] = {
     "ops": ("plain", "ledger", "triton", "precise", "invariant", "fla"), "device": ("cpu", "cuda"),
     "strategy": ("rerun", "snapshot", "columns", "lazy_rerun"), "conv": ("windows", "widened"),
-    "drafter": ("eagle", "vanilla", "external"),
+    "drafter": ("eagle", "vanilla", "block", "external"),
 }
 
 SOMETIMES = ("engine", "ranks")  # options that only some commands have

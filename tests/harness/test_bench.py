@@ -209,10 +209,13 @@ def test_whole_rounds_and_texts_are_checked_then_timed(monkeypatch: pytest.Monke
     assert found.exit is Exit.AGREED
     arms = [arm for row in found.rows for arm in row["arms"].values()]
     assert all(arm["us"] > 0 and arm["how"] == "rounds" for arm in arms)
+    blocks = [row["cell"].get("drafter") == "block" for row in found.rows]
+    assert [0 < arm.get("proposals_us", 0) < 1e7 for arm in arms] == blocks or name == "decoding"
     order = "".join("r" if what else "c" for what, *_ in copied.mock_calls)
-    assert name == "decoding" or re.fullmatch(r"(c(cr)+){2}", order), order
+    assert name == "decoding" or re.fullmatch(r"(c(cr)+){3}", order), order
     for made in (checked, timed):
-        assert [call.kwargs["batches"] for call in made.call_args_list] == ([(1,), (2,)] if name == "rounds" else [])
+        batches = [call.kwargs["batches"] for call in made.call_args_list]
+        assert batches == ([(1,), (2,), (2,)] if name == "rounds" else [])
     if name == "decoding":
         assert set(found.rows[0]["arms"]) == {"adaptive", "always 1", "always 3"}
         assert all(sum(arm["distribution"].values()) and arm["checked_events"] for arm in arms)

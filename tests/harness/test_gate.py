@@ -23,13 +23,14 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.gate import result_data
-from instep_speed.gate.cases import Walk
+from instep_speed.gate.cases import CASES, Walk
 from instep_speed.gate.clock import CLOCKS, Clock
 from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.gate import ARMS, MOST_TIMES, ORDERS, PROBES, _timed, asked_of, checked, gate, judge
 from instep_speed.gate.input_and_result import SAMPLES, Question, Report
 from instep_speed.gate.power import Power
 from instep_speed.gate.process import Source
+from instep_speed.gate.reference_check import Yardstick
 from instep_speed.gate.result_data import of
 from instep_speed.gate.statistics import FEWEST_PAIRS, Ratio, Samples, Say, Spread, middles, ratio, ratios, say
 from instep_speed.gate.worker import Worker
@@ -335,6 +336,22 @@ def test_lap_calls_only_the_events_of_an_engine(model: Path, course: Course) -> 
 
     walk.laps(1, Clock("cpu"))
     assert set(recorder.asked) == {"abort", "admit", "load", "draft", "forward", "commit"}
+
+
+@pytest.mark.slow
+def test_block_drafter_is_judged_and_its_proposals_are_timed(tmp_path: Path) -> None:
+    course = lay(Path(model()), tmp_path / "course.jsonl", batch=2, rounds=1, num_steps=3, drafter="block")
+    replay = Replay(course.trace, Setting(drafter="block"), checkpoint=Path(model()))
+    walk, yardstick = Walk(bare(replay.plan), course), Yardstick(replay.plan, course)
+    spent = walk.laps(1, Clock("cpu"))
+    assert all(spent[case].wall > 0 for case in CASES)
+    right = walk.show()
+    assert yardstick.judge(right).exit is Exit.AGREED
+    rows = right.states["r1"].block_keys
+    rows[0] = rows[0].roll(1, 0)
+    wrong = yardstick.judge(right)
+    assert wrong.exit is Exit.DIVERGED
+    assert (wrong.findings[0].request, wrong.findings[0].place.component) == ("r1", "keys")
 
 
 QUESTION = Question("plain", "plain", model(), ("commit",))

@@ -28,7 +28,7 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted
 from instep_reference.contract.errors import BadInput
 from instep_speed.gate import calibration_files, power, result_data, statistics
-from instep_speed.gate.cases import CASES, Walk
+from instep_speed.gate.cases import USUAL, Walk
 from instep_speed.gate.clock import CLOCKS, Clock, judged
 from instep_speed.gate.forced_trace import Course, lay
 from instep_speed.gate.gate import MOST_TIMES
@@ -380,9 +380,9 @@ def test_committed_baseline_is_found_by_a_current_run(file: Path) -> None:
     """A new option of a setting, or a new fact about the machine, gives every baseline another name."""
     told = json.loads(file.read_text())
     asked = {name: value for name, value in told["setting"].items() if name not in ("source", "cases")}
-    assert told["setting"]["cases"] == [*CASES], "others would be named"
+    assert told["setting"]["cases"] == [*USUAL], "others would be named"
     clocks = tuple(QUESTION.judged_by[:1] if "clocks" in asked else ())  # clocks are named so
-    one = replace(QUESTION, cases=tuple(CASES), clocks=clocks)
+    one = replace(QUESTION, cases=USUAL, clocks=clocks)
     today = {"setting": calibration_files.setting(one).keys(), "machine": calibration_files.fingerprint("cpu").keys()}
     for what, found in {"setting": asked, "machine": told["machine"]}.items():
         apart = sorted(found.keys() ^ today[what])

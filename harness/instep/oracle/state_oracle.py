@@ -35,7 +35,7 @@ class StateOracle(Oracle):
         layers: Collection[int] | None = None, products: Mapping[str, Product] = NONE,
     ) -> None:
         """device: where pieces are computed; layers: the judged ones, None: every GDN layer."""
-        config, self.device = replace(checkpoint.config, mtp_layers=0), device
+        config, self.device = replace(checkpoint.config, mtp_layers=0, block=None), device
         kinds = enumerate(config.layer_kinds)
         self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
         lean = _lean(checkpoint, self.gdn_layers)
@@ -77,7 +77,7 @@ def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
     kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in gdn_layers)
     config = replace(
         checkpoint.config, layer_kinds=kinds, vocab=1, tied=True, intermediate=1, experts=0,
-        dense_layers=(), mtp_layers=0,
+        dense_layers=(), mtp_layers=0, block=None,
     )
     tensors = {name: checkpoint.tensors[name][:1] for name in ("model.embed_tokens.weight", "model.norm.weight")}
     for number, layer in enumerate(gdn_layers):

@@ -78,8 +78,10 @@ def _further(rows: Sequence[Data]) -> Iterator[str]:
                 steps = ", ".join(f"{count}: {number}" for count, number in told["steps"].items())
                 said = f"{told['tokens_per_s']:.0f} tokens/s, latency {told['latency_s']:.3f} s"
                 more = f"{told['accepted']:.2f} drafts a window ({counts}); rounds by step count {steps}"
-            elif "work" in told:
-                said, more = ", ".join(f"{kind} {us:.0f}" for kind, us in told["work"].items()), gap(told)
+            elif "work" in told or "proposals_us" in told:
+                alone = {"proposals alone": told["proposals_us"]} if "proposals_us" in told else {}
+                parts = [f"{kind} {us:.0f}" for kind, us in (told.get("work", {}) | alone).items()]
+                said, more = ", ".join(parts), gap(told) if "work" in told else "in us"
             else:
                 continue
             yield f"{key(row['cell'])}, {arm}: {said}; {more}"

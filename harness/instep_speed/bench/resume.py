@@ -131,6 +131,7 @@ class _Arm(msgspec.Struct):
     distribution: dict[str, int] | UnsetType = UNSET
     steps: dict[str, int] | UnsetType = UNSET
     work: dict[str, float] | UnsetType = UNSET
+    proposals_us: float | UnsetType = UNSET
     launches: int | UnsetType = UNSET
     gap_us: Some = UNSET
 

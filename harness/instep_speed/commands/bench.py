@@ -31,10 +31,11 @@ CHOICES = ", ".join(KINDS)
 @takes_setting(
     several=("ops",),
     without=("state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "layout", "snapshot_layout",
-             "strategy", "conv", "drafter", "graphs", "prompt_graphs", "overlap", "guarded"),
+             "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded"),
     ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
     dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
     device="cpu, cuda or cuda:1; left out: cuda where there is one.",
+    drafter="Only cells with this drafter, as block: the same as --at drafter=block.",
 )  # fmt: skip
 def bench(
     given: Given,
@@ -67,6 +68,8 @@ def bench(
         raise BadInput("--grid", found=grid, expected="default or full")
     if grid == "full" and (files.json is None or not is_replaced(files.json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
+    if "drafter" in given.named:
+        at = [*(at or ()), f"drafter={given.named['drafter']}"]
     files.must_be_free(*join or ())
     there = [files.json] if files.json is not None and files.json.is_file() else []
     if join:
@@ -77,7 +80,7 @@ def bench(
         card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
         usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
         names = given.several("ops", "triton" if card else "plain")
-        settings = {name: given.setting(**usual | {"ops": name}) for name in names}
+        settings = {name: given.setting(**usual | {"ops": name}) for name in names}  # cells choose their drafters
         one = next(iter(settings.values()))
         asked = Asked(
             {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,

@@ -28,7 +28,8 @@ def gate(
     files: Files,
     before: Annotated[str, typer.Argument(help="Op set, module:attribute, or a source tree.")],
     after: Annotated[str | None, typer.Argument(help="The op set or source tree that may have become slower.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help="verify or commit; may be repeated. Default: both.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help="draft, verify or commit; may be repeated. Default: "
+                                                          "verify and commit, with a block drafter all three.")] = None,
     clock: Annotated[list[str] | None, typer.Option(help="wall, cpu or device: judge only these; may be repeated. "
                                                            "Left out: all.")] = None,
     pairs: Annotated[int, typer.Option(help="Minimum number of interleaved pairs, at least 60.")] = 60,
@@ -50,8 +51,10 @@ def gate(
 ) -> None:
     """Time two arms in interleaved pairs; exit 0: held, 1: slower or refused, 3: too noisy to tell."""
     from instep_reference.contract.checkpoint import OnDisk
+    from instep_reference.contract.drafters import BLOCK
 
     from ..gate import calibration_files, result_data
+    from ..gate.cases import CASES, USUAL
     from ..gate.gate import gate as run
     from ..gate.input_and_result import Question
     from ..gate.power import measure
@@ -62,7 +65,8 @@ def gate(
         raise BadInput("gate", found=found, expected="BEFORE AFTER, or BEFORE --calibrate")
     if not 0 < minutes < math.inf:
         raise BadInput("--minutes", found=minutes, expected="a number above 0")
-    cases = tuple(dict.fromkeys(case)) if case else ("verify", "commit")
+    usual = CASES if given.named.get("drafter") == BLOCK else USUAL
+    cases = tuple(dict.fromkeys(case or usual))
     question = Question(
         before, before if after is None else after, checkpoint or model(), cases, pairs, allowed, given.setting(),
         batch, rounds, num_steps, seed, patience, tuple(dict.fromkeys(clock or ())),

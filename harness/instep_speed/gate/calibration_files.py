@@ -22,7 +22,7 @@ from instep.report.result import Result, read
 from instep.trace.file import decode
 from instep.trace.header import config_digest
 
-from .cases import CASES
+from .cases import CASES, USUAL
 from .input_and_result import Question
 from .power import Power
 from .process import Source
@@ -58,14 +58,14 @@ class _Kept(msgspec.Struct):
 def setting(question: Question) -> dict[str, Any]:
     """The setting and the events of BEFORE: everything except the machine on which the gate's rates depend.
 
-    Clocks and cases are in it only if some are excluded, and a model only if its configuration differs from that of the
-    shipped one. So files of the usual setting keep their names.
+    Clocks and cases are in it only if they are not the usual ones, and a model only if its configuration differs from
+    that of the shipped one. So files of the usual setting keep their names.
     """
     asked = {"pairs": question.pairs, "allowed": question.allowed, "batch": question.batch, "rounds": question.rounds,
              "num_steps": question.num_steps, **question.setting.data(), "ops": ops_of(question)}  # fmt: skip
     for name, value, usual in (
         ("clocks", list(question.clocks), []),
-        ("cases", [case for case in CASES if case in question.cases], list(CASES)),
+        ("cases", [case for case in CASES if case in question.cases], list(USUAL)),
         ("model", _digest(question.checkpoint), _digest(model())),
     ):
         if value != usual:

@@ -26,6 +26,7 @@ from instep_reference.contract.engine import (
     AnyEvent,
     Commit,
     Committed,
+    Draft,
     Engine,
     Forward,
     Load,
@@ -36,9 +37,11 @@ from instep_reference.contract.engine import (
 from .clock import NOTHING, Clock, Reading
 from .forced_trace import Course
 
+# draft   the proposals of a round; the recorded ones are in force
 # verify  the forward of one window per request (T = num_steps + 1)
 # commit  acceptance, the move of conv windows and states, and draft extend
-CASES: Mapping[str, type[AnyEvent]] = {"verify": Forward, "commit": Commit}
+CASES: Mapping[str, type[AnyEvent]] = {"draft": Draft, "verify": Forward, "commit": Commit}
+USUAL = ("verify", "commit")  # cases of a gate that names none; with a block drafter all cases are its own
 NO_DRAG: Mapping[str, float] = MappingProxyType({})
 _BY_EVENT = {event: name for name, event in CASES.items()}
 

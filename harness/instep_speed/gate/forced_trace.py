@@ -14,12 +14,13 @@ import torch
 
 from instep.run.build_compared_engines import Plan, reference
 from instep.run.engine_without_comparison import header_of
-from instep.setting import Setting
+from instep.setting import DEFAULTS, Setting
 from instep.trace.event_scheduler import drive, recorded
 from instep.trace.file import Trace, write
-from instep.trace.header import Model, Room
+from instep.trace.header import Model, Recording, Room
 from instep.trace.policy import Arrival, Policy, read_prompts
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Finish, Forward
 from instep_reference.contract.errors import BadInput
 
@@ -52,12 +53,16 @@ class Course:
         return {event.request: event.prompt for event in self.opening if isinstance(event, Admit)}
 
 
-def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) -> Course:
+def lay(
+    directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int, drafter: str = DEFAULTS.drafter
+) -> Course:
     """Record a course for the model in `directory` and write its trace to `out`.
 
     Prompts are those in the model's folder (`prompts.json`), or random tokens if there are none.
+    drafter: its proposals are recorded if it is a block drafter; other drafters are given those of `eagle`
     """
-    opened = Checkpoint.open(directory)
+    drafter = BLOCK if drafter == BLOCK else DEFAULTS.drafter
+    opened = Checkpoint.open(directory, drafter)
     width, reach = num_steps + 1, PROMPT_TOKENS + (rounds + 1) * (num_steps + 1)
     pages = batch * -(-reach // PAGE_SIZE)
     room = Room(tuple(range(batch, 0, -1)), tuple(range(pages, 0, -1)), PAGE_SIZE, batch * max(PROMPT_TOKENS, width),
@@ -68,8 +73,9 @@ def lay(directory: Path, out: Path, *, batch: int, rounds: int, num_steps: int) 
         tuple(Arrival(name, name, max_new=reach) for name in prompts), num_steps, rotate=False, rounds=rounds + 1,
         accept=(num_steps, 0, *range(1, num_steps)),
     )
-    header, _ = header_of(policy, opened, model=Model.of(opened, directory, str(directory.resolve())), field="gate")
-    plan = Plan(opened, header.room(), num_steps, Setting("reference", dtype="float64"))
+    header, _ = header_of(policy, opened, model=Model.of(opened, directory, str(directory.resolve())), field="gate",
+                          recording=Recording(drafter), directory=directory)
+    plan = Plan(opened, header.room(), num_steps, Setting("reference", dtype="float64", drafter=drafter))
     steps = list(drive(policy, prompts, header, reference(plan, plan.setting.activation)))
     trace = write(out, header, [step.event for step in steps], recorded(steps))
     return Course.of(trace)

@@ -82,7 +82,7 @@ def checked_before_and_after(
     question, found = report.question, None
     progress("checking", 0, 0)
     course = lay(question.checkpoint, folder / "course.jsonl", batch=question.batch, rounds=question.rounds,
-                 num_steps=question.num_steps)  # fmt: skip
+                 num_steps=question.num_steps, drafter=question.setting.mode)  # fmt: skip
     with ExitStack() as stack:
         # All start now and do the same work: a process that did less is faster by a percent or two.
         arms = started(stack, sources, course, report, folder)
@@ -152,7 +152,8 @@ def asked_of(setting: Setting) -> dict[str, Any]:
 
 def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:
     """Each arm's yardstick, which rounds as its op set declares; arms with one op set share it."""
-    opened, header, made = Checkpoint.open(question.checkpoint), course.trace.header, dict[str, Yardstick]()
+    opened, header, made = (
+        Checkpoint.open(question.checkpoint, question.setting.mode), course.trace.header, dict[str, Yardstick]())
     for ops in {source.ops for source in sources.values()}:
         plan = Plan(opened, header.room(), header.num_steps, replace(question.setting, ops=ops))
         made[ops] = Yardstick(plan, course)

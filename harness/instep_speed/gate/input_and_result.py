@@ -12,7 +12,7 @@ from instep.setting import Setting
 from instep.verdict import Exit
 from instep_reference.contract.errors import BadInput
 
-from .cases import CASES
+from .cases import CASES, USUAL
 from .clock import judged
 from .statistics import FEWEST_PAIRS, Ratio, Say, Spread, resolves, say
 
@@ -36,7 +36,7 @@ class Question:
     before: str
     after: str
     checkpoint: Path
-    cases: tuple[str, ...] = tuple(CASES)
+    cases: tuple[str, ...] = USUAL
     pairs: int = FEWEST_PAIRS
     allowed: float = 0.03
     setting: Setting = PLAIN

@@ -52,9 +52,10 @@ def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tup
 
 
 def block_shapes(config: ModelConfig) -> Shapes:
-    """Every tensor of the block drafter: the names in its file, after `block.`."""
+    """Every tensor of the block drafter, if there is one: the names in its file, after `block.`."""
+    if config.block is None:
+        return {}
     D, block, model = config.hidden, config.block, config.block_model()
-    assert block is not None, "there is a block drafter"
     shapes: Shapes = {f"{PREFIX}fc.weight": (D, len(block.target_layer_ids) * D)}
     shapes |= {f"{PREFIX}{norm}.weight": (D,) for norm in ("hidden_norm", "norm")}
     for index in range(block.num_hidden_layers):

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 
 # The part of its memory that a head loses in one token, spread geometrically over the heads: from a few tokens of
@@ -36,10 +36,10 @@ def random_checkpoint(
     """
     tensors = {
         name: drawn(config, name, size, seed, torch.device(device), dtype)
-        for name, size in expected_shapes(config, stored=FUSED).items()
+        for name, size in (expected_shapes(config, stored=FUSED) | block_shapes(config)).items()
     }
     digest = hashlib.sha256(f"drawn {config} {seed} {dtype}".encode()).hexdigest()
-    return Checkpoint(config, MappingProxyType(tensors), digest)
+    return Checkpoint(config, MappingProxyType(tensors), digest, digest if config.block is not None else "")
 
 
 def drawn(

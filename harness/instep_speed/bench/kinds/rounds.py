@@ -4,16 +4,19 @@ A time is from one round's counts on the host to the next one's, so the host is 
 their round, and read while the next one runs. Before the timing the same events are replayed with the checks that need
 no whole reference, for `CHECKED` rounds; there the timed engine must hold the bits of the checked one. The floor is
 every weight once (the head once per draft and once for the verify), every state read and written once, and all keys and
-values of the middle round read once per layer and per run of the draft head. Leaves out: prompts, and any acceptance
+values of the middle round read once per layer and per run of the draft head. A block drafter drafts in one run. Its
+proposals are also timed alone, in further rounds at the end (`proposals_us`). Leaves out: prompts, and any acceptance
 but the forced one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,12 +34,15 @@ from instep.run.engine_without_comparison import engine, header_of
 from instep.run.large_model import outcome
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep.trace.header import Part, Room
+from instep.trace.header import Part, Recording, Room
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Exit
 from instep_optimized.transfer.to_host import HostCopy
+from instep_reference.contract.block_drafter import PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Committed, Draft, Forward, Row
 from instep_reference.contract.engine import Path as Path_
 
@@ -46,23 +52,41 @@ from ..replayed_acceptance import Witness
 
 SHAPE, NUM_STEPS, PROMPT, PAGE = "qwen3.5-9b", 3, 32, 16
 ACCEPTED = (2, 3, 1, 2)  # accepted drafts, in turn over rounds and requests: two of three, as with a good draft head
+BLOCK_LAYERS, READ = 5, 5  # layers of the block drafter, and layers of the target that it reads, as DFlash's for 8B
 CHECKED, TIMED, PROFILED = 2, {"tiny": 4, "card": 200}, 4
+ALONE = {"tiny": 4, "card": 40}  # further rounds with a block drafter, in which the proposals alone are timed
 CASES: dict[Size, tuple[tuple[int, int], ...]] = {  # batch, layers
     "tiny": ((1, 0), (2, 0)), "default": ((1, 8), (1, 32), (8, 32), (32, 32)),
     "full": tuple((batch, layers) for layers in (8, 32) for batch in (1, 2, 4, 8, 16, 32, 64)),
 }  # fmt: skip
+OF_BLOCKS: dict[Size, tuple[tuple[int, int], ...]] = {  # the same with a block drafter
+    "tiny": ((2, 0),), "default": ((8, 32),), "full": ((1, 32), (8, 32), (32, 32)),
+}  # fmt: skip
 
 
 def cells(ground: Ground, size: Size) -> Iterator[At]:
-    for batch, layers in CASES[size]:
-        yield {"batch": batch, **({"layers": layers} if layers else {})}
+    for cases, drafter in ((CASES, {}), (OF_BLOCKS, {"drafter": BLOCK})):
+        for batch, layers in cases[size]:
+            yield {"batch": batch, **({"layers": layers} if layers else {}), **drafter}
 
 
-def checkpoint_of(ground: Ground, layers: int | None) -> Checkpoint:
+def checkpoint_of(ground: Ground, layers: int | None, drafter: str = "") -> Checkpoint:
     """The first layers of the shape; in tiny runs the trained model that instep ships."""
     if ground.tiny:
-        return Checkpoint.open(model())
-    return random_checkpoint(shape(SHAPE, layers=layers), device=ground.device, dtype=ground.dtype)
+        return Checkpoint.open(model(), drafter)
+    config = shape(SHAPE, layers=layers)
+    if drafter == BLOCK:
+        config = dataclasses.replace(config, block=block_of(config))
+    return random_checkpoint(config, device=ground.device, dtype=ground.dtype)
+
+
+def block_of(config: ModelConfig) -> BlockDrafter:
+    """A block drafter of this shape: attention layers as wide as the target's, over rows of layers spread evenly."""
+    count = len(config.layer_kinds)
+    read = tuple(sorted({(number * (count - 1)) // READ + 1 for number in range(min(READ, count - 1))}))
+    return BlockDrafter(
+        "block_drafter", config.vocab, config.hidden, BLOCK_LAYERS, config.heads, config.kv_heads, config.head_dim,
+        config.intermediate, config.eps, config.rope_theta, config.rotary_dim / config.head_dim, read, config.vocab - 1)
 
 
 def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
@@ -72,7 +96,8 @@ def laid(checkpoint: Checkpoint, batch: int, rounds: int) -> Trace:
     room = Room(tuple(range(1, batch + 1)), tuple(range(1, pages + 1)), PAGE, batch * PROMPT, reach)
     policy = Policy("rounds", "Whole rounds are timed of an engine that was checked.", room,
                     tuple(Arrival(name, name, max_new=reach) for name in names), NUM_STEPS, overlap=True)  # fmt: skip
-    header, _ = header_of(policy, checkpoint, replay=(Part("plain"),))
+    drafter = Recording().drafter if checkpoint.config.block is None else BLOCK
+    header, _ = header_of(policy, checkpoint, replay=(Part("plain"),), recording=Recording(drafter))
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -97,6 +122,7 @@ class Run:
     trace: Trace
     checkpoint: Checkpoint
     setting: Setting
+    alone: int = 0  # last rounds of the trace in which the proposals alone are timed
     seconds: list[float] = field(default_factory=list)
     work: dict[str, Any] = field(default_factory=dict)
 
@@ -122,7 +148,8 @@ class Run:
 
     def _timed(self, until: int) -> dict[str, str]:
         """Serve all events and return digests of the requests' states at event `until`."""
-        events, header = self.trace.events, self.trace.header
+        header, last = self.trace.header, len(self.trace.events) - 3 * self.alone
+        events, rest = self.trace.events[:last], self.trace.events[last:]
         served = engine(self.checkpoint, self.setting, header.room(), num_steps=header.num_steps,
                         batches=self.batches)  # fmt: skip
         player, witness = Player("timed", served), Witness(until)
@@ -145,7 +172,22 @@ class Run:
         ends = [number for number, event in enumerate(events) if isinstance(event, Commit)][-PROFILED:]
         of_rounds = [events[first : last + 1] for first, last in zip(drafts[-PROFILED:], ends, strict=True)]
         self.work = by_work([partial(_play, player, one) for one in of_rounds], self.setting.device)
+        if rest:
+            self.work |= self._alone(player, rest)
         return witness.found
+
+    def _alone(self, player: Player, events: Sequence[AnyEvent]) -> dict[str, float]:
+        """Time the proposals of further rounds by themselves: the host waits before and after each draft event."""
+        spent = list[float]()
+        for event in events:
+            if isinstance(event, Draft):
+                _wait(self.setting.device)
+            begun = time.perf_counter()
+            player.serve(event)
+            if isinstance(event, Draft):
+                _wait(self.setting.device)
+                spent.append(time.perf_counter() - begun)
+        return {"proposals_us": 1e6 * statistics.median(spent)}
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -168,15 +210,16 @@ def _wait(device: str) -> None:
 
 
 def make(ground: Ground, at: At) -> Cell:
-    checkpoint = checkpoint_of(ground, at.get("layers"))
-    count = count_of(ground)
-    trace = laid(checkpoint, at["batch"], count)
+    drafter = at.get("drafter", "")
+    checkpoint = checkpoint_of(ground, at.get("layers"), drafter)
+    count, alone = count_of(ground), ALONE["tiny" if ground.tiny else "card"] if drafter == BLOCK else 0
+    trace = laid(checkpoint, at["batch"], count + alone)
     read, written = least(checkpoint, at["batch"], ground, middle(count))
     cell = Cell([], read, written)
     for name in ground.sets:
         setting = Setting.of(ops=name, device=str(ground.device), dtype=str(ground.dtype).removeprefix("torch."),
-                             graphs=ground.card, overlap=True)  # fmt: skip
-        cell.arms.append(arm_of(name, Run(trace, checkpoint, setting)))
+                             graphs=ground.card, overlap=True, drafter=drafter or None)  # fmt: skip
+        cell.arms.append(arm_of(name, Run(trace, checkpoint, setting, alone)))
     return cell
 
 
@@ -199,9 +242,11 @@ def arm_of(name: str, run: Run) -> Arm:
 def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> tuple[float, float]:
     """Minimum bytes that a round of requests with `length` tokens reads and writes."""
     config, each = checkpoint.config, weights_of(checkpoint)
-    weights = ground.dtype.itemsize * (each["trunk"] + NUM_STEPS * each["draft"] + (NUM_STEPS + 1) * each["head"])
+    runs = NUM_STEPS if config.block is None else 1  # of the draft side and its head
+    weights = ground.dtype.itemsize * (each["trunk"] + runs * each["draft"] + (runs + 1) * each["head"])
     state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
-    attending = config.layer_kinds.count("attention") + NUM_STEPS
+    drafting = NUM_STEPS if config.block is None else config.block.num_hidden_layers
+    attending = config.layer_kinds.count("attention") + drafting
     kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
     return weights + state + kept, state
 
@@ -209,9 +254,12 @@ def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> 
 def weights_of(checkpoint: Checkpoint) -> dict[str, int]:
     """The number of weights that a row of the trunk, of the draft head and of the head is multiplied by."""
     config, each = checkpoint.config, {"trunk": 0, "draft": 0, "head": 0}
-    for name, size in expected_shapes(config, FUSED).items():
+    shapes = expected_shapes(config, FUSED)
+    if config.block is not None:  # it drafts, and no MTP layer runs
+        shapes = {name: size for name, size in shapes.items() if not name.startswith("mtp.")} | block_shapes(config)
+    for name, size in shapes.items():
         head = name == ("model.embed_tokens.weight" if config.tied else "lm_head.weight")
-        part = "head" if head else "draft" if name.startswith("mtp.") else "trunk"
+        part = "head" if head else "draft" if name.startswith(("mtp.", PREFIX)) else "trunk"
         if head or "embed_tokens" not in name:
             each[part] += math.prod(size)
     return each
