@@ -63,6 +63,9 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   of ranks-invariant replay adaptive --ranks 2 --graphs --ops invariant --until 40 &
   of ranks-prompts replay faults/prompts --ranks 2 --graphs --prompt-graphs 16,64 &
   of ranks-relations relations adaptive graph_is_eager unseen --ranks 2 --graphs --until 30 &
+  if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -gt 1 ]; then
+    replay ranks-nccl --ops triton --ranks 2 --comm nccl --graphs &
+  fi
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
   task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &

@@ -30,7 +30,7 @@ from instep_reference.contract.errors import BadInput
 
 from .adapters import Maker, find, in_a_shell
 from .adapters.strategy_by_name import OPTIONS, with_keeper
-from .options import CHOICES, FP8, INT8, either
+from .options import CHOICES, FP8, IN_TURNS, INT8, either
 from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
@@ -44,7 +44,7 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "snapshot_layout",
-          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks")  # fmt: skip
+          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks", "comm")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 MOST_ROWS = 1 << 20  # of a graph of prompts
 NEAREST, STOCHASTIC = "nearest", "stochastic"
@@ -78,7 +78,8 @@ class Setting:
               they run eagerly
     overlap   a round may be launched before the counts of the previous round are known
     guarded   there are red zones between the units of every pool
-    ranks     tensor-parallel ranks of the engine, in lock step in this process
+    ranks     tensor-parallel ranks of the engine
+    comm      how they exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
 
@@ -103,6 +104,7 @@ class Setting:
     chunk_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     ranks: int = 1
+    comm: str = IN_TURNS
     prompt_graphs: str | None = None
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
@@ -114,6 +116,9 @@ class Setting:
         device_here(self.device)
         if str(self.ranks) in ("", "0") or not str(self.ranks).isdecimal():
             raise BadInput("--ranks", found=self.ranks, expected="at least 1")
+        if self.device != {"gloo": "cpu", "nccl": "cuda"}.get(self.comm, self.device):
+            raise BadInput("--comm", found=f"{self.comm} with --device {self.device}",
+                           expected="gloo with cpu, nccl with cuda: rank n is on card n")  # fmt: skip
         if self._seed is None and self.state_rounding is not None:
             object.__setattr__(self, "state_rounding", None)
         if self.prompt_buckets is not None and not self.graphs:
@@ -271,7 +276,7 @@ class Setting:
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
         if self.ranks == 1:
-            del found["ranks"]  # files of engines with one rank have no such field
+            del found["ranks"], found["comm"]  # files of engines with one rank have no such field
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 

@@ -190,7 +190,7 @@ class FakeGraph:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
-    def capture_begin(self, pool: object) -> None:
+    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         assert FakeGraph.current is None
         FakeGraph.current, self.thread = self, threading.get_ident()
 

@@ -17,7 +17,7 @@ from ..watch.event_context import EventContext
 from .check_interface import NOWHERE, TellsOnce, counted, said_of
 
 # Modules that read for the harness, not for the subject.
-WATCHING = ("instep.", "instep_optimized.ops.unpadded_view")
+WATCHING = ("instep.", "instep_optimized.ops.unpadded_view", "instep_optimized.ranks.processes")
 # The only transfer that a round declares: accepted counts to the host.
 DECLARED = "instep_optimized.transfer.to_host"
 # Kind of event -> module -> how often it may read. The host may wait when a copy is made or restored.

@@ -27,6 +27,7 @@ from instep_optimized.ops.watch_op_calls import around
 from instep_optimized.options import Options
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_optimized.ranks.ops_over_ranks import products_of
+from instep_optimized.ranks.processes import Processes
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -41,6 +42,7 @@ from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 
 from ..adapters import Maker, Subject, takes
+from ..options import IN_TURNS
 from ..oracle.declared_product_rounding import Operands, Squares
 from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
@@ -75,6 +77,7 @@ class Plan:
     """The plan of a run: the model, the sizes, the step counts, and the setting of the subject.
 
     adaptive, controlled, lag  as in the header of a trace
+    group     the processes of the ranks, if each has one
     """
 
     checkpoint: Checkpoint
@@ -85,6 +88,7 @@ class Plan:
     adaptive: AdaptiveFile | None = None
     controlled: Controlled | None = None
     lag: int = 0
+    group: Processes | None = None
 
     @classmethod
     def of(
@@ -284,7 +288,8 @@ def build_from_ops(
     graphs = plan.setting.graphs and not variant.without_graphs
     options = plan.setting.options(graphs=graphs, batches=batches, **variant.options)
     first = instrumentation_of(handed, ops)
-    logs = [first, *(instrumentation_of(handed, ops, first.reads) for _ in range(1, ranks))]
+    here = ranks if plan.group is None else 1
+    logs = [first, *(instrumentation_of(handed, ops, first.reads) for _ in range(1, here))]
     counted = [around(ops, unseen, log.wrapper, counting(calls)) for log in logs]
     with first.making("the optimized engine"):
         engine = optimized_engine(handed, counted[0], options, PatchableEngine, counted)
@@ -292,7 +297,7 @@ def build_from_ops(
         log.of(GuardedSubject(one), poison=options.poison, guarded=options.guarded and not ops.packed,
                runners=[runner for runner in (one.graphs, one.prompt_graphs) if runner is not None])  # fmt: skip
     if isinstance(engine, RankedEngine):
-        joined = engine.log = RankedInstrumentation(logs)
+        joined = engine.log = RankedInstrumentation(logs, engine.group.ranks)
         return BuiltSubject(engine, over(ops, ranks, plan.setting.activation), ops, None, joined, options.poison, calls)
     return BuiltSubject(engine, ops, ops, None, first, options.poison, calls)
 
@@ -310,9 +315,11 @@ def optimized_engine(
     with calling(MAKES), enough_memory(plan.capacity):
         if size == 1:
             return make(ops=ops, **plan.steps)
-        group = Lockstep(size)
+        if plan.setting.comm != IN_TURNS and plan.group is None:
+            raise BadInput("--comm", found=plan.setting.comm, expected=f"{IN_TURNS}: only a replay starts processes")
+        group = plan.group or Lockstep(size)
         ranks = group.run([partial(make, ops=own, comm=comm, **plan.steps)
-                           for own, comm in zip(each or (ops,) * size, group.comms, strict=True)])  # fmt: skip
+                           for own, comm in zip(each or (ops,) * size, group.comms, strict=False)])  # fmt: skip
         group.take_calls()  # of captures
         # It has every method of the contract, by name.
         return cast("OptimizedEngine", RankedEngine(group, ranks, plan.checkpoint.config, moves_labels(ops)))

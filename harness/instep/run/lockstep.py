@@ -149,6 +149,19 @@ class Lockstep:
         engine = self.participants.built.subject
         return engine.take_facts() if isinstance(engine, RankedEngine) else None
 
+    def joined(self, results: Sequence[Result]) -> list[Result]:
+        """The results of this event; of ranks in processes, also the findings of the other ranks."""
+        engine, found = self.participants.built.subject, [*results]
+        if not isinstance(engine, RankedEngine):
+            return found
+        bad = {(one.check, one.place, one.request, one.rank): one
+               for one in found if isinstance(one, Comparison) and not one.agrees}  # fmt: skip
+        for rank, theirs in enumerate(engine.group.gather([bad])):
+            if rank not in engine.group.ranks:
+                found += [one if one.rank is not None else replace(one, rank=rank)
+                          for key, one in theirs.items() if key not in bad]  # fmt: skip
+        return found
+
     def pass_by(self) -> None:
         """Serve the next event without checks and without reading states."""
         states = self.participants.subject.states
@@ -259,6 +272,7 @@ def run(
                 results = with_ranks(context, (one for check in checks for one in check(context)))  # they read regions
             if settle is not None:
                 results = [*settle(context, results)]
+            results = lockstep.joined(results)
         except SubjectFailed as failed:
             verdict.add(failures(lockstep.participants, index, event, failed))
             return verdict

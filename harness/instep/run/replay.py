@@ -11,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from instep_optimized.ops.fused import exact_of
+from instep_optimized.ranks.processes import Processes
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Draft
@@ -28,6 +29,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..checks import Check, for_free_runs, for_labels, for_numbers, of_ranks
 from ..finding_problem import Problem
+from ..options import IN_TURNS
 from ..oracle.free_run_states import FreeOracle
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared
@@ -36,7 +38,7 @@ from ..threads import threads_for
 from ..tier_allowances import DITHERED, REDRAWS
 from ..trace.event_rules import EventRules, verified
 from ..trace.event_scheduler import own_say
-from ..trace.file import Trace
+from ..trace.file import Trace, read
 from ..trace.header import Recording
 from ..verdict import Comparison, Located, Skipped, Tier, Verdict, prefer_shared
 from ..watch.event_context import EventContext
@@ -45,6 +47,7 @@ from ..watch.visible_places import WHOLE, Shown
 from .build_compared_engines import Participants, Plan, candidates, participants_of
 from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
+from .rank_processes import START, over_processes
 from .run_variants import AS_IS, Variant
 from .subject_errors import failure
 from .tensor_patching import PatchedOracle, must_fit
@@ -136,7 +139,7 @@ class Replay:
         self.plan = Plan.of(header, opened, (setting or Setting()).recorded(header.recording),
                             f"{trace.path.name} line 1", directory)  # fmt: skip
         must_hold(opened, self.plan.setting.dtype)
-        self.checks = checks
+        self.checks, self.checkpoint = checks, checkpoint
 
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
@@ -152,11 +155,33 @@ class Replay:
         past_lost, settle, part: as in `lockstep.run`.
         Leaves out: why the sides differ (`instep.diagnose`).
         """
+        how: dict[str, Any] = {
+            "until": until, "layers": layers, "variant": variant, "judged_from": judged_from, "tiers": tiers,
+            "past_lost": past_lost, "settle": settle, "part": part,
+        }
+        setting = self.plan.setting
+        if setting.ranks == 1 or setting.comm == IN_TURNS:
+            return self._run(None, progress=progress, also=also, **how)
+        others = partial(self._run, progress=None, also=(), **how)
+        if START[setting.comm] == "spawn":
+            if setting.handed is not None or isinstance(self.checkpoint, Checkpoint):
+                raise BadInput("--comm", found=f"{setting.comm} with an op set or a model in memory",
+                               expected="their names, which new processes can read")  # fmt: skip
+            others = partial(_again, self.trace.path, setting, self.elsewhere, self.checks, how)
+        own = partial(self._run, progress=progress, also=also, **how)
+        return over_processes(setting.ranks, setting.comm, own, others)
+
+    def _run(
+        self, group: Processes | None, *, until: int | None, layers: Iterable[int] | None, progress: Progress | None,
+        variant: Variant, also: Sequence[Check], judged_from: int, tiers: Collection[Tier], past_lost: bool,
+        settle: Settle | None, part: Part,
+    ) -> Outcome:
+        """Replay in this process. group: the processes of the ranks, if there are any"""
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.in_use.config)
         try:
-            participants = participants_of(self.plan, variant)
+            participants = participants_of(replace(self.plan, group=group), variant)
         except SubjectFailed as failed:
             return self._unmade(failed, variant)
         lockstep = Lockstep(self.trace, participants, follows=part.follows)
@@ -193,6 +218,14 @@ class Replay:
             header.name, self.trace.path, self.elsewhere, self.plan, Verdict([found], served=False), history,
             len(self.trace.events), seconds, {}, served(), variant=variant,
         )
+
+
+def _again(
+    trace: Path, setting: Setting, checkpoint: Path | None, checks: Callable[[Plan], Sequence[Check]] | None,
+    how: Mapping[str, Any], group: Processes,
+) -> Outcome:
+    """Run the same replay in a new process that has nothing of this one."""
+    return Replay(read(trace), setting, checkpoint=checkpoint, checks=checks)._run(group, progress=None, also=(), **how)
 
 
 class Late:

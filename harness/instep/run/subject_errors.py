@@ -83,6 +83,8 @@ def failure(
 
 def raised_of(error: BaseException) -> Raised:
     """The exception with its frames; without frames its origin is unknown. A rank's has those of the rank."""
+    if isinstance(error, RankRaised) and isinstance(error.evidence, Raised):  # of a rank in another process
+        return error.evidence
     if isinstance(error, RankRaised) and error.__cause__ is not None:
         return raised_of(error.__cause__)
     if isinstance(error, WrongResult) and error.code is not None:  # the kernel has returned and has no frame any more

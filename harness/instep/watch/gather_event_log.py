@@ -165,8 +165,8 @@ class RankedInstrumentation:
     The rows that calls served, replays and writes are those of rank 0; host reads are those of the rank with the most.
     """
 
-    def __init__(self, logs: Sequence[Instrumentation]) -> None:
-        self.logs = tuple(logs)
+    def __init__(self, logs: Sequence[Instrumentation], ranks: Sequence[int]) -> None:
+        self.logs, self.ranks = tuple(logs), tuple(ranks)
         self.taken: tuple[EventLog, ...] = ()  # of each rank, as `take` last had them
 
     @property
@@ -188,15 +188,15 @@ class RankedInstrumentation:
     def take(self, *, last: bool = False) -> EventLog:
         self.taken = logs = tuple(log.take(last=last) for log in self.logs)
         told = [replace(one, clause=f"{one.clause} (rank {rank})")
-                for rank, log in enumerate(logs) for one in log.broken]  # fmt: skip
-        budget = {of_rank(name, rank): size for rank, log in enumerate(logs)
+                for rank, log in zip(self.ranks, logs, strict=True) for one in log.broken]  # fmt: skip
+        budget = {of_rank(name, rank): size for rank, log in zip(self.ranks, logs, strict=True)
                   for name, size in (log.budget or {}).items()}  # fmt: skip
         return replace(
             logs[0], calls=sum(log.calls for log in logs), tensors=sum(log.tensors for log in logs),
             captured=sum(log.captured for log in logs), broken=tuple(told), budget=budget or None,
             reads=tuple(self.logs[0].reads.of_one_thread()),
             failed_op=next((log.failed_op for log in logs if log.failed_op is not None), None),
-            copies=_joined([log.copies for log in logs]),
+            copies=_joined([log.copies for log in logs], self.ranks),
         )
 
 
@@ -205,14 +205,15 @@ def of_rank(name: str, rank: int) -> str:
     return f"{name}@{rank}"
 
 
-def _joined(copies: Sequence[Copies | None]) -> Copies | None:
+def _joined(copies: Sequence[Copies | None], ranks: Sequence[int]) -> Copies | None:
     """The copies of all ranks as one: a copy is shown if every rank shows it."""
     every = [one for one in copies if one is not None]
     if len(every) < len(copies):
         return None
     return Copies(
         frozenset.intersection(*(one.shown for one in every)), sum(one.elements for one in every),
-        tuple((copy, of_rank(part, rank)) for rank, one in enumerate(every) for copy, part in one.changed),
+        tuple((copy, of_rank(part, rank)) for rank, one in zip(ranks, every, strict=True)
+              for copy, part in one.changed),
         tuple(dict.fromkeys(copy for one in every for copy in one.held)),
         tuple(dict.fromkeys(copy for one in every for copy in one.stayed)), every[0].track_slots,
     )

@@ -21,6 +21,7 @@ import torch
 
 from ..ops.op_protocols import Ops
 from ..ranks import Call, Comm
+from ..ranks.processes import Processes
 from .capture_and_replay import Break, Recording, Rooms, Segments
 
 T = TypeVar("T")
@@ -95,7 +96,9 @@ class _Segment:
     ) -> None:
         self._which, self._once, self._comm = which, once, comm
         self.calls: Sequence[Call] = ()
-        self._graph, self._thread = once("capture", which, partial(_begun, pool))
+        # NCCL has a thread that queries events, which a capture forbids to all threads, if not told otherwise.
+        mode = "thread_local" if isinstance(comm, Processes) else "global"
+        self._graph, self._thread = once("capture", which, partial(_begun, pool, mode))
         self._from = 0 if comm is None else len(comm.calls)
 
     def end(self) -> None:
@@ -115,8 +118,8 @@ class _Segment:
         self._once("replay", self._which, self._graph.replay)
 
 
-def _begun(pool: Any) -> tuple[torch.cuda.CUDAGraph, int]:
+def _begun(pool: Any, mode: str) -> tuple[torch.cuda.CUDAGraph, int]:
     """Begin a capture in the pool of all graphs, and return it with the thread in which it must end."""
     graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(pool=pool)
+    graph.capture_begin(pool=pool, capture_error_mode=mode)
     return graph, get_ident()

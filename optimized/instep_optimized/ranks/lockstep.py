@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from . import Call, Comm
 
 T = TypeVar("T")
 LIMIT_S = 20.0
+SERVED = "has served the event"
 
 
 class RankError(RuntimeError):
@@ -40,7 +42,14 @@ class RankWaits(RankError):
 
 
 class RankRaised(RankError):
-    """A rank raised an exception that another rank did not raise."""
+    """A rank raised an exception that another rank did not raise.
+
+    evidence: what a rank in another process has posted about it; in this process, the exception is the cause
+    """
+
+    def __init__(self, says: str, ranks: Sequence[int], evidence: Any = None) -> None:
+        super().__init__(says, ranks)
+        self.evidence = evidence
 
 
 class _Abandoned(BaseException):
@@ -62,7 +71,7 @@ class Lockstep:
     """
 
     def __init__(self, size: int, limit_s: float = LIMIT_S) -> None:
-        self.size, self.limit_s = size, limit_s
+        self.size, self.limit_s, self.ranks = size, limit_s, range(size)
         self.comms: tuple[Comm, ...] = tuple(_LockstepComm(self, rank) for rank in range(size))
         self._calls: list[list[Call]] = [[] for _ in range(size)]
         self._mail: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
@@ -115,6 +124,10 @@ class Lockstep:
         """Return the calls of each rank since the last look."""
         found, self._calls = self._calls, [[] for _ in range(self.size)]
         return found
+
+    def gather(self, mine: Sequence[T]) -> list[T]:
+        """Return the values of all ranks. mine: those of the ranks of this process, so all"""
+        return [*mine]
 
     def calls(self, rank: int) -> list[Call]:
         """The log of a rank since the last look."""
@@ -193,7 +206,9 @@ class Lockstep:
             self._given, self._waits = [one.given for one in waits], [None] * self.size
             self._turns[0].release()
         else:
-            self._fail(RankWaits(self._stuck(), [other for other, one in enumerate(self._waits) if one is not None]))
+            ended = {other: f"raised {_spelled(error)}" for other, error in enumerate(self._errors) if error}
+            waiting = {other: one.call for other, one in enumerate(self._waits) if one is not None}
+            self._fail(some_wait(waiting, self.size, ended))
 
     def _ready(self, rank: int) -> bool:
         waits = self._waits[rank]
@@ -210,15 +225,6 @@ class Lockstep:
         late = [rank for rank in range(self.size) if not self._done[rank] and self._waits[rank] is None and rank]
         return RankWaits(f"{_named(late)} did not come back within {self.limit_s:g} s", late)
 
-    def _stuck(self) -> str:
-        """Describe the call of every rank that waits, and the end of every other one."""
-        parts = []
-        for rank, waits in enumerate(self._waits):
-            error = self._errors[rank]
-            ended = "has served the event" if error is None else f"raised {type(error).__name__} ({error})"
-            parts.append(f"rank {rank} {ended}" if waits is None else f"rank {rank} waits {waits.call}")
-        return "; ".join(parts)
-
     def _raise(self) -> None:
         raised = {rank: error for rank, error in enumerate(self._errors) if error is not None}
         if not raised:
@@ -229,9 +235,7 @@ class Lockstep:
         alike = len(raised) == self.size and len({type(error) for error in raised.values()}) == 1
         if alike or first is self._failed or not isinstance(first, Exception):
             raise first
-        says = "; ".join(f"rank {rank} raised {type(error).__name__} ({error})" for rank, error in raised.items())
-        others = [rank for rank in range(self.size) if rank not in raised]
-        raise RankRaised(f"{says}; {_named(others)} did not" if others else says, [*raised]) from first
+        raise some_raised({rank: _spelled(error) for rank, error in raised.items()}, self.size) from first
 
 
 class _LockstepComm:
@@ -275,6 +279,24 @@ class _LockstepComm:
         self.calls.append(call)
         found: torch.Tensor = self._group.meet(self.rank, call, x, make)
         return found
+
+
+def some_wait(waits: Mapping[int, Call], size: int, ended: Mapping[int, str] = MappingProxyType({})) -> RankWaits:
+    """The error if ranks wait in vain. waits: their calls;  ended: how other ranks ended"""
+    says = [f"rank {rank} waits {waits[rank]}" if rank in waits else f"rank {rank} {ended.get(rank, SERVED)}"
+            for rank in range(size)]  # fmt: skip
+    return RankWaits("; ".join(says), [*waits])
+
+
+def some_raised(raised: Mapping[int, str], size: int, evidence: Any = None) -> RankRaised:
+    """The error if some ranks raised. raised: type and message"""
+    says = "; ".join(f"rank {rank} raised {error}" for rank, error in raised.items())
+    others = [rank for rank in range(size) if rank not in raised]
+    return RankRaised(f"{says}; {_named(others)} did not" if others else says, [*raised], evidence)
+
+
+def _spelled(error: BaseException) -> str:
+    return f"{type(error).__name__} ({error})"
 
 
 def _added(parts: Sequence[torch.Tensor]) -> torch.Tensor:

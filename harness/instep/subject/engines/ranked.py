@@ -2,21 +2,23 @@
 
 States and named rows are merged by segment, as `contract/shards.py` declares them; regions are named `state@1`; answers
 are those of rank 0. Checks compare what the ranks must have in common (`RankFacts`). The ranks run in lock
-step (`instep_optimized.ranks.lockstep`). Leaves out: building the ranks (`run/build_compared_engines.py`).
+step (`instep_optimized.ranks.lockstep`), or each in a process (`ranks.processes`): then this engine has one of them,
+and rows, states and decisions come from all. Leaves out: building the ranks (`run/build_compared_engines.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from instep_optimized.ranks import Call
 from instep_optimized.ranks.lockstep import Lockstep
+from instep_optimized.ranks.processes import Processes
 from instep_reference.contract import shards
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Committed, Drafted, Event, Forwarded, Region, RequestState
@@ -31,6 +33,7 @@ from ...watch.gather_event_log import RankedInstrumentation, of_rank
 from ...watch.pool_addresses import NO_LAYER
 from ...watch.rank_facts import Decision, RankFacts, Replica
 
+T = TypeVar("T")
 EVENTS = ("admit", "draft", "forward", "commit", "set_num_steps", "save", "load", "offload", "fetch", "evict",
           "preempt", "resume", "finish", "abort", "idle")  # fmt: skip
 NAMES = {"own": "own choices", "own_parents": "parents of the own drafts"}  # of fields of answers, in messages
@@ -39,11 +42,14 @@ PICKS = {Forwarded: PICKED, Committed: PICKED, Drafted: PICKED._replace(stage="c
 
 
 class RankedEngine:
-    """Implements the contract over the engines of n ranks. labels: their rows are labels instead of numbers."""
+    """Implements the contract over the engines of n ranks.
+
+    engines: of the ranks in this process;  labels: their rows are labels instead of numbers
+    """
 
     refuses = True
 
-    def __init__(self, group: Lockstep, engines: Sequence[Any], config: ModelConfig, labels: bool) -> None:
+    def __init__(self, group: Lockstep | Processes, engines: Sequence[Any], config: ModelConfig, labels: bool) -> None:
         self.group, self.engines = group, tuple(engines)
         self._merging = Merging(config, group.size, labels)
         self._decisions: list[Decision] = []
@@ -62,70 +68,79 @@ class RankedEngine:
         self._answers = answers
         return answers[0]
 
+    def _every(self, ask: Callable[[Any], T]) -> list[T]:
+        """The answers of all ranks to a question, on the host if they come from another process."""
+        return self.group.gather([ask(engine) for engine in self.engines])
+
     def next_num_steps(self, batch: int, scheduled: int) -> int:
-        found: list[int] = [engine.next_num_steps(batch, scheduled) for engine in self.engines]
+        found: list[int] = self._every(lambda engine: engine.next_num_steps(batch, scheduled))
         self._decide("the next step count", found)
         return found[0]
 
     def state(self, request: str) -> RequestState:
-        return self._state([engine.state(request) for engine in self.engines], request)
+        return self._state(self._every(lambda engine: engine.state(request)), request)
 
     def prefix(self, name: str) -> RequestState:
-        return self._state([engine.prefix(name) for engine in self.engines], None)
+        return self._state(self._every(lambda engine: engine.prefix(name)), None)
 
     def regions(self) -> list[Region]:
         return [replace(region, name=of_rank(region.name, rank), rank=rank)
-                for rank, engine in enumerate(self.engines) for region in engine.regions()]  # fmt: skip
+                for rank, engine in self._own() for region in engine.regions()]  # fmt: skip
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
-        return {of_rank(name, rank): units for rank, engine in enumerate(self.engines)
+        return {of_rank(name, rank): units for rank, engine in self._own()
                 for name, units in engine.may_change(event).items()}  # fmt: skip
 
     def budget(self) -> Mapping[str, int]:
-        return {of_rank(name, rank): size for rank, engine in enumerate(self.engines)
+        return {of_rank(name, rank): size for rank, engine in self._own()
                 for name, size in engine.budget().items()}  # fmt: skip
 
     def copies(self) -> dict[Copy, dict[str, torch.Tensor]]:
-        every = [engine.copies() for engine in self.engines]
-        self._decide("the kept copies", [sorted(one) for one in every])
+        every = {rank: engine.copies() for rank, engine in self._own()}
+        self._decide("the kept copies", self.group.gather([sorted(one) for one in every.values()]))
         return {
-            copy: {of_rank(part, rank): x for rank, one in enumerate(every) for part, x in one.get(copy, {}).items()}
-            for copy in dict.fromkeys(copy for one in every for copy in one)
+            copy: {of_rank(part, rank): x for rank, one in every.items() for part, x in one.get(copy, {}).items()}
+            for copy in dict.fromkeys(copy for one in every.values() for copy in one)
         }
 
     def track_slots(self) -> dict[str, int]:
-        every = [engine.track_slots() for engine in self.engines]
+        every = self._every(lambda engine: dict(engine.track_slots()))
         self._decide("the track slots", [sorted(one.items()) for one in every])
         return dict(every[0])
 
     def slots(self) -> dict[str, int]:
-        return self._owned("slot", [engine.slots() for engine in self.engines])
+        return self._owned("slot", self._every(lambda engine: engine.slots()))
 
     def pages(self) -> dict[str, list[int]]:
-        return self._owned("pages", [engine.pages() for engine in self.engines])
+        return self._owned("pages", self._every(lambda engine: engine.pages()))
 
     def watch(self, see: See) -> None:
         self._see = see
-        for rank, engine in enumerate(self.engines):
+        for rank, engine in self._own():
             engine.watch(unseen if see is unseen else partial(self._seen, rank))
 
     def patch(self, request: str, places: Sequence[Place], right: RequestState) -> None:
         """Replace parts of a request's memory on every rank."""
-        for rank, engine in enumerate(self.engines):
+        for rank, engine in self._own():
             engine.patch(request, places, self._merging.cut_state(right, rank))
 
     def take_facts(self) -> RankFacts:
         """Return the facts since the last call. The log of the event was taken before."""
-        for field, values in parts_of(self._answers).items():
+        for field, values in by_name(self.group.gather([parts_of(one) for one in self._answers])).items():
             self._decide(field, values, place=PICKS[type(self._answers[0])])
-        for what, found in rows_of([] if self.log is None else self.log.taken).items():
+        logs = () if self.log is None else self.log.taken
+        for what, found in by_name(self.group.gather([rows_of(log) for log in logs])).items():
             self._decide(what, found)
         merging, counts = self._merging, brought([count for _, count in self._replicas])
         replicas = (replace(one, differing=int(count)) for (one, _), count in zip(self._replicas, counts, strict=True))
         facts = RankFacts(self.group.size, merging.rows, merging.memory, tuple(self._decisions), tuple(replicas),
-                          tuple(map(tuple, self.group.take_calls())))  # fmt: skip
+                          tuple(map(tuple, self.group.gather(self.group.take_calls()))))  # fmt: skip
         self._decisions, self._replicas, self._answers = [], [], ()
         return facts
+
+    def _own(self) -> Iterator[tuple[int, Any]]:
+        """The ranks of this process, each with its engine."""
+        return zip(self.group.ranks, self.engines, strict=True)
 
     def _decide(
         self, what: str, values: Sequence[object], request: str | None = None, place: Place = NO_LAYER
@@ -264,25 +279,25 @@ def memory_of(states: Sequence[RequestState]) -> list[tuple[str, int | None, lis
     return found
 
 
-def rows_of(logs: Sequence[EventLog]) -> dict[str, list[object]]:
-    """The rows that op calls served on each rank, and the graphs that it replayed with their inputs from the host."""
-    found: dict[str, list[object]] = {}
-    for rank, log in enumerate(logs):
-        for number, one in enumerate(log.served):
-            what = f"the rows of call {number} with memory"
-            found.setdefault(what, [None] * len(logs))[rank] = one
-        for number, replay in enumerate(log.replays):
-            given = {name: rows for name, (rows, _, _) in replay.inputs.items()}
-            found.setdefault(f"replay {number}", [None] * len(logs))[rank] = (replay.key, replay.rows, given)
+def rows_of(log: EventLog) -> dict[str, object]:
+    """The rows that op calls served on a rank, and the graphs that it replayed with their inputs from the host."""
+    found: dict[str, object] = {f"the rows of call {number} with memory": one for number, one in enumerate(log.served)}
+    for number, replay in enumerate(log.replays):
+        given = {name: rows for name, (rows, _, _) in replay.inputs.items()}
+        found[f"replay {number}"] = replay.key, replay.rows, given
     return found
 
 
-def parts_of(answers: Sequence[Any]) -> dict[str, list[object]]:
-    """Every field of the ranks' answers on the host."""
-    if not answers or not is_dataclass(answers[0]):
+def parts_of(answer: Any) -> dict[str, object]:
+    """Every field of a rank's answer on the host."""
+    if not is_dataclass(answer):
         return {}
-    return {f"the {NAMES.get(field.name, field.name)}": [told(getattr(answer, field.name)) for answer in answers]
-            for field in fields(answers[0])}  # fmt: skip
+    return {f"the {NAMES.get(field.name, field.name)}": told(getattr(answer, field.name)) for field in fields(answer)}
+
+
+def by_name(ranks: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """By name, the values of all ranks; None if a rank has no such value."""
+    return {name: [one.get(name) for one in ranks] for name in dict.fromkeys(name for one in ranks for name in one)}
 
 
 def told(value: Any) -> object:

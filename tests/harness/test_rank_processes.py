@@ -1,0 +1,168 @@
+"""Ranks in processes over gloo: the verdict is that of lock step, and a rank that leaves the others is reported.
+
+Leaves out: ranks in lock step (`test_ranks.py`).
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks.rank_agreement import Agreement
+from instep.checks.rank_collectives import Collectives
+from instep.checks.rank_replicas import Replicas
+from instep.diagnose import diagnose
+from instep.run import rank_processes
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
+from instep.trace.file import Trace
+from instep.verdict import Exit
+from instep_optimized.ops.plain import PLAIN
+from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep_reference.contract.errors import BadInput
+from support.running.command import Runner
+from support.running.covering import WHOLE
+from support.running.planting import planted_here
+
+OVER = "instep_optimized/ranks/ops_over_ranks.py"
+REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
+MLP = "return {added(ops.mlp(to=to, **given), to) => added(%s, to)}"
+OWN = "ops.mlp(to=to, **given)"
+
+
+def replayed(trace: Trace, *edits: Edit | Wrap, until: int | None = 3, **how: Any) -> Outcome:
+    with planted_here(*edits):
+        return diagnose(Replay(trace, Setting(**{"ranks": 2, "comm": "gloo", **how})), until=until)
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "ledger"}, pytest.param({"ops": "plain", "until": None}, marks=WHOLE),
+    pytest.param({"ops": "ledger", "graphs": True, "strategy": "snapshot", "until": 9}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_ranks_in_processes_are_judged_like_those_in_turns(four_rounds: Trace, how: dict[str, Any]) -> None:
+    found, right = (replayed(four_rounds, **how, comm=comm).verdict for comm in ("gloo", "lockstep"))
+    assert found.exit == Exit.AGREED and found.events == right.events >= 4
+    for check in (Agreement.name, Replicas.name, Collectives.name, "derived", "identity"):
+        counts = [sum(one.elements for one in verdict.compared if one.check == check) for verdict in (found, right)]
+        assert counts[0] == counts[1], check
+    assert {one.check for one in found.compared} == {one.check for one in right.compared}
+
+
+@pytest.mark.parametrize(("edit", "check", "component", "rank", "says"), [
+    pytest.param(Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"), "serves", "gated", None,
+                 "rank 0 waits in all_reduce for trunk layer 0 mixer of (4, 32) float32; rank 1 waits at trunk layer 0",
+                 id="skips-one"),
+    pytest.param(Edit.of(OVER, REDUCED % "(added(added(rows, to), to) if comm.rank else added(rows, to))"), "serves",
+                 "gated", None, "rank 0 waits at trunk layer 0 mixer of (4, 32) float32; rank 1 waits in all_reduce",
+                 id="makes-two", marks=WHOLE),
+    pytest.param(Edit.of(OVER, MLP % f"{OWN}[comm.rank :]"), "serves", "post_normed", None,
+                 "trunk layer 0 mlp of (4, 32) float32; rank 1 waits in all_reduce for trunk layer 0 mlp of (3, 32)",
+                 id="another-shape", marks=WHOLE),
+    pytest.param(Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os._exit(3)"), "serves", "post_normed", 1,
+                 "rank 1 exited; rank 0 waits in all_reduce for trunk layer 0 mlp of (4, 32)", id="exits", marks=WHOLE),
+    pytest.param(Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os.kill(os.getpid(), 9)"), "serves", "post_normed",
+                 1, "rank 1 was ended by signal 9; rank 0 waits in all_reduce for trunk layer 0 mlp", id="is-killed"),
+    pytest.param(Edit.of(OVER, MLP % f"(time.sleep(9 * comm.rank), {OWN})[1]"), "serves", "post_normed", 1,
+                 "rank 1 did not come within 0.5 s, after it was at trunk layer 0 post_normed of (4, 32) float32; "
+                 "rank 0 waits in all_reduce for trunk layer 0 mlp", id="hangs", marks=WHOLE),
+    pytest.param(Edit.of(OVER, REDUCED % "2 * added(rows, to)"), "derived", "mixer", None, "has every partial sum",
+                 id="wrong-sum", marks=WHOLE),
+])  # fmt: skip
+def test_rank_that_leaves_the_others_is_reported(
+    four_rounds: Trace, edit: Edit, check: str, component: str, rank: int | None, says: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the event and both calls, at once; only a rank that hangs is waited for."""
+    from instep_optimized.ranks import ops_over_ranks
+
+    monkeypatch.setattr(ops_over_ranks, "os", os, raising=False)
+    monkeypatch.setattr(ops_over_ranks, "time", time, raising=False)
+    if "did not come" in says:
+        monkeypatch.setattr(rank_processes, "LIMIT_S", 0.5)
+    (found, *_) = replayed(four_rounds, edit).verdict.findings
+    assert (found.event, found.check, found.place.component, found.rank) == (2, check, component, rank)
+    assert says in found.diagnosis
+
+
+def test_exception_of_an_op_in_one_process_has_its_line(four_rounds: Trace) -> None:
+    process = os.getpid()
+
+    def mlp(**given: Any) -> torch.Tensor:
+        if os.getpid() != process:
+            raise ValueError("only even rows")
+        return PLAIN.mlp(**given)
+
+    (found, *_) = replayed(four_rounds, handed=replace(PLAIN, mlp=mlp)).verdict.findings
+    assert (found.event, found.check, found.rank) == (2, "serves", 1)
+    assert "rank 1 raised ValueError (only even rows); rank 0 did not" in found.diagnosis
+    assert found.raised is not None and found.raised.file == __file__ and found.raised.function.endswith("mlp")
+
+
+@WHOLE
+def test_wrong_memory_of_another_process_is_found(four_rounds: Trace) -> None:
+    """Rank 1 writes beyond its own slot: rank 0 has other pools, and gets the finding."""
+    process = os.getpid()
+
+    def advance(**given: Any) -> Any:
+        if os.getpid() != process:
+            given["length"][5] += 1
+        return PLAIN.advance(**given)
+
+    findings = replayed(four_rounds, handed=replace(PLAIN, advance=advance), until=None).verdict.findings
+    assert findings and {one.rank for one in findings} == {1}
+
+
+@WHOLE
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_processes_end_with_the_command(end: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "instep", "replay", "--ops", "plain", "--ranks", "2", "--comm", "gloo"]
+    ran = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(alive(ran.pid)) == 2)
+    time.sleep(1)
+    if end == signal.SIGINT:
+        os.killpg(ran.pid, end)  # as a terminal does
+    else:
+        ran.send_signal(end)
+    assert ran.wait(30) == code
+    wait_until(lambda: not alive(ran.pid))
+
+
+def alive(session: int) -> list[str]:
+    """The processes of a session that have not ended."""
+    found = subprocess.run(["ps", "-o", "stat=", "-s", str(session)], capture_output=True, text=True, check=False)
+    return [line for line in found.stdout.split() if not line.startswith("Z")]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@WHOLE
+def test_processes_that_are_not_forked_are_given_all(four_rounds: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with NCCL: they read the trace and the model again."""
+    monkeypatch.setitem(rank_processes.START, "gloo", "spawn")
+    assert replayed(four_rounds, ops="plain").verdict.exit == Exit.AGREED
+    with pytest.raises(BadInput, match="gloo with an op set or a model in memory"):
+        replayed(four_rounds, handed=PLAIN)
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--comm", "mpi"), "--comm: found mpi, expected one of lockstep, gloo, nccl"),
+    (("--comm", "nccl"), "--comm: found nccl with --device cpu, expected gloo with cpu, nccl with cuda"),
+    (("--ranks", 3, "--comm", "gloo"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
+])  # fmt: skip
+def test_unknown_way_to_exchange_data_is_refused(
+    four_rounds: Trace, instep: Runner, words: tuple[Any, ...], says: str
+) -> None:
+    ran = instep("replay", four_rounds.path, "--ops", "plain", *words)
+    assert ran.code == Exit.BAD_INPUT and says in ran.err + ran.out
