@@ -52,7 +52,7 @@ from .memory.tiled_units import SCALES
 from .ops.integer_op_protocols import Acceptance
 from .ops.op_protocols import Ops
 from .ops.unpadded_view import covers, noting, show, watched
-from .options import Options, check, types_of
+from .options import Options, check, moves_labels, types_of
 from .packed_batch import empty_commit
 from .ranks import Comm
 from .ranks.ops_over_ranks import of_rank
@@ -62,6 +62,7 @@ from .round_for_step_count import CAPPED, IDLE, inputs_of, kind_of, tree_inputs
 from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints
 from .transfer.to_host import Drafts, HostCopy, Parents, Roots
+from .transfer_between_engines import Courier, Wire
 from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
 
@@ -79,12 +80,14 @@ class OptimizedEngine:
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
         adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
-        comm: Comm | None = None,
+        comm: Comm | None = None, wire: Wire | None = None,
     ) -> None:
         """Build the engine; with `comm`, one rank of it. checkpoint, ops: of the whole model in any case.
 
         lag: rounds by which accepted counts reach the controller late (a rule of its dialect)
+        wire: to another engine of the same model, which fetches what this one offloads, and the other way round
         """
+        whole = checkpoint.config
         if comm is not None:
             checkpoint, ops = of_rank(checkpoint, ops, options, comm)
         config = checkpoint.config
@@ -107,9 +110,11 @@ class OptimizedEngine:
         # Requests without a slot, and saved states and prefixes by name: the host's records, and copies of memory.
         self._preempted: dict[str, Entry] = {}
         self._saved: dict[str, Entry] = {}
-        self._tiers = Tiers(self._saved, self._device, capacity.tracked)
+        courier = None if wire is None else Courier.of(
+            wire, comm, whole, self._memory, types_of(options, ops), moves_labels(ops))
+        self._tiers = Tiers(self._saved, self._device, capacity.tracked, courier)
         self._prefixes = Prefixes(self._memory, capacity, self._saved, NarrowStates.of(types_of(options, ops)))
-        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers.aside, self._vocab,
+        self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers, self._vocab,
                                   capacity.track_interval)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches, comm=comm) if options.graphs else None

@@ -8,9 +8,9 @@ Leaves out: which entry moves or is evicted, which the events decide, and the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ from instep_reference.contract.kept_copies import Copy
 from .memory.saved_states import Kept, copied
 from .request_record import Request
 from .transfer.to_host import Arrival
+from .transfer_between_engines import Courier
 
 Entry = tuple[Request, Kept]
 
@@ -35,12 +36,16 @@ class Aside(NamedTuple):
 class Tiers:
     """here: entries on the device, by name; aside: entries on the host. most: maximum number of prefixes in `here`.
 
+    courier: the wire to another engine, in place of a host memory of its own: an entry that was offloaded is in both
     slots: the track slot of each prefix in `here`, and of names that a commit may need; empty if there is no maximum
     """
 
-    def __init__(self, here: dict[str, Entry], device: torch.device, most: int | None) -> None:
-        self.here, self.aside = here, dict[str, Aside]()
-        self._device, self._most = device, most
+    def __init__(
+        self, here: dict[str, Entry], device: torch.device, most: int | None, courier: Courier | None = None
+    ) -> None:
+        self.here = here
+        self._device, self._most, self._courier = device, most, courier
+        self.aside: dict[str, Aside] = {} if courier is None else courier.home
         self.slots: dict[str, int] = {}
 
     def must_have_room(self, prefixes: int) -> None:
@@ -65,17 +70,29 @@ class Tiers:
         request, kept = self.here.pop(name)
         self.release([name])
         self.aside[name] = Aside(request, copied(kept, _to_host), Arrival(self._device))
+        if self._courier is not None:
+            self._courier.give(name)
 
     def fetch(self, name: str) -> None:
-        request, kept, _ = self.aside[name]
+        request, kept = self.aside[name][:2] if self._courier is None else self._courier.take(name)
         self.must_have_room(int(kept.final is not None))
         self.here[name] = request, copied(kept, partial(_moved, self._device))
         self.claim([name] if kept.final is not None else [])
-        del self.aside[name]
+        if self._courier is not None:
+            self._courier.taken(name)
+        else:
+            del self.aside[name]
+
+    @property
+    def fetchable(self) -> Mapping[str, Any]:
+        """The entries that may be fetched."""
+        return self.aside if self._courier is None else self._courier.wire
 
     def evict(self, name: str) -> None:
         if self.here.pop(name, None) is None:
             del self.aside[name]
+        if self._courier is not None:
+            self._courier.wire.pop(name, None)
         self.release([name])
 
     def shown(self, name: str) -> Entry:

@@ -13,6 +13,7 @@ from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.sampling import UNIFORM, Sampling
 
+from .kept_entries_on_device_or_host import Tiers
 from .request_record import Request
 
 WAITING, PREFILLING, READY, DRAFTED, VERIFIED = "waiting", "prefilling", "ready", "drafted", "verified"
@@ -33,11 +34,11 @@ class Refusals:
 
     def __init__(
         self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
-        aside: Mapping[str, Any], vocab: int, interval: int | None = None,
+        tiers: Tiers, vocab: int, interval: int | None = None,
     ) -> None:  # fmt: skip
-        """saved: states kept on the device, by name; aside: states kept on the host."""
+        """saved: states kept on the device, by name; tiers: has those on the host."""
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
-        self._aside = aside
+        self._aside, self._fetchable = tiers.aside, tiers.fetchable
         self._interval = interval
 
     def admit(self, name: str, prompt: Sequence[int], sampling: Sampling | None = None) -> None:
@@ -161,8 +162,9 @@ class Refusals:
             _no(f"{what} of {name!r}", found, f"one of {', '.join(self._saved) or 'none'}")
 
     def fetch(self, name: str) -> None:
-        if name not in self._aside:
-            _no(f"fetch of {name!r}", "nothing of that name on the host", f"one of {', '.join(self._aside) or 'none'}")
+        if name not in self._fetchable or name in self._saved:
+            there = ", ".join(self._fetchable) or "none"
+            _no(f"fetch of {name!r}", "nothing of that name on the host", f"one of {there}")
 
     def evict(self, name: str) -> None:
         if name not in self._aside:

@@ -131,13 +131,16 @@ def of_others(
 
 
 def others_kept(
-    context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
+    context: EventContext, name: str, place: Place, due: torch.Tensor, count: int, but: str = ""
 ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
-    """The content of a part of a prefix if a move took it from another request, prefix or time."""
+    """The content of a part of a prefix if a move took it from another request, prefix or time.
+
+    but: a request that has the part now
+    """
     yield ZERO.known(), torch.zeros_like(due)
     for request, state in context.subject.after.items():
         held = dict(state.parts()).get(place)
-        if held is not None:
+        if held is not None and request != but:
             of = f"after {counted(state.length)}; {counted(count)} {'was' if count == 1 else 'were'} tracked"
             yield HAS_NOW.known(request, of), held[: len(due)]
     for under, kept in context.earlier.saved.items():

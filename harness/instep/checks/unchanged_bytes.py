@@ -41,6 +41,7 @@ from .prefix_findings import (
     others_kept,
     with_last,
 )
+from .transfer_findings import wrong_transfers
 from .wrong_conv_windows import shifted, wrong_windows
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory). The context of a
@@ -334,7 +335,9 @@ class Bytes:
         self, context: EventContext, name: str, place: Place, due: torch.Tensor, count: int
     ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
         """Wrong contents of a part of a prefix that moves."""
-        yield from others_kept(context, name, place, due, count)
+        kept = context.earlier.saved[name]
+        yield from (others_kept(context, name, place, due, count) if kept.sent is None
+                    else wrong_transfers(context, name, kept, place, due))
         if place.component == "state":
             yield from misread(due, self._narrow, self._other_states(context, name, place))
 
@@ -363,7 +366,7 @@ class Bytes:
         found = {} if after is None else dict(after.parts())
         for place, right in before.parts():
             if right.numel():
-                wrongs = partial(self._misread, context, place, right) if place.component == "state" else tuple
+                wrongs = partial(self._misread, context, place, right)
                 yield self._same(context, place, name, found.get(place), right, wrongs)
         if before.proposal_hidden is not None:
             proposed = None if after is None else after.proposal_hidden
@@ -375,8 +378,11 @@ class Bytes:
     def _misread(
         self, context: EventContext, place: Place, right: torch.Tensor
     ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
-        """Wrong contents of a state that no row has changed, if prefixes round theirs."""
-        if self._narrow:
+        """Wrong contents of memory that no row has changed: of a transfer, or of states, if prefixes round theirs."""
+        moved = kept_of(context)
+        if moved is not None and moved.sent is not None:
+            yield from wrong_transfers(context, getattr(context.event, "name", ""), moved, place, right)
+        if self._narrow and place.component == "state":
             yield RUNNING.known(), kept_states(right, self._narrow, forward=False).to(right)
             yield RUNNING.known(), kept_states(right, self._narrow, forward=True).to(right)
             kept = kept_of(context)

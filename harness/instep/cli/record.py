@@ -116,5 +116,10 @@ def make(
     for message in messages:
         print(message)
     plan = Plan.of(header, opened, chosen, "policy")
-    steps_taken = list(drive(policy, prompts, header, reference(plan, chosen.activation), propose=chosen.proposer()))
+    first, receiver = reference(plan, chosen.activation), None
+    if header.receiver is not None:
+        _, there = plan.of_receiver(header, "policy")
+        receiver = reference(there, chosen.activation)
+        receiver.saved = first.saved
+    steps_taken = list(drive(policy, prompts, header, first, propose=chosen.proposer(), receiver=receiver))
     return write(out, header, [step.event for step in steps_taken], recorded(steps_taken))

@@ -28,11 +28,12 @@ from instep_optimized.options import Options
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_optimized.ranks.ops_over_ranks import products_of
 from instep_optimized.ranks.processes import Processes
+from instep_optimized.transfer_between_engines import Wire
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.controllers import Controlled
-from instep_reference.contract.declared_rounding import Storage
+from instep_reference.contract.declared_rounding import CHUNK, KEPT, Blocked, Storage
 from instep_reference.contract.drafters import in_use
 from instep_reference.contract.engine import Admit, Capacity, Event, Forward, RequestState, Row
 from instep_reference.contract.errors import BadInput
@@ -48,7 +49,7 @@ from ..oracle.expert_routes import Routes
 from ..oracle.reference_weights import digest_of, weights_of
 from ..oracle.reordered_arithmetic import Reordered, stored
 from ..oracle.storage_rounding import entries
-from ..setting import Setting, moves_labels
+from ..setting import STATES, Setting, moves_labels
 from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
 from ..subject.engines.engine_from_verbs import DerivedEngine, Standing
@@ -78,6 +79,7 @@ class Plan:
 
     adaptive, controlled, lag  as in the header of a trace
     group     the processes of the ranks, if each has one
+    wire  to the other engine of a trace with a receiver
     """
 
     checkpoint: Checkpoint
@@ -89,6 +91,7 @@ class Plan:
     controlled: Controlled | None = None
     lag: int = 0
     group: Processes | None = None
+    wire: Wire | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -100,6 +103,28 @@ class Plan:
             raise BadInput(named, found=f"{field}, which tracks no prefixes", expected="`track_interval` in the "
                            "capacity, as in fixtures/traces/faults/prefix.jsonl")  # fmt: skip
         return cls(checkpoint, header.room(), setting=setting, directory=directory, **header.steps(field))
+
+    def of_receiver(self, header: Header, field: str) -> tuple[Plan, Plan]:
+        """The plans of both engines of a trace with a receiver, with a wire between them."""
+        receiver, setting, wire = header.receiver, self.setting, Wire()
+        assert receiver is not None
+        if setting.led:
+            raise BadInput("--engine", found=f"{field}, whose requests move to a second engine",
+                           expected="an op set or a maker: callbacks show no copies that could move")  # fmt: skip
+        if setting.comm != IN_TURNS:
+            raise BadInput("--comm", found=f"{setting.comm} with {field}, which has a receiver",
+                           expected=f"{IN_TURNS}: two engines run in one process")  # fmt: skip
+        for name, storage in (("state_dtype", STATES.get(setting.state_dtype or "")), ("kv_dtype", setting.kv),
+                              ("kept_dtype", setting.kept.get(KEPT)), ("chunk_dtype", setting.kept.get(CHUNK))):
+            if isinstance(storage, Blocked) or (storage is not None and name in ("kept_dtype", "chunk_dtype")):
+                raise BadInput(f"--{name.replace('_', '-')}", found=f"{getattr(setting, name)} with {field}, which has "
+                               "a receiver", expected="no tiles and no narrow prefixes where entries move to another "
+                               "engine")  # fmt: skip
+        ours = isinstance(setting.subject(), Ops)
+        there = replace(setting, ranks=(receiver.ranks or setting.ranks) if ours else 1,
+                        state_dtype=receiver.state_dtype or setting.state_dtype)  # fmt: skip
+        other = Plan.of(header.of_receiver(), self.checkpoint, there, field, self.directory)
+        return replace(self, wire=wire), replace(other, wire=wire)
 
     @property
     def steps(self) -> dict[str, Any]:
@@ -148,6 +173,7 @@ class Participants:
     patching: Patching
     overlap: bool  # whether rounds of the subject overlap, so that it reserves pages for the worst case
     declared: Declared
+    state: Storage  # of the subject's states
     own: set[str] = field(default_factory=set)  # requests with recurrent states that the reference computed itself
 
     def ask_with(self, coming: tuple[int, int]) -> None:
@@ -211,6 +237,21 @@ class Participants:
         if between_rounds and not self.own:
             self.repeated_runs.begin_at(index, self.rounded.resumption())
 
+    def bring(self, other: Participants, name: str) -> None:
+        """Bring a copy that the other engine gave out: both references have it, and inspection knows it."""
+        pairs = (self.truth, other.truth), (self.rounded, other.rounded), (self.subject, other.subject)
+        for mine, its in pairs:
+            if mine is not None and its is not None:
+                mine.states.bring(its.states, name)
+        for mine, its in pairs[:2]:
+            if isinstance(mine, Reusing) and isinstance(its, Reusing):
+                mine.take(name, its.give(name))
+            elif mine is not None and its is not None:
+                saved: Any = mine.engine, its.engine  # ledgers
+                saved[0].saved[name] = saved[1].saved.pop(name)
+        if self.repeated_runs is not None and other.repeated_runs is not None:
+            self.repeated_runs.bring(other.repeated_runs, name)
+
     def says_shown(self) -> Shown:
         """The visible data of the subject for the event that it just served."""
         return WHOLE if self.built.engine is None else self.built.engine.shown()
@@ -256,7 +297,8 @@ def join_sides(
     served.proposes = truth.proposes = not labels and built.engine is None  # a label is no token of the trace
     return Participants(
         built, served, truth, rounded, Watch(shown, built.poison), shown, repeated_runs, patching,
-        built.ops is not None and plan.setting.overlap, declares(plan, built.declares),
+        built.ops is not None and plan.setting.overlap, said := declares(plan, built.declares),
+        said.rounds.get("state", plan.setting.state),
     )
 
 
@@ -314,11 +356,11 @@ def optimized_engine(
     size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
     with calling(MAKES), enough_memory(plan.capacity):
         if size == 1:
-            return make(ops=ops, **plan.steps)
+            return make(ops=ops, wire=plan.wire, **plan.steps)
         if plan.setting.comm != IN_TURNS and plan.group is None:
             raise BadInput("--comm", found=plan.setting.comm, expected=f"{IN_TURNS}: only a replay starts processes")
         group = plan.group or Lockstep(size)
-        ranks = group.run([partial(make, ops=own, comm=comm, **plan.steps)
+        ranks = group.run([partial(make, ops=own, comm=comm, wire=plan.wire, **plan.steps)
                            for own, comm in zip(each or (ops,) * size, group.comms, strict=False)])  # fmt: skip
         group.take_calls()  # of captures
         # It has every method of the contract, by name.

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -70,11 +72,15 @@ def unchanged(draw: Participant) -> None:
 
 
 class Step(NamedTuple):
-    """An event of the rounded run. rankings: the truth's choices of experts; follows: states that come before it."""
+    """An event of the rounded run. rankings: the truth's choices of experts; follows: states that come before it.
+
+    brought: copies of another engine that come before it, as each draw of that engine has them
+    """
 
     event: Event
     rankings: list[torch.Tensor]
     follows: Mapping[str, RequestState]
+    brought: Mapping[str, Callable[[int], Any]] = MappingProxyType({})
 
 
 @dataclass
@@ -103,6 +109,7 @@ class RepeatedRuns:
         self._resume: Callable[[Any], None] = unchanged  # brings a new draw there
         self._steps: list[Step] = []
         self._follows: Mapping[str, RequestState] = {}  # of the next event
+        self._brought: dict[str, Callable[[int], Any]] = {}  # the same
         self._sides: dict[tuple[int, int, str], Side] = {}  # of the last event; "": of all requests
         self._running: dict[tuple[int, str], OneRequest] = {}
 
@@ -116,19 +123,35 @@ class RepeatedRuns:
 
     def add(self, event: Event, rankings: list[torch.Tensor]) -> None:
         """Add the next event, with the experts that the truth chose in it."""
-        self._steps.append(Step(event, rankings, self._follows))
-        self._follows = {}
+        self._steps.append(Step(event, rankings, self._follows, self._brought))
+        self._follows, self._brought = {}, {}
         self._sides.clear()
+
+    def bring(self, other: RepeatedRuns, name: str) -> None:
+        """Let draws take in a copy of another engine before the next event."""
+        self._brought[name] = partial(other._given, name, len(other._steps))
+
+    def _given(self, name: str, count: int, draw: int) -> Any:
+        rounded = self._drawn(draw)
+        for step in self._steps[:count]:
+            self._serve(rounded, step, draw)
+        return rounded.give(name)
+
+    def _serve(self, rounded: Any, step: Step, draw: int) -> Side:
+        for name, state in step.follows.items():
+            rounded.continue_from(name, state)
+        for name, given in step.brought.items():
+            rounded.take(name, given(draw))
+        side: Side = rounded.serve_following(step.event, step.rankings)
+        return side
 
     @torch.inference_mode()
     def side(self, index: int, draw: int) -> Side:
         """The rounded run at event `index`, as the draw with this number."""
         if (index, draw, "") not in self._sides:
             rounded = self._drawn(draw)
-            for event, rankings, follows in self._steps[: index + 1 - self._first]:
-                for name, state in follows.items():
-                    rounded.continue_from(name, state)
-                side = rounded.serve_following(event, rankings)
+            for step in self._steps[: index + 1 - self._first]:
+                side = self._serve(rounded, step, draw)
             self._sides[index, draw, ""] = side
         return self._sides[index, draw, ""]
 

@@ -53,6 +53,7 @@ def header_of(
     header = Header(
         schema=SCHEMA, name=policy.name, claim=policy.claim,
         checkpoint=model, drafter=Model.of_block(checkpoint, directory, model.near),
+        receiver=policy.receiver,
         capacity=policy.capacity, num_steps=policy.num_steps, candidates=(policy.num_steps,), adaptive=policy.adaptive,
         lag=policy.lag, seed=policy.seed, stop=policy.stop, replay=policy.replay if replay is None else replay,
         created=dict(created or {}), recording=recording or Recording(),

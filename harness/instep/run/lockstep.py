@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from instep_optimized.ops.fused import inside_of
+from instep_reference.contract.declared_rounding import read_as
 from instep_reference.contract.engine import Admit, Commit, Event, Forward, RequestState
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import Phase, kind_of
+from instep_reference.contract.event_facts import Phase, facts, kind_of, moves
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.check_interface import Check, Remembering
@@ -27,7 +28,7 @@ from ..trace.file import Trace
 from ..trace.request_table import RequestTable
 from ..trace.write_bound import bound
 from ..verdict import INTERRUPTED, UNDECIDABLE, Comparison, Skipped, Tier, Verdict
-from ..watch.event_context import EventContext, Expected
+from ..watch.event_context import EventContext, Expected, KeptCopy
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
 from ..watch.rank_facts import RankFacts
@@ -71,11 +72,21 @@ class Lockstep:
     """A running trace. `step` serves one event on every side and returns the context for the checks.
 
     follows  whether the reference continues from the states that the subject shows after each event, not from its own
+    receiver  that of the second engine of the trace, with its own participants and checks; None: there is one engine
+    checks    those of this engine, if there is a second one
     """
 
-    def __init__(self, trace: Trace, participants: Participants, *, follows: bool = False) -> None:
+    def __init__(
+        self, trace: Trace, participants: Participants, *, follows: bool = False, receiver: Lockstep | None = None,
+        rules: EventRules | None = None,
+    ) -> None:
         self.trace, self.participants, self.follows = trace, participants, follows
-        self.rules = EventRules(trace.header, overlap=participants.overlap)
+        self.rules = rules or EventRules(trace.header, overlap=participants.overlap)
+        self.receiver, self.checks = receiver, list[Check]()
+        self.brought = dict[str, KeptCopy]()  # copies of the other engine, since the last event
+        if receiver is not None:
+            assert self.rules.other is not None
+            receiver.rules = self.rules.other
         self.seconds = {"reference": 0.0, "subject": 0.0}
         self.next = 0
         self.end: int | None = None  # the last event to run
@@ -105,6 +116,43 @@ class Lockstep:
             wrote += event.requests if isinstance(event, Commit) else ()
         self.participants.follow([name for name in wrote if name in table.live], shown, self.next,
                                  between_rounds=not table.in_phase(*IN_A_ROUND))  # fmt: skip
+
+    def tables(self) -> list[RequestTable]:
+        """The request tables of all engines, that of the first one first."""
+        return [self.rules.table, *([] if self.rules.other is None else [self.rules.other.table])]
+
+    @property
+    def at_last(self) -> Lockstep:
+        """The run of the engine that served the last event."""
+        other = self.receiver
+        return other if other is not None and self.rules.serving(self.trace.events[max(self.next - 1, 0)]) is (
+            other.rules) else self
+
+    def all_seconds(self) -> dict[str, float]:
+        """Wall clock per side, of both engines together."""
+        more = {} if self.receiver is None else self.receiver.seconds
+        return {side: spent + more.get(side, 0.0) for side, spent in self.seconds.items()}
+
+    def serving(self) -> Lockstep:
+        """The run of the engine that serves the next event. A copy that it fetches is brought from the other one."""
+        event = self.trace.events[self.next]
+        if self.receiver is None:
+            return self
+        at = self if self.rules.serving(event) is self.rules else self.receiver
+        at.next, at.end, at.goes_on = self.next, self.end, self.goes_on
+        if facts(event).copy == "back":
+            at.bring(self.receiver if at is self else self, moves(event))
+        return at
+
+    def bring(self, other: Lockstep, name: str) -> None:
+        """Bring a copy of the other engine to this one: to both references, and to what the checks expect."""
+        earlier = left_by(other.last).saved.get(name)
+        if earlier is not None:
+            state = {layer: state.to(read_as(self.participants.state)) if state.is_floating_point() else state
+                     for layer, state in earlier.state.state.items()}  # fmt: skip
+            self.brought[name] = KeptCopy(replace(earlier.state, state=state), earlier.proposed, earlier.state,
+                                          None if other.last is None else other.last.ranks)  # fmt: skip
+        self.participants.bring(other.participants, name)
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
@@ -137,10 +185,13 @@ class Lockstep:
         instrumentation = self.participants.built.instrumentation
         last = index in (self.end, len(self.trace.events) - 1) and not self.goes_on
         log = NOTHING if instrumentation is None else instrumentation.take(last=last)
+        earlier = left_by(self.last)
+        if self.brought:
+            earlier, self.brought = replace(earlier, saved={**earlier.saved, **self.brought}), {}
         regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded_side, changes, slots, pages, regions, log, kept(regions),
-            left_by(self.last), self._shown(), self._ranks(),
+            earlier, self._shown(), self._ranks(),
         ))  # fmt: skip
         return self.last
 
@@ -258,28 +309,35 @@ def run(
         index, event = lockstep.next, lockstep.trace.events[lockstep.next]
         counts = index >= part.counted_from
         verdict.events += counts
+        at = lockstep.serving()
         try:
             if isinstance(event, Admit) and index and not admissions:
-                lockstep.pass_by()
+                at.pass_by()
                 continue
-            context = lockstep.step()
+            context = at.step()
             if index < part.checked_from:
                 for check in checks:
                     if isinstance(check, Remembering):
                         check.remember(context)
                 continue
-            with torch.inference_mode():
-                results = with_ranks(context, (one for check in checks for one in check(context)))  # they read regions
+            of_engine = checks if at is lockstep else at.checks
+            with torch.inference_mode():  # checks read regions
+                results = with_ranks(context, (one for check in of_engine for one in check(context)))
+            if at is not lockstep:
+                results = [_at_receiver(one) for one in results]
             if settle is not None:
                 results = [*settle(context, results)]
             results = lockstep.joined(results)
         except SubjectFailed as failed:
-            verdict.add(failures(lockstep.participants, index, event, failed))
+            found = failures(at.participants, index, event, failed)
+            verdict.add(found if at is lockstep else map(_at_receiver, found))
             return verdict
         except part.stops as stopped:
             verdict.events -= counts
             verdict.stopped = str(stopped) or INTERRUPTED
             return verdict
+        finally:
+            lockstep.next = at.next
         if not counts:
             continue
         verdict.served |= context.shown.computed(context.subject)
@@ -299,6 +357,11 @@ def run(
             verdict.stopped = str(stopped) or INTERRUPTED
             return verdict
     return verdict
+
+
+def _at_receiver(result: Result) -> Result:
+    """The result of an event that the second engine served."""
+    return replace(result, kind=f"{result.kind} at the receiver") if isinstance(result, Comparison) else result
 
 
 def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,13 +20,14 @@ from instep_reference.contract.engine import Commit, Event, Forward, RequestStat
 from instep_reference.contract.event_facts import committed_paths
 from instep_reference.controllers import Controller
 from instep_reference.gdn import GdnMemory
-from instep_reference.speculative_rounds import Rounds
+from instep_reference.speculative_rounds import Rounds, Standing
 
 from ..lru_cache import EVENTS
 from ..oracle.expert_routes import Route, Routes
 from ..oracle.reordered_arithmetic import Reordered
 from ..player import Side
 from .compared_engine import AcceptedPath, Participant
+from .reference_with_declared_storage import StoringEngine
 
 REMEMBERED = ("requests", "preempted", "saved", "num_steps")  # state of a reference engine, plus its controller
 
@@ -40,6 +41,13 @@ class Served:
     chance: torch.Tensor | None
     form: str | None
     routes: tuple[Route, ...] = ()
+
+
+class Given(NamedTuple):
+    """A kept copy of one engine for another one. path: a digest of the events that made it."""
+
+    standing: Standing[Any, Any, Any]
+    path: bytes
 
 
 class Reusing(Participant):
@@ -110,6 +118,18 @@ class Reusing(Participant):
         self._path = key.digest()
         self.states.look(request)
         return all(layer in shown.state for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory))
+
+    def give(self, name: str) -> Given:
+        """Give a kept copy to the reference of another engine."""
+        given = Given(self.engine.saved.pop(name), self._path)
+        self._path = hashlib.sha256(self._path + b"gave" + name.encode()).digest()
+        return given
+
+    def take(self, name: str, given: Given) -> None:
+        """Take the copy in, as this engine stores states."""
+        engine, kept = self.engine, given.standing
+        engine.saved[name] = engine.as_stored(kept) if isinstance(engine, StoringEngine) else kept
+        self._path = hashlib.sha256(self._path + b"took" + name.encode() + given.path).digest()
 
     def resumption(self) -> Callable[[Reusing], None]:
         """A function that brings another draw of this run to where this one is: with its memory, KV included."""

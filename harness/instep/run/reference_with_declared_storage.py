@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import Memories, ReferenceEngine
 from instep_reference.gdn import GdnMemory
+from instep_reference.speculative_rounds import Standing
 
 from ..oracle.declared_product_rounding import InChunks, Operands
 from ..oracle.reordered_arithmetic import stored
@@ -113,6 +114,10 @@ class StoringEngine(ReferenceEngine):
         after = replace(standing, tokens=(*standing.tokens, *tokens), root=bonus, memory=memory)
         self.requests[request] = live.then(after)
         self._store([request])
+
+    def as_stored(self, kept: Standing[Any, Any, Any]) -> Standing[Any, Any, Any]:
+        """Return a copy of another engine as this one stores it."""
+        return replace(kept, memory=_with(kept.memory, self._rounded(len(kept.tokens))))
 
     def _store(self, requests: Iterable[str]) -> None:
         for name in requests:

@@ -162,6 +162,8 @@ class Replay:
         setting = self.plan.setting
         if setting.ranks == 1 or setting.comm == IN_TURNS:
             return self._run(None, progress=progress, also=also, **how)
+        if self.trace.header.receiver is not None:
+            self.plan.of_receiver(self.trace.header, f"{self.trace.path.name} line 1")  # refuses processes
         others = partial(self._run, progress=None, also=(), **how)
         if START[setting.comm] == "spawn":
             if setting.handed is not None or isinstance(self.checkpoint, Checkpoint):
@@ -180,34 +182,50 @@ class Replay:
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.in_use.config)
+        plans = (self.plan,) if self.trace.header.receiver is None else self.plan.of_receiver(
+            self.trace.header, f"{self.trace.path.name} line 1")
         try:
-            participants = participants_of(replace(self.plan, group=group), variant)
+            sides = [participants_of(replace(plan, group=group), variant) for plan in plans]
         except SubjectFailed as failed:
             return self._unmade(failed, variant)
-        lockstep = Lockstep(self.trace, participants, follows=part.follows)
-        oracle = None if self.checks is not None else oracle_for(self.plan, participants, variant)
-        chosen = self.checks(self.plan) if self.checks is not None else checks_for(
-            oracle, participants.repeated_runs,
-            RecordedChoices(self.trace.recorded, self.trace.header.recording, self.plan.setting.mode),
-            self.plan.setting.ranks,
-        )
-        chosen = [Late(check, judged_from) if judged_from else check for check in chosen if check.tier in tiers]
+        oracles = [None if self.checks is not None else oracle_for(plan, participants, variant)
+                   for plan, participants in zip(plans, sides, strict=True)]  # fmt: skip
+        judges = [
+            [Late(check, judged_from) if judged_from else check for check in self._judges(plan, participants, oracle)
+             if check.tier in tiers]
+            for plan, participants, oracle in zip(plans, sides, oracles, strict=True)
+        ]
+        second = Lockstep(self.trace, sides[1], follows=part.follows) if len(sides) > 1 else None
+        lockstep = Lockstep(self.trace, sides[0], follows=part.follows, receiver=second)
+        if second is not None:
+            second.checks = [*judges[1], *also]
+        chosen = judges[0]
         with threads_for(self.plan.checkpoint.config.hidden):
             if part.begin:
                 lockstep.begin(part.begin)
             verdict = run(lockstep, [*chosen, *also], until=until, layers=layers, progress=progress,
                           past_lost=past_lost, settle=settle, part=part)
         verdict.compared = prefer_shared(verdict.compared)
-        ran = self.trace.events[: lockstep.next]
+        ran, at = self.trace.events[: lockstep.next], lockstep.at_last
+        participants, oracle = at.participants, oracles[sides.index(at.participants)]
         return Outcome(
             self.trace.header.name, self.trace.path, self.elsewhere, self.plan, verdict,
-            History.of(self.trace.header, ran, lockstep.rules.table), len(self.trace.events), dict(lockstep.seconds),
-            dict(participants.built.calls), served(), lockstep.last, variant=variant,
+            History.of(self.trace.header, ran, *lockstep.tables()), len(self.trace.events), lockstep.all_seconds(),
+            dict(participants.built.calls), served(), at.last, variant=variant,
             scratch=dict(participants.watch.scratch), tiers=frozenset(tiers), declared=participants.declared,
-            shown=WHOLE if lockstep.last is None else lockstep.last.shown,
+            shown=WHOLE if at.last is None else at.last.shown,
             oracle=oracle if verdict.findings and isinstance(oracle, PatchedOracle) else None,
             **of_kernels(participants),
         )
+
+    def _judges(
+        self, plan: Plan, participants: Participants, oracle: PatchedOracle | FreeOracle | None
+    ) -> Sequence[Check]:
+        """The checks of one engine."""
+        if self.checks is not None:
+            return self.checks(plan)
+        recorded = RecordedChoices(self.trace.recorded, self.trace.header.recording, plan.setting.mode)
+        return checks_for(oracle, participants.repeated_runs, recorded, plan.setting.ranks)
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
         """The outcome if building the subject raised: a finding at the first event."""

@@ -51,8 +51,11 @@ class History:
     texts: tuple[Text, ...]
 
     @classmethod
-    def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable) -> History:
-        """The history of the events that ran. table: the requests after them."""
+    def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable, *others: RequestTable) -> History:
+        """The history of the events that ran. table: the requests after them; others: of the other engine.
+
+        A request that moved has its text from the engine where it has the most tokens.
+        """
         accepted = tuple(
             (index, dict(zip(event.requests, (len(path.nodes) + 1 for path in committed_paths(event)), strict=True)))
             for index, event in enumerate(events)
@@ -61,7 +64,11 @@ class History:
         steps = [(-1, header.num_steps)]
         steps += [(index, event.num_steps) for index, event in enumerate(events) if isinstance(event, SetNumSteps)]
         steps = [one for one, before in zip(steps, [(-1, -1), *steps], strict=False) if one[1] != before[1]]
-        standings = (*table.ended, *table.live.values())
+        standings = [*table.ended, *table.live.values()]
+        for other in others:
+            moved = {one.request: one for one in (*other.ended, *other.live.values())}
+            standings = [one for one in standings if len(moved.get(one.request, one).said) <= len(one.said)]
+            standings += [one for name, one in moved.items() if name not in {each.request for each in standings}]
         texts = tuple(Text(s.request, s.prompt, s.said, header.checkpoint.vocab) for s in standings)
         return cls(accepted, tuple(steps), texts)
 

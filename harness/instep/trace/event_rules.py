@@ -29,6 +29,7 @@ from instep_reference.contract.event_facts import (
     facts,
     inner_multiples,
     kind_of,
+    moves,
     named,
 )
 from instep_reference.contract.sampling import UNIFORM
@@ -47,6 +48,10 @@ KINDS = {
 class EventRules:
     """`check(event)` raises what is illegal and what would be legal; `apply(event)` advances the request table.
 
+    A trace with a receiver has a second request table. `serving(event)` returns the rules of the engine that serves an
+    event: that of its requests or of its copy. A copy that was given out is fetched by the other engine. Events without
+    requests and copies are the first engine's.
+
     overlap  whether rounds overlap: an event then reserves pages for the most tokens that the last commit of a
              request may have accepted, because its count is not known before the next commit, a save or a preempt
     """
@@ -58,9 +63,33 @@ class EventRules:
         self.candidates = frozenset({0, *header.candidates})
         self.table = RequestTable(header.room(), header.num_steps)
         self._where = ""
+        self.receives = False
+        self.other: EventRules | None = None
+        if header.receiver is not None:
+            self.other = EventRules(header.of_receiver(), overlap=overlap)
+            self.other.other, self.other.receives = self, True
+
+    def serving(self, event: e.Event) -> EventRules:
+        """Return the rules of the engine that serves an event of a trace."""
+        if self.other is None:
+            return self
+        if isinstance(event, e.Refused):
+            return self.serving(event.of)
+        first, second = (self.other, self) if self.receives else (self, self.other)
+        if isinstance(event, e.Admit):
+            return second if event.receiver else first
+        name, names = getattr(event, "name", ""), named(event)
+        if names:
+            return second if names[0] in second.table.live and names[0] not in first.table.live else first
+        kept = second.table.saved.get(name)
+        here = second if kept is not None else first
+        aside = here.table.saved[name].aside if name in here.table.saved else False
+        return (first if here is second else second) if facts(event).copy == "back" and aside else here
 
     def check(self, event: e.Event, where: str = "", *, choices: bool = True) -> None:
         """Refuse an illegal event. `choices`: all of them must be given, as in a recorded trace."""
+        if (there := self.serving(event)) is not self:
+            return there.check(event, where, choices=choices)
         self._where = f"{where}: " if where else ""
         self._nobody(kind_of(event), facts(event).not_while)
         if phases := facts(event).phases:
@@ -73,7 +102,11 @@ class EventRules:
 
     def apply(self, event: e.Event, where: str = "") -> None:
         """Check a complete event and take it in."""
+        if (there := self.serving(event)) is not self:
+            return there.apply(event, where)
         self.check(event, where)
+        if self.other is not None and facts(event).copy == "back":
+            self.table.saved[moves(event)] = self.other.table.saved.pop(moves(event))
         if advance := _ADVANCES.get(type(event)) or _COPY_ADVANCES.get(facts(event).copy):
             advance(self, event)
         for name in named(event):
@@ -97,7 +130,8 @@ class EventRules:
             kinds["set_num_steps"] = tuple(str(n) for n in sorted(self.candidates))
         movable = {
             "to host": tuple(name for name, kept in table.saved.items() if not kept.aside),
-            "back": tuple(name for name, kept in table.saved.items() if kept.aside and table.room_for(kept.prefix)),
+            "back": tuple(name for name, kept in (self.other or self).table.saved.items()
+                          if kept.aside and table.room_for(kept.prefix)),
             "drop": tuple(table.saved),
         }
         for event, said in FACTS.items():
@@ -175,6 +209,10 @@ def _admit(rules: EventRules, event: e.Admit, choices: bool) -> None:
     rules._tokens("prompt", event.prompt)
     for field, found, expected in () if event.sampling is None else event.sampling.wrong():
         rules._no(f"sampling.{field}", found, expected)
+    if rules.other is None and event.receiver:
+        rules._no("receiver", "a request of the second engine", "the field `receiver` in the header, too")
+    if rules.other is not None and event.request in rules.other.table.live:
+        rules._no("request", f'"{event.request}", which the other engine serves', "a name that no live request has")
     rules._free_slot("admit")
 
 
@@ -415,7 +453,8 @@ def _kept(rules: EventRules, event: Any) -> None:
 def _new_names(rules: EventRules, names: list[str], field: str, more: int | None = None) -> None:
     """Names for what is going to be kept. more: how many need room; None: all."""
     for name in names:
-        if not name or name in rules.table.saved or names.count(name) > 1:
+        there = () if rules.other is None else rules.other.table.saved
+        if not name or name in rules.table.saved or name in there or names.count(name) > 1:
             rules._no(field, f'"{name}"', "a name under which nothing is kept")
     if field != "name":
         _room(rules, len(names) if more is None else more, field)
@@ -431,6 +470,8 @@ def _room(rules: EventRules, more: int, field: str) -> None:
 def _moves(rules: EventRules, event: Any, choices: bool) -> None:
     """An event that moves a copy to the host names one on the device, and one that brings it back names one there."""
     kept, due = rules.table.saved.get(event.name), {"to host": False, "back": True}.get(facts(event).copy)
+    if due and rules.other is not None:  # it comes from the other engine
+        kept = rules.other.table.saved.get(event.name)
     if kept is None or due not in (None, kept.aside):
         where = {None: "", True: " on the host", False: " on the device"}[due]
         rules._no("name", f'"{event.name}"', f"a name under which something is kept{where}")

@@ -52,13 +52,22 @@ class Step:
 
 def drive(
     policy: Policy, prompts: Mapping[str, tuple[int, ...]], header: Header, engine: e.Engine,
-    observers: Sequence[Observer] = (), propose: Propose | None = None,
+    observers: Sequence[Observer] = (), propose: Propose | None = None, receiver: e.Engine | None = None,
 ) -> Iterator[Step]:
     """Yield events until every request is over. The engine serves each of them; `observers` see it.
 
     propose: makes the drafts of chains from the tokens that the host knows; None: the engine's own head makes them
+    receiver: the second engine, if the header has one. It knows the copies of the first one
     """
-    return _Driver(policy, prompts, header, Player("driven", engine, observers), propose).run()
+    first = _Driver(policy, prompts, header, Player("driven", engine, observers), propose)
+    if receiver is not None:
+        assert header.receiver is not None and first.rules.other is not None
+        there = replace(policy, capacity=header.receiver.capacity, num_steps=header.receiver.num_steps, adaptive=None,
+                        controller=None, follow=False, steps=(), deeds=(), arrivals=())  # fmt: skip
+        second = _Driver(there, prompts, header.of_receiver(), Player("driven", receiver, observers), propose)
+        second.rules = first.rules.other
+        first.other, second.other = second, first
+    return first.run()
 
 
 def recorded(steps: list[Step]) -> dict[str, torch.Tensor]:
@@ -113,24 +122,74 @@ class _Driver:
         self.behind: dict[str, tuple[int, int]] = {}  # where rounds overlap: tokens before the last one, its drafts
         self.dice = Random(policy.seed)
         self.used: dict[str, None] = {}  # prefixes by name, the one that was used longest ago first
+        self.other: _Driver | None = None  # of the other engine of a trace with two
+        self.transfers = list(policy.transfers)
 
     def run(self) -> Iterator[Step]:
-        while (self.queue or self.rules.table.live) and self.round < self.policy.rounds:
-            yield from self._contexts(*REQUESTED["first"])
-            yield from self._contexts(*REQUESTED["then"])
-            yield from self._admissions()
-            yield from self._contexts(*REQUESTED["late"])
-            yield from self._step_count()
-            yield from self._one_round()
-            yield from self._finishing()
+        drivers = (self,) if self.other is None else (self, self.other)
+        while (self.queue or any(one.rules.table.live for one in drivers)) and self.round < self.policy.rounds:
+            yield from self._moving(drivers)
+            for one in drivers:
+                one.round = self.round
+                yield from one._contexts(*REQUESTED["first"])
+                yield from one._contexts(*REQUESTED["then"])
+                yield from one._admissions()
+                yield from one._contexts(*REQUESTED["late"])
+                yield from one._step_count()
+                yield from one._one_round()
+                yield from one._finishing()
             self.round += 1
-        for name, standing in list(self.rules.table.live.items()):
-            yield self._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
+        for one in drivers:
+            for name, standing in list(one.rules.table.live.items()):
+                yield one._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
+        for transfer in self.transfers:
+            never = f'"{transfer.request}", never possible from round {transfer.round} on'
+            raise BadInput("policy transfers", found=never, expected="a request that is there then, and room for it")
         for action in self.deeds:
             never = f'{action.do} "{action.request}", never possible from round {action.round} on'
             raise BadInput("policy deeds", found=never, expected="a request that is there then")
 
     # the parts of a round
+
+    def _moving(self, drivers: Sequence[_Driver]) -> Iterator[Step]:
+        """The transfers that are due and possible now."""
+        for transfer in list(self.transfers):
+            here = next((one for one in drivers if transfer.request in one.rules.table.live), None)
+            if here is None or here.other is None or transfer.round > self.round:
+                continue
+            if transfer.prefix:
+                saved = here.rules.table.saved
+                names = [under for under in here.rules.table.on_device() if saved[under].request == transfer.request]
+                if names and here.other.rules.table.room_for(1):
+                    self.transfers.remove(transfer)
+                    moved = max(names, key=lambda under: saved[under].length)
+                    yield here._do(e.Offload(moved))
+                    yield here.other._do(e.Fetch(moved))
+                    here.other._use([moved])
+            elif here._may_move(transfer.request, transfer.name):
+                self.transfers.remove(transfer)
+                yield from here._move(transfer.request, transfer.name)
+
+    def _may_move(self, name: str, under: str) -> bool:
+        """Whether a request can move to the other engine now."""
+        assert self.other is not None
+        standing, there = self.rules.table.live[name], self.other.rules.table
+        if standing.phase not in FACTS[e.Save].phases or under in self.rules.table.saved or under in there.saved:
+            return False
+        fits = there.capacity.max_positions is None or standing.length <= there.capacity.max_positions
+        return fits and there.free_slot() is not None and there.room_of(standing.length)
+
+    def _move(self, name: str, under: str) -> Iterator[Step]:
+        standing, other = self.rules.table.live[name], self.other
+        assert other is not None
+        yield self._do(e.Save(name, under))
+        yield self._do(e.Offload(under))
+        yield self._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
+        other.arrivals[name] = self.arrivals[name]
+        yield other._do(e.Admit(name, standing.prompt, standing.sampling, receiver=other.rules.receives))
+        yield other._do(e.Fetch(under))
+        yield other._do(e.Load(name, under))
+        yield other._do(e.Evict(under))
 
     def _contexts(self, *kinds: str, when: str = "between") -> Iterator[Step]:
         """The special actions that are due and legal now. An action that is not legal yet waits for a later round."""
@@ -152,6 +211,9 @@ class _Driver:
     def _admissions(self) -> Iterator[Step]:
         while self.queue and self.queue[0].arrive <= self.round and self.rules.table.free_slot() is not None:
             arrival = self.queue.popleft()
+            if arrival.receiver and self.other is not None and not self.rules.receives:
+                self.other.queue.append(arrival)
+                continue
             if arrival.prompt not in self.prompts:
                 raise BadInput("policy arrivals", found=f'prompt "{arrival.prompt}"', expected=f"{list(self.prompts)}")
             self.arrivals[arrival.request] = arrival
@@ -159,7 +221,7 @@ class _Driver:
             if len(prompt) > self.most:
                 raise BadInput(f'prompt "{arrival.prompt}"', found=f"{len(prompt)} tokens",
                                expected=f"at most {self.most}, the positions that a request may have")
-            yield self._do(e.Admit(arrival.request, prompt, arrival.sampling))
+            yield self._do(e.Admit(arrival.request, prompt, arrival.sampling, receiver=self.rules.receives))
             yield from self._hit(arrival.request, prompt)
 
     def _text(self, arrival: Arrival) -> tuple[int, ...]:
@@ -340,7 +402,8 @@ class _Driver:
         a name meant before."""
         table = self.rules.table
         names = (f"{name}, {number}" for number in count(len(table.saved) if table.capacity.tracked is None else 0))
-        return (under for under in names if under not in table.saved)
+        there = {} if self.rules.other is None else self.rules.other.table.saved
+        return (under for under in names if under not in table.saved and under not in there)
 
     def _few(self, names: Sequence[str]) -> Iterator[str]:
         """The names, as many as the device has room for; the others become empty."""

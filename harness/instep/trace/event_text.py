@@ -24,9 +24,10 @@ def told(trace: Trace) -> Iterator[tuple[int, str, str]]:
     """Number, kind and text of every event. Raises BadInput at the first event that is not legal."""
     rules = EventRules(trace.header, overlap=trace.header.recording.overlap)
     for index, event in enumerate(trace.events):
-        before = dict(rules.table.live)
-        rules.apply(event, trace.where(index))
-        yield index, kind_of(event), said(event, before, rules.table)
+        at = rules.serving(event)
+        before = dict(at.table.live)
+        at.apply(event, trace.where(index))
+        yield index, kind_of(event), said(event, before, at.table) + "; at the receiver" * at.receives
 
 
 def said(event: e.Event, before: Live, after: RequestTable) -> str:

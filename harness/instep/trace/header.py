@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -104,6 +104,21 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return Capacity(**msgspec.structs.asdict(self))
 
 
+class Receiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The second engine of a trace, to which requests move from the first one, and from which they may come back.
+
+    It has the model and the setting of the first engine, apart from these fields.
+    num_steps    its step count, which never changes
+    ranks        of our own engine; None: as many as the first one. An engine of a user decides that itself
+    state_dtype  the storage of its states; None: as in the first one
+    """
+
+    capacity: Room
+    num_steps: int
+    ranks: int | None = None
+    state_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+
+
 class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One op set that `instep replay` runs if the command names none. `until`: its last event; None: the whole trace.
 
@@ -142,6 +157,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors_sha256  digest of the tensors in the safetensors file, `file.digest_of`; None: the trace was written before
                 there was one
     drafter     the block drafter, if it drafted; in the folder `block` of the checkpoint. Other traces have none
+    receiver    the second engine, if requests move to another engine. Other traces have none
     """
 
     schema: int
@@ -161,6 +177,14 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tensors_sha256: str | None = None
     controller: Controlled | None = None
     drafter: Model | None = None
+    receiver: Receiver | None = None
+
+    def of_receiver(self) -> Header:
+        """Return the header that the second engine would have alone."""
+        assert self.receiver is not None
+        steps = self.receiver.num_steps
+        return msgspec.structs.replace(self, capacity=self.receiver.capacity, num_steps=steps, candidates=(steps,),
+                                       adaptive=None, controller=None, receiver=None)  # fmt: skip
 
     def room(self) -> Capacity:
         return replace(self.capacity.capacity(), block=self.drafter is not None)
@@ -184,9 +208,9 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 "lag": self.lag}  # fmt: skip
 
     def line(self) -> bytes:
-        """Return the first line of a trace. Without a controller or a drafter it is the same as before the fields."""
+        """Return the first line of a trace. Without fields that were added later it is the same as before them."""
         data = msgspec.to_builtins(self)
-        later = ("controller", "drafter")
+        later = ("controller", "drafter", "receiver")
         return msgspec.json.encode({name: data[name] for name in data if name not in later or data[name]}) + b"\n"
 
 
@@ -259,6 +283,11 @@ def sound(header: Header, field: str) -> None:
         if not holds:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
+    if header.receiver is not None:
+        if header.receiver.capacity.track_interval != room.track_interval:
+            raise BadInput(f"{field}: receiver.capacity.track_interval", found=header.receiver.capacity.track_interval,
+                           expected=f"{room.track_interval}, as in the capacity of the first engine")
+        sound(header.of_receiver(), f"{field}: receiver")
     if header.controller is not None:
         header.controller.check(header.num_steps, f"{field}: controller")
 

@@ -19,7 +19,7 @@ from instep_reference.contract.event_facts import FACTS, kind_of
 from instep_reference.contract.sampling import Sampling
 
 from .file import decode
-from .header import Part, Room
+from .header import Part, Receiver, Room
 from .seeded_coins import SEEDS
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed      with `sampling`: its uniforms are SGLang's coins of this seed, its length and the column
               (`seeded_coins.py`), so they depend on no other request. None: they follow from the policy's seed
     behind    an earlier request: its prompt and all tokens that it has chosen by then come before this prompt
+    receiver  it arrives at the second engine
     """
 
     request: str
@@ -45,6 +46,7 @@ class Arrival(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling: Sampling | None = None
     behind: str = ""
     seed: int | None = None
+    receiver: bool = False
 
 
 class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +64,20 @@ class ScheduledAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     when: Literal["between", "drafted", "verified"] = "between"
     of: AnyEvent | None = None
+
+
+class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A request that moves to the other engine, in the first round from `round` on in which it can.
+
+    It is saved under `name` and offloaded. Then it ends here, enters the other engine, and continues there from the
+    fetched copy, which is then evicted. So the name is free, and may be that of a later transfer.
+    prefix  its longest tracked prefix moves instead, for other requests: it stays, and the name is that of the prefix
+    """
+
+    round: int
+    request: str
+    name: str = "moved"
+    prefix: bool = False
 
 
 class Steps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +113,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plain       rounds that decode without drafts although the step count is above 0
     rotate      the batch order is rotated by one every round, so that row numbers differ from slots
     rounds      the most rounds; requests that are left then are finished
+    receiver    a second engine;  transfers: the requests that move between the two. Requests arrive at the first one,
+                if the arrival does not say `receiver`. The fields for step counts are those of the first engine
     """
 
     name: str
@@ -124,6 +142,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lazy: bool = False
     seed: int = 0
     rounds: int = 1000
+    receiver: Receiver | None = None
+    transfers: tuple[Transfer, ...] = ()
     replay: tuple[Part, ...] = (Part("ledger"), Part("plain"))
 
     def __post_init__(self) -> None:
@@ -166,6 +186,8 @@ def read_policy(path: Path) -> Policy:
                 f"{path.name}: deeds[{index}].of",
                 found="no event" if deed.of is None else f"an event beside {deed.do}",
                 expected='the event that is refused where `do` is "refused", and only there')
+    if policy.receiver is None and (policy.transfers or any(arrival.receiver for arrival in policy.arrivals)):
+        raise BadInput(f"{path.name}: receiver", found="none", expected="one, as requests move there or arrive there")
     if policy.follow and policy.steps:
         raise BadInput(f"{path.name}: steps", found="a schedule, and wishes to follow", expected="one of them")
     return policy

@@ -155,6 +155,11 @@ class RequestTable:
         grown = sum(max(self._pages_for(count) - len(self.live[name].pages), 0) for name, count in positions.items())
         return max(used + grown - len(self.capacity.pages), 0)
 
+    def room_of(self, positions: int) -> bool:
+        """Whether there are pages for a further request with that many positions."""
+        used = sum(len(standing.pages) for standing in self.live.values())
+        return used + self._pages_for(positions) <= len(self.capacity.pages)
+
     def positions(self, tokens: Mapping[str, int]) -> dict[str, int]:
         """The positions up to which an event writes that gives these requests these numbers of tokens.
 

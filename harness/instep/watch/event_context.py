@@ -118,10 +118,16 @@ class LastForward:
 
 @dataclass(frozen=True)
 class KeptCopy:
-    """The subject's copy made by a save or a preempt: the logical state, and the proposals of its MTP layers."""
+    """The subject's copy made by a save or a preempt: the logical state, and the proposals of its MTP layers.
+
+    sent   of a copy that another engine made: the state as that engine had it
+    ranks  of the engine that made it, if it has several
+    """
 
     state: RequestState
     proposed: tuple[int, ...]
+    sent: RequestState | None = None
+    ranks: RankFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -131,12 +137,14 @@ class Earlier:
     forward    the last forward; None before the first
     proposed   request -> the pick of each MTP layer after its root
     preempted  request -> its copy; saved: name -> the copy or prefix under that name
+    dropped    name -> the copy that was last dropped under it
     """
 
     forward: LastForward | None = None
     proposed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     preempted: Mapping[str, KeptCopy] = field(default_factory=dict)
     saved: Mapping[str, KeptCopy] = field(default_factory=dict)
+    dropped: Mapping[str, KeptCopy] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ def left_by(context: EventContext | None) -> Earlier:
             copies[name or request] = KeptCopy(before[request], earlier.proposed.get(request, ()))
         case "restore" if name in copies:
             return replace(earlier, proposed={**earlier.proposed, request: copies[name].proposed})
+        case "drop" if name in copies:
+            earlier = replace(earlier, dropped={**earlier.dropped, name: copies.pop(name)})
         case "restore" | "drop":
             copies.pop(name or request, None)
     return replace(earlier, saved=copies) if name else replace(earlier, preempted=copies)

@@ -101,6 +101,12 @@ class States(Observer):
         """These requests are live, and their states are known."""
         self._live, self.now = dict.fromkeys(now), dict(now)
 
+    def bring(self, other: States, name: str) -> None:
+        """A copy of another engine comes to this one."""
+        if name in other._prefixes:
+            other._prefixes.discard(name)
+            self._prefixes.add(name)
+
     def look(self, name: str) -> None:
         """Read one state once more, because something outside has changed it."""
         self.now = {**self.now, name: on_host(self._engine.state(name))}

@@ -18,6 +18,9 @@ Words (B requests in batch order, n = `num_steps`):
   kept          an entry of a save or of a tracked prefix under a name, until an evict. It is on the device, or it was
                 moved to the host. It moves whole, with every part, and none of its bits change. Only events decide
                 which entry moves or is evicted, so that every engine of a trace has the same ones
+  transfer      two engines serve a trace that has a *receiver*: each its own requests, in its own pools. An offload
+                gives an entry out, and a fetch takes it in at the engine that did not give it out, where a load
+                continues from it. Names are unique over both engines. The fetch raises if a part is missing
   round         a draft, a verify, a commit of everything verified; between a verify and its commit nothing runs:
                 no other draft or forward, no new step count, no idle. A request in no round is between rounds
 
@@ -58,11 +61,13 @@ class Admit(Event, frozen=True, omit_defaults=True):
     """`request` enters with `prompt` (at least one token); it takes the first free slot.
 
     sampling  how its tokens are drawn; None: argmax. It is the request's own: a load, or a resume, leaves it as it is
+    receiver  of a trace with two engines: the second one serves the request
     """
 
     request: str
     prompt: tuple[int, ...]
     sampling: Sampling | None = None
+    receiver: bool = False
 
     def on(self, engine: Engine) -> None:
         # An engine that does not sample may omit the third parameter.

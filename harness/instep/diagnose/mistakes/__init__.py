@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...checks import earlier_rounds, grown_tree_mistakes, prefix_findings, recomputed_values, sampled_tokens
+from ...checks import (
+    earlier_rounds,
+    grown_tree_mistakes,
+    prefix_findings,
+    recomputed_values,
+    sampled_tokens,
+    transfer_findings,
+)
 from ...checks import wrong_conv_windows as windows
 from ...checks.wrong_ring_states import VALUE
 from ...checks.wrong_state_bank import BANK
@@ -19,7 +26,7 @@ from . import delta_rule, step_controller
 CATALOGUE: Mapping[str, NamedMistake] = {mistake.name: mistake for mistake in (
     *BANK, VALUE, OLDEST_INSTEAD, miscounted_states.LACKS_OLDEST, miscounted_states.LATER_WINDOW,
     earlier_rounds.EARLIER, earlier_rounds.FROM_EARLIER,
-    windows.NEWEST_FIRST, windows.SHIFTED, windows.OF_ANOTHER, *prefix_findings.KNOWN,
+    windows.NEWEST_FIRST, windows.SHIFTED, windows.OF_ANOTHER, *prefix_findings.KNOWN, *transfer_findings.KNOWN,
     *recomputation_plan.KNOWN, *recomputed_values.FELL, *sampled_tokens.KNOWN,
     *grown_tree_mistakes.MISTAKES, grown_tree_mistakes.OF_ANOTHER, *step_controller.RULES, *delta_rule.MISTAKES,
 )}  # fmt: skip

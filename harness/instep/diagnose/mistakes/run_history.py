@@ -47,8 +47,8 @@ class RunHistory:
             if name in context.subject.after:
                 kept = self._states.setdefault(name, deque(maxlen=KEPT))
                 kept.append((context.index, context.subject.after[name]))
-        for gone in self._states.keys() - context.subject.after.keys():
-            del self._states[gone]
+        for gone in context.subject.before.keys() - context.subject.after.keys():
+            self._states.pop(gone, None)
         return ()
 
     def of(self, request: str, before: int) -> Iterator[tuple[str, RequestState]]:

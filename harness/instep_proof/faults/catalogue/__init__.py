@@ -41,6 +41,7 @@ FILES = {
     "blocks": "blocks",
     "experts": "experts",
     "ranks": "ranks",
+    "transfers": "transfers",
     "others": "miscellaneous",
 }
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {

@@ -192,6 +192,15 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "rank-elsewhere": "a rank does at another place, or not at all, what the others do",
         "rank-decision": "a rank decides for itself what all ranks must decide alike",
     },
+    "transfers": {
+        "transfer-name": "a name gives another copy than the one that was sent under it last, or is not free in time",
+        "transfer-pairing": "parts of a copy are paired by position in lists that differ on the two sides",
+        "transfer-part": "a rank takes the part of another rank, or of none",
+        "transfer-composed": "a copy is put together from a local and a remote one",
+        "transfer-left-out": "a part of a copy does not move, and nothing reports it",
+        "transfer-rows": "rows arrive at other positions, or other numbers of them",
+        "transfer-dtype": "numbers are cast on their way, or arrive in the order of another layout",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

@@ -91,8 +91,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
-        (Edit(TIERS, "request, kept, _ = self.aside[name]",
-                  "request, kept, _ = next(iter(self.aside.values()))"),), "tiers", LABELS, ("identity",),
+        (Edit(TIERS, "self.aside[name][:2]", "next(iter(self.aside.values()))[:2]"),), "tiers", LABELS, ("identity",),
     ),
     Fault(
         "hit-into-the-donor-s-ring", "tier-other",

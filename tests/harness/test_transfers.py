@@ -1,0 +1,195 @@
+"""Requests and prefixes move between two engines with other pools, step counts, ranks and dtypes of states.
+
+Leaves out: copies on the host of one engine (`test_offloaded_prefixes.py`), and engines of several ranks alone
+(`test_ranks.py`).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from instep.cli.record import make
+from instep.diagnose import diagnose
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.event_rules import EventRules
+from instep.trace.file import Trace
+from instep.trace.header import Receiver, sound
+from instep.trace.policy import Transfer, read_policy, read_prompts
+from instep.verdict import Exit, Tier
+from instep_optimized import OptimizedEngine
+from instep_optimized.ops.ledger_label_ops import LEDGER
+from instep_optimized.transfer_between_engines import Wire
+from instep_proof.faults.catalogue import TRACES, by_id
+from instep_reference.contract import engine as e
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, InstepError, Unsupported
+from support.inputs.checkpoints import TWO_LAYERS, write
+from support.inputs.traces import VOCAB, committed
+from support.running.covering import WHOLE, few
+from support.running.planting import planted_here
+
+MODEL = TRACES.parent / "drafters"
+# One of each way to be wrong; `instep faults --family transfers` plants them all.
+HERE = ("transfer-conv-one-block", "transfer-ranks-reversed", "transfer-copy-of-before", "transfer-half-empty",
+        "transfer-cast-twice", "transfer-keeps-the-copy")  # fmt: skip
+EXACT = (Tier.IDENTITY, Tier.BITWISE)  # of which all that sees them is
+
+trace = committed("faults/transfer")
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HERE)
+def test_a_fault_of_transfers_is_found_located_and_named(name: str, trace: Trace) -> None:
+    fault = by_id()[name]
+    with planted_here(*fault.edits):
+        findings = diagnose(Replay(trace, fault.how), until=fault.event, tiers=EXACT).verdict.findings
+    assert findings, "not found"
+    first = findings[0]
+    assert (first.event, first.place) == (fault.event, fault.place), first
+    said = first.explained.says if first.explained is not None else ""
+    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis + said, first.diagnosis
+    rules = EventRules(trace.header)
+    for event in trace.events[: first.event]:
+        rules.apply(event)
+    assert rules.serving(trace.events[first.event]).receives is ("at the receiver" in first.kind)
+
+
+SETTINGS = (
+    Setting("plain", strategy="columns", conv="widened", ranks=2), Setting("plain", strategy="snapshot"),
+    Setting("ledger", strategy="columns", ranks=2, graphs=True), Setting("triton", graphs=True),
+    Setting("plain", state_dtype="bfloat16", strategy="columns"), Setting("ledger", overlap=True),
+)  # fmt: skip
+
+
+@few(2)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", [*map(lambda one: pytest.param(one, id=" ".join(one.words()[1:])), SETTINGS)])
+def test_transferred_requests_agree_in_every_setting(setting: Setting, trace: Trace) -> None:
+    until = None if setting.ops == "ledger" else 24
+    outcome = Replay(trace, setting).run(until=until)
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
+    compared = {one.kind for one in outcome.verdict.compared if one.check == "bytes" and one.request == "b"}
+    assert "load at the receiver" in compared, "the moved memory itself was compared"
+
+
+def test_the_policy_of_the_trace_records_it_again(trace: Trace, tmp_path: Path) -> None:
+    told, prompts = read_policy(TRACES / "transfer.policy.json"), read_prompts(MODEL / "prompts.json")
+    again = make(MODEL, prompts, told, tmp_path / "again.jsonl", Setting(drafter="vanilla", dtype="float64"))
+    assert again.events == trace.events
+    never = structs.replace(told, transfers=(*told.transfers, Transfer(11, "c")))
+    with pytest.raises(BadInput, match='"c", never possible from round 11 on'):
+        make(MODEL, prompts, never, tmp_path / "never.jsonl", Setting(drafter="vanilla", dtype="float64"))
+
+
+def test_illegal_transfers_are_refused(trace: Trace) -> None:
+    rules = EventRules(trace.header)
+    for event in trace.events[:5]:
+        rules.apply(event)
+    save = e.Save("a", "mine")
+    rules.apply(save)
+    assert rules.other is not None
+    for wrong, says in (
+        (e.Admit("a", (1,), receiver=True), "which the other engine serves"),
+        (e.Load("a", "moved"), '"a", which is prefilling'),
+        (e.Fetch("mine"), "a name under which something is kept on the host"),
+        (e.Save("b", "moved"), "a name under which nothing is kept"),
+        (e.Forward((e.Row("a", "prefill", 1), e.Row("nobody", "prefill", 1))), '"nobody", which is not there'),
+    ):
+        with pytest.raises(BadInput, match=says):
+            rules.check(wrong)
+    rules.apply(e.Fetch("moved"))
+    assert "moved" in rules.other.table.saved and "moved" not in rules.table.saved
+    with pytest.raises(BadInput, match="a name under which something is kept on the host"):
+        rules.check(e.Fetch("moved"))
+    with pytest.raises(BadInput, match="the field `receiver` in the header"):
+        EventRules(structs.replace(trace.header, receiver=None)).check(e.Admit("x", (1,), receiver=True))
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"num_steps": -1}, "receiver: candidates"),
+    ({"capacity": {"page_size": 0}}, "receiver: capacity.page_size"),
+    ({"capacity": {"track_interval": 8}}, "receiver.capacity.track_interval"),
+])  # fmt: skip
+def test_a_header_with_a_wrong_receiver_is_refused(change: dict[str, Any], says: str, trace: Trace) -> None:
+    receiver = trace.header.receiver
+    assert receiver is not None
+    fields = {"capacity": structs.replace(receiver.capacity, **change.pop("capacity", {})), **change}
+    wrong: Receiver = structs.replace(receiver, **fields)
+    with pytest.raises(BadInput, match=says):
+        sound(structs.replace(trace.header, receiver=wrong), "line 1")
+
+
+@pytest.mark.parametrize(("setting", "says"), [
+    (Setting("plain", state_dtype="float8_e4m3fn"), "--state-dtype: found float8_e4m3fn"),
+    (Setting("plain", kv_dtype="float8_e4m3fn"), "--kv-dtype"), (Setting("plain", kept_dtype="int8"), "--kept-dtype"),
+    (Setting("plain", chunk_dtype="bfloat16"), "--chunk-dtype"),
+])  # fmt: skip
+def test_memory_in_tiles_is_refused_with_a_receiver(setting: Setting, says: str, trace: Trace) -> None:
+    with pytest.raises(BadInput, match=says):
+        Replay(trace, setting).run(until=1)
+
+
+def test_an_incomplete_entry_is_an_error_and_no_answer() -> None:
+    """Nothing has changed afterwards, and the fetch of a complete entry works."""
+    checkpoint, wire = Checkpoint.open(MODEL, "vanilla"), Wire()
+    setting = Setting("ledger", drafter="vanilla")
+    room = e.Capacity((1, 2), (1, 2, 3, 4), 8, 24)
+    sender, receiver = (
+        OptimizedEngine(checkpoint, LEDGER, setting.options(), replace(room, page_size=size), num_steps=steps,
+                        wire=wire)
+        for size, steps in ((8, 3), (4, 1)))  # fmt: skip
+    for engine in (sender, receiver):
+        engine.admit("a", (1, 2, 3, 4, 5))
+    sender.forward((e.Row("a", "prefill", 3),))
+    sender.save("a", "moved")
+    sender.offload("moved")
+    request, kept, arrival = wire["moved"][0]
+    for broken, says in (
+        (replace(kept, draft_values={}), "has draft_values of the layers"),
+        (replace(kept, keys={layer: rows[:-1] for layer, rows in kept.keys.items()}), r"has \[2\] rows; expected 3"),
+        (replace(kept, state={layer: x[:2] for layer, x in kept.state.items()}), "has 2 entries of rank 0 on axis 0"),
+    ):
+        wire["moved"][0] = request, broken, arrival
+        with pytest.raises(InstepError, match=says):
+            receiver.fetch("moved")
+        with pytest.raises(BadInput, match="nothing of that name"):
+            receiver.load("a", "moved")
+    wire["moved"].ranks = 2
+    with pytest.raises(InstepError, match="parts of 1 of 2 ranks"):
+        receiver.fetch("moved")
+    wire["moved"].ranks = 1
+    wire["moved"][0] = request, kept, arrival
+    receiver.fetch("moved")
+    receiver.load("a", "moved")
+    assert not wire and not sender.copies()
+    mine, its = receiver.state("a"), sender.state("a")
+    assert mine.length == its.length == 3
+    for (place, found), (_, right) in zip(mine.parts(), its.parts(), strict=True):
+        assert torch.equal(found, right), place
+
+
+def test_engines_with_tiles_refuse_a_wire() -> None:
+    setting = Setting("plain", drafter="vanilla", state_dtype="float8_e4m3fn")
+    with pytest.raises(Unsupported, match="states or KV in tiles"):
+        OptimizedEngine(Checkpoint.open(MODEL, "vanilla"), setting.op_set(), setting.options(),
+                        e.Capacity((1,), (1, 2), 8, 24), num_steps=1, wire=Wire())  # fmt: skip
+
+
+@WHOLE
+def test_a_transfer_between_four_and_two_ranks_agrees(tmp_path: Path) -> None:
+    """Ranks hold the same KV head, and each rank of one engine has parts of several ranks of the other one."""
+    model = write(tmp_path / "model", **{**TWO_LAYERS, "vocab_size": VOCAB, "linear_num_key_heads": 4,
+                                         "linear_num_value_heads": 8, "num_attention_heads": 4,
+                                         "num_key_value_heads": 1})  # fmt: skip
+    told = read_policy(TRACES / "transfer.policy.json")
+    assert told.receiver is not None
+    told = structs.replace(told, receiver=structs.replace(told.receiver, ranks=4, state_dtype=None))
+    made = make(model, read_prompts(MODEL / "prompts.json"), told, tmp_path / "four.jsonl")
+    for setting in (Setting("ledger", ranks=2), Setting("plain", ranks=2)):
+        assert Replay(made, setting).run().verdict.exit is Exit.AGREED
