@@ -12,12 +12,12 @@ from functools import cache
 import pytest
 
 from instep_proof.faults import plant
-from instep_proof.faults.catalogue import by_id
+from instep_proof.faults.catalogue import FAMILIES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_proof.faults.syntax_edit import replaced
 from instep_proof.faults.syntax_search import same
 from instep_reference.contract.errors import BadInput
-from support.running.covering import each_value
+from support.running.covering import few
 from support.wrong.harmless import HARMLESS
 
 EVERY = {one.id: one.edits for one in (*by_id().values(), *HARMLESS)}
@@ -72,14 +72,27 @@ def planted(edits: tuple[Edit | Wrap, ...], written: Callable[[str], str]) -> di
 FORMS = (documented, broken_up)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "written"), each_value(EVERY, FORMS))
-def test_a_fault_is_planted_alike_however_the_source_is_written(name: str, written: Callable[[str], str]) -> None:
+def planted_here(name: str) -> dict[str, ast.Module]:
     here = {file: ast.parse(text) for file, text in planted(EVERY[name], source).items()}
     assert here, "a fault has edits"
     for file, changed in here.items():
         assert not same(changed, tree(source(file))), f"{file}: the edit changes nothing"
-    there = planted(EVERY[name], written)
+    return here
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*FAMILIES, "harmless"])
+def test_every_fault_is_planted_in_the_source_of_today(family: str) -> None:
+    for fault in FAMILIES.get(family, HARMLESS):
+        planted_here(fault.id)
+
+
+@few(40)
+@pytest.mark.slow
+@pytest.mark.parametrize("written", FORMS)
+@pytest.mark.parametrize("name", EVERY)
+def test_a_fault_is_planted_alike_however_the_source_is_written(name: str, written: Callable[[str], str]) -> None:
+    here, there = planted_here(name), planted(EVERY[name], written)
     assert all(same(ast.parse(there[file]), changed) for file, changed in here.items())
 
 

@@ -71,9 +71,10 @@ def found(tree: ast.Module, kind: str, piece: tuple[ast.AST, ...]) -> Iterator[M
 
 def _runs(nodes: Sequence[ast.AST], wanted: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
     for begin in range(len(nodes) - len(wanted) + 1):
-        run = tuple(nodes[begin : begin + len(wanted)])
-        if all(map(same, run, wanted)):
-            yield run
+        if type(nodes[begin]) is type(wanted[0]):  # most are not
+            run = tuple(nodes[begin : begin + len(wanted)])
+            if all(map(same, run, wanted)):
+                yield run
 
 
 def same(one: Any, other: Any) -> bool:
@@ -81,7 +82,10 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, ast.AST):
-        return all(same(_plain(one, field), _plain(other, field)) for field in one._fields if field != "kind")
+        for field in one._fields:
+            if field != "kind" and not same(_plain(one, field), _plain(other, field)):
+                return False
+        return True
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
