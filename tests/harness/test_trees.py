@@ -1,7 +1,7 @@
 """Windows that are trees, given or grown by the drafter: what is recorded, legal and looked at, and who sees a slip.
 
 Leaves out: the oracle's form of a tree (`test_tree_forms.py`), the catalogue's faults (`catalogue/trees.py`), how trees
-grow (`tests/reference/test_growing.py`), and the engine (`tests/optimized/test_engine_grown.py`).
+grow (`tests/reference/test_growing.py`), and the engine (`tests/optimized/test_engine_windows.py`).
 """
 
 import random
@@ -281,7 +281,7 @@ def test_fuzzed_runs_grow_trees_and_agree(model: Path, tmp_path: Path, monkeypat
 OWN = [fault for fault in FAMILIES["trees"] if fault.kind == "own-window"]
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", OWN, ids=lambda fault: fault.id)
 def test_fault_in_the_engines_own_tree_is_found(fault: Fault) -> None:

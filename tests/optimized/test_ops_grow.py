@@ -1,6 +1,6 @@
 """The ops that grow a tree: against the reference's definition, and the reports about wrong calls.
 
-Leaves out: kernels (`test_kernels.py`), and rounds of an engine (`test_engine_grown.py`).
+Leaves out: kernels (`test_kernels.py`), and rounds of an engine (`test_engine_windows.py`).
 """
 
 import re

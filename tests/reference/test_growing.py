@@ -1,6 +1,6 @@
 """Trees that the drafter grows itself: against an enumeration of all paths, and in both reference engines.
 
-Leaves out: the optimized engine (`tests/optimized/test_engine_grown.py`).
+Leaves out: the optimized engine (`tests/optimized/test_engine_windows.py`).
 """
 
 from itertools import product
