@@ -17,7 +17,6 @@ WRITTEN = [
     if source.suffix == ".md" and source.name != "LOG.md" and source.parent.name != "api"
 ]  # fmt: skip
 PASTED = [page for page in WRITTEN if any(block.runs for block in blocks_of(page))]
-FIRST = ("README.md",)  # which `make test` runs, too
 LONGEST, SHORTER = 150, {"README.md": 120, "docs/architecture.md": 120}  # lines
 GENERATED = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
 RESULTS = ("results", "speed", "peers", "found/README")  # pages that are tables of results
@@ -34,10 +33,8 @@ def test_every_block_is_marked_as_run_or_not_run(page: Path) -> None:
     assert not re.search(r"^    (instep|python|make|pip|export|cd) ", outside, re.MULTILINE), "a block without a fence"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=() if name(page) in FIRST else WHOLE) for page in PASTED], ids=name
-)
+@WHOLE
+@pytest.mark.parametrize("page", PASTED, ids=name)
 def test_every_block_of_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
     assert not paste(page, tmp_path)
 

@@ -120,6 +120,7 @@ def _unshared(call: ConvLaunch) -> None:
     call.pool.as_strided((1,), (1,), call.pool.storage_offset() + call.pool.numel()).zero_()
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "kind", "component", "says"), [
     (pooled(_then(lambda call: call.pool[2].fill_(1))), "forward", "conv", "changed in conv slot 2"),

@@ -146,6 +146,7 @@ FAULTS = {
 }  # fmt: skip
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_of_a_pooled_kernel_is_found_and_named(fault: str, judged: Any) -> None:
@@ -262,6 +263,7 @@ def test_each_page_has_three_faults() -> None:
     assert any("2 tokens were accepted" in part for part in BROKEN["dense"][-1])
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "layout"), [
     pytest.param(*one, marks=WHOLE if one[0] == Options().strategy else ())  # which the page's command runs

@@ -21,10 +21,10 @@ from instep.attach.vllm import places, window
 from instep.verdict import Exit
 from instep_reference.contract.checkpoint import OnDisk
 from peers.live import bundle_vllm
-from support.inputs.recordings import TINY, lines
+from support.inputs.recordings import lines
 from support.running.covering import WHOLE
 from support.worlds import fake_vllm
-from support.worlds.attached_engines import EVERY, A, B, accepted, attached, events, facts, judged
+from support.worlds.attached_engines import EVERY, SMALL, A, B, accepted, attached, events, facts, judged
 from support.worlds.fake_sglang import Model
 from support.worlds.fake_vllm import Served
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return Model(TINY)
+    return Model(SMALL)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def engine(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
             at = until.enter_context(fake_vllm.imported(release))
             until.enter_context(torch.inference_mode())
             until.enter_context(room.recording(tmp_path / "recording", **options))
-            return Served(at, model, TINY, runner, **named)
+            return Served(at, model, SMALL, runner, **named)
 
         yield make
 
@@ -109,7 +109,7 @@ def test_states_are_written_at_the_event_of_each_request(engine: Callable[..., A
 @pytest.mark.parametrize("runner", ["v1", "v2"])
 def test_wrong_blocks_are_named(engine: Callable[..., Any], tmp_path: Path, runner: str) -> None:
     serve(engine(runner, wrong=4))
-    found = judged(tmp_path)
+    found = judged(tmp_path, first=True)
     assert found.exit is Exit.DIVERGED
     first = next(one for one in found.replay.verdict.findings if one.place.component == "state")
     commits = [number for number, one in enumerate(events(tmp_path)) if one["event"] == "commit"]
@@ -255,7 +255,7 @@ def test_no_worker_is_hooked_without_the_variable(
     monkeypatch.setattr(vllm, "_loaded", False)
     with fake_vllm.imported("0.33.0") as at:
         vllm.load()
-        serve(Served(at, model, TINY))
+        serve(Served(at, model, SMALL))
     assert not vllm._loaded and not (tmp_path / "recording").exists()
 
 

@@ -191,7 +191,7 @@ def test_a_wrong_recorded_tensor_is_named_at_its_event(
     assert says in one.diagnosis, one.diagnosis
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @pytest.mark.parametrize(("event", "name"), [

@@ -32,6 +32,7 @@ from instep_reference.weights import Weights
 from support.inputs.checkpoints import write as write_checkpoint
 from support.inputs.recordings import TINY, lines, stated
 from support.running.command import Runner, complaint
+from support.running.covering import few
 from support.worlds.fake_sglang import Model
 
 pytestmark = pytest.mark.slow  # recordings in many formats
@@ -334,6 +335,7 @@ def test_the_walk_equals_the_reference(tmp_path: Path, kind: str, more: dict[str
     assert bool((read.noise[0] > 1e-8).all()) and bool((read.noise[0] < 1e-4).all()), "fp32 errs by so much"
 
 
+@few(2)
 @pytest.mark.parametrize("said", [
     {"rounds": {"state": torch.bfloat16}}, {"products": {"gdn.chunk": Product("bf16", 64)}},
     {"products": {"gdn.window": Product("tf32")}}, {"rounds": {"value": torch.bfloat16}},

@@ -27,6 +27,7 @@ from instep_speed.bench.interleaved_timing import SAMPLES, TRIES, Times, less, t
 from instep_speed.bench.kinds import strategies
 from instep_speed.bench.peers import sglang
 from support.inputs.bench_runs import CPU, ground
+from support.running.covering import few
 
 
 def test_arms_are_timed_in_turn_and_a_part_is_taken_off() -> None:
@@ -189,6 +190,7 @@ def repeats(seen: list[Any]) -> int:
     return next(turns for turns in range(1, len(seen)) if seen[turns:] == seen[:-turns])
 
 
+@few(4)
 @pytest.mark.parametrize("window", range(1, 9))
 def test_strategy_stores_once_per_period(window: int) -> None:
     stored = list[tuple[int, ...]]()

@@ -71,6 +71,7 @@ def next_to_fla(quick: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., B
     return ran
 
 
+@few(3)
 @pytest.mark.parametrize(("ours", "theirs", "place"), [
     (off_in_core(SMALL), PLAIN.gdn, "core"), (off_in_state(SMALL), PLAIN.gdn, "state"),
     (PLAIN.gdn, PLAIN.gdn, None), (PLAIN.gdn, off_in_core(SMALL), None), (PLAIN.gdn, off_in_state(LARGE), None),
@@ -264,6 +265,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], Any]], 
     return as_on_a_card
 
 
+@few(3)
 @pytest.mark.parametrize("name", ["strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products"])
 def test_a_graph_that_computes_as_a_call_agrees_in_every_kind(
     name: str, quick: None, graphs: Callable[[Callable[[Any], Any]], None]

@@ -317,7 +317,7 @@ def test_every_result_that_is_kept_can_be_joined() -> None:
         assert len(found.rows) == len(data["rows"]) and found.result().found["rates"]
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("name", SPEAKING)
 def test_a_file_with_any_field_spoilt_is_refused_by_name_or_serves_whole(name: str, tmp_path: Path) -> None:
     data, file, served = small(name), tmp_path / "spoilt.json", 0

@@ -205,6 +205,7 @@ def test_memory_error_is_found_down_to_a_correct_engines_error(stage: Stage) -> 
     assert 1e-6 <= found.found[OWN] <= found.found["T2"] <= 1e-4
 
 
+@few(4)
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_injected_error_is_found_at_its_place(stage: Stage, name: str) -> None:
     """T2 at the first event in which it acts; run up to there alone."""
@@ -322,6 +323,7 @@ def test_another_order_of_summation_passes_with_room(form: str, strategy: str, t
         assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
 
 
+@few(5)
 @pytest.mark.parametrize(("error", "component"), [
     ("EPS_ON_THE_MEAN", "q"), ("SCALE_OFF", "attended"), ("THETA_OFF", "query"),
     ("NARROW_BETA_IN_SNAPSHOTS", "state"), ("LOUD_TILE_OF_QKV", "qkv"), ("LOUD_TILE_OF_Z", "z"),

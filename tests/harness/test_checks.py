@@ -161,6 +161,7 @@ def test_the_run_has_what_the_checks_need(correct: list[EventContext]) -> None:
     assert {len(path.nodes) for commit in commits for path in commit.accepted} >= {0, 1, 2, 3}
 
 
+@few(7)
 @pytest.mark.parametrize("component", ["normed", "qkv", "z", "b", "mixed", "k", "log_decay", "beta", "core", "gated",
                                        "mixer", "residual", "mlp", "hidden"])  # fmt: skip
 def test_a_component_that_is_one_percent_off_is_the_first_finding(
@@ -496,7 +497,7 @@ def must_be(findings: Sequence[Comparison], kind: str, components: Collection[st
     assert "from the op's own inputs: relative error" in findings[0].diagnosis
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("slip", SLIPS)
 def test_a_slip_on_one_path_of_a_16_bit_run_is_found_where_it_is_made(slip: str, decodes: Trace) -> None:
     edit, strategy, trace, kind, components = SLIPS[slip]
@@ -514,6 +515,7 @@ def test_a_slip_of_an_interpreted_kernel_is_found_where_it_is_made(tmp_path: Pat
     must_be(found, "forward", {"core", "update"})
 
 
+@few(2)
 @pytest.mark.parametrize(("trace", "strategy", "until"), [
     ("short", "rerun", None), ("short", "lazy_rerun", None), ("short", "snapshot", None),
     ("rounds", "columns", 6),  # a prompt in two chunks, and the first round

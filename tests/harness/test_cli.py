@@ -187,11 +187,16 @@ def test_torch_is_loaded_only_when_needed() -> None:
     assert "torch" not in done.stdout and "triton" not in done.stdout
 
 
+# Each command in a child of one process that has imported instep, and then the child's exit code on a line.
 WITHOUT = """
-import sys
+import json, os, sys
 sys.path[:] = [place for place in sys.path if not place.endswith("harness")]  # where an editable installation points
 from instep.cli import main
-main()
+for words in json.loads(sys.argv[1]):
+    if not os.fork():
+        sys.argv[1:] = words
+        main()
+    print("ENDED", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 """
 
 
@@ -199,22 +204,26 @@ def test_core_runs_without_the_other_two_packages(short: Trace, tmp_path: Path) 
     for package in ("instep", "instep_optimized", "instep_reference"):
         (tmp_path / package).symlink_to(source(package))
 
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        env = environment() | {"PYTHONPATH": str(tmp_path)}
-        command = [sys.executable, "-P", "-c", WITHOUT, *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
-
-    ran, listing = run("replay", short.path, "--ops", "ledger", "--json", tmp_path / "r.json"), run("--help").stdout
-    assert ran.returncode == 0 and json.loads((tmp_path / "r.json").read_text())["runs"][0]["events"] > 1, ran
-    elsewhere = {name for name, at, _ in COMMANDS if not at.startswith("instep.")}
-    assert elsewhere == {"bench", "calibrate", "demo", "faults", "gate"}
+    elsewhere = sorted(name for name, at, _ in COMMANDS if not at.startswith("instep."))
+    assert elsewhere == ["bench", "calibrate", "demo", "faults", "gate"]
+    commands = [
+        ("replay", str(short.path), "--ops", "ledger", "--json", "r.json"), ("--help",),
+        ("page", str(TOP / "fixtures" / "results" / "faults.json"), "--html", "p.html"),
+        *((name, "--json", "x.json") for name in elsewhere),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WITHOUT, json.dumps(commands)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, check=True, env=environment() | {"PYTHONPATH": str(tmp_path)}, cwd=tmp_path,
+    )  # fmt: skip
+    _, listing, page, *refused = re.split(r"ENDED \d\n", done.stdout)[:-1]
+    codes = re.findall(r"ENDED (\d)", done.stdout)
+    assert codes == ["0", "0", "2", *"2" * len(elsewhere)], done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["runs"][0]["events"] > 1
     assert listing.count("(not installed)") == len(elsewhere)
-    for name in sorted(elsewhere):
-        refused = run(name, "--json", tmp_path / "x.json")
+    assert "expected the package instep_proof" in page
+    for name, said in zip(elsewhere, refused, strict=True):
         package = "instep_speed" if name in ("bench", "gate") else "instep_proof"
-        assert refused.returncode == 2 and f"instep {name}: found no package {package}" in refused.stderr, refused
-    page = run("page", TOP / "fixtures" / "results" / "faults.json", "--html", tmp_path / "p.html")
-    assert page.returncode == 2 and "expected the package instep_proof" in page.stderr, page
+        assert f"instep {name}: found no package {package}" in said
 
 
 @pytest.fixture(scope="module")

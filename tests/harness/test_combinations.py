@@ -120,7 +120,7 @@ class Looking:
         return ()
 
 
-@few(4)
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("row", pairwise(), ids=words)
 def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:

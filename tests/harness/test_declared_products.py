@@ -34,6 +34,7 @@ from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
 from support.inputs import check_contexts as m
 from support.inputs.checkpoints import write
+from support.running.covering import few
 from support.wrong.narrow_products import BF16, BLOCK, cut
 
 TF32, TOKENS = Product("tf32"), 3
@@ -392,6 +393,7 @@ WRONG = {
 }
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("one_sign", [False, True])
 def test_head_may_sum_as_declared_and_no_worse(one_sign: bool) -> None:

@@ -26,7 +26,7 @@ from support.inputs.few_channels import few_channels
 from support.inputs.narrow_models import narrow
 from support.inputs.traces import ROOM, policy
 from support.running.command import Runner, complaint
-from support.running.covering import WHOLE
+from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
@@ -61,6 +61,7 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make(model, prompts, told, folder / "blocks.jsonl")
 
 
+@few(1)
 @pytest.mark.parametrize("name", [
     "CUT", *(pytest.param(name, marks=WHOLE) for name in ("NEAREST", "BF16")), "THREE",
 ])  # fmt: skip
@@ -149,6 +150,7 @@ def test_relations_within_tolerance_grant_what_is_declared(relation: str, trace:
     assert instep(*words, "--ops", f"{NARROW}:UNDECLARED").code == 1
 
 
+@few(2)
 @pytest.mark.parametrize(
     ("name", "exit_"), [("CUT", Exit.AGREED), ("NEAREST", Exit.AGREED), ("UNDECLARED", Exit.DIVERGED)]
 )

@@ -550,6 +550,7 @@ def test_a_mistake_of_the_rule_is_named_in_the_state_of_a_commit(scene: Scenario
     assert said.explained == due, said
 
 
+@few(2)
 @pytest.mark.parametrize(("change", "ends"), [
     (STATES[3][0], "; the nearest known wrong state: holds the state from before the step"),
     (lambda mine, other, state: mine.base, "holds the state from before the step"),

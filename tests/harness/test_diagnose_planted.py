@@ -61,7 +61,7 @@ def there(place: Place) -> Place:
     return Place(place.stage, 1, place.component) if second else place
 
 
-@few(6)
+@few(3)
 @pytest.mark.parametrize("fault", SAYS)
 def test_a_planted_fault_is_explained_by_the_general_bank(fault: str) -> None:
     """Faults of the trunk with the drafts of the trace handed in: no draft head is computed then."""

@@ -75,6 +75,7 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
     assert len(illegal) > 10 and told == illegal
 
 
+@few(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "event", "kind", "place", "says"), [
     ("no_rollback", 6, "commit", "trunk layer 0 conv", "holds the window after 3 tokens; 2 tokens were accepted"),

@@ -78,6 +78,7 @@ def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return read(retraced(TRACES, ["experts"], model, tmp_path_factory.mktemp("small")) / "experts.jsonl")
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"dtype": "bfloat16", "strategy": "snapshot", "graphs": True},
@@ -218,7 +219,7 @@ def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> 
 width_one = recording(brief(), linear_conv_kernel_dim=1)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(width_one: Trace, strategy: str, conv: str) -> None:
@@ -231,7 +232,7 @@ def test_every_strategy_agrees_and_the_empty_window_is_not_counted(width_one: Tr
     assert "a conv of width 1 keeps no inputs" in " ".join(skipped.reason for skipped in ran.skipped)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("ops", "conv", "until"), [
     ("ledger", "windows", None), ("ledger", "widened", None), ("triton", "widened", 16),  # kernels: to a commit of two

@@ -36,7 +36,7 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
-from support.running.covering import WHOLE
+from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
 from support.wrong.harmless import HARMLESS, Harmless
 
@@ -124,6 +124,7 @@ def test_a_fault_that_does_not_fire_is_void(ran: Result) -> None:
     assert ran.exit is Exit.INCONCLUSIVE and len(ran.fired) == len(FEW)
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("one", HARMLESS, ids=lambda one: one.id)

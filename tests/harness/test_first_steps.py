@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from documentation.blocks import blocks_of, missing
 from instep import bundled
 from instep.threads import SMALL, threads_for
 from instep_optimized.ops.import_by_name import attribute_at, module_at
@@ -188,16 +189,16 @@ def test_file_of_a_package_is_imported_as_its_module(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_demo_plants_in_a_copy_and_shows_message_and_page(
+def test_demo_plants_in_a_copy_and_prints_what_the_readme_shows(
     instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     monkeypatch.chdir(tmp_path)
     before = {package: digests(source(package).parent)[package] for package in PACKAGES}
-    fault = by_id()["row-for-slot"]
-    ran = instep("demo", fault.id, "--html", "page.html", "--open")
-    assert ran.code == 0, ran
+    fault, (shown, *_) = by_id()[demo.FAULT], [one for one in blocks_of(TOP / "README.md") if one.language == "text"]
+    ran = instep("demo", "--html", "page.html", "--open")
+    assert ran.code == 0 and missing(shown.text, ran.out) == [], ran
     assert fault.what in ran.out and "  + " in ran.out and fault.edits[0].file in ran.out
     assert f"  event {fault.event} " in ran.out and fault.says in ran.out and "instep replay " in ran.out
     assert opened == [(tmp_path / "page.html").as_uri()] and "DIVERGED" in (tmp_path / "page.html").read_text()

@@ -158,7 +158,7 @@ def test_a_drawer_that_fails_ends_it_at_once(model: Path, tmp_path: Path, monkey
     assert len(calls) == 1
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("subject", "shrink"), [("LOUDER", 0.0), ("LOUDER", 0.3), ("SLOW", 0.5)])
 def test_a_shrink_that_is_cut_short_reports_the_smallest_so_far(
@@ -240,7 +240,7 @@ REFUSED = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "lifecyc
 
 
 # Each with a seed that finds it within 3 runs; others take up to some hundreds. How small it gets is not looked at.
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("edit", "seed", "most", "shows"), [
     (PAGE_KEPT, 79, 3, "pages are"), (NAME_KEPT, 4, 3, ""), (LATE_CHECK, 57, 3, "refused"),

@@ -28,6 +28,7 @@ from instep_reference.contract.engine import Commit
 from instep_reference.contract.place_names import Place
 from support.inputs.traces import policy, recorded, recording
 from support.running.command import Runner
+from support.running.covering import few
 
 pytestmark = pytest.mark.slow  # whole replays
 
@@ -54,6 +55,7 @@ def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
 # -- an op --------------------------------------------------------------------------------------------
 
 
+@few(5)
 @pytest.mark.parametrize(("ops", "how", "op", "components", "option"), [
     ("subjects:LOUDER", {}, "gated_norm", "gated", "--swap gated_norm=plain"),
     ("small_errors:EPS_ON_THE_MEAN", {}, "gdn_inputs", "q", "--swap gdn_inputs=plain"),

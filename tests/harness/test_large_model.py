@@ -31,7 +31,7 @@ from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from support.inputs.narrow_models import narrow
-from support.running.covering import WHOLE
+from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 
 pytestmark = pytest.mark.slow
@@ -182,6 +182,7 @@ def test_states_are_those_of_the_whole_oracle(made: tuple[Checkpoint, Trace]) ->
     assert compared >= 15
 
 
+@few(1)
 @pytest.mark.parametrize("name", ["handed", "several"])
 def test_other_drafters_have_a_ledger_too(name: str) -> None:
     """`eagle` alone does not serve three MTP layers, and has a draft head where drafts are handed in."""

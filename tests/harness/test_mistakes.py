@@ -21,7 +21,7 @@ from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.finding_problem import Explained, Unexplained
 from support.running.command import Runner
-from support.running.covering import WHOLE
+from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
 
 pytestmark = pytest.mark.slow
@@ -40,6 +40,7 @@ def mistakes(findings: Any) -> set[Explained | Unexplained | None]:
     return {problem.mistake or problem.unexplained for problem in rule}
 
 
+@few(12)
 @pytest.mark.parametrize(("edits", "says"), MISTAKES.values(), ids=MISTAKES)
 def test_the_kit_names_a_mistake_of_the_rule(edits: list[tuple[str, str]], says: str) -> None:
     found = kit.served(launches(), dense_ops(edits))
@@ -62,6 +63,7 @@ def test_a_replay_names_a_mistake_of_the_rule(name: str) -> None:
     assert says in first.explained.says
 
 
+@few(2)
 @pytest.mark.parametrize(("edits", "says"), RAW_MISTAKES.values(), ids=RAW_MISTAKES)
 def test_a_missing_norm_or_scale_of_a_raw_kernel_is_named(edits: list[tuple[str, str]], says: str) -> None:
     assert kit.served(launches(), raw_ops()).exit is kit.Exit.AGREED
@@ -76,6 +78,7 @@ def test_a_replay_names_a_missing_norm_or_scale_of_a_raw_kernel(name: str) -> No
     assert run.findings[0].explained.says == says, run.message
 
 
+@few(3)
 @pytest.mark.parametrize("edits", UNKNOWN.values(), ids=UNKNOWN)
 def test_a_mistake_without_an_entry_is_not_named(edits: list[tuple[str, str]]) -> None:
     found = kit.served(launches(), dense_ops(edits))

@@ -122,6 +122,7 @@ def test_native_kernels_agree_on_the_crowd(model: Path, num_steps: int, dtype: s
         agrees(Replay(trace(model, crowd(num_steps, order)), setting, checkpoint=model).run())
 
 
+@few(2)
 @pytest.mark.parametrize(("num_steps", "where"), list(zip(CANDIDATES, WHERE, strict=True)))
 def test_a_chunk_as_wide_as_a_window_agrees_as_the_prefill_that_it_is(model: Path, num_steps: int, where: str) -> None:
     told = trace(model, beside_windows(num_steps, where, small=False))
@@ -200,7 +201,7 @@ def replayed(model: Path, **more: Any) -> Outcome:
     return diagnose(replay(model, **more))
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("more", [
     {"strategy": "columns", "conv": "widened"}, {"strategy": "lazy_rerun", "sampling": Sampling(0.8, top_k=9)},
     {"ops": "ledger", "num_steps": 7}, {"drafter": "external", "overlap": True, "strategy": "snapshot"},
@@ -309,7 +310,7 @@ CHANGED: dict[str, tuple[tuple[Any, str], Change, dict[str, Any], str]] = {
 LATER = ("an extra replay", "a decode as", "uniforms", "groups")  # other messages come first
 
 
-@few(11)
+@few(5)
 @pytest.mark.parametrize("name", CHANGED)
 def test_windows_next_to_decodes_in_another_way_are_reported(
     model: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -36,7 +36,7 @@ ROUNDS = policy(
 trace = recording(ROUNDS)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace: Trace, strategy: str) -> None:

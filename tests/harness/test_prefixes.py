@@ -30,6 +30,7 @@ from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, L
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 from instep_reference.label_ledger import LedgerEngine
+from support.inputs.few_channels import same_events
 from support.inputs.rounds import config
 from support.inputs.traces import PROMPTS, ROOM, header, policy, recorded, recording
 from support.running.covering import WHOLE, few
@@ -202,7 +203,7 @@ def test_wrong_track_slots_are_recognised(found: dict[str, int], says: str) -> N
     pytest.param(Setting("invariant", kept_dtype="int8", strategy="columns"), marks=WHOLE),
 ], ids=str)  # fmt: skip
 def test_prefixes_inside_chunks_agree(how: Setting) -> None:
-    agreed(Replay(read(TRACES / "inner.jsonl"), how).run(until=9))
+    agreed(Replay(same_events("inner", 2), how).run(until=9))
 
 
 @pytest.mark.whole

@@ -20,6 +20,7 @@ from instep.watch.op_calls import Calls
 from instep_optimized.graphs import capture_and_replay, emulator
 from instep_proof.faults.catalogue import by_id
 from instep_reference.contract.errors import BadInput
+from support.inputs.few_channels import same_events
 from support.running.covering import WHOLE, few
 
 GRAPHS = {"graphs": True, "prompt_graphs": "16,64"}
@@ -28,7 +29,7 @@ TWO_FORWARDS = 6  # the last event of the first round: forwards of 1 and of 16 r
 
 @pytest.fixture(scope="module")
 def prompts() -> Trace:
-    return read(fixtures() / "traces" / "faults" / "prompts.jsonl")
+    return same_events("prompts", 2)
 
 
 def replayed(trace: Trace, ops: str = "ledger", until: int | None = None, **setting: Any) -> Outcome:

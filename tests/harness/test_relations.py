@@ -117,7 +117,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return recorded(tmp_path_factory.mktemp("tiny"), told, dtype=torch.bfloat16, **small)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("ops", "names", "dtype"), [
     ("triton", ("rejected_is_plain", "fused"), "float32"), pytest.param("triton", ("slots",), "float32", marks=WHOLE),
     ("triton", ("fused", "unseen"), "bfloat16"), ("invariant", ("alone",), "float32"),

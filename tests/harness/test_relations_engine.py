@@ -25,7 +25,7 @@ def case(name: str, layers: int = 2, until: int | None = RESUMED) -> Case:
     return Case.of(trace, Replay(trace, Setting(engine=f"support.wrong.{name}")).plan, until=until)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["engines:right", "engines:keeping", "engines:watching"])
 def test_correct_engine_agrees_in_every_relation_that_applies(name: str) -> None:

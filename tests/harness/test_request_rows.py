@@ -13,6 +13,7 @@ from instep.trace.write_bound import Bound
 from instep_optimized import OptimizedEngine
 from instep_optimized.memory.pool import Pool
 from instep_reference.contract import engine as e
+from support.running.covering import few
 from support.running.verdicts import agreed
 
 
@@ -25,6 +26,7 @@ def first(outcome: Outcome) -> tuple[str, str]:
     return finding.check, finding.diagnosis
 
 
+@few(2)
 @pytest.mark.parametrize(("name", "ops"), [("RIGHT", "ledger"), ("RIGHT", "plain"), ("DECODING", "ledger")])
 def test_a_strategy_by_request_row_agrees(trace: Trace, name: str, ops: str) -> None:
     agreed(replayed(trace, name, ops), events=len(trace.events))

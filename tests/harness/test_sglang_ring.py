@@ -52,7 +52,7 @@ def wrong(release: str) -> dict[str, int | None]:
     return {name: WRONG[release].get(name) for name in SCHEDULES}
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("release", "graphs"), [
     ("0.5.16", False), ("0.5.23", True), ("0.5.18", True), ("0.5.18", False), ("0.5.23", False), ("0.5.16", True),
 ])  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_ring_serves_a_trace_of_every_kind_of_event(release: str, graphs: bool
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("release", "name"), [
     ("0.5.16", "6 x 2, 4"), ("0.5.18", "6 x 2, 8"), ("0.5.23", "14 x 1, 4"), ("0.5.23", "6 x 2, 8 of which 3"),
 ])  # fmt: skip

@@ -25,6 +25,7 @@ from instep_reference.contract import engine as e
 from instep_reference.contract.controllers import Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import controller as reference
+from support.inputs.few_channels import few_channels, same_events
 from support.inputs.traces import header, one_round, policy, recorded
 from support.running.command import Runner
 from support.wrong.subjects import WithoutNumbers
@@ -82,7 +83,7 @@ def test_controller_that_pads_no_batch_diverges(monkeypatch: pytest.MonkeyPatch)
     def unpadded(controlled: Any, *given: Any) -> Any:
         return optimized(None if controlled is None else replace(controlled, captured=()), *given)
 
-    trace, ledger = read(TRACES / "slots.jsonl"), Setting("ledger")
+    trace, ledger = same_events("slots", 2), Setting("ledger")
     assert Replay(trace, ledger).run(until=9).verdict.exit is Exit.AGREED
     monkeypatch.setattr("instep_optimized.engine.controller", unpadded)
     (found, *_) = Replay(trace, ledger).run(until=9).verdict.findings
@@ -91,10 +92,10 @@ def test_controller_that_pads_no_batch_diverges(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_engine_without_numbers_of_requests_is_served_like_before() -> None:
-    replay = Replay(read(TRACES / "faults" / "short.jsonl"), Setting("support.wrong.subjects:without_numbers"))
+    replay = Replay(few_channels("short", 2), Setting("support.wrong.subjects:without_numbers"))
     assert replay.run().verdict.exit is Exit.AGREED and WithoutNumbers.asked > 0
     with pytest.raises(BadInput, match="takes no `controlled`"):
-        Replay(read(TRACES / "slots.jsonl"), Setting("support.wrong.subjects:without_numbers")).run(until=1)
+        Replay(same_events("slots", 2), Setting("support.wrong.subjects:without_numbers")).run(until=1)
 
 
 # -- headers, policies, the driver ---------------------------------------------------------------

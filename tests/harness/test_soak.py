@@ -20,6 +20,7 @@ from instep.verdict import Exit
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.event_facts import kind_of
 from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
 from support.wrong import subjects
 
 LATE = "support.wrong.subjects:LATE"
@@ -89,7 +90,7 @@ def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [1, 5])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=WHOLE), 5])
 def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
     soaking = soaked(model, tmp_path / "found", 60, "support.wrong.subjects:LOUDER", every, stretch=60)

@@ -63,7 +63,7 @@ def test_schedule_changes_the_width_at_every_fill(before: int, after: int, trace
 
 
 @pytest.mark.parametrize(("strategy", "options"), [
-    ("lazy_rerun", {"graphs": True, "overlap": True}), ("columns", {"conv": "widened"}),
+    ("lazy_rerun", {"graphs": True, "overlap": True}), pytest.param("columns", {"conv": "widened"}, marks=WHOLE),
     pytest.param("rerun", {"layout": "KV", "graphs": True}, marks=WHOLE),
     pytest.param("snapshot", {"overlap": True}, marks=WHOLE),
 ], ids=str)  # fmt: skip
@@ -110,8 +110,8 @@ MARGIN, OLD_CURSOR = "flush-margin-of-the-window-that-was", "flush-round-masked-
 
 
 @pytest.mark.parametrize(("fault", "ops", "strategy", "tried", "found", "request_", "says"), [
-    (MARGIN, "plain", "lazy_rerun", ((2, 2), (2, 4)), ("commit", "state", Tier.DIRECTED), "2 to 4 after 1",
-     "lacks the oldest of the 13 tokens that a ring held"),
+    pytest.param(MARGIN, "plain", "lazy_rerun", ((2, 2), (2, 4)), ("commit", "state", Tier.DIRECTED), "2 to 4 after 1",
+                 "lacks the oldest of the 13 tokens that a ring held", marks=WHOLE),
     pytest.param(OLD_CURSOR, "plain", "lazy_rerun", ((2, 2), (2, 4)), ("commit", "state", Tier.DIRECTED),
                  "2 to 4 after 1", "has the 2 oldest tokens of a ring of 16 entries in place of the window's last 2",
                  marks=WHOLE),

@@ -20,21 +20,19 @@ from instep.campaign.streams.token_stamps import MOST_POSITIONS, Stamp, code, de
 from instep.cli import app
 from instep.setting import Setting
 from instep.trace.event_rules import verified
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Verdict
 from instep_optimized.commit import STRATEGIES
 from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from support.inputs.few_channels import few_channels
 from support.inputs.traces import committed
 from support.running.command import Runner, advances
 from support.running.covering import WHOLE, each_value, few
 from support.running.planting import planted_here
 from support.running.verdicts import agreed
-
-TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces"
-
 
 ragged = committed("faults/ragged")
 
@@ -63,7 +61,7 @@ def test_non_integer_row_is_no_code(number: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["model", pytest.param("op", marks=WHOLE)])
 def test_poison_that_is_read_is_a_finding(level: str) -> None:
-    fault, trace = by_id()["pending-after-load"], read(TRACES / "lifecycle" / "leaving.jsonl")
+    fault, trace = by_id()["pending-after-load"], few_channels("leaving", 2)
     with planted_here(*fault.edits):
         found = streamed(trace, Setting("plain", graphs=True), level, until=24).verdict
     assert found.exit is Exit.DIVERGED and "what is not finite" in found.findings[0].diagnosis, found.findings[:1]
@@ -148,7 +146,7 @@ def right(branching: Trace) -> Callable[[str], Verdict]:
         branching, Setting("plain", strategy=strategy), "op", until=UNTIL[strategy]).verdict)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
@@ -173,7 +171,7 @@ def test_accepted_path_leaves_the_stamps_of_its_nodes(
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -> None:
     """Chunk boundaries, preemptions and a resume; at the op level also a reload, and slots that are used again."""
-    trace = read(TRACES / "lifecycle" / "leaving.jsonl")
+    trace = few_channels("leaving", 2)
     found = streamed(trace, Setting("plain", graphs=True), level, until=16 if level == "model" else None)
     assert found.verdict.exit is Exit.AGREED and found.verdict.events == (17 if level == "model" else found.of)
 
@@ -183,7 +181,7 @@ def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -
     pytest.param("float32", "model", marks=WHOLE), ("bfloat16", "op"),
 ])  # fmt: skip
 def test_kernels_hold_what_they_should(dtype: str, level: str) -> None:
-    trace = read(TRACES / "faults" / "short.jsonl")
+    trace = few_channels("short", 2)
     assert streamed(trace, Setting("triton", dtype=dtype), level).verdict.exit is Exit.AGREED
 
 
@@ -217,7 +215,7 @@ def test_state_is_exact_in_bits_per_op_and_in_labels_per_model(ragged: Trace) ->
 
 @pytest.mark.slow
 def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
-    trace, file = str(TRACES / "faults" / "ragged.jsonl"), tmp_path / "found.json"
+    trace, file = str(few_channels("ragged", 2).path), tmp_path / "found.json"
     told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]
     done = CliRunner().invoke(app, ["streams", trace, *told])
     assert done.exit_code == Exit.AGREED, done.output
@@ -234,6 +232,6 @@ def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
 def test_streams_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = advances(monkeypatch)
     words = ("--strategy", "snapshot", "--strategy", "rerun", "--level", "op", "--until", 3)
-    assert instep("streams", TRACES / "faults" / "ragged.jsonl", *words).code == Exit.AGREED
+    assert instep("streams", few_channels("ragged", 2).path, *words).code == Exit.AGREED
     runs = ("op level [plain, snapshot], run 1 of 2", "op level [plain, rerun], run 2 of 2")
     assert seen == [one for at, run in enumerate(runs) for one in ((run, at, 2), *((run, n, 4) for n in range(1, 5)))]

@@ -16,6 +16,7 @@ from instep.verdict import Exit
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import Product
 from support.running.command import Runner
+from support.running.covering import few
 from support.wrong import narrow_products as narrow
 from support.wrong.delta_rules import MISTAKES, RIGHT, UNKNOWN, dense_ops
 
@@ -48,6 +49,7 @@ RIGHT_BUT = {
 }
 
 
+@few(4)
 @pytest.mark.parametrize(("ops", "due"), RIGHT_BUT.values(), ids=RIGHT_BUT)
 def test_the_strictest_declaration_that_agrees_is_suggested(ops: Ops, due: dict[str, Product]) -> None:
     found = of(ops)

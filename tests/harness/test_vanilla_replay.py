@@ -115,6 +115,7 @@ def test_choices_of_another_recorder_are_not_compared(
     assert "remembered" not in {one.check for one in verdict.compared}
 
 
+@few(1)
 @pytest.mark.parametrize("name", [
     "split", "rejected_is_plain", *(pytest.param(one, marks=WHOLE) for one in ("alone", "speculation_off")),
 ])  # fmt: skip

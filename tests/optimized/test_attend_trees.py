@@ -117,7 +117,7 @@ def both(
     return found[: len(whole) - 1], whole[: len(whole) - 1]
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("few", [0, 9999], ids=["in groups", "in parts"])
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
@@ -126,7 +126,7 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
     assert same_bits(*both(given(dtype), few, attend_file.read_alone, monkeypatch))
 
 
-@few(2)
+@few(1)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_in_rows_read_alone_is_detected(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

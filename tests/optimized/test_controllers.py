@@ -18,6 +18,7 @@ from instep_reference.contract.controllers import DIALECTS, Controlled
 from instep_reference.contract.errors import BadInput
 from instep_reference.controllers import TABLE as OF_REFERENCE
 from instep_reference.controllers import controller as reference
+from support.running.covering import few
 
 Make = Callable[..., Any]
 # Each batch decides, by its own mean alone.
@@ -332,6 +333,7 @@ CONTROLLED = [
 ]  # fmt: skip
 
 
+@few(3)
 @pytest.mark.parametrize(("controlled", "begins"), CONTROLLED, ids=[one.dialect for one, _ in CONTROLLED])
 @given(happenings=HAPPENINGS, begin=st.integers(0, 3), lag=st.integers(0, 2))
 def test_both_sides_have_the_same_wishes(

@@ -62,7 +62,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
     assert both.serve(scenario(64, (3, 1, 0, 3), forced=forced)).compared > 100_000
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), list(zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)))
 def test_every_strategy_runs_in_graphs(checkpoint: Checkpoint, strategy: str, conv: str) -> None:

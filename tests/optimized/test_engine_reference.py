@@ -54,7 +54,7 @@ def labels(path: Path, model: str, **how: Any) -> TwoSides:
     return both_sides(checkpoint_of(path, model), "ledger", adaptive=FILE, **how)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", LABELLED)
 def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) -> None:
@@ -64,6 +64,7 @@ def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) ->
     assert both.subject.slots() == {} == both.subject.pages()
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "guarded"), each_value(("VK", "KV"), (True, False)))
 def test_labels_do_not_depend_on_layout_guards_or_poison(layout: StateLayout, guarded: bool, tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_labels_agree_with_free_choices(tmp_path: Path) -> None:
     assert labels(tmp_path, "two layers").serve(scenario(64, (*STEPS, 3), forced=False)).compared > 10_000
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", COMPUTED)
 def test_engine_agrees_with_the_reference(model: str, tmp_path: Path) -> None:

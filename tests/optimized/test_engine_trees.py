@@ -69,6 +69,7 @@ def test_labels_of_trees_match_for_strategies_and_own_paths(
     assert set(accepted) == set(range(STEPS + 1)), "every length of a path"
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs", "head"), [
     ("snapshot", False, 1), ("rerun", True, 0),

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-@few(76)
+@few(38)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_kernel_agrees_with_its_plain_twin_and_writes_nothing_else(case: Case, device: str) -> None:

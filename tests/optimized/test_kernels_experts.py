@@ -17,6 +17,7 @@ from instep_optimized.kernels.runtime import ceil_div, launch
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import Place
+from support.running.covering import few
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 NATIVE = HERE == "cuda"
@@ -84,6 +85,7 @@ def few_rows_make_tall_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_experts, "MOST", 3 * TALL)
 
 
+@few(4)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("norm_topk", [True, False])
 @pytest.mark.parametrize("name", CALLS)

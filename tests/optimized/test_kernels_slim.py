@@ -21,6 +21,7 @@ from instep_optimized.kernels.products.few_rows import fits, product
 from instep_optimized.ops.triton import TRITON
 from support.kernels.overlapped_launches import same_in_a_graph
 from support.kernels.planted import planted_kernels
+from support.running.covering import few
 from support.running.recorded_calls import calls_of
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,6 +61,7 @@ def test_a_product_of_few_rows_is_right(
     assert torch.equal(last, found[rows // 2 :]), "a row is its own, whatever the others hold"
 
 
+@few(1)
 @pytest.mark.parametrize("rows", [2, 32])
 def test_many_columns_of_few_rows_have_a_sum_of_each_half(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """And a result in fp32 has one sum, as it is declared."""

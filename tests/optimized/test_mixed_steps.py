@@ -97,6 +97,7 @@ def served(both: TwoSides, events: Iterable[Event]) -> None:
 # ---- all kinds of rows in one step, in any order
 
 
+@few(2)
 @pytest.mark.parametrize(("strategy", "course"), each_value(STRATEGIES, ((3, MIXED), (7, BACKWARDS))))
 def test_labels_are_right_in_an_order_of_all_kinds(
     model: Model, strategy: str, course: tuple[int, Sequence[int]]
@@ -127,6 +128,7 @@ def test_labels_are_right_in_every_order_of_three_kinds(model: Model) -> None:
         served(labels(model, Options().strategy), trio(3, order))
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @FEW
@@ -181,6 +183,7 @@ def told_after(events: Iterable[Event], subject: OptimizedEngine, name: str) -> 
     return told(subject.state(name))
 
 
+@few(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_window_wide_chunk_has_the_labels_of_a_prefill(model: Model, strategy: str) -> None:
     for num_steps, where in zip(CANDIDATES, WHERE, strict=True):

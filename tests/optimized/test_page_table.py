@@ -17,6 +17,7 @@ from instep_optimized import OptimizedEngine
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Event, Forward, Row
 from instep_reference.contract.errors import BadInput, OutOfCapacity
+from support.running.covering import few
 from support.worlds.engine_and_reference import engine
 
 PAGES = 997  # no other size of a small model is as large, or a multiple of it
@@ -61,6 +62,7 @@ def made(subject: OptimizedEngine) -> Iterator[list[str]]:
     ]
 
 
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("ops", ["plain", "ledger"])

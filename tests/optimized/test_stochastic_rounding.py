@@ -23,6 +23,7 @@ from instep_optimized.ops.triton import TRITON
 from instep_reference import stochastic_rounding as reference
 from instep_reference.contract.declared_rounding import CHANCE_BITS, SCALED_STATE
 from instep_reference.contract.place_names import Place
+from support.running.covering import few
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = [pytest.mark.gpu] if HERE == "cuda" else []
@@ -103,6 +104,7 @@ def stored(ops: Ops, form: str, dtype: torch.dtype, layout: str, activation: tor
             for x in (units.pool, units.scales) if x is not None]
 
 
+@few(7)
 @pytest.mark.interpreted
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("form", "layout", "activation"), [

@@ -58,7 +58,7 @@ def engine(checkpoint: Checkpoint, *which: Any, **options: Any) -> OptimizedEngi
     return sides.engine(checkpoint, **chosen(*which), **options)
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("pair", "layout"), [
     pytest.param(pair, layout, marks=() if pair in HALF else WHOLE)
@@ -220,7 +220,7 @@ def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> N
     assert all(torch.equal(x, y) for x, y in zip(correct[1], other[1], strict=True))
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [("rerun", "widened"), ("lazy_rerun", "windows"), ("columns", "widened")], ids="-".join

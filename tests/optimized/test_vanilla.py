@@ -30,7 +30,7 @@ from instep_reference.contract.engine import Admit, Commit, Draft, Drafted, Even
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import unseen
 from support.inputs.checkpoints import TWO_LAYERS, write
-from support.running.covering import each_value
+from support.running.covering import each_value, few
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import TwoSides, scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated
@@ -86,6 +86,7 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 # ---- as the reference has it --------------------------------------------------------------------------------------
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("layers", "forced"), each_value(STEPS, (True, False)))
 def test_every_label_matches_the_reference(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
@@ -162,6 +163,7 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, 
     assert both.serve(scenario(64, (2, 1, 0), forced=False)).compared > 100_000
 
 
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_graphs_give_the_results_of_the_reference(checkpoints: Checkpoints, ops: str) -> None:

@@ -159,7 +159,7 @@ def test_rows_and_windows_have_the_bits_of_conv(
     assert {row for row in range(len(out)) if out[row].any()} == covered and len(covered) < len(out)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(
     ("shape", "name", "kind", "dtypes"),
     each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip

@@ -182,7 +182,7 @@ def test_inputs_of_the_rule_have_the_bits_of_the_walk(
     assert all(x.isfinite().all() and x.any() for x in found[:5])
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("words", ["one", "many"])
 def test_the_shortest_heads_and_long_ones_have_the_bits_of_the_walk(
@@ -254,6 +254,7 @@ def test_rows_that_begin_at_every_other_number_have_words_of_two_alone(
     assert all(map(same_bits, found, run(one)))
 
 
+@few(1)
 @pytest.mark.parametrize("device", DEVICES)
 def test_head_that_is_no_whole_word_uses_another_kernel(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, device: str

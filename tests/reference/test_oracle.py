@@ -110,6 +110,7 @@ def _hidden_before_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
 TRUNK, HEAD = CASES[0].name, HEADS[0].name
 
 
+@few(3)
 @pytest.mark.parametrize(("plant", "name"), [
     (_decay_of_one_head, TRUNK), (_eps_of_l2_outside_the_root, TRUNK), (_positions_one_further, TRUNK),
     (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),

@@ -16,6 +16,7 @@ from instep_reference.contract.engine import Engine, Path, Row
 from instep_reference.engine import ReferenceEngine
 from instep_reference.label_ledger import LedgerEngine
 from support.inputs.rounds import CLOSE, begin, config, decode, disagreement, play, weights
+from support.running.covering import few
 
 Make = Callable[[int], Engine]
 KINDS = ("dense", "next", "moe", "gdn only", "attention only", "labels")
@@ -41,6 +42,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 tokens = st.integers(0, 63)
 
 
+@few(3)
 @pytest.mark.slow
 @SOME
 @given(picks=st.lists(tokens, min_size=1, max_size=5), bonus=tokens, data=st.data())
@@ -140,6 +142,7 @@ def test_kept_state_is_restored_completely(make: Make, kept: str) -> None:
     assert disagreement(subject.state("a"), plain.state("a")) == 0
 
 
+@few(7)
 @pytest.mark.parametrize(("parents", "path"), [(None, ()), (None, (1, 2, 3)), ((0, 0, 2, 2, 3), (2, 3, 5))])
 def test_request_continues_from_a_tracked_prefix_like_its_own(
     make: Make, parents: tuple[int, ...] | None, path: tuple[int, ...]

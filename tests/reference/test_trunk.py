@@ -22,6 +22,7 @@ from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 from support.inputs.checkpoints import Kind, config_of, draw, write
 from support.inputs.rounds import CLOSE
+from support.running.covering import few
 
 AGREE = CLOSE  # fp64, relative to the largest element
 LENGTH = 24
@@ -55,6 +56,7 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert float((ours - theirs).abs().max()) <= AGREE * float(theirs.abs().max())
 
 
+@few(1)
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(parts=st.lists(st.integers(1, 6), min_size=4, max_size=24).filter(lambda parts: sum(parts) >= LENGTH))

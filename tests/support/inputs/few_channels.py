@@ -31,7 +31,7 @@ def few_channels(name: str, layers: int = 4) -> Trace:
     (committed,) = TRACES.rglob(f"{name}.jsonl")
     folder = FIXTURES.with_name(str(layers)) / "traces" / committed.parent.relative_to(TRACES)
     folder.mkdir(parents=True, exist_ok=True)
-    return read(retraced(committed.parent, [name], _model("tiny", layers), folder) / committed.name)
+    return read(retraced(committed.parent, [name], small_model("tiny", layers), folder) / committed.name)
 
 
 @cache
@@ -42,13 +42,13 @@ def same_events(name: str, layers: int) -> Trace:
     """
     (committed,) = TRACES.rglob(f"{name}.jsonl")
     told = read(committed)
-    model = _model(Path(told.header.checkpoint.near).name, layers)
+    model = small_model(Path(told.header.checkpoint.near).name, layers)
     header = structs.replace(told.header, checkpoint=Model.of(Checkpoint.open(model), model, f"../{model.name}"))
     return Trace(model / committed.name, header, told.events, {}, "")
 
 
 @cache
-def _model(name: str, layers: int) -> Path:
+def small_model(name: str, layers: int) -> Path:
     """Stored in bf16 and of 256 tokens, as `fixtures/tiny` is; with as many experts as `fixtures/experts` has."""
     folder, experts = FIXTURES.with_name(str(layers)) / name, {"num_experts": 6, "num_experts_per_tok": 3}
     return write(folder, "moe" if name == "experts" else "dense", vocab_size=256, dtype=torch.bfloat16,

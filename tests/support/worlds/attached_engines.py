@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from instep.audit.audit import Audit, audit
-from support.inputs.recordings import TINY, lines
+from support.inputs.few_channels import small_model
+from support.inputs.recordings import lines
 
+SMALL = small_model("tiny", 4)
 A, B = b"Return the", b"def main(self):"
 EVERY: dict[str, Any] = {"layers": [], "every": 1}
 
 
-def judged(tmp_path: Path) -> Audit:
-    return audit(tmp_path / "recording", TINY)
+def judged(tmp_path: Path, **how: Any) -> Audit:
+    return audit(tmp_path / "recording", SMALL, **how)
 
 
 def attached(tmp_path: Path) -> dict[str, Any]:
