@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from .listed_cases import Served, op_cases, served
     from .model_and_trace import Workload, small
     from .replayed_trace import Divergence, Replayed, replayed
+    from .sharded_layers import Segment, Shard, over_ranks
 
 __all__ = [
-    "Case", "ConvLaunch", "Divergence", "Exit", "Launch", "Replayed", "Served", "Workload", "configurations", "dense",
-    "dense_conv", "fixtures", "load", "op_cases", "over_barriers", "pooled", "pooled_conv", "prompts", "replayed",
-    "served", "small", "traces",
+    "Case", "ConvLaunch", "Divergence", "Exit", "Launch", "Replayed", "Segment", "Served", "Shard", "Workload",
+    "configurations", "dense", "dense_conv", "fixtures", "load", "op_cases", "over_barriers", "over_ranks", "pooled",
+    "pooled_conv", "prompts", "replayed", "served", "small", "traces",
 ]
 
 _HOMES = {
@@ -46,6 +47,7 @@ _HOMES = {
     "instep.kit.listed_cases": ("Served", "op_cases", "served"),
     "instep.kit.hypothesis_strategies": ("configurations", "prompts", "traces"),
     "instep.kit.model_and_trace": ("Workload", "small"),
+    "instep.kit.sharded_layers": ("Segment", "Shard", "over_ranks"),
 }
 
 wanted_without_gpu()  # now, because the next line of a test may import Triton
