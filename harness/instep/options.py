@@ -35,6 +35,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "overlap": (bool, "Launch a round before the counts of the round before are known."),
     "guarded": (bool, "Put red zones between the units of every pool."),
     "ranks": (int, "Tensor-parallel ranks of the engine, in lock step in this process (docs/ranks.md)."),
+    "experts": (str, "Routed experts of a rank: columns of each, or whole ones."),
     "comm": (str, "How ranks exchange data: lockstep, or gloo or nccl, each rank in a process."),
 }
 
@@ -46,7 +47,7 @@ FP8, INT8 = "float8_e4m3fn", "int8"
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": WIDTHS, "state_dtype": (*WIDTHS, FP8), "kv_dtype": (FP8,), "kept_dtype": (INT8,),
     "chunk_dtype": ("bfloat16", "float16"), "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
-    "comm": (IN_TURNS, "gloo", "nccl"),
+    "comm": (IN_TURNS, "gloo", "nccl"), "experts": ("columns", "whole"),
 }
 TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
 # Values that a shell completes, for options that accept others as well.
@@ -56,7 +57,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "drafter": ("eagle", "vanilla", "block", "external"),
 }
 
-SOMETIMES = ("engine", "ranks", "comm")  # options that only some commands have
+SOMETIMES = ("engine", "ranks", "experts", "comm")  # options that only some commands have
 
 
 def known(name: str, value: str) -> str:

@@ -44,7 +44,7 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "snapshot_layout",
-          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks", "comm")  # fmt: skip
+          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks", "experts", "comm")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 MOST_ROWS = 1 << 20  # of a graph of prompts
 NEAREST, STOCHASTIC = "nearest", "stochastic"
@@ -79,6 +79,7 @@ class Setting:
     overlap   a round may be launched before the counts of the previous round are known
     guarded   there are red zones between the units of every pool
     ranks     tensor-parallel ranks of the engine
+    experts   the part of routed experts that a rank has: columns of each, or whole ones
     comm      how they exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
@@ -104,6 +105,7 @@ class Setting:
     chunk_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     ranks: int = 1
+    experts: str = DEFAULTS.experts
     comm: str = IN_TURNS
     prompt_graphs: str | None = None
     engine: str | None = None
@@ -116,6 +118,8 @@ class Setting:
         device_here(self.device)
         if str(self.ranks) in ("", "0") or not str(self.ranks).isdecimal():
             raise BadInput("--ranks", found=self.ranks, expected="at least 1")
+        if self.experts != DEFAULTS.experts and self.ranks == 1:
+            raise BadInput("--experts", found=f"{self.experts} with one rank", expected="--ranks 2 or more")
         if self.device != {"gloo": "cpu", "nccl": "cuda"}.get(self.comm, self.device):
             raise BadInput("--comm", found=f"{self.comm} with --device {self.device}",
                            expected="gloo with cpu, nccl with cuda: rank n is on card n")  # fmt: skip
@@ -250,7 +254,7 @@ class Setting:
             "kept": self.kept.get(KEPT), "chunk": self.kept.get(CHUNK), "layout": self.layout,
             "snapshot_layout": self.snapshot_layout, "strategy": self.strategy, "conv": self.conv,
             "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap, "guarded": self.guarded,
-            "prompt_graphs": self.prompt_buckets, **otherwise,
+            "prompt_graphs": self.prompt_buckets, "experts": self.experts, **otherwise,
         }
         if not chosen["graphs"]:
             chosen["prompt_graphs"] = None
@@ -276,7 +280,7 @@ class Setting:
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
         if self.ranks == 1:
-            del found["ranks"], found["comm"]  # files of engines with one rank have no such field
+            del found["ranks"], found["experts"], found["comm"]  # files of engines with one rank have no such field
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 

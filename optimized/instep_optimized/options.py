@@ -24,6 +24,7 @@ from instep_reference.contract.declared_rounding import (
 from instep_reference.contract.drafters import BLOCK, DRAFTERS
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.grown_draft_tree import MOST_BEAMS
+from instep_reference.contract.shards import COLUMNS, EXPERTS
 
 from .commit import known
 from .memory.budget import Component
@@ -57,6 +58,7 @@ class Options:
                 None: all forwards with prompts run eagerly
     overlap     a round may be launched before the accepted counts of the previous round are known. Pages are then
                 reserved for the worst case
+    experts     the part of routed experts that a rank has: columns of each, or whole experts (`shards.EXPERTS`)
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
     """
 
@@ -77,6 +79,7 @@ class Options:
     graphs: bool = False
     batches: tuple[int, ...] | None = None
     prompt_graphs: tuple[int, ...] | None = None
+    experts: str = COLUMNS
 
 
 # A strategy that stores a state later than at its commit: the schedule would decide when a narrow state is rounded.
@@ -120,6 +123,7 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "graphs of prompts are captured for 1 packed row or more", ("prompt_graphs",)),
     (lambda o, c, n: o.prompt_graphs is not None and not o.graphs,
      "graphs of prompts need graphs of rounds", ("prompt_graphs", "graphs")),
+    (lambda o, c, n: o.experts not in EXPERTS, "a rank has columns of experts or whole ones", ("experts",)),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
      "there is no CUDA device here", ("device",)),
     (lambda o, c, n: o.activation is torch.float64 and (o.state is not torch.float64 or o.kv == SCALED_KV),

@@ -29,7 +29,8 @@ from instep_reference.contract.declared_rounding import FORMATS, FORMS, SUMS, Pr
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 from instep_reference.engine import ReferenceEngine
-from instep_reference.weights import GdnWeights, MoeWeights, Weights
+from instep_reference.mlp import mixture
+from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights, Weights
 from instep_speed.bench.answer_check import off
 from instep_speed.bench.kinds.products import _drawn
 from support.inputs import check_contexts as m
@@ -465,8 +466,49 @@ def test_partial_sums_of_ranks_are_rounded_before_they_are_added(model: Weights)
     assert torch.equal(operands.multiply(torch.matmul, "matmul", (x, layer.qkv.T), {}), x @ layer.qkv.T)  # type: ignore[union-attr]
 
 
+class Multiplies(TorchFunctionMode):
+    """Rounds products as declared, without the errors of other orders of sums."""
+
+    def __init__(self, operands: Operands) -> None:
+        super().__init__()
+        self.operands = operands
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return self.operands.multiply(func, func.__name__, args, kwargs or {})
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_rank_rounds_its_sum_of_experts_once(model: Weights, whole: bool) -> None:
+    """Half of the columns of each expert, or half of the experts, and half of the columns of the shared one."""
+    experts = model.layers[0].mlp
+    if not isinstance(experts, MoeWeights):
+        return
+    def half(one: MlpWeights, rank: int) -> MlpWeights:
+        return MlpWeights(one.gate.chunk(2)[rank], one.up.chunk(2)[rank], one.down.chunk(2, dim=1)[rank])
+
+    def on(rank: int, number: int, one: MlpWeights) -> MlpWeights:
+        if not whole:
+            return half(one, rank)
+        return one if number // 2 == rank else MlpWeights(*(torch.zeros_like(x) for x in (one.gate, one.up, one.down)))
+
+    x = torch.randn(5, model.config.hidden, generator=torch.Generator().manual_seed(0))
+    parts = [mixture(model.config, replace(experts, shared=half(experts.shared, rank), experts=tuple(
+        on(rank, number, one) for number, one in enumerate(experts.experts))), x) for rank in range(2)]  # fmt: skip
+    operands = Operands({"moe": Product("ieee", parts=2, stored="bf16", whole=whole)}, model)
+    operands.seen(Place("trunk", 0, "post_normed"))
+    with Multiplies(operands):
+        found = mixture(model.config, experts, x)
+    found, right = operands.added_up(Place("trunk", 0, "mlp"), found), sum(part.bfloat16().float() for part in parts)
+    assert (found != sum(parts)).float().mean() > 0.9 and (found == right).float().mean() > 0.9  # sums may tie
+    assert torch.allclose(found, right, atol=float(2**-8 * right.abs().max()))
+
+
 @pytest.mark.parametrize(("form", "product", "says"), [
-    ("conv", Product("ieee", parts=2), "expected 1: only linear and mlp end in a sum over ranks"),
+    ("conv", Product("ieee", parts=2), "expected 1: only linear, mlp, moe end in a sum over ranks"),
+    ("moe", Product("ieee", whole=True), "expected False: only moe in parts has experts"),
+    ("mlp", Product("ieee", parts=2, whole=True), "expected False: only moe in parts has experts"),
 ])  # fmt: skip
 def test_partial_sums_are_declared_only_where_there_are_any(form: str, product: Product, says: str) -> None:
     with pytest.raises(BadInput) as raised:

@@ -30,7 +30,6 @@ from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.engine import Draft
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from support.inputs.checkpoints import TWO_LAYERS, config_of, write
 from support.inputs.traces import first, recording
@@ -40,6 +39,7 @@ from support.running.planting import planted_here
 
 OVER, LOCKSTEP, ENGINE = (
     f"instep_optimized/{name}.py" for name in ("ranks/ops_over_ranks", "ranks/lockstep", "engine"))
+SHARDS = "instep_reference/contract/shards.py"
 MANY: dict[str, Any] = {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_hidden_layers": 2}
 
 four_heads = recording(first(3), **MANY)
@@ -94,7 +94,7 @@ def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str, graphs: boo
 def test_sums_of_parts_in_16_bits_are_declared(four_rounds_bf16: Trace) -> None:
     outcome = replayed(four_rounds_bf16, ops="plain", dtype="bfloat16")
     assert outcome.verdict.exit == Exit.AGREED
-    assert outcome.declared.products == dict.fromkeys(("linear", "mlp"), Product("ieee", parts=2, stored="bf16"))
+    assert outcome.declared.products == dict.fromkeys(("linear", "mlp", "moe"), Product("ieee", parts=2, stored="bf16"))
     assert not replayed(four_rounds_bf16, ops="ledger", dtype="bfloat16").declared.products
 
 
@@ -111,10 +111,44 @@ def test_two_ranks_share_one_kv_head(one_kv_head: Trace, ops: str) -> None:
     assert replayed(one_kv_head, ops=ops).verdict.exit == Exit.AGREED
 
 
+@pytest.mark.parametrize("how", [
+    pytest.param({"ops": "ledger"}, marks=WHOLE), pytest.param({"ops": "plain"}, marks=WHOLE),
+    {"ops": "ledger", "experts": "whole"}, pytest.param({"ops": "plain", "experts": "whole"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "comm": "gloo", "experts": "whole"}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_experts_are_on_two_ranks(experts: Trace, how: dict[str, Any]) -> None:
+    assert replayed(experts, **how).verdict.exit == Exit.AGREED
+
+
+OTHERS = "others = {(numbers < held.start) | (numbers >= held.stop) => %s}"
+
+
+@pytest.mark.parametrize(("edit", "part"), [
+    pytest.param(Edit.of(OVER, OTHERS % "numbers < held.start"), "whole", id="experts-on-two-ranks"),
+    pytest.param(Edit.of(OVER, OTHERS % "(numbers % 2 == self._comm.rank) ^ ('down' in name)"), "whole",
+                 id="other-experts-in-the-last-product", marks=WHOLE),
+    pytest.param(Edit.of(OVER, OTHERS % "(numbers < held.start) | (numbers >= held.stop - 1)"), "whole",
+                 id="experts-on-no-rank", marks=WHOLE),
+    pytest.param(Edit.of(SHARDS, "Shard(1, {(experts, experts) => (Segment(2 * config.expert_intermediate),)})"),
+                 "columns", id="gate-and-up-as-one-segment", marks=WHOLE),
+    pytest.param(Edit.of(OVER, "return {part_of(self._whole[name], shards.weight(self._config, name), self._comm) => "
+                               "self._whole[name] if 'shared_expert.' in name else "
+                               "part_of(self._whole[name], shards.weight(self._config, name), self._comm)}"), "whole",
+                 id="shared-expert-on-every-rank", marks=WHOLE),
+])  # fmt: skip
+def test_wrong_part_of_experts_is_found(experts: Trace, edit: Edit, part: str) -> None:
+    (found, *_) = replayed(experts, edit, experts=part).verdict.findings
+    assert (found.event, found.check, found.place) == (2, "derived", Place("trunk", 0, "mlp"))
+
+
 @WHOLE
-@pytest.mark.parametrize("ops", ["ledger", "plain"])
-def test_experts_are_split_by_their_columns(experts: Trace, ops: str) -> None:
-    assert replayed(experts, ops=ops).verdict.exit == Exit.AGREED
+@pytest.mark.parametrize("part", ["columns", "whole"])
+@pytest.mark.parametrize("ops", ["plain", "triton"])
+def test_sums_of_experts_in_16_bits_are_declared(experts_bf16: Trace, ops: str, part: str) -> None:
+    outcome = replayed(experts_bf16, ops=ops, dtype="bfloat16", experts=part)
+    assert outcome.verdict.exit == Exit.AGREED
+    declared = outcome.declared.products["moe"]
+    assert (declared.parts, declared.stored, declared.whole) == (2, "bf16", part == "whole")
 
 
 def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
@@ -125,6 +159,7 @@ def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
 @pytest.mark.parametrize(("words", "says"), [
     (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
     (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
+    (("--ops", "plain", "--experts", "whole"), "--experts: found whole with one rank, expected --ranks 2 or more"),
     (("--ops", "plain", "--ranks", "2", "--state-dtype", "bfloat16", "--state-rounding", "stochastic:1"),
      "several ranks with stochastic rounding of states"),
 ])  # fmt: skip
@@ -133,11 +168,6 @@ def test_ranks_that_are_not_there_are_refused(
 ) -> None:
     ran = instep("replay", four_rounds.path, *words)
     assert ran.code == Exit.BAD_INPUT and says in ran.err + ran.out
-
-
-def test_experts_in_16_bits_are_refused(experts_bf16: Trace) -> None:
-    with pytest.raises(Unsupported, match="rounding of their partial sums is not declared"):
-        replayed(experts_bf16, ops="plain", dtype="bfloat16")
 
 
 def test_one_rank_is_the_engine_of_before(four_rounds: Trace) -> None:

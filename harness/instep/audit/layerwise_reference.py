@@ -76,6 +76,7 @@ class Pass:
     def see(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
         if self.operands is None:
             return tensor
+        tensor = self.operands.added_up(place, tensor)
         tensor = rounding(self.precision.declared.rounds, self.chance)(place, tensor)
         self.operands.seen(place)
         return tensor

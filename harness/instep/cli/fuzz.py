@@ -29,7 +29,8 @@ SEEDS = 2**31
 
 @writes("json", "html", "commit")
 @takes_setting(
-    several=("ops",), also=("engine", "ranks"), ops="Op set, engine or module:attribute; left out: ledger, then plain.",
+    several=("ops",), also=("engine", "ranks", "experts"),
+    ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
     drafter=DRAFTER,
 )

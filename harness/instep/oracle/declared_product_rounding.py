@@ -27,6 +27,9 @@ The derivation, which holds for every tier with a yardstick (T2, T2d, T3, and th
                        them in fp32. The yardstick splits the product into the same n parts, in the order of the ranks,
                        and rounds each. A partial sum may be larger than the total, so no rounding of the total covers
                        its error. Partial sums in fp32 are one order of the sum, which every yardstick draws.
+                       Experts: a rank adds its parts of all experts of a row before it stores the sum. So the products
+                       of a mixture keep the ranks on a further axis, in front, up to the place `mlp`, where each
+                       rank's sum is rounded once (`added_up`).
     sums               a matrix instruction sums differently from fp32 (`Sums`). Its sums are evaluated as declared,
                        in fp64, one instruction after the other. Errors of cut sums have one sign, so they grow with
                        the number of instructions and not with its root: no draw of rounded sums shows them. The
@@ -39,7 +42,8 @@ Leaves out: the declarations and their source (`subject/declared_rounding.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -51,7 +55,7 @@ from instep_reference import gdn
 from instep_reference.chunked_delta_rule import merged, recur_by_products, substituted
 from instep_reference.contract.declared_rounding import SUMS, Product, Sums
 from instep_reference.contract.place_names import Place
-from instep_reference.weights import MoeWeights, Weights
+from instep_reference.weights import MlpWeights, MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
@@ -96,9 +100,13 @@ class Operands:
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
         self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
-        self._by_row = {x.data_ptr() for layer in (*weights.layers, *draft) for x in (layer.mixer.out, *(
-            () if isinstance(layer.mlp, MoeWeights) else (layer.mlp.down,)))
-        } if any(product.parts > 1 for product in products.values()) else set[int]()
+        # The matrices whose results are added over ranks. Value: the number of a routed expert; None for all others.
+        self._by_row = dict[int, int | None]()
+        for layer in (*weights.layers, *draft) if any(product.parts > 1 for product in products.values()) else ():
+            mlp, experts_of = layer.mlp, () if isinstance(layer.mlp, MlpWeights) else layer.mlp.experts
+            last = (layer.mixer.out, mlp.down if isinstance(mlp, MlpWeights) else mlp.shared.down)
+            self._by_row |= dict.fromkeys((x.data_ptr() for x in last), None)
+            self._by_row |= {one.down.data_ptr(): number for number, one in enumerate(experts_of)}
 
     def begin(self, cut: torch.Tensor | bool = False, by_substitution: torch.Tensor | bool = False) -> None:
         """Start a new draw of a piece."""
@@ -128,14 +136,28 @@ class Operands:
     def _in_parts(
         self, func: Callable[..., Any], name: str, args: Sequence[Any], given: Mapping[str, Any], product: Product
     ) -> torch.Tensor:
-        """The sum of the partial sums of all ranks, each rounded as it is stored."""
+        """The sum of the partial sums of all ranks, each rounded as it is stored; of an expert, these partial sums."""
         assert name == "matmul", "rows times a matrix"
+        expert = self._by_row[args[-1].data_ptr()]
+        if product.whole and expert is not None:
+            whole = self._product(func, args, given, product)
+            rank = expert // (self.config.experts // product.parts)
+            return torch.stack([whole if part == rank else torch.zeros_like(whole) for part in range(product.parts)])
         left, right = (torch.tensor_split(x, product.parts, axis) for x, axis in zip(args, (-1, 0), strict=True))
-        total = torch.zeros((), dtype=args[0].dtype, device=args[0].device)
-        for rows, matrix in zip(left, right, strict=True):
-            part: torch.Tensor = self._product(func, (rows, matrix), given, product)
-            total = total + (part if product.stored == "ieee" else self._rounded(part, product.stored))
-        return total
+        parts = [self._product(func, pair, given, product) for pair in zip(left, right, strict=True)]
+        return torch.stack(parts) if self.form == "moe" else self._total(parts, product)
+
+    def _total(self, parts: Iterable[torch.Tensor], product: Product) -> torch.Tensor:
+        """The sum over the ranks of what each has stored."""
+        stored = [part if product.stored == "ieee" else self._rounded(part, product.stored) for part in parts]
+        return reduce(torch.add, stored)
+
+    def added_up(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor of a place; the result of experts over ranks as the sum of what each rank has stored."""
+        product = self.products.get("moe")
+        if product is None or product.parts == 1 or place.component != "mlp" or not self._experts(place):
+            return tensor
+        return self._total(tensor.unbind(-3), product)
 
     def _product(
         self, func: Callable[..., Any], args: Sequence[Any], given: Mapping[str, Any], product: Product

@@ -277,7 +277,7 @@ class Runner:
             def see(place: Place, x: torch.Tensor) -> torch.Tensor:
                 if rule is not None and place.component == "core":
                     x = rule.core()
-                goes = keep(place, x)
+                goes = keep(place, operands.added_up(place, x))
                 if rule is not None:
                     rule.keep(place, goes)
                 operands.seen(place)

@@ -324,7 +324,7 @@ def build_from_ops(
     """Our engine on these ops. batches: the batch sizes of its graphs."""
     if not observed:
         built = optimized_engine(plan, ops, plan.setting.options(batches=batches))
-        return BuiltSubject(built, over(ops, plan.setting.ranks, plan.setting.activation), ops)
+        return BuiltSubject(built, over(ops, plan.setting), ops)
     ops, calls, handed = swapped(ops, variant.swap), Counter[str](), lent_copies(plan)
     ranks = plan.setting.ranks
     graphs = plan.setting.graphs and not variant.without_graphs
@@ -340,13 +340,14 @@ def build_from_ops(
                runners=[runner for runner in (one.graphs, one.prompt_graphs) if runner is not None])  # fmt: skip
     if isinstance(engine, RankedEngine):
         joined = engine.log = RankedInstrumentation(logs, engine.group.ranks)
-        return BuiltSubject(engine, over(ops, ranks, plan.setting.activation), ops, None, joined, options.poison, calls)
+        return BuiltSubject(engine, over(ops, plan.setting), ops, None, joined, options.poison, calls)
     return BuiltSubject(engine, ops, ops, None, first, options.poison, calls)
 
 
-def over(ops: Ops, ranks: int, activation: torch.dtype) -> Ops:
-    """The op set with the rounding that it declares over this number of ranks."""
-    return ops if ranks == 1 else replace(ops, products=products_of(ops, ranks, activation))
+def over(ops: Ops, setting: Setting) -> Ops:
+    """The op set with the rounding that it declares over the ranks of a setting."""
+    return ops if setting.ranks == 1 else replace(
+        ops, products=products_of(ops, setting.ranks, setting.activation, setting.experts))
 
 
 def optimized_engine(

@@ -48,7 +48,7 @@ class StoringEngine(ReferenceEngine):
             rule = self._rules.get(place.layer) if place.stage == "trunk" else None
             if rule is not None and place.component == "core":
                 tensor = rule.core()
-            tensor = see(place, tensor)
+            tensor = see(place, self.operands.added_up(place, tensor))
             if rule is not None:
                 rule.keep(place, tensor)
             self.operands.seen(place)

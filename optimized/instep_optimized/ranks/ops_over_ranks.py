@@ -2,7 +2,7 @@
 
     embed       the rows of this rank's tokens, zeros for others        all_reduce
     linear      only the last one of a mixer (`out_proj`, `o_proj`)     all_reduce
-    mlp, moe    partial sums over this rank's columns                   all_reduce
+    mlp, moe    partial sums over this rank's columns or experts        all_reduce
     lm_head     the logits of this rank's tokens                        all_gather
     pick, draw, topk_tokens   the same on every rank; rank 0's are used: broadcast
 
@@ -43,24 +43,31 @@ def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> t
     for refused, why in (
         (isinstance(options.state, Blocked) and options.state.seed is not None,
          f"stochastic rounding of states ({options.state}): its numbers count the heads of the whole model"),
-        (bool(checkpoint.config.experts) and options.activation in HALVES and not moves_labels(ops),
-         "experts and activations of 16 bits: the rounding of their partial sums is not declared yet"),
         (options.drafter == BLOCK, "a block drafter: the parts of its tensors are not declared"),
         (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
     ):  # fmt: skip
         if refused:
             raise Unsupported(f"several ranks with {why} (ranks {comm.size})")
-    cut = replace(checkpoint, config=shards.config_of(checkpoint.config, comm.size), tensors=_Cut(checkpoint, comm))
-    return cut, over_ranks(ops, comm, checkpoint.config, options.activation)
+    config = shards.config_of(checkpoint.config, comm.size, options.experts)
+    cut = replace(checkpoint, config=config, tensors=_Cut(checkpoint, comm, options.experts == shards.WHOLE))
+    return cut, over_ranks(ops, comm, checkpoint.config, options)
 
 
 class _Cut(Mapping[str, torch.Tensor]):
-    """A rank's parts of the stored tensors, by name."""
+    """A rank's parts of the stored tensors, by name. whole: it has whole experts, and zeros in place of all others."""
 
-    def __init__(self, checkpoint: Checkpoint, comm: Comm) -> None:
+    def __init__(self, checkpoint: Checkpoint, comm: Comm, whole: bool) -> None:
         self._whole, self._config, self._comm = checkpoint.tensors, checkpoint.config, comm
+        self._whole_experts = whole
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        mine = shards.expert_of(self._config, name, self._comm.rank, self._comm.size) if self._whole_experts else None
+        if mine is not None:
+            held, expert = mine
+            x = self._whole[name]
+            numbers = torch.arange(len(x)) if expert is None else torch.tensor(expert)
+            others = (numbers < held.start) | (numbers >= held.stop)
+            return x.masked_fill(others.view(-1, *[1] * (x.dim() - 1)), 0)
         return part_of(self._whole[name], shards.weight(self._config, name), self._comm)
 
     def __iter__(self) -> Iterator[str]:
@@ -78,7 +85,7 @@ def part_of(x: torch.Tensor, shard: shards.Shard | None, comm: Comm) -> torch.Te
     return torch.cat([x.narrow(shard.axis, span.start, len(span)) for span in spans], shard.axis)
 
 
-def products_of(ops: Ops, size: int, activation: torch.dtype) -> dict[str, Product]:
+def products_of(ops: Ops, size: int, activation: torch.dtype, experts: str = shards.COLUMNS) -> dict[str, Product]:
     """Return the declared products of an op set over ranks: each rank stores its partial sums like activations.
 
     Partial sums in fp32 are one more order of the same sum, which needs no declaration.
@@ -86,11 +93,12 @@ def products_of(ops: Ops, size: int, activation: torch.dtype) -> dict[str, Produ
     if activation not in HALVES or moves_labels(ops):
         return dict(ops.products)
     return {**ops.products, **{
-        form: replace(ops.products.get(form, Product("ieee")), parts=size, stored=HALVES[activation])
+        form: replace(ops.products.get(form, Product("ieee")), parts=size, stored=HALVES[activation],
+                      whole=form == "moe" and experts == shards.WHOLE)
         for form in REDUCED}}  # fmt: skip
 
 
-def over_ranks(ops: Ops, comm: Comm, config: ModelConfig, activation: torch.dtype) -> Ops:
+def over_ranks(ops: Ops, comm: Comm, config: ModelConfig, options: Options) -> Ops:
     """Return the op set of a rank. config: of the whole model"""
     labels = moves_labels(ops)
     vocab = shards.Segment(config.vocab).held(comm.rank, comm.size)
@@ -132,7 +140,7 @@ def over_ranks(ops: Ops, comm: Comm, config: ModelConfig, activation: torch.dtyp
 
     return replace(
         ops, embed=embed, linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, pick=pick, draw=draw,
-        topk_tokens=topk_tokens, products=products_of(ops, comm.size, activation),
+        topk_tokens=topk_tokens, products=products_of(ops, comm.size, options.activation, options.experts),
         **dict.fromkeys(wholes("embed", "linear", "lm_head", "pick")),  # type: ignore[arg-type]
     )
 

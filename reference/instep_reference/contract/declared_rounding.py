@@ -52,7 +52,7 @@ class Sums:
 # Khattak and Mikaitis (arXiv:2512.07004).
 SUMS: dict[str, Sums | None] = {"fp32": None, "hopper": Sums(16, 25)}
 ADDED = ("linear", "mlp", "lm_head")  # forms that are matrix products alone
-REDUCED = ("linear", "mlp")  # forms with a product whose sum may be split over ranks
+REDUCED = ("linear", "mlp", "moe")  # forms whose result may be a sum over ranks
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,10 @@ class Product:
     block   only for the form gdn.chunk: number of tokens that the kernel takes at once
     residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
             keys and values separately, and gates to the results of products (`chunked_delta_rule.recur_by_products`)
-    parts, stored  only for the forms linear and mlp: the product that makes the result of a mixer or of an MLP is the
-            sum of so many partial sums, one per rank. Each is rounded to the format `stored`; they are added in fp32
+    parts, stored  only for the forms linear, mlp and moe: the result of a mixer, of an MLP or of experts is the sum of
+            so many partial sums, one per rank. Each is rounded to the format `stored`; they are added in fp32
+    whole   only for the form moe in parts: every rank has an equal number of whole experts, in the order of the ranks,
+            and a part of the shared one. Otherwise every rank has a part of each expert
     results  only for the form conv: every product is rounded to `format` itself, before it is added. A kernel that
             multiplies two tensors of 16 bits element by element does so, such as Triton's `x * w`; it adds in fp32
     narrow  the declaration is only for activations of at most 16 bits; with wider ones the form multiplies in fp32
@@ -80,6 +82,7 @@ class Product:
     results: bool = False
     parts: int = 1
     stored: str = "ieee"
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for name, known in (("format", FORMATS), ("sums", (*SUMS,)), ("stored", FORMATS)):
@@ -90,7 +93,7 @@ class Product:
 
     def __str__(self) -> str:
         blocks = "" if self.block is None else f" in blocks of {self.block}{self.residual * RESIDUAL}"
-        parts = f", {self.parts} partial sums in {self.stored}" * (self.parts > 1)
+        parts = f", {self.parts} partial sums in {self.stored}{', of whole experts' * self.whole}" * (self.parts > 1)
         return self.format + blocks + self.results * RESULTS + (SUMMED + self.sums) * (self.sums != "fp32") + parts
 
 
@@ -223,7 +226,9 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
                            expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")
         if product.parts > 1 and form not in REDUCED:
             raise BadInput(f"products[{form!r}].parts", found=product.parts,
-                           expected=f"1: only {' and '.join(REDUCED)} end in a sum over ranks")
+                           expected=f"1: only {', '.join(REDUCED)} end in a sum over ranks")
+        if product.whole and (form != "moe" or product.parts == 1):
+            raise BadInput(f"products[{form!r}].whole", found="True", expected="False: only moe in parts has experts")
         if product.sums != "fp32" and form not in ADDED:
             raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
                            expected=f"fp32: others are of {', '.join(ADDED)}")

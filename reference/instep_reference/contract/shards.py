@@ -68,11 +68,26 @@ class Shard:
         return sum(len(span) for span in self.spans(0, size))
 
 
+COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.")
+
+
+def expert_of(config: ModelConfig, name: str, rank: int, size: int) -> tuple[range, int | None] | None:
+    """The experts of a rank that has whole ones, and the expert of a stored tensor; None if it is of no expert.
+
+    The number of the expert is None for a tensor of all experts, whose first axis counts them.
+    """
+    found = EXPERT.search(name)
+    if found is None and "mlp.experts." not in name:
+        return None
+    return Segment(config.experts).held(rank, size), None if found is None else int(found[1])
+
+
 def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
     """The stored tensors that are split, by the end of their name; every other tensor is whole on every rank.
 
     By column: the rows of a matrix that makes heads. By row (`out_proj`, `o_proj`, `down_proj`): its columns, so that
-    the results of the ranks are added.
+    the results of the ranks are added. Experts are split by their columns (`expert_of`: whole ones).
     """
     queries, kv = Segment(config.heads, 2 * config.head_dim), Segment(config.kv_heads, config.head_dim, copied=True)
     ratio = config.value_heads // config.key_heads
@@ -130,10 +145,10 @@ def memory(config: ModelConfig) -> Mapping[str, Shard]:
     }
 
 
-def config_of(config: ModelConfig, size: int) -> ModelConfig:
+def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelConfig:
     """Return the configuration of one of `size` ranks: its own heads and widths. The vocabulary stays whole.
 
-    Raises `BadInput` if the ranks cannot share what the model has.
+    experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
     shared = {
         "key heads (linear_num_key_heads)": Segment(config.key_heads),
@@ -142,7 +157,8 @@ def config_of(config: ModelConfig, size: int) -> ModelConfig:
         "KV heads (num_key_value_heads)": Segment(config.kv_heads, copied=True),
         "tokens (vocab_size)": Segment(config.vocab),
         "columns of an MLP (intermediate_size)": Segment(config.intermediate),
-        "columns of an expert (moe_intermediate_size)": Segment(config.expert_intermediate),
+        **({"experts (num_experts)": Segment(config.experts)} if experts == WHOLE else
+           {"columns of an expert (moe_intermediate_size)": Segment(config.expert_intermediate)}),
         "columns of the shared expert (shared_expert_intermediate_size)": Segment(config.shared_intermediate),
     }
     for what, segment in shared.items():
@@ -152,7 +168,8 @@ def config_of(config: ModelConfig, size: int) -> ModelConfig:
     return replace(
         config, heads=config.heads // size, kv_heads=max(1, config.kv_heads // size),
         key_heads=config.key_heads // size, value_heads=config.value_heads // size,
-        intermediate=config.intermediate // size, expert_intermediate=config.expert_intermediate // size,
+        intermediate=config.intermediate // size,
+        expert_intermediate=config.expert_intermediate // (1 if experts == WHOLE else size),
         shared_intermediate=config.shared_intermediate // size,
     )
 
