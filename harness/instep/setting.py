@@ -43,8 +43,10 @@ WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
 # Options that an --engine does not receive.
+GROUPED = ("ranks", "stages", "micro_batches")  # options of an engine with several ranks or stages
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "snapshot_layout",
-          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", "ranks", "experts", "comm")  # fmt: skip
+          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", *GROUPED, "experts",
+          "comm")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 MOST_ROWS = 1 << 20  # of a graph of prompts
 NEAREST, STOCHASTIC = "nearest", "stochastic"
@@ -81,6 +83,8 @@ class Setting:
     ranks     tensor-parallel ranks of the engine
     experts   the part of routed experts that a rank has: columns of each, or whole ones
     comm      how they exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
+    stages    pipeline stages of the engine, in lock step in this process
+    micro_batches  parts of a batch that are in flight over the stages at a time, at most
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
 
@@ -107,6 +111,8 @@ class Setting:
     ranks: int = 1
     experts: str = DEFAULTS.experts
     comm: str = IN_TURNS
+    stages: int = 1
+    micro_batches: int = 1
     prompt_graphs: str | None = None
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
@@ -116,8 +122,16 @@ class Setting:
             if (found := getattr(self, name)) is not None:
                 object.__setattr__(self, name, known_value(name, found))
         device_here(self.device)
-        if str(self.ranks) in ("", "0") or not str(self.ranks).isdecimal():
-            raise BadInput("--ranks", found=self.ranks, expected="at least 1")
+        for name in GROUPED:
+            found = getattr(self, name)
+            if str(found) in ("", "0") or not str(found).isdecimal():
+                raise BadInput(f"--{name.replace('_', '-')}", found=found, expected="at least 1")
+        if self.stages > 1 and (self.ranks > 1 or self.comm != IN_TURNS):
+            other = f"--ranks {self.ranks}" if self.ranks > 1 else f"--comm {self.comm}"
+            raise BadInput("--stages", found=f"{self.stages} with {other}", expected="one of the two")
+        if self.micro_batches > 1 and self.stages == 1:
+            raise BadInput("--micro-batches", found=f"{self.micro_batches} with --stages 1",
+                           expected="several stages, over which they are in flight")  # fmt: skip
         if self.experts != DEFAULTS.experts and self.ranks == 1:
             raise BadInput("--experts", found=f"{self.experts} with one rank", expected="--ranks 2 or more")
         if self.device != {"gloo": "cpu", "nccl": "cuda"}.get(self.comm, self.device):
@@ -223,9 +237,10 @@ class Setting:
         """The subject; an op set gets the strategies that these options name."""
         wanted_on(self.device)
         found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
-        if self.ranks > 1 and not isinstance(found, Ops):
-            raise BadInput("--ranks", found=f"{self.ranks} with {self.name}",
-                           expected="1: instep cuts the model for its own engine only")  # fmt: skip
+        for name in ("ranks", "stages"):
+            if getattr(self, name) > 1 and not isinstance(found, Ops):
+                raise BadInput(f"--{name}", found=f"{getattr(self, name)} with {self.name}",
+                               expected="1: instep cuts the model for its own engine only")  # fmt: skip
         for name in options:
             if isinstance(found, Ops):
                 found = with_keeper(found, name, getattr(self, name))
@@ -279,8 +294,11 @@ class Setting:
         """The fields for a result file; None where an engine of the user decides."""
         found = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "handed"}
         found["drafter"] = self.mode
+        for name in GROUPED:
+            if found[name] == 1:
+                del found[name]  # files of engines with one rank have no such field
         if self.ranks == 1:
-            del found["ranks"], found["experts"], found["comm"]  # files of engines with one rank have no such field
+            del found["experts"], found["comm"]
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 

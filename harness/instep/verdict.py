@@ -215,7 +215,8 @@ INTERRUPTED = "it was interrupted"
 class Verdict:
     """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass.
 
-    Neither does a run in which graphs of prompts were captured, and none was replayed.
+    Neither does a run in which graphs of prompts were captured, and none was replayed, nor one with pipeline stages in
+    which no commit was relayed.
     """
 
     compared: list[Comparison] = field(default_factory=list)
@@ -227,6 +228,8 @@ class Verdict:
     segmented: bool = False  # whether the subject declares graphs of forwards with prompts
     prompts: int = 0  # forwards with prompts;  replayed: of these, the ones that ran in graphs
     replayed: int = 0
+    stages: int = 1  # pipeline stages of the subject
+    relayed: int = 0  # commits that its last stage relayed to the others
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
         """Add results; return those that disagree."""
@@ -259,7 +262,7 @@ class Verdict:
     def exit(self) -> Exit:
         if self.findings and not self.undecided:
             return Exit.DIVERGED
-        unused = self.segmented and not self.replayed
+        unused = (self.segmented and not self.replayed) or (self.stages > 1 and not self.relayed)
         if self.undecided or self.stopped or unused or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

@@ -42,7 +42,7 @@ from .commit.verified_windows import answered, forced_paths
 from .controllers import controller
 from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
-from .forward_with_prefill_chunks import Inner, planned
+from .forward_with_prefill_chunks import Inner, Planned, RunTarget, planned
 from .graphs import Runner
 from .graphs.capture_all_at_start import prepared
 from .graphs.prompt_segments import PromptGraphs
@@ -58,7 +58,7 @@ from .ranks import Comm
 from .ranks.ops_over_ranks import of_rank
 from .refusals import Refusals
 from .request_record import Request, logical
-from .round_for_step_count import CAPPED, IDLE, inputs_of, kind_of, tree_inputs
+from .round_for_step_count import CAPPED, IDLE, Round, inputs_of, kind_of, tree_inputs
 from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints
 from .transfer.to_host import Drafts, HostCopy, Parents, Roots
@@ -76,6 +76,8 @@ class OptimizedEngine:
     """
 
     refuses = True  # an illegal event raises `BadInput`, and nothing has changed (`refusals.py`)
+    drafts_elsewhere = False  # another engine chooses the drafts (`pipeline/stage_engine.py`)
+    of_round: type[Round] = Round
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
@@ -102,7 +104,8 @@ class OptimizedEngine:
         if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
-        self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates)
+        self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates,
+                                          self.of_round)
         self._budget = partial(budget, config, ops, options, capacity, self._controller.candidates)
         self._memory = self._model.memory
         self._round = self._rounds[num_steps]
@@ -145,7 +148,7 @@ class OptimizedEngine:
             raise OutOfCapacity(f"a window of {1 + max(map(len, trees))} nodes; there is room for {nodes}")
         if parents is not None and picks is None and (grown or not chains):
             raise Unsupported("a tree without its drafts: the drafter chooses the shapes of the trees that it grows")
-        if self._model.drafter is None and picks is None:
+        if self._model.drafter is None and picks is None and not self.drafts_elsewhere:
             raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
@@ -204,7 +207,8 @@ class OptimizedEngine:
         tracked_names = [under for row in rows for under in (*row.inner, row.track) if under]
         self._tiers.must_have_room(len(tracked_names))
         self._grow(requests, lambda exact: write_set.forward_wants(rows, self._requests, exact=exact))
-        plan = [planned(row, number, request) for number, (row, request) in enumerate(zip(rows, requests, strict=True))]
+        plan = [planned(row, self._scratch_row(number, request), request)
+                for number, (row, request) in enumerate(zip(rows, requests, strict=True))]  # fmt: skip
         self._tiers.claim(tracked_names)
         kinds, at, roots, final, inner = {row.kind for row in rows}, self._round, None, None, list[Inner]()
         alike = Forwards(self._run, at.width)
@@ -216,9 +220,7 @@ class OptimizedEngine:
             own, roots = alike.both(plan)
         else:  # prefill chunks: in no graph, or their target in segments
             replay = None if self._prompt_graphs is None else self._prompt_graphs.target(plan, self._see)
-            own, roots, final, inner = forward_with_prefill_chunks.forward(
-                self._ops, self._model, at.strategy, plan, at.num_steps, self._capacity.track_interval, replay
-            )
+            own, roots, final, inner = self._run_chunks(plan, replay)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
         for p in plan:
             p.ran()
@@ -409,6 +411,19 @@ class OptimizedEngine:
             lens = answer[-1] if kind in ("commit", CAPPED) else counts
             show(self._see, seen, covers(kind, lens, body.width, [one.parents or () for one in requests], kinds))
         return answer
+
+    def _run_chunks(
+        self, plan: Sequence[Planned], replay: RunTarget | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Inner]]:
+        """Run a forward with prefill chunks. replay: runs its target in segments of graphs"""
+        at = self._round
+        return forward_with_prefill_chunks.forward(
+            self._ops, self._model, at.strategy, plan, at.num_steps, self._capacity.track_interval, replay
+        )
+
+    def _scratch_row(self, number: int, request: Request) -> int:
+        """Return the row of the scratch memory of a window: the `number`-th of a batch."""
+        return number
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """Look up the requests in batch order. Unless rounds overlap, their lengths are made exact first."""

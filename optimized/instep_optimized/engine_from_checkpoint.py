@@ -38,7 +38,7 @@ def all_demands(
     candidates: all step counts that may ever be in force. Every pool has room for the window of the largest one.
     """
     sizes = Sizes(types_of(options, ops), options.layout, capacity, capacity.widest(max(candidates)), ops.keeps,
-                  options.snapshot_layout)  # fmt: skip
+                  options.snapshot_layout, options.scratch)  # fmt: skip
     return sizes, demands(config, sizes), strategies.demands(config, sizes, options.strategy, options.conv, ops)
 
 
@@ -51,7 +51,8 @@ def budget(
 
 
 def built(
-    checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int]
+    checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, candidates: Sequence[int],
+    kind: type[Round] = Round,
 ) -> tuple[Model, dict[int, Round]]:
     """Build the model on its pools, and one round per candidate."""
     config, device = in_use(checkpoint.config, options.drafter), torch.device(options.device)
@@ -74,7 +75,7 @@ def built(
     model = Model(trunk, drafter, memory)
     nodes = capacity.num_draft_tokens
     return model, {
-        steps: Round(
+        steps: kind(
             steps, strategies.make(config, sizes, memory, nodes or steps + 1, options.strategy, options.conv, ops),
             model, nodes, capacity.topk)
         for steps in candidates

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -59,6 +60,8 @@ class Options:
     overlap     a round may be launched before the accepted counts of the previous round are known. Pages are then
                 reserved for the worst case
     experts     the part of routed experts that a rank has: columns of each, or whole experts (`shards.EXPERTS`)
+    scratch     index of the scratch memory of verified windows: the row in the batch, or the request's own row, as
+                several batches may be in flight
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
     """
 
@@ -80,6 +83,7 @@ class Options:
     batches: tuple[int, ...] | None = None
     prompt_graphs: tuple[int, ...] | None = None
     experts: str = COLUMNS
+    scratch: Literal["row", "request"] = "row"
 
 
 # A strategy that stores a state later than at its commit: the schedule would decide when a narrow state is rounded.

@@ -27,6 +27,7 @@ class Request:
     rooted  whether its slot's window begins with a root
     parents of every draft after the root, the node that it continues; None between rounds
     row     its batch row in the verify that is not committed yet
+    flight  if batches are cut into micro-batches: the number of the one with its window, and its row there
     said    the tokens after the prompt, root last, in parts that are read on demand. They are recorded only if
             prefixes may be tracked
     """
@@ -39,6 +40,7 @@ class Request:
     rooted: bool = False
     parents: Sequence[int] | None = None
     row: int | None = None
+    flight: tuple[int, int] = (0, 0)
     said: list[Callable[[], Sequence[int]]] = field(default_factory=list)
 
     @property

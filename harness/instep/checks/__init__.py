@@ -23,6 +23,7 @@ from .known_wrong_states import Directed
 from .leaks import Leaks
 from .op_call_contracts import Contracts
 from .ops_on_own_inputs import OwnInputs
+from .pipeline_stages import Stages
 from .poison import Poison
 from .rank_agreement import Agreement
 from .rank_collectives import Collectives
@@ -42,8 +43,10 @@ def structure() -> tuple[Check, ...]:
     return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
 
 
-def of_ranks(ranks: int) -> tuple[Check, ...]:
-    """The checks that compare the ranks of a subject; none of one rank."""
+def of_ranks(ranks: int, stages: int = 1) -> tuple[Check, ...]:
+    """The checks that compare the ranks or the pipeline stages of a subject; none of one rank."""
+    if stages > 1:
+        return Agreement(), Stages()
     return (Agreement(), Collectives(), Replicas()) if ranks > 1 else ()
 
 

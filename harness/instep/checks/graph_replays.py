@@ -7,8 +7,8 @@ other checks see.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from instep_reference.contract.engine import Commit, Draft, Forward
@@ -43,7 +43,7 @@ class Graphs(TellsOnce):
     def __init__(self) -> None:
         super().__init__()
         self.pools: dict[tuple[str, int], int] = {}
-        self.buffers: dict[tuple[Any, int], tuple[int, ...]] = {}
+        self.buffers: dict[tuple[int, Any, int], tuple[int, ...]] = {}  # by stage, key, bucket
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         yield from self._pools(context)
@@ -51,19 +51,29 @@ class Graphs(TellsOnce):
             if not context.log.ops:
                 yield from self.once(context, "instep does not see the CUDA graphs of this engine")
             return
-        wanted, replays, requests = due(context), context.log.replays, named(context.event)
-        yield said_of(self, context, NOWHERE, 1, [*_which(wanted, replays)])
+        wanted, replays = due(context), context.log.replays
+        served = [named(context.event)] * len(replays)
+        if context.stages is None:
+            yield said_of(self, context, NOWHERE, 1, [*_which(wanted, replays)])
+        else:
+            served = list[tuple[str, ...]]()
+            for stage in range(context.stages.count):
+                mine = [replay for replay in replays if replay.stage == stage]
+                for said in _of_stage(wanted, mine, context.stages.parts):
+                    yield said_of(self, context, NOWHERE, 1, said, rank=stage if said else None)
+                served += [*context.stages.parts, *[()] * len(mine)][: len(mine)]
         kept = [f"{name} is in memory of graphs, which the next replay overwrites" for name in context.log.in_graphs]
         yield said_of(self, context, NOWHERE, 1, kept)
-        for replay in replays:
-            said = [*_inputs(replay), *_slots(context, replay, requests), *_kinds(context, replay)]
+        for replay, requests in zip(replays, served, strict=True):
+            said = [*_inputs(replay), *_slots(context, replay, requests), *_kinds(context, replay, requests)]
             said += [*_prompt(context, replay), *_ran(context, replay)]
             if replay.freed:
                 said.append(f"{replay.freed} inputs of the graph {replay.key} for {replay.bucket} were freed after it "
                             "was captured; a replay reads what others write there")  # fmt: skip
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
-            yield said_of(self, context, NOWHERE, elements, said)
-            were = self.buffers.setdefault((replay.key, replay.bucket), replay.addresses)
+            rank = replay.stage if said and context.stages is not None else None
+            yield said_of(self, context, NOWHERE, elements, said, rank=rank)
+            were = self.buffers.setdefault((replay.stage, replay.key, replay.bucket), replay.addresses)
             moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
             yield said_of(self, context, NOWHERE, len(were), [
                 f"{moved} of {len(were)} buffers of the graph {replay.key} for {replay.bucket} requests moved"
@@ -120,6 +130,18 @@ def _which(wanted: Due | None, replays: tuple[GraphReplay, ...]) -> Iterator[str
         right = min((bucket for bucket in replay.buckets if bucket >= rows), default=0)
         if replay.bucket != right:
             yield f"the bucket is for {replay.bucket} {noun}s; for {rows} it is the one for {right}"
+
+
+def _of_stage(
+    wanted: Due | None, replays: Sequence[GraphReplay], parts: Sequence[tuple[str, ...]]
+) -> Iterator[list[str]]:
+    """Compare the replays of one pipeline stage: one for each micro-batch, in order."""
+    if wanted is None or len(replays) != len(parts):
+        count = 0 if wanted is None else len(parts)
+        yield [f"{len(replays)} graphs were replayed; {count} micro-batches need one each"] * (len(replays) != count)
+        return
+    for replay, part in zip(replays, parts, strict=True):
+        yield [*_which(replace(wanted, rows=len(part)), (replay,))]
 
 
 def _inputs(replay: GraphReplay) -> Iterator[str]:
@@ -183,12 +205,12 @@ def _ran(context: EventContext, replay: GraphReplay) -> Iterator[str]:
                    "was due")  # fmt: skip
 
 
-def _kinds(context: EventContext, replay: GraphReplay) -> Iterator[str]:
+def _kinds(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]) -> Iterator[str]:
     """In a batch of windows and decodes, each request is served as its kind in the trace, and not as both kinds."""
     found, event = replay.inputs.get("kinds", ([], [], -1))[1], context.event
     if not isinstance(event, Forward) or not any(found):
         return
-    for row, slots in zip(event.rows, found, strict=False):
+    for row, slots in zip((row for row in event.rows if row.request in requests), found, strict=False):
         due_slot = context.expected.slots_after.get(row.request)
         for kind, slot in zip(KINDS, slots, strict=False):
             right = due_slot if kind == row.kind else -1

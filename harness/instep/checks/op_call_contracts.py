@@ -70,7 +70,7 @@ class Contracts(TellsOnce):
                               "--prompt-graphs to judge it")  # fmt: skip
                 continue
             if due:
-                rows = sorted(found.get((op, place), []), key=lambda served: served.begin)
+                rows = sorted(found.get((op, place), []), key=lambda served: (served.part, served.begin))
                 yield from self._matched(context, op, place, due, rows)
 
     def _matched(

@@ -6,7 +6,7 @@ Leaves out: numbers that several ranks hold (`rank_replicas.py`), and collective
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
@@ -25,18 +25,24 @@ class Agreement:
     tier = Tier.IDENTITY
 
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
-        facts = context.ranks
-        if facts is None:
-            return
-        same = [decision for decision in facts.decisions if len(set(map(repr, decision.values))) == 1]
-        if same:
-            yield compared(self, context, NOWHERE, len(same) * facts.size, 0)
-        for decision in facts.decisions:
-            if decision not in same:
-                yield from self._differing(context, decision)
+        if context.ranks is not None:
+            yield from self.of(context, context.ranks.decisions, context.ranks.size)
+        if context.stages is not None:
+            yield from self.of(context, context.stages.decisions, context.stages.count, context.stages.count - 1)
 
-    def _differing(self, context: EventContext, decision: Decision) -> Iterator[Comparison]:
-        right, source = decision.values[0], "rank 0"
+    def of(
+        self, context: EventContext, decisions: Sequence[Decision], size: int, chief: int = 0
+    ) -> Iterator[Comparison]:
+        """Compare the decisions of an event. size: number of ranks or stages;  chief: the one that decides"""
+        same = [decision for decision in decisions if len(set(map(repr, decision.values))) == 1]
+        if same:
+            yield compared(self, context, NOWHERE, len(same) * size, 0)
+        for decision in decisions:
+            if decision not in same:
+                yield from self._differing(context, decision, chief)
+
+    def _differing(self, context: EventContext, decision: Decision, chief: int) -> Iterator[Comparison]:
+        right, source = decision.values[chief], f"rank {chief}"
         known = expected(context, decision)
         if known in decision.values:
             right, source = known, "the trace"

@@ -10,7 +10,7 @@ Leaves out: running them in step (`lockstep.py`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
@@ -25,10 +25,13 @@ from instep_optimized.commit import OURS
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.watch_op_calls import around
 from instep_optimized.options import Options
+from instep_optimized.pipeline import Stage
+from instep_optimized.pipeline.stage_engine import StageEngine
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_optimized.ranks.ops_over_ranks import products_of
 from instep_optimized.ranks.processes import Processes
 from instep_optimized.transfer_between_engines import Wire
+from instep_reference.contract import shards
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -54,12 +57,13 @@ from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
 from ..subject.engines.engine_from_verbs import DerivedEngine, Standing
 from ..subject.engines.ranked import RankedEngine
+from ..subject.engines.staged import StagedEngine
 from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guarded_calls import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
-from ..watch.gather_event_log import Instrumentation, RankedInstrumentation
+from ..watch.gather_event_log import Instrumentation, RankedInstrumentation, StagedInstrumentation
 from ..watch.host_reads import Reads
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
@@ -67,7 +71,7 @@ from .compared_engine import Participant, RepeatedRuns, guarded
 from .reference_cache import Reusing, count
 from .reference_with_declared_storage import StoringEngine
 from .run_variants import AS_IS, Variant, swapped
-from .tensor_patching import PatchableEngine, Patching
+from .tensor_patching import PatchableEngine, PatchableStage, Patching
 
 AT_ONCE = 512  # tokens of a text that run as one chunk: attention of the reference has a score for each pair
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding
@@ -326,7 +330,7 @@ def build_from_ops(
         built = optimized_engine(plan, ops, plan.setting.options(batches=batches))
         return BuiltSubject(built, over(ops, plan.setting), ops)
     ops, calls, handed = swapped(ops, variant.swap), Counter[str](), lent_copies(plan)
-    ranks = plan.setting.ranks
+    ranks = max(plan.setting.ranks, plan.setting.stages)
     graphs = plan.setting.graphs and not variant.without_graphs
     options = plan.setting.options(graphs=graphs, batches=batches, **variant.options)
     first = instrumentation_of(handed, ops)
@@ -334,12 +338,14 @@ def build_from_ops(
     logs = [first, *(instrumentation_of(handed, ops, first.reads) for _ in range(1, here))]
     counted = [around(ops, unseen, log.wrapper, counting(calls)) for log in logs]
     with first.making("the optimized engine"):
-        engine = optimized_engine(handed, counted[0], options, PatchableEngine, counted)
+        ticks = [log.tick for log in logs]
+        engine = optimized_engine(handed, counted[0], options, PatchableEngine, counted, ticks)
     for log, one in zip(logs, engine.engines if isinstance(engine, RankedEngine) else (engine,), strict=True):
         log.of(GuardedSubject(one), poison=options.poison, guarded=options.guarded and not ops.packed,
                runners=[runner for runner in (one.graphs, one.prompt_graphs) if runner is not None])  # fmt: skip
     if isinstance(engine, RankedEngine):
-        joined = engine.log = RankedInstrumentation(logs, engine.group.ranks)
+        staged = isinstance(engine, StagedEngine)
+        joined = engine.log = (StagedInstrumentation if staged else RankedInstrumentation)(logs, engine.group.ranks)
         return BuiltSubject(engine, over(ops, plan.setting), ops, None, joined, options.poison, calls)
     return BuiltSubject(engine, ops, ops, None, first, options.poison, calls)
 
@@ -351,10 +357,19 @@ def over(ops: Ops, setting: Setting) -> Ops:
 
 
 def optimized_engine(
-    plan: Plan, ops: Ops, options: Options, kind: type[OptimizedEngine] = OptimizedEngine, each: Sequence[Ops] = ()
+    plan: Plan, ops: Ops, options: Options, kind: type[OptimizedEngine] = OptimizedEngine, each: Sequence[Ops] = (),
+    ticks: Sequence[Callable[[int], None]] = (),
 ) -> OptimizedEngine:
-    """Our engine for a plan, without observers. each: the op set of each rank; none: `ops` on every rank."""
+    """Our engine for a plan, without observers. each: the op set of each rank; none: `ops` on every rank.
+
+    ticks: of each pipeline stage, what is called before each tick of its schedule
+    """
     size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
+    if plan.setting.stages > 1:
+        with calling(MAKES), enough_memory(plan.capacity):
+            return cast("OptimizedEngine", staged_engine(
+                plan, options, PatchableStage if kind is PatchableEngine else StageEngine,
+                each or (ops,) * plan.setting.stages, ticks))  # fmt: skip
     with calling(MAKES), enough_memory(plan.capacity):
         if size == 1:
             return make(ops=ops, wire=plan.wire, **plan.steps)
@@ -366,6 +381,30 @@ def optimized_engine(
         group.take_calls()  # of captures
         # It has every method of the contract, by name.
         return cast("OptimizedEngine", RankedEngine(group, ranks, plan.checkpoint.config, moves_labels(ops)))
+
+
+def staged_engine(
+    plan: Plan, options: Options, kind: type[StageEngine], each: Sequence[Ops], ticks: Sequence[Callable[[int], None]]
+) -> StagedEngine:
+    """Our engine as pipeline stages in lock step. each: the op set of each stage"""
+    stages, parts, config = plan.setting.stages, plan.setting.micro_batches, plan.checkpoint.config
+    shards.config_of_stage(config, 0, stages)  # refuses more stages than layers
+    if plan.wire is not None:
+        raise BadInput("--stages", found=f"{stages}, with a trace of two engines", expected="1")
+    group = Lockstep(stages)
+
+    def clock(stage: int, tick: int) -> None:
+        group.tick(stage, tick)
+        if ticks:
+            ticks[stage](1 + tick)
+
+    made = group.run([
+        partial(kind, plan.checkpoint, own, options, plan.capacity,
+                stage=Stage(comm, parts, partial(clock, comm.rank)), **plan.steps)
+        for own, comm in zip(each, group.comms, strict=True)
+    ])  # fmt: skip
+    group.take_calls()  # of captures
+    return StagedEngine(group, made, config, parts)
 
 
 def _build_from_maker(plan: Plan, maker: Maker, variant: Variant, *, observed: bool) -> BuiltSubject:

@@ -20,18 +20,21 @@ from instep_reference.contract.event_facts import Phase, facts, kind_of, moves
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.check_interface import Check, Remembering
+from ..checks.pipeline_stages import with_stages
 from ..checks.rank_location import with_ranks
 from ..subject.engines.ranked import RankedEngine
+from ..subject.engines.staged import StagedEngine
 from ..subject.guarded_calls import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
+from ..trace.micro_batches import MicroBatches
 from ..trace.request_table import RequestTable
 from ..trace.write_bound import bound
 from ..verdict import INTERRUPTED, UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext, Expected, KeptCopy
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
-from ..watch.rank_facts import RankFacts
+from ..watch.rank_facts import RankFacts, StageFacts
 from ..watch.rows_subject_must_show import cut_down, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
@@ -95,6 +98,8 @@ class Lockstep:
         ops = participants.built.ops
         self.inside = frozenset[str]() if ops is None else inside_of(ops)
         self.last: EventContext | None = None
+        engine = participants.built.subject
+        self.micro_batches = MicroBatches(engine.micro_batches if isinstance(engine, StagedEngine) else 1)
 
     def begin(self, index: int) -> None:
         """Go to event `index`, which is between two rounds; the events before it are not served."""
@@ -191,14 +196,21 @@ class Lockstep:
         regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later
         self.last = cut_down(EventContext(
             index, event, expected, subject, truth, rounded_side, changes, slots, pages, regions, log, kept(regions),
-            earlier, self._shown(), self._ranks(),
+            earlier, self._shown(), self._ranks(), self._stages(event),
         ))  # fmt: skip
         return self.last
 
     def _ranks(self) -> RankFacts | None:
         """The facts about the ranks of the subject, if it has several."""
         engine = self.participants.built.subject
-        return engine.take_facts() if isinstance(engine, RankedEngine) else None
+        if isinstance(engine, StagedEngine) or not isinstance(engine, RankedEngine):
+            return None
+        return engine.take_facts()
+
+    def _stages(self, event: Event) -> StageFacts | None:
+        """The facts about the pipeline stages of the subject, if it has several."""
+        engine, parts = self.participants.built.subject, self.micro_batches
+        return engine.take_stage_facts(event, parts) if isinstance(engine, StagedEngine) else None
 
     def joined(self, results: Sequence[Result]) -> list[Result]:
         """The results of this event; of ranks in processes, also the findings of the other ranks."""
@@ -322,7 +334,8 @@ def run(
                 continue
             of_engine = checks if at is lockstep else at.checks
             with torch.inference_mode():  # checks read regions
-                results = with_ranks(context, (one for check in of_engine for one in check(context)))
+                judged = (one for check in of_engine for one in check(context))
+                results = with_stages(context, with_ranks(context, judged))
             if at is not lockstep:
                 results = [_at_receiver(one) for one in results]
             if settle is not None:
@@ -346,6 +359,9 @@ def run(
         if isinstance(event, Forward) and any(row.kind == "prefill" for row in event.rows):
             verdict.prompts += 1
             verdict.replayed += bool(context.log.replays)
+        if context.stages is not None:
+            verdict.stages = context.stages.count
+            verdict.relayed += isinstance(event, Commit) and any(ran.relayed for ran in context.stages.ran[0])
         bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
         if bad and not part.to_end and not (
                 past_lost and all(one.lost or one.check == UNDECIDABLE for one in bad)):

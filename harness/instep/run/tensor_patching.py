@@ -15,6 +15,7 @@ import torch
 from instep_optimized import OptimizedEngine
 from instep_optimized.memory.tiled_units import Block, Copied
 from instep_optimized.ops.plain.scaled_tiles import packed
+from instep_optimized.pipeline.stage_engine import StageEngine
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.errors import BadInput
@@ -109,6 +110,10 @@ class PatchableEngine(OptimizedEngine):
             layers = changed.setdefault(name, dict(getattr(memory, name)))
             layers[place.layer] = as_kept(getattr(right, name)[place.layer], layers[place.layer])
         self._restore(kept, replace(memory, **changed))
+
+
+class PatchableStage(PatchableEngine, StageEngine):
+    """One pipeline stage under test, in which parts of a request's memory can be replaced."""
 
 
 def as_kept(x: torch.Tensor, like: Copied) -> Copied:

@@ -43,6 +43,7 @@ class Served:
     before        for attention alone: positions in memory before the rows
     branches      for rows that are nodes of a tree; () for a chain. For attention: the positions from `before` on that
                   each row sees; else the node before each row, -1 for the root
+    part          if batches are cut into micro-batches: a number that grows with them
     """
 
     op: str
@@ -53,6 +54,7 @@ class Served:
     count: int
     before: int = 0
     branches: tuple[tuple[int, ...], ...] = ()
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class GraphReplay:
     buckets    all existing buckets
     ran        parts of a graph with eager calls between its segments, in the order in which they ran: ("segment", 0)
     freed      inputs that the engine freed after the capture, as far as the graph is emulated
+    stage      the pipeline stage whose graph it is
     """
 
     key: Any
@@ -84,6 +87,7 @@ class GraphReplay:
     buckets: tuple[int, ...]
     ran: tuple[tuple[str, int], ...] = ()
     freed: int = 0
+    stage: int = 0
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Instrumentation:
         self._subject: Shown | None = None
         self._runners: tuple[Runner, ...] = ()
         self._known: list[Replayed] = []  # replays of earlier events
+        self._so_far: list[GraphReplay] = []  # of this event, before a tick
         self._in_graphs: tuple[str, ...] = ()
         self._poison: float | None = None
         self._guarded = False
@@ -129,16 +130,23 @@ class Instrumentation:
             self._kept = None if copies is None else replace(self._copies.look(copies), track_slots=slots)
             self._in_graphs = tuple(self._kept_in_graphs(copies or {}))
 
+    def tick(self, number: int) -> None:
+        """Begin another tick of a pipeline's schedule: a graph that was replayed may be replayed again."""
+        with self.reads.paused():
+            self._so_far += self._replays()
+        self._calls.part = number
+
     def take(self, *, last: bool = False) -> EventLog:
         """The log of the event that just ran. last: no other event follows, so every answer is compared once more."""
         changed = self._answers.changed(all_of_them=last)
         answered = None if self._answered is None else replace(self._answered, changed=changed)
         so_far = [_config(name, SO_FAR, self._were[name], value) for name, value in self._configs.items()]
         made, self._made = self._made, []
+        replayed, self._so_far = self._so_far, []
         return EventLog(
             ops="" if self._ops is None else self._ops.name, **self._calls.take(),
             trapped=self._subject is not None, reads=tuple(self.reads.found),
-            graphs=bool(self._runners), replays=self._replays(), in_graphs=self._in_graphs,
+            graphs=bool(self._runners), replays=(*replayed, *self._replays()), in_graphs=self._in_graphs,
             prompt_buckets=tuple(chain.from_iterable(runner.buckets for runner in self._runners[1:])),
             configs=(*made, *so_far), answered=answered, copies=self._kept, budget=self._budget, room=self._room,
             poison=self._poison, guarded=self._guarded,
@@ -197,6 +205,24 @@ class RankedInstrumentation:
             reads=tuple(self.logs[0].reads.of_one_thread()),
             failed_op=next((log.failed_op for log in logs if log.failed_op is not None), None),
             copies=_joined([log.copies for log in logs], self.ranks),
+        )
+
+
+class StagedInstrumentation(RankedInstrumentation):
+    """The logs of all pipeline stages as one: each stage has calls and replays of its own, and the last one answers."""
+
+    def answered(self, event: Event, answer: object) -> None:
+        for stage, log in enumerate(self.logs):
+            log.answered(event, answer if stage + 1 == len(self.logs) else None)
+
+    def take(self, *, last: bool = False) -> EventLog:
+        joined, logs = super().take(last=last), self.taken
+        return replace(
+            joined, served=tuple(chain.from_iterable(log.served for log in logs)),
+            wrote=tuple(chain.from_iterable(log.wrote for log in logs)),
+            in_graphs=tuple(chain.from_iterable(log.in_graphs for log in logs)),
+            replays=tuple(replace(one, stage=stage) for stage, log in enumerate(logs) for one in log.replays),
+            by={name: op for log in logs for name, op in log.by.items()}, answered=logs[-1].answered,
         )
 
 

@@ -63,6 +63,7 @@ class Calls:
         self._pools, self._on = Pools(()), False
         self.tally = Tally()  # of the whole run, for ops that are not ours
         self._addresses: list[tuple[object, ...]] = []
+        self.part = 0  # of a pipeline's schedule: the tick
         self._last: Place | None = None
         self._failed_op: FailedOp | None = None
         self._clear()
@@ -107,6 +108,7 @@ class Calls:
             with self._reads.paused():
                 told = self._indices.of(len(self._judged), given) if self._reads.cuda else given
                 judged = _judged(name, self._place(given), told, ours)
+                judged.served = [replace(one, part=self.part) for one in judged.served] if self.part else judged.served
                 judged.further += _broken(name, judged.place, self._views(name, given))
                 self._judged.append(judged)
                 if self._captures and not self._reads.cuda:  # its kernels are interpreted

@@ -6,10 +6,11 @@ Leaves out: gathering them (`subject/engines/ranked.py`), and which of them must
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from instep_optimized.pipeline import Ran
 from instep_optimized.ranks import Call
-from instep_reference.contract.place_names import Place
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.contract.shards import Shard
 
 from .pool_addresses import NO_LAYER
@@ -57,3 +58,35 @@ class RankFacts:
     decisions: tuple[Decision, ...] = ()
     replicas: tuple[Replica, ...] = ()
     calls: tuple[tuple[Call, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class StageFacts:
+    """Facts about the pipeline stages of a subject at one event.
+
+    layers     of each stage
+    parts      the micro-batches of the event, as the trace has them
+    verified   request -> number of the micro-batch of its window, counted over the run, and its place there
+    decisions  what all stages must have alike
+    ran        the steps that each stage made
+    """
+
+    layers: tuple[range, ...]
+    parts: tuple[tuple[str, ...], ...] = ()
+    verified: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
+    ran: tuple[tuple[Ran, ...], ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.layers)
+
+    def stage_of(self, place: Place) -> int | None:
+        """The stage that makes a place of the model, or has its memory; None for places of no layer."""
+        if place == NO_LAYER or place.component == "length":
+            return None
+        if place.stage == "trunk" and place.layer == STAGE_LEVEL:
+            return 0
+        if place.stage != "trunk" or place.layer == AFTER_LAYERS:
+            return self.count - 1
+        return next((stage for stage, layers in enumerate(self.layers) if place.layer in layers), None)

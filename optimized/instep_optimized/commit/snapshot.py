@@ -36,6 +36,7 @@ class Snapshot:
     Snapshots are indexed by BATCH ROW of the verify forward; the destination of a commit is indexed by SLOT. Example:
     a request in batch row 0 with slot 5: the verify writes snapshots[0, t], the commit copies snapshots[0, node] to
     slots[5]. Between the two the slot still holds the state before the window, because a verify stores nothing there.
+    If several batches are in flight, snapshots are indexed by the request's own row (`Options.scratch`).
     Snapshot positions after the window's last row are not written. Writes that an event may make (units in brackets):
 {printed(MAY_CHANGE)}
     """
@@ -45,6 +46,9 @@ class Snapshot:
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
         slots, rows = self.component, f"snapshot_{self.component}"
+        if sizes.scratch == "request":  # a row belongs to a request, so it is freed with it
+            self.may = {action: {**table, rows: "request"} if action in ("verify", "release") else table
+                        for action, table in self.may.items()}  # fmt: skip
         self._pairs = {
             layer: _Pair(memory.units(slots, layer), memory.units(rows, layer).until(width))
             for layer in memory.layers(slots)

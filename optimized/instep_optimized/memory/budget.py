@@ -48,6 +48,7 @@ class Sizes:
     widest    tokens of the widest window: the largest step count + 1, or the most nodes of a tree
     keeps     what a ring keeps of a token
     snapshot_layout  physical order of a snapshot of a state; None: as `layout`
+    scratch   index of snapshots: the row in the batch, or the row of the request
     """
 
     types: Types
@@ -56,6 +57,7 @@ class Sizes:
     widest: int
     keeps: Keeps = "update"
     snapshot_layout: StateLayout | None = None
+    scratch: Literal["row", "request"] = "row"
 
     @property
     def transposed(self) -> bool:
@@ -149,9 +151,10 @@ def positions(component: Component, config: ModelConfig, sizes: Sizes) -> Demand
 
 
 def snapshots(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
-    """As `positions`, but by batch row. A batch has at most as many rows as there are slots to claim."""
+    """As `positions`, but by batch row or request row. There are at most as many as slots to claim."""
     each = positions(component, config, replace(sizes, layout=sizes.snapshot_layout or sizes.layout))
-    return replace(each, name=f"snapshot_{component}", by="row", units=len(sizes.capacity.slots))
+    first = int(sizes.scratch == "request")  # no request has row 0
+    return replace(each, name=f"snapshot_{component}", by=sizes.scratch, units=first + len(sizes.capacity.slots))
 
 
 def widened(config: ModelConfig, sizes: Sizes) -> Demand:

@@ -40,7 +40,13 @@ def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
 
 
-KINDS: dict[LayerKind, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {"gdn": _gdn, "attention": _attention}
+def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    return lambda ops, hidden, batch, bound: hidden
+
+
+KINDS: dict[LayerKind, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
+    "gdn": _gdn, "attention": _attention, "elsewhere": _elsewhere,
+}
 
 
 @dataclass(frozen=True)

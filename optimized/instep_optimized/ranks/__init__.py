@@ -21,7 +21,7 @@ class Call(NamedTuple):
     """One collective as a rank calls it.
 
     kind  a method of `Comm`, one of `GRAPHS`, or "see": the rank shows a place to a watcher, which needs the parts of
-          all ranks
+          all ranks; or "tick": it waits for the others at a tick of a pipeline's schedule
     peer  the other rank of a `send` or a `recv`
     """
 
@@ -32,6 +32,8 @@ class Call(NamedTuple):
     peer: int | None = None
 
     def __str__(self) -> str:
+        if self.kind == "tick":
+            return f"for tick {self.shape[0]} of the schedule"
         rows = f"{tuple(self.shape)} {str(self.dtype).removeprefix('torch.')}"
         if self.kind == "see":
             return f"at {self.place} of {rows}"

@@ -148,6 +148,10 @@ class Lockstep:
                 raise
         return self._results[rank]
 
+    def tick(self, rank: int, number: int) -> None:
+        """Wait until every rank is at this tick of a schedule."""
+        self.meet(rank, Call("tick", (number,), torch.int64), None, lambda given: given)
+
     def post(self, rank: int, to: int, x: torch.Tensor) -> None:
         """Put a copy of x into the mail for another rank."""
         self._mail[rank, to].append(x.clone())

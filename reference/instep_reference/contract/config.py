@@ -14,7 +14,7 @@ import msgspec
 from .block_drafter import BlockDrafter
 from .errors import BadInput
 
-LayerKind = Literal["gdn", "attention"]
+LayerKind = Literal["gdn", "attention", "elsewhere"]  # elsewhere: on another pipeline stage
 
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")

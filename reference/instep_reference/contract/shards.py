@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from .config import ModelConfig
+from .config import LayerKind, ModelConfig
 from .errors import BadInput
 
 
@@ -143,6 +144,30 @@ def memory(config: ModelConfig) -> Mapping[str, Shard]:
         "conv": _channels(config, 0), "state": Shard(0, (Segment(config.value_heads, 1),)),
         **dict.fromkeys(("keys", "values", "draft_keys", "draft_values"), kv),
     }
+
+
+def layers_of(layers: int, stages: int) -> tuple[range, ...]:
+    """Return the layers of each pipeline stage: equally many, and one more on the first stages if some are left.
+
+    The embedding is on the first stage. The final norm, the head and the drafter are on the last stage.
+    """
+    each, more = divmod(layers, stages)
+    ends = [stage * each + min(stage, more) for stage in range(stages + 1)]
+    return tuple(range(begin, end) for begin, end in pairwise(ends))
+
+
+def config_of_stage(config: ModelConfig, stage: int, stages: int) -> ModelConfig:
+    """Return the configuration of one pipeline stage. Its layers keep their numbers.
+
+    Raises `BadInput` if there are more stages than layers.
+    """
+    layers = len(config.layer_kinds)
+    if stages > layers:
+        raise BadInput("--stages", found=stages, expected=f"at most {layers}, the layers of the model")
+    own = layers_of(layers, stages)[stage]
+    kinds: tuple[LayerKind, ...] = tuple(
+        kind if layer in own else "elsewhere" for layer, kind in enumerate(config.layer_kinds))
+    return replace(config, layer_kinds=kinds, mtp_layers=config.mtp_layers if stage == stages - 1 else 0)
 
 
 def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelConfig:

@@ -241,10 +241,10 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
     room, steps = draw_events.room(choose), draw_events.candidates(choose, layers)
     if nodes := settings.trees:
-        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle"
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle" and setting.stages == 1
         room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
-    if isinstance(found, Ops) and not found.keepers:
+    if isinstance(found, Ops) and not found.keepers and setting.stages == 1:  # stages have neither of the two
         room = draw_events.with_prefixes(choose, room, always=bool(setting.kept))
     setting = draw_events.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")

@@ -60,7 +60,8 @@ class Example:
         self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.steps)
         if isinstance(self._oracle, PatchedOracle):
             self._oracle.every = every
-        checks = checks_for(self._oracle, participants.repeated_runs, ranks=plan.setting.ranks)
+        checks = checks_for(self._oracle, participants.repeated_runs, ranks=plan.setting.ranks,
+                            stages=plan.setting.stages)  # fmt: skip
         self._checks = (self._answers, *chosen(checks), self._history)
         if not BY_ROUNDED & {check.tier for check in self._checks}:
             participants.rounded = participants.repeated_runs = None

@@ -42,6 +42,7 @@ FILES = {
     "experts": "experts",
     "ranks": "ranks",
     "transfers": "transfers",
+    "stages": "stages",
     "others": "miscellaneous",
 }
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {

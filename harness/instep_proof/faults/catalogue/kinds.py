@@ -201,6 +201,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "transfer-rows": "rows arrive at other positions, or other numbers of them",
         "transfer-dtype": "numbers are cast on their way, or arrive in the order of another layout",
     },
+    "stages": {
+        "stage-commit": "an earlier stage commits nothing, or not what the forward of that micro-batch left",
+        "stage-relay": "a choice of the last stage reaches an earlier stage wrong, late, or not at all",
+        "stage-rows": "a stage continues with other rows than the stage before has computed",
+        "stage-schedule": "a stage runs its micro-batches at another time or in another order",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

@@ -81,7 +81,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "one-row-too-few", "one-slot-too-few", "Snapshots have one row less than a batch can have requests.",
-        (Edit.of(BUDGET, 'by="row", units=len(sizes.capacity.slots){ =>  - 1}'),),
+        (Edit.of(BUDGET, "units={first => first - 1} + len(sizes.capacity.slots)"),),
         "graphs", Setting(ops="ledger", strategy="snapshot"), ("capacity",), origin="sglang 37066",
     ),
     Fault(

@@ -1,0 +1,142 @@
+"""Engines of several pipeline stages: traces agree, and a wrong stage is found, located and named.
+
+With 2 stages (i - 1) mod 2 = (i + 1) mod 2, which hides a wrong micro-batch. So these tests have 3 stages and 2
+micro-batches. Leaves out: the catalogue's faults (`catalogue/stages.py`).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from instep.checks.pipeline_stages import Stages
+from instep.diagnose import diagnose
+from instep.report.outcome_data import why_inconclusive
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
+from instep.trace.file import Trace, read
+from instep.trace.micro_batches import due_steps
+from instep.verdict import Comparison, Exit
+from instep_optimized.pipeline import Step, schedule
+from instep_proof.faults.catalogue.fault import Edit
+from instep_reference.contract.engine import Commit, Draft, Forward, Row
+from instep_reference.contract.errors import InstepError
+from support.inputs.traces import brief, recording
+from support.running.covering import TRACES, WHOLE
+from support.running.planting import planted_here
+
+STAGE, OVER = (f"instep_optimized/pipeline/{name}.py" for name in ("stage_engine", "ops_of_stage"))
+THREE: dict[str, Any] = {"stages": 3, "micro_batches": 2}
+
+three_layers = recording(brief(), num_hidden_layers=3, full_attention_interval=3)
+
+
+def replayed(trace: Trace, *edits: Edit, **how: Any) -> Outcome:
+    with planted_here(*edits):
+        return diagnose(Replay(trace, Setting(**{**THREE, **how})))
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "ledger"}, pytest.param({"ops": "ledger", "graphs": True, "strategy": "columns"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "overlap": True, "conv": "widened"}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_three_stages_agree_with_the_reference(three_layers: Trace, how: dict[str, Any]) -> None:
+    verdict = replayed(three_layers, **how).verdict
+    assert verdict.exit == Exit.AGREED and verdict.events == len(three_layers.events)
+    commits = [event for event in three_layers.events if isinstance(event, Commit)]
+    assert verdict.relayed == len(commits) > 1 and any(len(event.requests) > 1 for event in commits)
+    assert {"stages", "agreement", "graphs", "bytes", "identity"} <= {one.check for one in verdict.compared}
+
+
+@WHOLE
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+@pytest.mark.parametrize("name", ["adaptive", "trees", "slots", "slots-overlapped"])
+def test_long_traces_agree_on_three_stages(name: str, ops: str, graphs: bool) -> None:
+    trace = read(TRACES / f"{name}.jsonl")
+    recorded = trace.header.recording
+    setting = Setting(ops=ops, graphs=graphs, overlap=name.endswith("overlapped"), strategy="snapshot", **THREE)
+    until = None if ops == "ledger" else 40
+    verdict = Replay(trace, setting if recorded is None else setting.recorded(recorded)).run(until=until).verdict
+    assert verdict.exit == Exit.AGREED and verdict.relayed > 3
+
+
+def test_run_without_a_relayed_commit_is_inconclusive(three_layers: Trace) -> None:
+    first = next(n for n, event in enumerate(three_layers.events) if isinstance(event, Commit))
+    outcome = Replay(three_layers, Setting(ops="ledger", **THREE)).run(until=first - 1)
+    assert outcome.verdict.exit == Exit.INCONCLUSIVE and outcome.verdict.elements
+    assert why_inconclusive(outcome).startswith("no commit was relayed to the other stages")
+
+
+def test_stage_runs_a_micro_batch_while_the_stage_before_runs_the_next_one() -> None:
+    """The engine's schedule is the one that the harness derives on its own."""
+    steps = schedule("forward", 3, 2)
+    assert {Step(1, 1, 0, "run"), Step(1, 0, 1, "run"), Step(3, 0, 0, "relay"), Step(5, 1, 1, "relay")} <= {*steps}
+    parts, rows = (("a",), ("b",)), tuple(Row(name, "verify") for name in "ab")
+    for event in (Forward(rows), Draft(("a", "b")), Commit(("a", "b"))):
+        made = schedule("forward" if isinstance(event, Forward) else "choice", 3, 2)
+        for stage in range(3):
+            due = [step[:3] for step in due_steps(event, parts, stage, 3)]
+            assert [(one.tick, one.micro_batch, one.action) for one in made if one.stage == stage] == due
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ({"stages": 4}, "at most 3, the layers of the model"), ({"stages": 2, "ranks": 2}, "expected one of the two"),
+    ({"stages": 1}, "expected several stages"), ({"micro_batches": 0}, "expected at least 1"),
+    ({"graphs": True, "prompt_graphs": "16"}, "pipeline stages with forwards with prompts in graphs"),
+])  # fmt: skip
+def test_settings_without_stages_are_refused(three_layers: Trace, how: dict[str, Any], says: str) -> None:
+    with pytest.raises(InstepError, match=says):
+        Replay(three_layers, Setting(**{**THREE, **how})).run(until=0)
+
+
+class Judge:
+    """The findings of the check of stages over facts that a test changed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        assert outcome.last is not None and outcome.last.stages is not None
+        self.context, self.facts = outcome.last, outcome.last.stages
+
+    def __call__(self, stage: int, *ran: Any) -> list[Comparison]:
+        changed = tuple(ran if n == stage else own for n, own in enumerate(self.facts.ran))
+        context = replace(self.context, stages=replace(self.facts, ran=changed))
+        return [one for one in Stages()(context) if not one.agrees]
+
+
+def test_wrong_steps_and_relays_are_located(three_layers: Trace) -> None:
+    commit = next(n for n, event in enumerate(three_layers.events)
+                  if isinstance(event, Commit) and len(event.requests) == 2)  # fmt: skip
+    judge = Judge(Replay(three_layers, Setting(ops="ledger", **THREE)).run(until=commit))
+    for stage in range(3):
+        first, second = judge.facts.ran[stage]
+        assert not judge(stage, first, second)
+        late = second._replace(step=second.step._replace(tick=9))
+        for ran, says in (
+            ((first,), "step 1 is nothing; the schedule has run micro-batch 1"),
+            ((second, first), "step 0 is run micro-batch 1 with"), ((first, late), "at tick 9; the schedule has"),
+        ):
+            found = judge(stage, *ran)
+            assert found and {one.rank for one in found} == {stage} and any(says in one.diagnosis for one in found)
+    first, second = judge.facts.ran[1]
+    ((number, place, accepted, *rest),) = second.relayed
+    for line, says in (
+        ((), "stage 1 received no relay of the request"),
+        (((number - 1, place, accepted, *rest),), f"received micro-batch {number - 1} in its relay; expected {number}"),
+        (((number, place, accepted + 1, *rest),), f"received accepted length {accepted + 1} in its relay"),
+        (((number, place, accepted, *rest[:2], 0, *rest[3:]),), "received cap 0 in its relay; expected -1"),
+        (((number, place, accepted, *rest[:-1], 7),), "received path"),
+    ):  # fmt: skip
+        (found,) = judge(1, first, second._replace(relayed=line))
+        assert found.rank == 1 and found.request == second.requests[0] and says in found.diagnosis
+
+
+def test_first_wrong_stage_is_located(three_layers: Trace) -> None:
+    """A commit on the last stage alone, and rows of the micro-batch before that go to the next stage."""
+    commit = next(n for n, event in enumerate(three_layers.events) if isinstance(event, Commit))
+    alone = Edit.of(STAGE, "{self.strategy.commit => (lambda *given: None)}(ops, AcceptedWindows(inputs.rows, inputs."
+                           "slots, last, lens, before, None if table.parents is None else path))")  # fmt: skip
+    found = replayed(three_layers, alone, ops="ledger").verdict.findings[0]
+    assert found.rank == 0 and found.place.layer == 0 and found.event >= commit
+    swapped = Edit.of(OVER, "comm.send({x => x.flip(0)}, stage.number + 1, FINAL)")
+    found = replayed(three_layers, swapped, ops="ledger").verdict.findings[0]
+    assert (found.rank, found.place.stage, found.place.layer) == (1, "trunk", 1)
