@@ -132,8 +132,9 @@ class Setting:
         if self.micro_batches > 1 and self.stages == 1:
             raise BadInput("--micro-batches", found=f"{self.micro_batches} with --stages 1",
                            expected="several stages, over which they are in flight")  # fmt: skip
-        if self.experts != DEFAULTS.experts and self.ranks == 1:
-            raise BadInput("--experts", found=f"{self.experts} with one rank", expected="--ranks 2 or more")
+        for name, default in (("experts", DEFAULTS.experts), ("comm", IN_TURNS)):
+            if (found := getattr(self, name)) != default and self.ranks == 1:
+                raise BadInput(f"--{name}", found=f"{found} with one rank", expected="--ranks 2 or more")
         if self.device != {"gloo": "cpu", "nccl": "cuda"}.get(self.comm, self.device):
             raise BadInput("--comm", found=f"{self.comm} with --device {self.device}",
                            expected="gloo with cpu, nccl with cuda: rank n is on card n")  # fmt: skip

@@ -158,7 +158,8 @@ def test_processes_that_are_not_forked_are_given_all(four_rounds: Trace, monkeyp
 
 @pytest.mark.parametrize(("words", "says"), [
     (("--comm", "mpi"), "--comm: found mpi, expected one of lockstep, gloo, nccl"),
-    (("--comm", "nccl"), "--comm: found nccl with --device cpu, expected gloo with cpu, nccl with cuda"),
+    (("--comm", "gloo"), "--comm: found gloo with one rank, expected --ranks 2 or more"),
+    (("--ranks", 2, "--comm", "nccl"), "--comm: found nccl with --device cpu, expected gloo with cpu, nccl with cuda"),
     (("--ranks", 3, "--comm", "gloo"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
 ])  # fmt: skip
 def test_unknown_way_to_exchange_data_is_refused(
