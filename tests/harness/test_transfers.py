@@ -67,7 +67,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@few(2)
+@few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [*map(lambda one: pytest.param(one, id=" ".join(one.words()[1:])), SETTINGS)])
 def test_transferred_requests_agree_in_every_setting(setting: Setting, trace: Trace) -> None:

@@ -29,6 +29,7 @@ from ..trace.header import Model, config_digest
 from ..verdict import INTERRUPTED, Comparison, Exit, Verdict
 from . import recording, sglang_dumps, step_counts
 from .layerwise_reference import NORM, Advance, Precision, silent
+from .rank_recordings import is_of_ranks, read_ranks
 from .recorded_engine import TimeIsUp, complete, first_served, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
 from .token_origins import Text, Told, told
@@ -76,14 +77,21 @@ class Audit:
         return Exit.worst([Exit.DIVERGED if self.verdict.findings else self.tokens.exit, replay, stopped])
 
 
-def opened(path: Path) -> Recorded:
-    """Read a recording: a directory in instep's format or of SGLang's dumper, or a file of JSON lines."""
+def opened(path: Path, config: ModelConfig | None = None) -> Recorded:
+    """Read a recording: a directory in instep's format or of SGLang's dumper, or a file of JSON lines.
+
+    config: of the model, by which the parts of ranks are merged; None: it has one rank
+    """
     if not path.exists():
         raise BadInput(str(path), found="no such file or directory", expected="a recording")
     if path.is_file():
         return recording.read_plain(path)
     if (path / META).is_file():
+        if (ranks := recording.stated_of(path).ranks) is not None:
+            raise BadInput(str(path), found=f"one of {ranks} ranks", expected=f"the directory above it, {path.parent}")
         return recording.read(path)
+    if config is not None and is_of_ranks(path):
+        return read_ranks(path, config)
     if sglang_dumps.is_dump(path):
         return sglang_dumps.read(path)
     below = [file.parent for file in sorted(path.glob(f"*/{META}"))]
@@ -112,7 +120,8 @@ def audit(
     first       stop at the first event whose rows or states are wrong
     minutes     time limit; the result then covers the events up to there, as after an interrupt
     """
-    begun, found, disk = time.perf_counter(), opened(path), OnDisk.open(model)
+    begun, disk = time.perf_counter(), OnDisk.open(model)
+    found = opened(path, disk.config)
     shows = [key for key in found.shows if level > ROWS or (key != "states" and level > TOKENS)]
     if shows:
         _must_fit(disk)
@@ -138,7 +147,8 @@ def audit(
     verdict = Verdict(events=len(span))
     # Tokens first: a wrong count of accepted drafts follows from a wrong token of the same commit, not the reverse.
     steps = _step_counts(found, span)
-    verdict.add([*what.verdict.compared, *words.counts, *(steps or ())])
+    verdict.add([*(one for one in found.differences if one.event in span or not one.agrees),
+                 *what.verdict.compared, *words.counts, *(steps or ())])  # fmt: skip
     one_step = "states" in shows and not from_start
     if shows:
         header = structs.replace(header, checkpoint=structs.replace(header.checkpoint, digest=disk.digest()))

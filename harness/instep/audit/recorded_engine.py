@@ -24,6 +24,7 @@ from instep_reference.contract.place_names import Place
 
 from ..checks.check_interface import held
 from ..checks.earlier_rounds import KEPT
+from ..checks.rank_location import with_ranks
 from ..checks.wrong_state_inputs import EVERY_COUNT_UP_TO
 from ..oracle.oracle import IN_A_RING
 from ..run.lockstep import Part, Result, between_rounds
@@ -34,7 +35,9 @@ from ..tier_allowances import UNDECIDED_CAP
 from ..trace.file import Trace
 from ..verdict import UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext
+from ..watch.rank_facts import RankFacts
 from .layerwise_reference import Advance, Precision, silent
+from .rank_recordings import named as named_by_rank
 from .recording import META, Recorded, wrote
 from .round_of_finding import remark
 from .token_origins import CUT, last_commits
@@ -78,7 +81,8 @@ def replayed(
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
     found = Replay(trace, setting, checkpoint=model).run(
         progress=lambda index, event: progress("events", index + 1 - judged.start, len(judged)), until=judged.stop - 1,
-        tiers=frozenset(Tier) - {Tier.BITWISE}, past_lost=True, settle=partial(_settled, last_commits(trace.events)),
+        tiers=frozenset(Tier) - {Tier.BITWISE}, past_lost=True,
+        settle=partial(_settled, recorded, last_commits(trace.events)),
         part=Part(begin, between_rounds(trace, judged.start), judged.start, one_step, one_step and not first,
                   (KeyboardInterrupt, TimeIsUp)),
     )
@@ -127,13 +131,17 @@ def first_served(trace: Trace, judged: int) -> int:
 
 
 def _settled(
-    ends: Mapping[int, frozenset[str]], context: EventContext, results: Sequence[Result]
+    recorded: Recorded, ends: Mapping[int, frozenset[str]], context: EventContext, results: Sequence[Result]
 ) -> list[Result]:
     """Skip what a cut window accounts for: all memory of a request that ends here is that of one other count of tokens.
 
     Memory of different counts, of another request, or with unknown content stays a finding.
     """
     event, excused = context.event, set[tuple[str, Place]]()
+    if recorded.ranks is not None:
+        results = with_ranks(replace(context, ranks=RankFacts(recorded.ranks.size, {}, recorded.ranks.shards)), results)
+        results = [named_by_rank(recorded, context, one) if isinstance(one, Comparison) and not one.agrees else one
+                   for one in results]  # fmt: skip
     for name, path in zip(event.requests, committed_paths(event), strict=True) if isinstance(event, e.Commit) else ():
         memory = [one for one in results if isinstance(one, Comparison) and one.request == name
                   and one.place.component in MEMORY and name in ends.get(context.index, ())]  # fmt: skip

@@ -30,6 +30,7 @@ from instep_reference.contract.declared_rounding import Product, checked
 from instep_reference.contract.engine import Admit, AnyEvent, Commit, Draft, Forward, SetNumSteps
 from instep_reference.contract.errors import BadInput, bytes_of
 from instep_reference.contract.sampling import Sampling
+from instep_reference.contract.shards import Shard
 from instep_reference.sampling import Drawing
 
 from ..generate.sampling_inputs import Drawn
@@ -37,7 +38,7 @@ from ..setting import WIDTHS
 from ..subject.declared_rounding import Declared, declared
 from ..trace.file import RECORDING, decode
 from ..trace.header import Header, Model, Room
-from ..verdict import Skipped
+from ..verdict import Comparison, Skipped
 from .token_origins import Origin, Text, Told
 
 OF_A_RECORDING = "a file of a recording"
@@ -104,6 +105,10 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 None: it is not judged
     num_steps   the initial step count; overlap: whether rounds overlapped, so that their results came a round late
     attached  the choices of an attached recorder, and what it left out; None: every event shows what `shows` has
+    rank, ranks  of an engine with several ranks: the rank that recorded this, and their number
+    run       a word that all ranks of the run have, and no other run
+    shards    name -> [heads, width] of each segment, for "conv" and "state": the parts of a rank. Empty: as the
+              contract declares them
     events    the number of events; sha256: digest of their lines; None: the recording was not closed
     """
 
@@ -122,6 +127,10 @@ class Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_steps: int | None = None
     overlap: bool = False
     attached: Attached | None = None
+    rank: int | None = None
+    ranks: int | None = None
+    run: str | None = None
+    shards: dict[str, list[tuple[int, int]]] = {}
     events: int | None = None
     sha256: str | None = None
 
@@ -168,6 +177,7 @@ class Recorded:
     tensors  event -> its recorded tensors, by name
     names    name of a request here -> its own name in the recording, if that is long
     batches  batch rows and slots of the engine, as far as they were recorded, in the order of events
+    ranks    the recordings of the ranks, if it was merged;  differences: comparisons of them with rank 0
     """
 
     path: Path
@@ -189,6 +199,8 @@ class Recorded:
     tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     batches: tuple[Batch, ...] = ()
+    ranks: Ranks | None = None
+    differences: tuple[Comparison, ...] = ()
 
     def slot(self, event: int, request: str | None) -> int | None:
         """The engine's slot of a request, if the last event up to this one that wrote its states has it."""
@@ -221,6 +233,18 @@ class Recorded:
             candidates=tuple(known), adaptive={"candidate_steps": known} if known[1:] and not trees else None,
             lag=0, seed=0, stop=None, replay=(), created={},
         )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The recordings of all ranks, that of rank 0 first. shards: of conv windows and states"""
+
+    every: tuple[Recorded, ...]
+    shards: Mapping[str, Shard]
+
+    @property
+    def size(self) -> int:
+        return len(self.every)
 
 
 def with_short_names(recorded: Recorded, words: Told) -> tuple[Recorded, Told]:
@@ -267,10 +291,16 @@ def _of_short_names(event: AnyEvent, short: Mapping[str, str]) -> AnyEvent:
     return event
 
 
-def read(directory: Path) -> Recorded:
-    """Read a directory that `write.py` made, up to where it was cut."""
+def stated_of(directory: Path) -> Stated:
+    """Read `recording.json` of a directory."""
     meta = directory / META
     stated: Stated = decode(bytes_of(meta, OF_A_RECORDING), Stated, meta.name, f"a recording of schema {SCHEMA}")
+    return stated
+
+
+def read(directory: Path) -> Recorded:
+    """Read a directory that `write.py` made, up to where it was cut."""
+    stated = stated_of(directory)
     if stated.schema != SCHEMA:
         raise BadInput(f"{META}: schema", found=stated.schema, expected=SCHEMA)
     for name in stated.shows:

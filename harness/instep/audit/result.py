@@ -114,10 +114,11 @@ def of(audit: Audit, *, verbose: bool = False) -> Result:
 
 
 def _round(audit: Audit) -> dict[str, Any] | None:
-    """The round of the first finding; None: there is no finding at an event."""
+    """The round of the first finding; None: there is no finding at an event that was judged."""
     replayed = () if audit.replay is None else audit.replay.verdict.findings
-    found = [one for one in (*audit.verdict.findings, *replayed) if one.kind in ("commit", "forward")]
-    return round_of(audit.recorded, sorted(found, key=Comparison.order)) if found and audit.trace.events else None
+    found = [one for one in (*audit.verdict.findings, *replayed)
+             if one.kind in ("commit", "forward") and one.event < len(audit.trace.events)]  # fmt: skip
+    return round_of(audit.recorded, sorted(found, key=Comparison.order)) if found else None
 
 
 def _steps(audit: Audit) -> str:

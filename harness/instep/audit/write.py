@@ -81,6 +81,10 @@ class Recording:
     num_steps   the initial step count;  overlap: whether a round is launched before the last one's results are known
     selected    whether states are recorded at some events only. A prefix hit is then two forwards, the tokens from the
                 cache and the others, so that an audit knows where the cached state was continued
+    rank, ranks, run  of a tensor-parallel engine: every rank has a recording, and they lie next to each other in
+                `directory`. run is a word that all ranks share, such as the time at which rank 0 began
+    shards      name -> [heads, width] of each segment, for "conv" and "state", of the whole model: states of a rank are
+                its parts. None: as SGLang and vLLM split q, k and v
     """
 
     def __init__(
@@ -88,10 +92,13 @@ class Recording:
         dtype: str = "float32", state: str = "float32", rounds: dict[str, str] | None = None,
         products: dict[str, dict[str, Any]] | None = None, layout: str = "KV",
         controller: dict[str, Any] | None = None, num_steps: int | None = None, overlap: bool = False,
-        selected: bool = False,
+        selected: bool = False, rank: int | None = None, ranks: int | None = None, run: str | None = None,
+        shards: dict[str, list[list[int]]] | None = None,
     ) -> None:
         self._selected = selected
-        self.directory = Path(directory)
+        if (rank is None) != (ranks is None) or (rank is None) != (run is None):
+            raise ValueError("rank, ranks and run belong together: a recording has all of them, or none")
+        self.directory = Path(directory) if rank is None else Path(directory) / f"rank-{rank}"
         (self.directory / "tensors").mkdir(parents=True)
         known, config = None if model is None else str(model), None
         if model is not None and os.path.isdir(model):
@@ -100,7 +107,7 @@ class Recording:
             "schema": SCHEMA, "engine": engine, "weights": known, "config": config, "dtype": dtype, "state": state,
             "rounds": rounds or {}, "products": products or {}, "layout": layout, "shows": [], "controller": controller,
             "num_steps": num_steps, "overlap": overlap,
-        }
+        } | ({} if rank is None else {"rank": rank, "ranks": ranks, "run": run, "shards": shards or {}})
         self._lock, self._opened = threading.RLock(), dict[str, int]()
         self._state()
         self._sha256, self._events, self._steps = hashlib.sha256(), 0, num_steps
