@@ -59,6 +59,10 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   for one in triton invariant; do
     replay ranks-native-$one --ops $one --ranks 2 --dtype bfloat16 --graphs &
   done
+  of coins replay faults/coins --graphs &
+  of transfer replay faults/transfer --graphs &
+  of stages replay adaptive --stages 3 --micro-batches 2 --graphs --dtype bfloat16 &
+  of stages-caps replay faults/caps --stages 3 --micro-batches 2 --graphs --overlap &
   of ranks replay adaptive --ranks 2 --graphs --overlap --dtype bfloat16 &
   of ranks-invariant replay adaptive --ranks 2 --graphs --ops invariant --until 40 &
   of ranks-prompts replay faults/prompts --ranks 2 --graphs --prompt-graphs 16,64 &
