@@ -28,6 +28,8 @@ from support.independent.op_agreement import agree
 from support.running.covering import few
 from support.worlds.fake_kernels import Kernels
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 PLAIN, FAKE = load("plain"), Kernels()
 OF_WINDOWS = frozenset(Tier) - {Tier.DIRECTED}  # T2d compares states, not conv windows
 
@@ -79,7 +81,6 @@ def judged(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-@pytest.mark.slow
 @few(2)
 @pytest.mark.parametrize(("ops", "widest", "strategy", "chunks"), [
     (pooled(), 4, "rerun", True), (pooled(strided=True), 4, "snapshot", True),
@@ -121,7 +122,6 @@ def _unshared(call: ConvLaunch) -> None:
 
 
 @few(4)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "kind", "component", "says"), [
     (pooled(_then(lambda call: call.pool[2].fill_(1))), "forward", "conv", "changed in conv slot 2"),
     (pooled(_then(_unshared)), "forward", "mixed", "wrote after the last of the"),
@@ -138,19 +138,16 @@ def test_wrong_kernel_is_found_and_named(ops: Ops, kind: str, component: str, sa
     assert (found.kind, found.place.component) == (kind, component) and says in found.diagnosis, found
 
 
-@pytest.mark.slow
 def test_kernel_without_a_window_is_reported_as_not_judged(judged: Callable[..., Any]) -> None:
     said = [line for line in exercised(judged(dense(), {Tier.IDENTITY})) if line.startswith("conv.window")]
     assert len(said) == 1 and "never with more than one row of a sequence; windows have up to 4" in said[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CONV, ids=str)
 def test_dense_conv_obeys_the_contract(case: Case) -> None:
     assert agree(case, serve(PLAIN, case), serve(dense(), case)) == []
 
 
-@pytest.mark.slow
 def test_widened_windows_are_refused(judged: Callable[..., Any]) -> None:
     with pytest.raises(Unsupported, match="--conv windows"):
         judged(pooled(), conv="widened")

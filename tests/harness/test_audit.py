@@ -37,6 +37,8 @@ from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 right = recording()
 
 
@@ -63,7 +65,6 @@ def first(found: Audit) -> tuple:
 # right ones
 
 
-@pytest.mark.slow
 def test_a_right_recording_agrees_at_every_level(right: Path) -> None:
     found = audit(right, TINY)
     assert found.exit is Exit.AGREED, found.verdict.findings
@@ -76,7 +77,6 @@ def test_a_right_recording_agrees_at_every_level(right: Path) -> None:
     assert found.digest == found.recorded.weights is not None and not found.recorded.notes
 
 
-@pytest.mark.slow
 def test_states_in_the_other_layout_are_read(tmp_path: Path) -> None:
     made = recorded(tmp_path / "vk", layout="VK", tokens=4, prompts={"a": PROMPTS["a"]})
     found = audit(made, TINY)
@@ -86,7 +86,6 @@ def test_states_in_the_other_layout_are_read(tmp_path: Path) -> None:
         audit(made, TINY)
 
 
-@pytest.mark.slow
 def test_a_plain_file_of_prompts_and_answers_is_audited(
     spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner
 ) -> None:
@@ -117,7 +116,6 @@ def test_a_correct_engine_is_not_accused_in_any_width(tmp_path: Path, dtype: str
 # what is wrong
 
 
-@pytest.mark.slow
 def test_every_wrong_token_is_named(spoken: list[dict[str, Any]], tmp_path: Path, instep: Runner) -> None:
     tokens = list(spoken[1]["tokens"])
     tokens[2], tokens[-1] = (tokens[2] + 1) % 256, (tokens[-1] + 1) % 256
@@ -151,7 +149,6 @@ def window(recording: Path, accepted: int) -> tuple[int, dict, list[int]]:
     raise AssertionError("no such window")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("accepted", "path", "check", "says"), [
     (3, lambda drafts, path: path | {"bonus": (path["bonus"] + 1) % 256}, "tokens", "bonus is"),
     (3, lambda drafts, path: {"nodes": [1], "bonus": drafts[1]}, "counts",
@@ -169,7 +166,6 @@ def test_a_wrong_window_is_named_at_its_commit(copy: Path, accepted: int, path: 
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("event", "name", "change", "tier", "says"), [
     (9, "logits.a", lambda x, r: x.roll(1, 0), Tier.PROPAGATED, "relative error"),
     (9, "final.a", lambda x, r: x * 1.001, Tier.PROPAGATED, "relative error"),
@@ -192,7 +188,6 @@ def test_a_wrong_recorded_tensor_is_named_at_its_event(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
 @pytest.mark.parametrize(("event", "name"), [
     (3, "state.b.1"), (9, "logits.a"), (3, "logits.a"), (6, "final.a"), (7, "conv.a.2"), (2, "state.a.0")])
@@ -230,7 +225,6 @@ def _memory_of(recording: Path, event: int, layers: int) -> None:
 
 
 @few(3)
-@pytest.mark.slow
 @pytest.mark.parametrize(("change", "says"), [
     (lambda r: None, ""), (lambda r: _memory_of(r, 7, 3), ""),
     (lambda r: tensors(r, 10, "state.a.1", lambda x: shown(r, 10)["state.b.1"]), 'holds the state of request "b"'),
@@ -267,7 +261,6 @@ def test_a_window_is_cut_only_where_its_request_ends(brief: Path, tmp_path: Path
     assert (one.check, one.event, one.request) == ("counts", 10, "a")
 
 
-@pytest.mark.slow
 def test_the_first_located_finding_is_printed_first(brief: Path, tmp_path: Path, instep: Runner) -> None:
     """A wrong token at event 10 follows a wrong state at event 7, and too many ties have no place."""
     made = Path(shutil.copytree(brief, tmp_path / "r"))
@@ -303,7 +296,6 @@ def drafted_otherwise(
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "exit", "place"), [
     (None, Exit.AGREED, ""), ("drafting", Exit.AGREED, ""), ("slipping", Exit.DIVERGED, "chain.1 pick"),
     ("watching_no_copies", Exit.AGREED, ""),
@@ -317,7 +309,6 @@ def test_windows_of_different_widths_are_judged(
     assert found.exit is exit and (not place or str(first.place) == place), first
 
 
-@pytest.mark.slow
 def test_a_watched_request_that_left_raises_no_alarm(brief: Path, tmp_path: Path) -> None:
     made = drafted_otherwise(brief, tmp_path / "r", (3, 3), (1, 3), parents=[[0, 0, 1], [0, 1, 2]])
     verdict = agreed(led(made, "watching_no_copies"))
@@ -332,7 +323,6 @@ def led(recording: Path, engine: str) -> Verdict:
     return Replay(trace, Setting(engine=f"support.wrong.engines:{engine}"), checkpoint=TINY).run().verdict
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("last", "left_out"), [(10, True), (12, False)])
 def test_events_before_missing_states_are_audited(brief: Path, tmp_path: Path, last: int, left_out: bool) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
@@ -345,7 +335,6 @@ def test_events_before_missing_states_are_audited(brief: Path, tmp_path: Path, l
     assert any("its states come after it" in note for note in found.recorded.notes) == left_out
 
 
-@pytest.mark.slow
 def test_states_of_layers_without_states_are_ignored(brief: Path, tmp_path: Path) -> None:
     made = Path(shutil.copytree(brief, tmp_path / "r"))
     more = {f"{name}.a.3": torch.zeros(2) for name in ("conv", "state")}
@@ -460,7 +449,6 @@ def test_a_model_too_large_for_levels_2_and_3_is_refused_at_once(
     assert instep("audit", copy, "--model", TINY, "--level", 1).code == 0
 
 
-@pytest.mark.slow
 def test_checks_that_compared_nothing_are_listed_by_reason(
     brief: Path, instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +477,6 @@ def test_events_that_cannot_be_replayed_are_refused_at_once(copy: Path, monkeypa
         audit(copy, TINY)
 
 
-@pytest.mark.slow
 def test_a_cut_recording_is_read_up_to_the_cut(copy: Path, instep: Runner) -> None:
     text = (copy / "events.jsonl").read_bytes()
     (copy / "events.jsonl").write_bytes(text[: text.index(b"\n", len(text) // 2) + 9])

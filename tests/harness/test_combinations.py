@@ -59,6 +59,8 @@ from support.running.covering import (
     met,
 )
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 
 @pytest.fixture(scope="module")
 def trace_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Row], Trace]:
@@ -121,7 +123,6 @@ class Looking:
 
 
 @few(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("row", pairwise(), ids=words)
 def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     seen, replayed = Looking(), played(row, trace_of(row))
@@ -144,7 +145,6 @@ def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     assert (setup.drafter, setup.overlap, setup.graphs) == (row["drafter"], row["overlap"], row["graphs"])
 
 
-@pytest.mark.slow
 def test_the_whole_product_is_refused_exactly_where_predicted(tmp_path: Path) -> None:
     ops, steps = load("plain"), POLICY.num_steps
     block = Checkpoint.open(write_block(write(tmp_path)), "block").config.block
@@ -198,7 +198,6 @@ def begun(name: str) -> Trace:
     return replace(whole, events=whole.events[:most])
 
 
-@pytest.mark.slow
 def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
     every = every_trace()
     found = {name: met(trace) for name, trace in every.items()}
@@ -210,7 +209,6 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
         assert few[name] - others, f"{name} meets nothing that another one of the few does not meet"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ops"), [
     pytest.param(name, ops, marks=WHOLE if ops == "ledger" else ())
     for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS) for ops in ("plain", "ledger")

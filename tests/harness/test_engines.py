@@ -44,6 +44,8 @@ from support.running.planting import begun
 from support.running.verdicts import agreed
 from support.wrong import engines
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 TRACES = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults"
 SMALL = ("kept", "accepted", "short", "arriving", "drawn", "refused")
 
@@ -56,7 +58,6 @@ def replayed(name: str, trace: str = "kept", layers: int = 2, *, until: int | No
     return diagnose(Replay(told, Setting(engine=f"support.wrong.engines:{name}", **setting)), until=until)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["right", "keeping"])
 def test_a_right_engine_agrees_in_every_tier_that_it_shows(name: str) -> None:
     verdict = agreed(replayed(name))
@@ -66,7 +67,6 @@ def test_a_right_engine_agrees_in_every_tier_that_it_shows(name: str) -> None:
     assert {c.place.component for c in judged[Tier.PROPAGATED]} >= {"conv", "state", "final", "logits"}
 
 
-@pytest.mark.slow
 def test_engine_without_refuses_gets_no_illegal_events() -> None:
     outcome = replayed("right", "refused")
     assert outcome.verdict.exit is Exit.AGREED
@@ -76,7 +76,6 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
 
 
 @few(6)
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "event", "kind", "place", "says"), [
     ("no_rollback", 6, "commit", "trunk layer 0 conv", "holds the window after 3 tokens; 2 tokens were accepted"),
     ("no_rollback", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 tokens were accepted"),
@@ -132,7 +131,6 @@ def test_memory_added_to_the_contract_later_is_not_called_right(monkeypatch: pyt
     assert locate(replay, outcome).says.endswith(f"; ring {HIDDEN}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mute", "junk"])
 def test_engine_that_shows_nothing_is_inconclusive(name: str) -> None:
     verdict = replayed(name, until=RESUMED).verdict
@@ -146,7 +144,6 @@ def test_callbacks_that_showed_no_place_are_reported_as_not_judged() -> None:
     assert {"watch", "layers"} <= {feed for feed, _ in found.shown.not_judged()}
 
 
-@pytest.mark.slow
 def test_watched_engine_reports_replaced_events() -> None:
     verdict = replayed("watching_no_copies", until=RESUMED).verdict
     assert verdict.exit is Exit.AGREED and any("without save and load" in one.reason for one in verdict.skipped)
@@ -196,12 +193,10 @@ def test_misbehaving_callback_is_the_engines_finding(name: str, says: str) -> No
     assert says in verdict.findings[0].diagnosis, verdict.findings[0].diagnosis
 
 
-@pytest.mark.slow
 def test_answers_are_copied_before_the_engine_overwrites_them() -> None:
     assert replayed("views", until=RESUMED).verdict.exit is Exit.AGREED
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("reordered", "float32"), ("narrow", "bfloat16")])
 @pytest.mark.parametrize("trace", ["kept", "arriving"])
 def test_correct_engine_that_rounds_differently_is_not_accused(name: str, dtype: str, trace: str) -> None:
@@ -209,7 +204,6 @@ def test_correct_engine_that_rounds_differently_is_not_accused(name: str, dtype:
     assert max(c.used for c in verdict.compared if c.tier is Tier.PROPAGATED) < 1
 
 
-@pytest.mark.slow
 def test_components_that_are_not_shown_are_listed(instep: Runner, tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     trace = few_channels("kept", 2).path
@@ -229,7 +223,6 @@ def test_save_that_does_not_copy_is_found() -> None:
     assert "comes back different from what was saved" in first.diagnosis
 
 
-@pytest.mark.slow
 def test_fuzz_finds_what_is_wrong_and_writes_it(instep: Runner, tmp_path: Path) -> None:
     few_channels("short")
     words = ("fuzz", "--engine", "support.wrong.engines:no_rollback", "--examples", 20, "--seed", 1, "--shrink", 0.5,
@@ -239,7 +232,6 @@ def test_fuzz_finds_what_is_wrong_and_writes_it(instep: Runner, tmp_path: Path) 
     assert "--engine support.wrong.engines:no_rollback" in " ".join(ran.out.split())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tier", "component"), [
     ("watching", Tier.DERIVED, "core"), ("layered", Tier.PROPAGATED, "hidden"), ("drafting", Tier.DECISIONS, "pick"),
 ])  # fmt: skip
@@ -277,7 +269,6 @@ def test_request_with_tree_drafts_leaves_the_run_alone() -> None:
     assert engine.shown().unserved and "a" not in asked.made.memory
 
 
-@pytest.mark.slow
 def test_sampling_draws_from_the_engines_logits() -> None:
     verdict = agreed(replayed("right", "drawn"))
     assert not [c for c in verdict.compared if c.check == "draws"], "the harness drew them itself"
@@ -288,7 +279,6 @@ def pooled(name: str, trace: str = "kept") -> Outcome:
     return Replay(few_channels(trace, 2), Setting(engine=f"support.wrong.pooled_engines:{name}")).run()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "checks"), [
     ("slotted", {"identity", "bytes", "bounds", "aliasing", "capacity"}), ("numbered", {"identity"}),
     ("paged", {"identity"}),
@@ -301,7 +291,6 @@ def test_a_right_engine_that_shows_its_memory_agrees(name: str, checks: set[str]
     assert found.shown.has("regions") is (name == "slotted")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "check", "says"), [
     ("stray", "bytes", "changed in state slot"), ("neighbour", "bytes", "changed in state slot"),
     ("silent", "bytes", "changed in conv slot"), ("swapped", "identity", "slots are"),
@@ -368,7 +357,6 @@ RUNS = (Edit("instep_optimized/engine_from_checkpoint.py",
 OPINION = (Edit("instep_optimized/draft_answers.py", "torch.full_like(drafts, NO_OPINION)", "drafts.clone()"),)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("edits", [RUNS, OPINION])
 def test_engine_that_ignores_external_drafts_is_found(
     handed: Trace, plant: Callable[..., None], edits: tuple[Edit, ...]
@@ -378,14 +366,12 @@ def test_engine_that_ignores_external_drafts_is_found(
     assert "own drafts are" in found.diagnosis, found
 
 
-@pytest.mark.slow
 def test_one_trace_serves_both_ways(instep: Runner) -> None:
     """A trace of a head's drafts replayed with the drafts handed in; what the recorder chose is then not compared."""
     told = instep("replay", FAULTS / "several.jsonl", "--ops", "ledger", "--drafter", "external")
     assert told.code == Exit.AGREED, told.out + told.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("who", [{"ops": "support.wrong.subjects:right"}, {"engine": "support.wrong.engines:slipping"}])
 def test_external_engine_receives_the_drafts(who: dict[str, str], handed: Trace) -> None:
     """Its model has no draft head then: one that has `eagle` alone would not serve three MTP layers."""
@@ -414,7 +400,6 @@ def test_invalid_proposer_is_refused_in_one_line(
         make(HOME, PROMPTS, POLICY, tmp_path / "x.jsonl", Setting(dtype="float64", drafter=f"mine_drafter:{name}"))
 
 
-@pytest.mark.slow
 def test_any_callable_proposes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine_drafter.py").write_text(CALLED)
     monkeypatch.syspath_prepend(tmp_path)
@@ -435,7 +420,6 @@ def test_unrecordable_drafter_is_refused(words: tuple[str, ...], says: str, inst
     assert says in said
 
 
-@pytest.mark.slow
 def test_generated_and_read_again(instep: Runner, tmp_path: Path) -> None:
     """A model without a draft head speculates too; the trace of it agrees with another op set."""
     kept = tmp_path / "said.jsonl"
@@ -445,7 +429,6 @@ def test_generated_and_read_again(instep: Runner, tmp_path: Path) -> None:
     assert instep("replay", kept, "--ops", "ledger").code == Exit.AGREED
 
 
-@pytest.mark.slow
 def test_proposer_is_one_round_late_when_rounds_overlap(tmp_path: Path) -> None:
     """The proposer never sees the last forward's tokens, so drafts are right only if all in flight were accepted."""
     asked: list[tuple[int, ...]] = []
@@ -484,7 +467,6 @@ def test_memory_counts_no_draft_kv(instep: Runner) -> None:
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
 def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault: Fault, plant: Callable[..., None]) -> None:
     """The draft head's memory has its own valid range; several layers; supplied blocks.

@@ -45,6 +45,8 @@ from support.running.covering import each_value, few
 from support.running.planting import begun
 from support.running.verdicts import agreed, first_finding
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 MLP = "instep_optimized/ops/plain/mlp.py"
 RANKED = "chances.sort(dim=-1, descending=True, stable=True)"
 HERE = [fault for fault in FAMILIES["experts"] if fault.how.ops == "plain"]  # a kernel is planted in a copy
@@ -79,7 +81,6 @@ def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"dtype": "bfloat16", "strategy": "snapshot", "graphs": True},
 ], ids=str)  # fmt: skip
@@ -107,7 +108,6 @@ def test_experts_that_are_equal_have_equal_scores() -> None:
         torch.testing.assert_close(scores, rows @ router.T)
 
 
-@pytest.mark.slow
 def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
     verdict = agreed(Replay(trace, Setting(dtype="bfloat16", **GIVEN)).run(until=TWICE))
     ties = sum(one.undecided for one in verdict.compared if one.check == Experts.name)
@@ -115,7 +115,6 @@ def test_free_run_is_skipped_when_rounding_reroutes_a_row(trace: Trace) -> None:
     assert max(one.used for one in verdict.compared if one.check == "own_inputs") < 0.5
 
 
-@pytest.mark.slow
 def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any) -> None:
     """An error of 1e-4 in one expert is found in every event although the router does not decide in every fifth row."""
     plant(Edit(MLP, "answer * share[row, rank, None]", "answer * (1 + 1e-4 * (expert == 4)) * share[row, rank, None]"))
@@ -124,7 +123,6 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 
 
 @few(3)
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
     plant(*fault.edits)
@@ -136,7 +134,6 @@ def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trac
     assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
 
 
-@pytest.mark.slow
 def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path: Path, plant: Any) -> None:
     """`instep faults --checkpoint` records the trace of another family again."""
     fault = by_id()["commit-index-minus-one"]
@@ -161,7 +158,6 @@ def test_a_tie_is_a_choice_that_the_scores_hardly_decide() -> None:
     assert not found.ties(found.chosen(), torch.tensor(1.0), torch.float32).any(), "the same choice is no tie"
 
 
-@pytest.mark.slow
 def test_expert_choices_are_recorded_and_forced() -> None:
     scores = torch.randn(5, CONFIG.experts, generator=torch.Generator().manual_seed(0))
     with Routes(CONFIG) as noted:
@@ -194,7 +190,6 @@ APART = replace(row_by_row(load("plain")), name="apart", moe=partial(apart, by_a
 ARRIVING = replace(APART, name="arriving", moe=partial(apart, by_arrival=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["APART", "ARRIVING"])
 def test_expert_order_that_depends_on_other_rows_is_found(small: Trace, ops: str) -> None:
     """No run by itself is wrong: both orders are sums of the same terms."""
@@ -206,7 +201,6 @@ def test_expert_order_that_depends_on_other_rows_is_found(small: Trace, ops: str
     assert ops == "APART" or found.verdict.findings[0].place.component == "mlp"
 
 
-@pytest.mark.slow
 def test_rows_per_expert_may_differ_with_other_rejected_drafts(trace: Trace) -> None:
     """`plain` multiplies the rows of an expert together, and torch sums two rows in another order than three."""
     brief = replace(trace, events=trace.events[:12])  # two rounds, and what reads the second one
@@ -220,7 +214,6 @@ width_one = recording(brief(), linear_conv_kernel_dim=1)
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), each_value(STRATEGIES, CONV_FORMS))
 def test_every_strategy_agrees_and_the_empty_window_is_not_counted(width_one: Trace, strategy: str, conv: str) -> None:
     """To a commit of two; labels tell where every row is up to the end. Drafts are given: their head has no conv."""
@@ -233,7 +226,6 @@ def test_every_strategy_agrees_and_the_empty_window_is_not_counted(width_one: Tr
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "conv", "until"), [
     ("ledger", "windows", None), ("ledger", "widened", None), ("triton", "widened", 16),  # kernels: to a commit of two
 ])  # fmt: skip
@@ -243,7 +235,6 @@ def test_labels_and_kernels_agree(width_one: Trace, ops: str, conv: str, until: 
     assert ran.exit is Exit.AGREED and ran.events == len(width_one.events[:until]) + bool(until), ran.findings[:2]
 
 
-@pytest.mark.slow
 def test_engine_that_still_keeps_inputs_is_found(width_one: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     def state(self: OptimizedEngine, request: str) -> RequestState:
         told = right(self, request)

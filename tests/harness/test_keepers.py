@@ -25,6 +25,8 @@ from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, each_value, few
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 pytest_plugins = ["pytester"]
 TOP = Path(__file__).resolve().parents[2]
 PAGE = "".join((TOP / "docs" / f"keepers{name}.md").read_text() for name in ("", "-contract", "-fold"))
@@ -69,7 +71,6 @@ def typed(options: dict[str, str]) -> list[str]:
 # The page
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "op"), [("mine", "scatter"), ("folded", "fold")])
 def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
     name: str, op: str, write: Write, instep: Runner, tmp_path: Path
@@ -84,7 +85,6 @@ def test_the_files_of_the_page_agree_in_all_tiers_and_their_op_is_counted(
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new", "says"), [edit[:3] for edit in BROKEN], ids=[edit[1][:40] for edit in BROKEN])
 def test_every_break_on_the_page_is_found_where_it_says(
     old: str, new: str, says: str, write: Write, instep: Runner
@@ -96,7 +96,6 @@ def test_every_break_on_the_page_is_found_where_it_says(
     assert ran.code == 1 and all(part in ran.out for part in (says, *more)), ran.out
 
 
-@pytest.mark.slow
 def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner) -> None:
     assert len(BROKEN) == 5 and all(len(edit) > 3 for edit in BROKEN)
     words = typed({**write("mine", BROKEN[0][:2]), "conv": "windows"})
@@ -108,7 +107,6 @@ def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner
 # All of it, in an engine and in labels
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [
     pytest.param("mine", {"graphs": True}, marks=WHOLE), ("mine", {"layout": "KV", "overlap": True}),
     pytest.param("folded", {}, marks=WHOLE),
@@ -120,7 +118,6 @@ def test_it_agrees_through_preemption_abort_reload_and_step_counts(
     agreed(Replay(trace, Setting(**write(name), **options, drafter="external")).run(), events=len(trace.events))
 
 
-@pytest.mark.slow
 def test_any_op_set_serves_with_a_strategy_of_a_file_and_labels_show_its_address(write: Write, trace: Trace) -> None:
     named = {"ops": "ledger", "strategy": "mine:STATES", "conv": "mine:WINDOWS", "drafter": "external"}
     write("mine")
@@ -142,7 +139,6 @@ OPS = replace(OPS, own={"scatter": late})
 """
 
 
-@pytest.mark.slow
 def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, instep: Runner) -> None:
     """The op set replaces the strategy's form of an op by a kernel, which is wrong."""
     last = TEXTS["mine"].splitlines()[-1]
@@ -155,7 +151,6 @@ def test_an_op_of_a_strategy_is_swapped_and_named_as_the_cause(write: Write, ins
     assert "'scatter'" not in complaint(instep("replay", *words, "--swap", "gather=plain"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "says"), [
     ("accepted.slots * 0", "slot 0, which is reserved"), ("accepted.slots + 99", "there are"),
     ("accepted.slots.int()", "not int64"),
@@ -189,7 +184,6 @@ def test_every_command_knows_it_by_the_same_name(write: Write, instep: Runner, t
     assert ran.code == 0 and ran.out.count("agrees:") == 5, "every strategy, its own too"
 
 
-@pytest.mark.slow
 def test_the_plugin_knows_it(write: Write, pytester: pytest.Pytester) -> None:
     named = write("mine", BROKEN[0][:2])
     words = [f"--instep-{name}={value}" for name, value in named.items()]
@@ -277,7 +271,6 @@ FALLEN = {
 
 
 @few(4)
-@pytest.mark.slow
 @pytest.mark.parametrize(("method", "command"), each_value(FALLEN, (
     ("replay", "--no-ladder"), ("relations", "strategies", "unseen"), ("streams", "--level", "op"),
 )), ids=lambda words: words if isinstance(words, str) else words[0])  # fmt: skip
@@ -319,7 +312,6 @@ HELPERS = '''
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("what", WIDER)
 def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Write, longer: Trace) -> None:
     edit, region = WIDER[what]
@@ -328,7 +320,6 @@ def test_a_verify_that_writes_more_is_found_at_the_verify(what: str, write: Writ
     assert first.kind == "forward" and first.check in ("bytes", "tails") and region in first.diagnosis, first
 
 
-@pytest.mark.slow
 def test_undeclared_pool_is_compared_whole_and_reported(write: Write, trace: Trace) -> None:
     plain = "snapshots(cls.component, config, sizes)"
     setting = Setting(**write("mine", (plain, f"replace({plain}, means=None)")), drafter="external")
@@ -336,7 +327,6 @@ def test_undeclared_pool_is_compared_whole_and_reported(write: Write, trace: Tra
     assert any("snapshot_state" in one.reason and "as a whole" in one.reason for one in verdict.skipped)
 
 
-@pytest.mark.slow
 def test_commit_may_clear_rows_that_its_table_names(write: Write, trace: Trace) -> None:
     kept, clears = "snapshots(cls.component, config, sizes)", "kept[accepted.rows] *= 0\n    def peek"
     edits = [(kept, f"replace({kept}, means=None)"), ("\n    def peek", f"            {clears}")]
@@ -348,7 +338,6 @@ def test_commit_may_clear_rows_that_its_table_names(write: Write, trace: Trace) 
     assert Replay(trace, Setting(**told, drafter="external")).run(tiers=EXACT).verdict.exit is Exit.AGREED
 
 
-@pytest.mark.slow
 def test_message_names_the_op_that_wrote_the_pool(write: Write) -> None:
     replay = Replay(few_channels(RAGGED, 2), Setting(**write("mine", BROKEN[-2][:2])))
     located = locate(replay, replay.run())

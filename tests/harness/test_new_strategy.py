@@ -14,6 +14,8 @@ from instep_optimized import commit
 from support.inputs.new_strategy import PUT_BY, PutBy
 from support.inputs.traces import brief, recorded
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 
 @pytest.fixture
 def trace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Trace:
@@ -25,13 +27,11 @@ def found(trace: Trace, ops: str) -> list[Comparison]:
     return Replay(trace, Setting(ops, strategy="put_by", drafter="external")).run().verdict.findings
 
 
-@pytest.mark.slow
 def test_it_agrees_and_its_positions_are_looked_at(trace: Trace) -> None:
     verdict = Replay(trace, Setting("plain", strategy="put_by", drafter="external")).run().verdict
     assert verdict.exit is Exit.AGREED and not [one for one in verdict.skipped if one.check == "tails"]
 
 
-@pytest.mark.slow
 def test_column_after_a_window_is_named(trace: Trace) -> None:
     said = [one.diagnosis for one in found(trace, "support.wrong.ops:ONE_COLUMN_MORE") if one.check == "tails"]
     assert said[0] == ("put_by row 0 changed at position 2; this event writes only positions 0 to 1 "

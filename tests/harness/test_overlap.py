@@ -27,6 +27,8 @@ from support.running.command import Runner
 from support.running.covering import few
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 ROUNDS = policy(
     arrivals=(Arrival("a", "few", max_new=11), Arrival("b", "one", max_new=7)), deeds=(), num_steps=3,
     steps=(Steps(2, 1), Steps(4, 3)), accept=(0, 1, 0, 2),
@@ -37,7 +39,6 @@ trace = recording(ROUNDS)
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["snapshot", "columns", "rerun", "lazy_rerun"])
 def test_pages_of_the_worst_case_are_predicted(trace: Trace, strategy: str) -> None:
     setting = Setting("ledger", strategy=strategy, overlap=True)
@@ -57,7 +58,6 @@ def test_the_prediction_differs_from_that_of_waiting_rounds(trace: Trace) -> Non
     assert more
 
 
-@pytest.mark.slow
 def test_rules_of_waiting_rounds_see_that_they_overlap(trace: Trace) -> None:
     participants = replace(participants_of(Replay(trace, Setting("ledger", overlap=True)).plan), overlap=False)
     lockstep, off = Lockstep(trace, participants), []
@@ -93,7 +93,6 @@ def test_reading_a_length_does_not_update_the_reservation() -> None:
     assert (length.exact, length.most) == (7, 7)
 
 
-@pytest.mark.slow
 def test_event_that_fits_only_by_exact_lengths_is_served(tmp_path: Path) -> None:
     """The worst case has no room: both the rules and the engine go by exact lengths."""
     loose = recorded(tmp_path / "loose", ROUNDS)
@@ -112,7 +111,6 @@ def served(trace: Trace) -> bool:
     return run.verdict.exit is Exit.AGREED
 
 
-@pytest.mark.slow
 def test_request_near_its_limit_uses_exact_lengths(tmp_path: Path) -> None:
     """The worst case of the last round is more than a request may have; its exact length is not."""
     rejected = msgspec.structs.replace(ROUNDS, accept=(0,))
@@ -131,7 +129,6 @@ def test_request_near_its_limit_uses_exact_lengths(tmp_path: Path) -> None:
     assert served(tight)
 
 
-@pytest.mark.slow
 def test_request_ends_one_round_late_with_a_note(instep: Runner, tmp_path: Path) -> None:
     """As a user records it."""
     model = write(tmp_path / "model", vocab_size=VOCAB, num_hidden_layers=2, full_attention_interval=2)

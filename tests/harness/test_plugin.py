@@ -27,6 +27,8 @@ from support.running import processes
 from support.running.command import Ran
 from support.running.golden import Golden
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 TOP = Path(__file__).resolve().parents[2]
 ROOTS = ":".join(str(TOP / root) for root in ("reference", "optimized", "harness"))
 # Plugins that an inner session does not need; the last of them collects garbage, twice a session.
@@ -116,7 +118,6 @@ def test_options_are_followed_and_what_is_found_is_printed(home: Path, kind: str
     assert done.code == code and all(part in said for part in says) and hides not in said, said
 
 
-@pytest.mark.slow
 def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
     both = session(home, "test_own.py", "--instep-traces=traces/short.jsonl", "--instep-ops", "ledger", "-v")
     assert "2 passed" in both.out and "test_own.py::test_own" in both.out, both.out + both.err
@@ -126,7 +127,6 @@ def test_other_paths_and_settings_add_to_each_other(home: Path) -> None:
     assert "1 passed" in session(home).out
 
 
-@pytest.mark.slow
 def test_failure_prints_the_message_without_a_stack(home: Path, tmp_path: Path, golden: Golden) -> None:
     folder = planted(tmp_path / "planted", OFF_BY_ONE)
     done = session(home, "--instep-traces", "traces", "--instep-ops", "ledger", "-q", "-rN", roots=str(folder))
@@ -135,7 +135,6 @@ def test_failure_prints_the_message_without_a_stack(home: Path, tmp_path: Path, 
     golden("plugin-failure", done.out, r"\d+\.\d+s")
 
 
-@pytest.mark.slow
 def test_run_that_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
     looks = "return (Identity(), Grown(), Labels(), Bytes(), *structure())"
     blind = Edit("instep/checks/__init__.py", looks, "return ()")
@@ -144,7 +143,6 @@ def test_run_that_compares_nothing_fails(home: Path, tmp_path: Path) -> None:
     assert done.code == 1 and "INCONCLUSIVE" in done.out, done.out + done.err
 
 
-@pytest.mark.slow
 def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl"
     cut.write_bytes(b"".join((home / "traces" / "short.jsonl").read_bytes().splitlines(keepends=True)[:3]))
@@ -153,7 +151,6 @@ def test_bad_input_is_one_line(home: Path, tmp_path: Path) -> None:
     assert "the trace was cut" in done.out
 
 
-@pytest.mark.slow
 def test_ini_options_apply_unless_a_path_is_named(home: Path) -> None:
     (home / "set.ini").write_text("[pytest]\ninstep_traces = traces\ninstep_ops = ledger\ninstep_checkpoint = model\n")
     (home / "set.toml").write_text('[tool.pytest.ini_options]\ninstep_traces = ["traces"]\ninstep_ops = ["ledger"]\n')
@@ -167,7 +164,6 @@ def test_ini_options_apply_unless_a_path_is_named(home: Path) -> None:
     assert nowhere.code == 4 and "elsewhere does not exist" in nowhere.err
 
 
-@pytest.mark.slow
 def test_printed_name_of_an_item_runs_it(home: Path) -> None:
     named = "instep_optimized.ops.ledger_label_ops:LEDGER"
     root = "--rootdir=."  # names are relative to it
@@ -182,7 +178,6 @@ def test_printed_name_of_an_item_runs_it(home: Path) -> None:
     assert "1 passed" in plan.out and "short.jsonl::plan PASSED" in plan.out, plan.out + plan.err
 
 
-@pytest.mark.slow
 def test_printed_name_runs_a_trace_outside_the_root_folder(home: Path) -> None:
     (home / "root").mkdir()
     listed = session(home / "root", "--rootdir=.", "--instep-traces=../traces", "--instep-ops=ledger", "-q", "--co")
@@ -191,14 +186,12 @@ def test_printed_name_runs_a_trace_outside_the_root_folder(home: Path) -> None:
     assert "1 passed" in again.out and f"{node} PASSED" in again.out, again.out + again.err
 
 
-@pytest.mark.slow
 def test_jsonl_file_of_another_plugin_is_no_trace(home: Path, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"schema": 1, "level": "info"}\n')
     done = session(home, str(tmp_path / "log.jsonl"), "test_own.py")
     assert "instep" not in done.out + done.err and "1 failed" not in done.out, done.out
 
 
-@pytest.mark.slow
 def test_configuration_of_another_root_folder_is_a_warning(home: Path, tmp_path: Path) -> None:
     """pytest's rule: the root is the common parent folder with an ini file of all words on the command line.
 
@@ -243,7 +236,6 @@ def test_options_have_the_names_of_the_commands_options(home: Path) -> None:
     assert set(re.findall(r"^ *instep_(\w+) \(", said, re.M)) >= {*OPTIONS}
 
 
-@pytest.mark.slow
 def test_failure_writes_a_folder_junit_properties_and_a_summary(home: Path, tmp_path: Path) -> None:
     """A trace and a test with the fixture, in one session; -m selects one of them."""
     (home / "test_fixture.py").write_text(
@@ -301,7 +293,6 @@ def test_fixture_uses_the_model_of_the_session(home: Path, tmp_path: Path) -> No
     assert done.code == 0 and "1 passed" in done.out, done.out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["leger", "test_own:NOTHING"])
 def test_unknown_op_set_is_one_usage_error_before_any_run(home: Path, ops: str) -> None:
     shutil.copy(home / "traces" / "short.jsonl", home / "traces" / "second.jsonl")

@@ -23,6 +23,8 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import same_events
 from support.running.covering import WHOLE, few
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 GRAPHS = {"graphs": True, "prompt_graphs": "16,64"}
 TWO_FORWARDS = 6  # the last event of the first round: forwards of 1 and of 16 rows
 
@@ -42,7 +44,6 @@ def test_trace_fills_graphs_to_the_end_in_part_and_not_at_all(prompts: Trace) ->
     assert 16 in rows and any(1 < one < 16 or 16 < one < 64 for one in rows)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "setting", "replays"), [
     ("ledger", {"strategy": "columns"}, 7), pytest.param("plain", {"overlap": True}, 7, marks=WHOLE),
     pytest.param("plain", {"prompt_graphs": "16", "strategy": "snapshot", "conv": "widened"}, 3, marks=WHOLE),
@@ -61,7 +62,6 @@ def test_every_forward_that_fits_is_replayed(
 
 
 @WHOLE
-@pytest.mark.slow
 def test_other_traces_agree_in_graphs_of_prompts(prompts: Trace) -> None:
     """Trees next to prompts, and several MTP layers with shared prefixes."""
     for name, until in (("trees", 12), ("faults/shared", 12)):
@@ -71,7 +71,6 @@ def test_other_traces_agree_in_graphs_of_prompts(prompts: Trace) -> None:
 
 
 @WHOLE
-@pytest.mark.slow
 def test_run_without_a_replay_is_no_pass(prompts: Trace) -> None:
     outcome = replayed(prompts, until=TWO_FORWARDS, prompt_graphs="16")
     assert outcome.verdict.exit is Exit.AGREED and outcome.verdict.replayed == 2
@@ -104,7 +103,6 @@ def test_sizes_are_sorted_and_printed() -> None:
     assert " ".join(setting.words()) == "--ops plain --graphs --prompt-graphs 64, 16,16"
 
 
-@pytest.mark.slow
 def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
     prompts: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +138,6 @@ NAMED = {  # a planted fault, and what the first finding says
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", NAMED)
 def test_first_finding_names_the_fault(prompts: Trace, fault: str, plant: Callable[..., None]) -> None:
     plant(*by_id()[fault].edits)
@@ -149,7 +146,6 @@ def test_first_finding_names_the_fault(prompts: Trace, fault: str, plant: Callab
 
 
 @WHOLE
-@pytest.mark.slow
 def test_wider_bucket_than_needed_is_found(
     prompts: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,7 +160,6 @@ def test_wider_bucket_than_needed_is_found(
 
 
 @WHOLE
-@pytest.mark.slow
 def test_kept_copy_in_memory_of_graphs_is_found_before_it_is_overwritten(
     prompts: Trace, plant: Callable[..., None]
 ) -> None:

@@ -32,6 +32,8 @@ from support.running.covering import each_value, few
 from support.running.planting import planted_here
 from support.running.recorded_calls import calls_of
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 # A chunk next to a window, a request that loads a prefix, a plain step.
 small = recording(first(3))
 
@@ -69,7 +71,6 @@ def same(left: list[Side], right: list[Side]) -> bool:
     return all(plain(a) == plain(b) and all(map(torch.equal, tensors_of(a), tensors_of(b))) for a, b in both)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "dtype"), each_value((None, 0, 1), ("float32", "bfloat16")))
 def test_cached_events_equal_computed_ones_at_any_fork(
     dtype: str, draw: int | None, small: Trace, shelf: Shelf[Served], computed: list[Any]
@@ -116,7 +117,6 @@ def test_another_run_reads_nothing(what: str, small: Trace, shelf: Shelf[Served]
     assert len(shelf._kept) == 9
 
 
-@pytest.mark.slow
 def test_a_replay_agrees_with_itself_and_computes_the_reference_once(small: Trace, computed: list[Any]) -> None:
     first = Replay(small, Setting("plain")).run()
     forwards = len(computed)
@@ -150,7 +150,6 @@ def test_cache_is_bounded_and_keeps_the_start_of_a_run(monkeypatch: pytest.Monke
     assert shelf.size == 0 and shelf.get(b"1") is None
 
 
-@pytest.mark.slow
 def test_the_memory_of_a_replay_that_is_kept_is_counted_byte_for_byte(small: Trace, shelf: Shelf[Served]) -> None:
     Replay(small, Setting("plain")).run()
     tensors = [tensor for served, _ in shelf._kept.values() for tensor in tensors_of(served)]
@@ -167,7 +166,6 @@ def test_a_fault_planted_in_the_reference_reads_nothing(small: Trace) -> None:
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_layer_on_the_same_bits_is_computed_once(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later draws are unchanged: every number of the verdict is the same."""

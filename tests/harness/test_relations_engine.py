@@ -17,6 +17,8 @@ from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import few
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 RESUMED = 16  # an event after a save, a load and a preemption; later events add nothing new
 
 
@@ -26,7 +28,6 @@ def case(name: str, layers: int = 2, until: int | None = RESUMED) -> Case:
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["engines:right", "engines:keeping", "engines:watching"])
 def test_correct_engine_agrees_in_every_relation_that_applies(name: str) -> None:
     found = {one.relation.name: one for one in held(case(name), relations())}
@@ -41,7 +42,6 @@ def test_correct_engine_agrees_in_every_relation_that_applies(name: str) -> None
         assert not {"length", "root"} & {one.place.component for one in verdict.compared}, "the harness's own words"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("relation", "name", "component"), [
     ("unseen", "engines:disturbed", "conv"), ("slots", "engines:by_slots", "final"),
     ("later_rows", "engines:looks_ahead", "final"),
@@ -58,14 +58,12 @@ def test_relation_detects_its_wrong_engine(relation: str, name: str, component: 
     assert component in {one.place.component for one in found.verdict.findings}, found.verdict.findings[:2]
 
 
-@pytest.mark.slow
 def test_engine_that_shows_nothing_is_inconclusive(instep: Runner) -> None:
     ran = instep("relations", few_channels("kept", 2).path, "later-rows", "unseen",
                  "--engine", "support.wrong.engines:mute")
     assert ran.code == 3 and "shows none of its components" in ran.out
 
 
-@pytest.mark.slow
 def test_table_lists_compared_components_and_replaced_events(instep: Runner, tmp_path: Path) -> None:
     file, trace = tmp_path / "r.json", few_channels("kept", 2).path
     ran = instep("relations", trace, "slots", "later-rows", "--engine", "support.wrong.engines:no_rollback",

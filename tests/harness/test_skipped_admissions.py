@@ -23,6 +23,8 @@ from instep_speed.bench.kinds import rounds
 from support.running.covering import few
 from support.running.recorded_calls import calls_of
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 REQUESTS = 4
 UNTIL = REQUESTS + 3 * rounds.CHECKED  # the prompts follow the admissions
 
@@ -40,7 +42,6 @@ def served() -> Callable[..., Outcome]:
     return run
 
 
-@pytest.mark.slow
 def test_states_are_read_once_after_a_run_of_admissions(
     served: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +56,6 @@ def test_states_are_read_once_after_a_run_of_admissions(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("admissions", [True, False])
 def test_fault_after_admissions_is_found(admissions: bool, served: Callable[..., Outcome]) -> None:
     def gdn(*, inputs: Any, **given: Any) -> torch.Tensor:

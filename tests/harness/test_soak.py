@@ -23,6 +23,8 @@ from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 from support.wrong import subjects
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 LATE = "support.wrong.subjects:LATE"
 
 
@@ -34,7 +36,6 @@ def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: i
     return soaking
 
 
-@pytest.mark.slow
 def test_two_sessions_make_one_sum(instep: Runner, model: Path, tmp_path: Path) -> None:
     file = tmp_path / "soak.json"
     told = ["soak", "--checkpoint", model, "--ops", "ledger", "--stretch", 2, "--json", file]
@@ -72,7 +73,6 @@ def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
     assert instep("soak", "--checkpoint", model, "--minutes", 0).code == Exit.INCONCLUSIVE
 
 
-@pytest.mark.slow
 def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,6 @@ def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
     assert instep("replay", found.trace, "--ops", LATE).code == Exit.AGREED, "without the fault"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("every", [pytest.param(1, marks=WHOLE), 5])
 def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, every: int) -> None:
     """A gated norm that is louder leaves every state right: T2 alone sees it, in the first forward that it judges."""
@@ -105,7 +104,6 @@ def test_ops_are_recomputed_at_regular_events_only(model: Path, tmp_path: Path, 
     assert first != second and first.is_file() and second.is_file(), "a second finding replaces no trace"
 
 
-@pytest.mark.slow
 def test_permanent_memory_of_engines_stays_bounded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +140,6 @@ class Ruled:
         self.rules.apply(event)
 
 
-@pytest.mark.slow
 def test_refused_event_is_followed_by_one_that_frees_room(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,8 @@ from support.running.covering import WHOLE, each_value, few
 from support.running.planting import planted_here
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 ragged = committed("faults/ragged")
 
 
@@ -58,7 +60,6 @@ def test_non_integer_row_is_no_code(number: float) -> None:
     assert decoded(row, 1, 2) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("level", ["model", pytest.param("op", marks=WHOLE)])
 def test_poison_that_is_read_is_a_finding(level: str) -> None:
     fault, trace = by_id()["pending-after-load"], few_channels("leaving", 2)
@@ -113,7 +114,6 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "level"), each_value(STRATEGIES, LEVELS))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
     found = agreed(streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9))
@@ -147,7 +147,6 @@ def right(branching: Trace) -> Callable[[str], Verdict]:
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("file", "old", "new", "strategy", "component"), [one[1:] for one in IN_TREES],
                          ids=[one[0] for one in IN_TREES])  # fmt: skip
 def test_accepted_path_leaves_the_stamps_of_its_nodes(
@@ -167,7 +166,6 @@ def test_accepted_path_leaves_the_stamps_of_its_nodes(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -> None:
     """Chunk boundaries, preemptions and a resume; at the op level also a reload, and slots that are used again."""
@@ -176,7 +174,6 @@ def test_prompts_in_chunks_preemptions_and_loads_keep_their_stamps(level: str) -
     assert found.verdict.exit is Exit.AGREED and found.verdict.events == (17 if level == "model" else found.of)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "level"), [
     pytest.param("float32", "model", marks=WHOLE), ("bfloat16", "op"),
 ])  # fmt: skip
@@ -193,7 +190,6 @@ SAID = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "level"), each_value(SAID, LEVELS))
 def test_misplaced_state_is_named_with_its_owner(
     wrong: tuple[str, str, str], level: str, request: pytest.FixtureRequest
@@ -213,7 +209,6 @@ def test_state_is_exact_in_bits_per_op_and_in_labels_per_model(ragged: Trace) ->
     assert streamed(ragged, setting, "model", until=2).verdict.exit is Exit.AGREED
 
 
-@pytest.mark.slow
 def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
     trace, file = str(few_channels("ragged", 2).path), tmp_path / "found.json"
     told = ["--strategy", "rerun", "--level", "op", "--json", str(file)]
@@ -228,7 +223,6 @@ def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["streams", trace, "--level", "bit"], catch_exceptions=False)
 
 
-@pytest.mark.slow
 def test_streams_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = advances(monkeypatch)
     words = ("--strategy", "snapshot", "--strategy", "rerun", "--level", "op", "--until", 3)

@@ -16,6 +16,8 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 TRACE = "accepted"
 LOUDER = "support.wrong.subjects:LOUDER"  # one percent too much in every gated norm: numeric, from the first prefill on
 STALE = "support.wrong.ops:LATE_AND_LOUD"
@@ -29,7 +31,6 @@ def test_names_are_read_with_commas_and_repeated() -> None:
             tiers_of([wrong])
 
 
-@pytest.mark.slow
 def test_a_numeric_finding_does_not_hide_the_rest() -> None:
     replay = Replay(few_channels(TRACE, 2), Setting(LOUDER))
     whole = replay.run()
@@ -41,7 +42,6 @@ def test_a_numeric_finding_does_not_hide_the_rest() -> None:
     assert exact.left_out == (Tier.DERIVED, Tier.PROPAGATED, Tier.DECISIONS)
 
 
-@pytest.mark.slow
 def test_finding_after_a_numeric_finding_is_found() -> None:
     """Two faults: every gated norm is too loud, and one commit leaves the state where it was."""
     replay = Replay(few_channels(TRACE, 2), Setting(STALE, strategy="snapshot"))
@@ -50,13 +50,11 @@ def test_finding_after_a_numeric_finding_is_found() -> None:
     assert (found.kind, found.place.component) == ("commit", "state"), found
 
 
-@pytest.mark.slow
 def test_exception_is_a_finding_for_any_choice_of_tiers() -> None:
     replay = Replay(few_channels(TRACE, 2), Setting("support.wrong.subjects:refusing"))
     assert replay.run(tiers=[Tier.DECISIONS]).verdict.findings[0].check == "serves"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tier", list(Tier))
 def test_every_tier_runs_alone(tier: Tier, trace: Trace) -> None:
     verdict = Replay(trace, Setting("plain")).run(tiers=[tier], until=6).verdict  # a first commit
@@ -68,7 +66,6 @@ def test_tiers_that_compare_nothing_are_inconclusive(instep: Runner) -> None:
     assert ran.code == 3 and "inconclusive" in ran.out, ran
 
 
-@pytest.mark.slow
 def test_output_lists_the_tiers_that_were_left_out(instep: Runner, tmp_path: Path) -> None:
     trace, file, page = few_channels(TRACE, 2).path, tmp_path / "a.json", tmp_path / "a.html"
     ran = instep("replay", trace, "--ops", "plain", "--tiers", "T0", "--tiers", "T2d,T1", "--json", file,
@@ -87,7 +84,6 @@ def test_run_of_all_tiers_lists_no_omission(instep: Runner) -> None:
     assert "left out" not in ran.out
 
 
-@pytest.mark.slow
 def test_the_ladder_climbs_with_the_same_tiers() -> None:
     """Without them another tier's finding would stay, and nothing would be confirmed."""
     from instep.diagnose import locate

@@ -24,6 +24,8 @@ from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 CANDIDATES = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 3)))
 FOUR = e.Capacity(slots=(4, 1, 6, 3), pages=tuple(range(60, 0, -1)), page_size=4, max_tokens=64)
 OPS = [
@@ -49,7 +51,6 @@ def engine(
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("forced", "ops", "device"), [
     pytest.param(forced, *one.values, id=f"{name}-{one.id}", marks=(*one.marks, *few))
     for forced, name in ((True, "forced"), (False, "free")) for one, few in zip(OPS, (
@@ -63,7 +64,6 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), list(zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)))
 def test_every_strategy_runs_in_graphs(checkpoint: Checkpoint, strategy: str, conv: str) -> None:
     chosen = {"strategy": strategy, "conv": conv}
@@ -88,7 +88,6 @@ def course(subject: Callable[[e.Event], e.Answer | None]) -> None:
         subject(e.Commit(who[::-1]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, ops: str, device: str) -> None:
     both = Twins(*(engine(checkpoint, ops, device, recorder) for recorder in (emulated(device), eagerly)))
@@ -96,7 +95,6 @@ def test_layouts_with_equally_many_rows_are_kept_apart(checkpoint: Checkpoint, o
     assert both.compared > 100_000
 
 
-@pytest.mark.slow
 def test_every_batch_runs_in_the_requested_graphs(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, "ledger", "cpu", batches=(4,))
     both = Twins(subject, engine(checkpoint, "ledger", "cpu", eagerly))
@@ -105,7 +103,6 @@ def test_every_batch_runs_in_the_requested_graphs(checkpoint: Checkpoint) -> Non
     assert subject.graphs.buckets == (4,) and {bucket for _, bucket, _ in subject.graphs._captured} == {4}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_answers_outlive_the_next_replays(checkpoint: Checkpoint, ops: str, device: str) -> None:
     subject, kept = engine(checkpoint, ops, device, emulated(device)), []
@@ -127,7 +124,6 @@ def tensors(answer: Any) -> Iterator[torch.Tensor]:
         yield from value.values() if isinstance(value, dict) else [value] if isinstance(value, torch.Tensor) else []
 
 
-@pytest.mark.slow
 def test_a_captured_engine_has_changed_no_byte(checkpoint: Checkpoint) -> None:
     one, other = (
         sides.engine(checkpoint, "plain", FOUR, adaptive=CANDIDATES, graphs=graphs) for graphs in (True, False)
@@ -140,7 +136,6 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
-@pytest.mark.slow
 def test_events_without_requests_change_no_byte(checkpoint: Checkpoint) -> None:
     subject = engine(checkpoint, "plain", "cpu", emulated("cpu"))
     course(lambda event: event.on(subject))
@@ -169,7 +164,6 @@ def rounds(subject: OptimizedEngine, plan: Sequence[int]) -> list[Any]:
     return said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), LABELS)
 def test_overlapping_rounds_give_the_answers_of_waiting_ones(checkpoint: Checkpoint, ops: str, device: str) -> None:
     waiting, overlapping = (engine(checkpoint, ops, device, overlap=overlap) for overlap in (False, True))
@@ -181,7 +175,6 @@ def test_overlapping_rounds_give_the_answers_of_waiting_ones(checkpoint: Checkpo
     assert both.compared > 1_000
 
 
-@pytest.mark.slow
 def test_round_starts_before_the_previous_counts_are_known(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from support.inputs.sampling_events import sampled
 from support.running.covering import WHOLE, each_value, few
 from support.worlds.engine_and_reference import WIDE, TwoSides, both_sides, engine, scenario
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 STEPS = (3, 1, 7, 0)  # and back to the first
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 MODELS: dict[str, tuple[Kind, dict[str, Any]]] = {
@@ -55,7 +57,6 @@ def labels(path: Path, model: str, **how: Any) -> TwoSides:
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("model", LABELLED)
 def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) -> None:
     """Through all changes of the step count with one model, through its most and none with the others."""
@@ -65,27 +66,23 @@ def test_every_label_matches_the_reference_ledger(model: str, tmp_path: Path) ->
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "guarded"), each_value(("VK", "KV"), (True, False)))
 def test_labels_do_not_depend_on_layout_guards_or_poison(layout: StateLayout, guarded: bool, tmp_path: Path) -> None:
     both = labels(tmp_path, "two layers", layout=layout, guarded=guarded, poison=7.5)
     assert both.serve(scenario(64, (*STEPS, 3), forced=True)).compared > 10_000
 
 
-@pytest.mark.slow
 def test_labels_agree_with_free_choices(tmp_path: Path) -> None:
     assert labels(tmp_path, "two layers").serve(scenario(64, (*STEPS, 3), forced=False)).compared > 10_000
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("model", COMPUTED)
 def test_engine_agrees_with_the_reference(model: str, tmp_path: Path) -> None:
     both = numbers(tmp_path, model)
     assert both.serve(scenario(64, STEPS if model == "dense" else (3, 0, 1), forced=True)).compared > 10_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", [pytest.param("VK", marks=WHOLE), "KV"])  # all above is VK
 def test_free_choices_agree_in_either_layout(layout: StateLayout, tmp_path: Path) -> None:
     assert numbers(tmp_path, "tied", layout=layout).serve(scenario(64, STEPS, forced=False)).compared > 10_000
@@ -97,7 +94,6 @@ def test_gpu_gives_the_tokens_of_the_reference(model: str, tmp_path: Path) -> No
     assert numbers(tmp_path, model, device="cuda").serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
-@pytest.mark.slow
 def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, "dense", **TWO_LAYERS))
     prompt, wanted = (5, 9, 2, 33), 24
@@ -123,7 +119,6 @@ def test_speculation_gives_the_tokens_of_plain_decoding(tmp_path: Path) -> None:
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "forced", "options"), [
     ("ledger", True, {}), ("plain", False, {}), ("ledger", False, {"graphs": True}),
     pytest.param("plain", True, {"graphs": True, "strategy": "snapshot"}, marks=WHOLE),

@@ -26,6 +26,8 @@ from support.running.covering import WHOLE, few
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import WIDE, both_sides
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 engine = partial(sides.engine, room=ROOM)
 STRATEGIES = ("snapshot", "columns", "rerun", "lazy_rerun")
 
@@ -42,7 +44,6 @@ COVERED = [("snapshot", False), ("columns", True), ("rerun", False), ("rerun", T
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs"), [
     pytest.param(*pair, marks=() if pair in FEW else WHOLE) for pair in COVERED
 ])  # fmt: skip
@@ -52,7 +53,6 @@ def test_every_label_of_a_tree_matches_the_ledger(checkpoint: Checkpoint, strate
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "keeps", "graphs"), [
     ("snapshot", "update", True), ("rerun", "inputs", False), pytest.param("columns", "update", False, marks=WHOLE),
     pytest.param("rerun", "inputs", True, marks=WHOLE), pytest.param("lazy_rerun", "inputs", False, marks=WHOLE),
@@ -70,7 +70,6 @@ def test_labels_of_trees_match_for_strategies_and_own_paths(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "graphs", "head"), [
     ("snapshot", False, 1), ("rerun", True, 0),
     *(pytest.param(*pair, 1, marks=WHOLE) for pair in COVERED[1:]),  # of the same bits as these: the next test
@@ -84,7 +83,6 @@ def test_every_number_of_a_tree_matches_the_reference(
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("activation", "ways"), [
     (torch.float32, WAYS[:2]), (torch.bfloat16, WAYS[2:]),
     *(pytest.param(activation, WAYS, marks=WHOLE) for activation in (torch.float32, torch.bfloat16)),
@@ -100,7 +98,6 @@ def test_strategies_layouts_and_graphs_give_the_same_bits(
         assert_same(played(served, Story(4)), wanted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["plain", pytest.param("ledger", marks=WHOLE)])
 def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint, ops: str) -> None:
     """Next to a tree, so that the launch is the same."""
@@ -115,7 +112,6 @@ def test_a_tree_that_is_a_chain_has_the_bits_of_the_chain(checkpoint: Checkpoint
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategy"), [("ledger", "rerun"), ("ledger", "columns"), ("plain", "lazy_rerun")])
 def test_round_over_a_tree_equals_decoding_its_accepted_tokens(checkpoint: Checkpoint, ops: str, strategy: str) -> None:
     """Exact for labels. Numbers are summed in another order: a window has more rows than a step of decoding."""
@@ -135,7 +131,6 @@ def test_round_over_a_tree_equals_decoding_its_accepted_tokens(checkpoint: Check
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "strategies"), [
     ("plain", STRATEGIES[::3]), ("ledger", STRATEGIES[1:3]),
     *(pytest.param(ops, STRATEGIES, marks=WHOLE) for ops in ("plain", "ledger")),

@@ -18,6 +18,8 @@ from support.inputs.checkpoints import TWO_LAYERS, write
 from support.running.covering import WHOLE, few
 from support.worlds.engine_and_reference import CAPACITY, both_sides, engine
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 EVERY, STEPS = 4, 5
 TRACKED = replace(CAPACITY, track_interval=EVERY)
 CHAIN, TREE = tuple(range(STEPS)), (0, 0, 2, 2, 3)
@@ -65,7 +67,6 @@ def checked(
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv", "nodes", "shape"), [
     *((strategy, conv, None, CHAIN) for strategy, conv in zip(STRATEGIES, [*CONV_FORMS] * 2, strict=True)),
     *(pytest.param(strategy, "windows", nodes, shape, marks=WHOLE if strategy == "columns" else ())  # trees: the others
@@ -77,7 +78,6 @@ def test_labels_of_prefixes_and_of_requests_that_load_them_are_right(
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options"), [
     ("ledger", {"strategy": "columns", "conv": "widened"}), ("plain", {"overlap": True}),
     ("plain", {"strategy": "snapshot", "graphs": True})])  # fmt: skip
@@ -116,7 +116,6 @@ INSIDE = [("commit", 4), *(("forward", count) for count in (4, 4, 8, 12, 16, 16)
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options"), [
     ("ledger", {}), ("ledger", {"strategy": "columns", "conv": "widened", "overlap": True}),
     ("plain", {"strategy": "snapshot", "graphs": True}), ("plain", {"strategy": "lazy_rerun"}),
@@ -128,7 +127,6 @@ def test_prefixes_inside_chunks_are_right(checkpoint: Checkpoint, ops: str, opti
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_a_prefix_inside_a_chunk_has_the_rows_of_every_mtp_layer(
     tmp_path_factory: pytest.TempPathFactory, ops: str
@@ -143,7 +141,6 @@ def test_a_prefix_inside_a_chunk_has_the_rows_of_every_mtp_layer(
     assert [len(rows) for rows in kept.tail.values()] == [STEPS - 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("options", "shape"), [
     ({"strategy": "lazy_rerun"}, TREE), ({"strategy": "columns", "conv": "widened", "overlap": True}, CHAIN),
     ({"strategy": "snapshot", "graphs": True}, CHAIN)])  # fmt: skip
@@ -235,7 +232,6 @@ def test_a_second_track_slot_is_taken_only_if_a_multiple_is_in_reach(checkpoint:
     assert subject.track_slots() == {"reached": 1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "options"), [("ledger", {"overlap": True}), ("plain", {"strategy": "snapshot"})])
 def test_a_prefix_replaced_in_place_is_right(checkpoint: Checkpoint, ops: str, options: dict[str, Any]) -> None:
     def events() -> Iterator[e.Event]:

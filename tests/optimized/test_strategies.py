@@ -27,6 +27,8 @@ from support.running.covering import WHOLE, few
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import both_sides, scenario, snapshot, untouched
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 STEPS = (3, 1, 7, 0)  # after them every scenario continues with the first one
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=(0, 1, 7), warmup_batches=1, update_interval=2))
 LAYOUTS: tuple[StateLayout, ...] = ("VK", "KV", "KV", "VK")  # each strategy and each form has both
@@ -59,7 +61,6 @@ def engine(checkpoint: Checkpoint, *which: Any, **options: Any) -> OptimizedEngi
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("pair", "layout"), [
     pytest.param(pair, layout, marks=() if pair in HALF else WHOLE)
     for pair, layout in zip(PAIRS, cycle(LAYOUTS), strict=False)
@@ -71,7 +72,6 @@ def test_every_label_matches_the_ledger_under_every_strategy(
     assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, marks=WHOLE if pair in HALF else ()) for pair in RINGS], ids="-".join
 )
@@ -82,7 +82,6 @@ def test_labels_of_rings_that_keep_inputs_are_right_too(checkpoint: Checkpoint, 
     assert both.serve(scenario(64, STEPS, forced=True)).compared > 10_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, marks=() if pair in NUMBERS else WHOLE) for pair in PAIRS], ids="-".join
 )
@@ -168,7 +167,6 @@ def same_bits(subject: OptimizedEngine, right: States, events: Sequence[e.Event]
 
 
 @few(2)
-@pytest.mark.slow
 @pytest.mark.parametrize(("pair", "activation", "state"), [
     pytest.param(pair, *types, marks=() if (number + at) % 3 == 0 else WHOLE)
     for number, types in enumerate(TYPES) for at, pair in enumerate(PAIRS[1:])
@@ -187,7 +185,6 @@ def test_every_state_has_the_bits_that_snapshot_gives(
     assert same_bits(engine(checkpoint, "plain", pair, **told), right, [*story()]) > 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rerun", "lazy_rerun"])
 def test_rings_of_inputs_give_the_bits_of_snapshot(
     checkpoint: Checkpoint, of_snapshot: Callable[..., States], strategy: str
@@ -221,7 +218,6 @@ def test_replaced_update_of_another_engine_is_rerun(checkpoint: Checkpoint) -> N
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "pair", [("rerun", "widened"), ("lazy_rerun", "windows"), ("columns", "widened")], ids="-".join
 )
@@ -232,7 +228,6 @@ def test_kernels_give_the_bits_of_snapshot(
     assert same_bits(engine(tiny, "triton", pair), of_snapshot(tiny, events, "triton"), events) > 10
 
 
-@pytest.mark.slow
 def test_a_mark_is_written_before_it_is_read(checkpoint: Checkpoint) -> None:
     """Any old contents of a new slot, including marks and rings, leave the states unchanged."""
     def run(poison: float | None) -> list[list[bytes]]:

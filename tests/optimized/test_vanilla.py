@@ -35,6 +35,8 @@ from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import TwoSides, scenario
 from support.worlds.engine_in_graphs import Twins, eagerly, emulated
 
+pytestmark = pytest.mark.slow  # whole replays or commands
+
 T = TypeVar("T")
 WIDTH = torch.float64
 FP32_NOISE = 1e-5  # absolute; values are of order 1
@@ -87,14 +89,12 @@ def drafting(subject: OptimizedEngine, change: Callable[[Vanilla], Vanilla]) -> 
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "forced"), each_value(STEPS, (True, False)))
 def test_every_label_matches_the_reference(checkpoints: Checkpoints, layers: int, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[layers], "ledger"), truth(checkpoints[layers], "ledger"))
     assert both.serve(scenario(64, STEPS[layers], forced=forced)).compared > 10_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False], ids=["forced", "free"])
 def test_numbers_match_the_reference(checkpoints: Checkpoints, forced: bool) -> None:
     both = TwoSides(engine(checkpoints[2], "plain"), truth(checkpoints[2], "plain"))
@@ -107,7 +107,6 @@ def test_unchained_layers_read_the_targets_rows(checkpoints: Checkpoints) -> Non
     both.serve(course())
 
 
-@pytest.mark.slow
 def test_interpreted_kernels_agree_and_keep_every_contract(checkpoints: Checkpoints) -> None:
     """In fp32: what three layers remember differs from fp64 by the errors of a few sums in a row."""
     broken: list[str] = []
@@ -153,7 +152,6 @@ def course() -> list[Event]:
 # ---- held in graphs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ops", "device"), [
     ("plain", "cpu"), pytest.param("triton", "cuda", id="cuda", marks=pytest.mark.gpu),
 ])  # fmt: skip
@@ -164,7 +162,6 @@ def test_a_replay_is_the_eager_run_on_the_same_bucket(checkpoints: Checkpoints, 
 
 
 @few(1)
-@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_graphs_give_the_results_of_the_reference(checkpoints: Checkpoints, ops: str) -> None:
     both = TwoSides(engine(checkpoints[2], ops, Emulator(poison=True)), truth(checkpoints[2], ops), watched=False)
@@ -245,7 +242,6 @@ def planted(checkpoint: Checkpoint, fault: type[Vanilla], in_graphs: bool) -> Tw
     return TwoSides(subject, truth(checkpoint, "plain"), watched=not in_graphs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "in_graphs", "found"), [
     (AlwaysChained, False, r"^extend\.1 post_normed"), (AlwaysChained, True, "^a draft_keys of layer 1"),
     (NeverChained, False, r"^extend\.1 post_normed"), (NeverChained, True, "^a draft_keys of layer 1"),
@@ -259,7 +255,6 @@ def test_a_fault_of_the_chained_rows_is_found(
         both.serve(course())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("sound", "in_graphs"), [(Vanilla, False), (Vanilla, True), (Stale, False)])
 def test_course_without_the_fault_agrees(checkpoints: Checkpoints, sound: type[Vanilla], in_graphs: bool) -> None:
     """A buffer that goes stale in graphs is no fault outside of them: eager runs alone would not find it."""
@@ -281,7 +276,6 @@ def test_several_layers_require_the_vanilla_drafter(checkpoints: Checkpoints) ->
         sides.engine(checkpoints[2], num_steps=1)
 
 
-@pytest.mark.slow
 def test_vanilla_with_one_layer_and_one_step_is_eagle(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path, **TWO_LAYERS))
     both = Twins(*(sides.engine(checkpoint, num_steps=1, drafter=mode) for mode in ("eagle", "vanilla")))
