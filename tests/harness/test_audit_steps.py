@@ -240,7 +240,7 @@ def test_alarms_of_the_page_are_printed(tmp_path: Path) -> None:
     assert alarms[0] in MESSAGE and len(alarms) == 4
     made = recorded(tmp_path / "r")
     tensors(made, 10, "state.a.0", lambda x: shown(made, 7)["state.a.0"])
-    assert audit(made, TINY).replay.verdict.findings[0].diagnosis.startswith(alarms[2])
+    assert audit(made, TINY, events="10").replay.verdict.findings[0].diagnosis.startswith(alarms[2])
     commit = lines(made / "events.jsonl")[7]
     bonus = commit["accepted"][0]["bonus"]
     edited(made, 7, accepted=[{**commit["accepted"][0], "bonus": bonus + 2}])
