@@ -295,7 +295,9 @@ def parsed_sentences(source: str) -> list[int]:
     A call that only cuts a text into lines, as `partition("\\n")`, is layout.
     """
     tree, lines = ast.parse(source), list[int]()
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)]
+    every = [*ast.walk(tree)]
+    named = any(isinstance(node, ast.Assign) and _is_sentence(node.value, set()) for node in every)
+    functions = [node for node in every if named and isinstance(node, ast.FunctionDef)]
     for scope in [tree, *functions]:
         names = set(SENTENCE_VARIABLES)
         for node in ast.walk(scope) if scope is not tree else ():

@@ -310,7 +310,7 @@ def test_a_projection_near_its_limit_accuses_no_correct_engine() -> None:
         return of.right + way * torch.randn(engines, HV, 1, 1, generator=g, dtype=torch.float64) / 5
 
     used, accused = [], 0
-    for found in correct(400):
+    for found in correct(200):
         one = correct(1)
         result = look(found, of, one, correct)
         assert result.problem is None, result.diagnosis

@@ -65,6 +65,7 @@ def run(before: str | Path, after: str | Path, model: Path, folder: Path) -> Rep
     return gate(Question(str(before), str(after), model, ("verify",), allowed=ALLOWED, batch=2, rounds=1), folder)
 
 
+@WHOLE
 @pytest.mark.timing
 def test_a_against_a_is_silent(model: Path, tmp_path: Path, instep: Runner) -> None:
     """A name against the checkout that the name is served from; the arms are processes as a user's are."""
