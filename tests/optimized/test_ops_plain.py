@@ -1,23 +1,23 @@
-"""The plain ops on rows alone, against formulas written out here in fp64; and what the op set declares.
+"""The plain ops against the reference, and what the op set declares: its widths, new results, and what it may write.
 
-Leaves out: ops with memory (`test_ops_plain_recurrent.py`, `test_ops_plain_paged.py`).
+Leaves out: memory of conv, gdn and attend (`test_ops_plain_memory.py`).
 """
 
 import itertools
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import softplus
 
+from instep import kit
 from instep.kit.cases import CASES, EXACT_ROWS, ROWS, strays
 from instep.kit.cases.case import Case, serve
+from instep.kit.expected_results import COMPUTED
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import COMPONENTS, Place
 from support.independent.op_agreement import agree
+from support.running.covering import WHOLE
 
 Tensor = torch.Tensor
 ROW_CASES = [case for case in (*ROWS, *EXACT_ROWS) if case.op not in ("pick", "accept")]
@@ -36,116 +36,12 @@ def named(answer: Any) -> dict[str, Tensor]:
     return {"result": answer} if isinstance(answer, Tensor) else dict(zip(answer._fields, answer, strict=True))
 
 
-# ---- the formulas ---------------------------------------------------------------------------------------------
-
-
-def norm(x: Tensor, weight: Tensor, eps: float, **_: Any) -> Tensor:
-    return torch.stack([row / math.sqrt(float((row * row).mean()) + eps) * (1 + weight) for row in x])
-
-
-def linear(x: Tensor, weight: Tensor, shape: tuple[int, ...], **_: Any) -> Tensor:
-    return torch.stack([(weight @ row.flatten()).view(shape) for row in x])
-
-
-def gdn_inputs(
-    mixed: Tensor, a: Tensor, b: Tensor, A_log: Tensor, dt_bias: Tensor, key_heads: int, key_dim: int, **_: Any
-) -> dict[str, Tensor]:
-    keys, rows = key_heads * key_dim, []
-    for x, a_row, b_row in zip(mixed, a, b, strict=True):
-        q, k, v = x[:keys].view(key_heads, -1), x[keys : 2 * keys].view(key_heads, -1), x[2 * keys :]
-        unit_q, unit_k = (torch.stack([h / math.sqrt(float(h @ h) + 1e-6) for h in part]) for part in (q, k))
-        rows.append((unit_q / math.sqrt(key_dim), unit_k, v.view(len(a_row), -1),
-                     -torch.exp(A_log) * softplus(a_row + dt_bias), 1 / (1 + torch.exp(-b_row))))
-    names = ("q", "k", "v", "log_decay", "beta")
-    return {name: torch.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def gated_norm(core: Tensor, z: Tensor, weight: Tensor, eps: float, gate: str, **_: Any) -> Tensor:
-    opened = 1 / (1 + torch.exp(-z)) * (z if gate == "silu" else 1)
-    return core / (core.square().mean(-1, keepdim=True) + eps).sqrt() * weight * opened
-
-
-def attention_inputs(
-    projected: Tensor, key_raw: Tensor, positions: Tensor, q_norm: Tensor, k_norm: Tensor, eps: float,
-    rotary_dim: int, theta: float, **_: Any,
-) -> dict[str, Tensor]:
-    def turned(x: Tensor, weight: Tensor, position: int) -> Tensor:
-        y, half = norm(x, weight, eps), rotary_dim // 2
-        out = y.clone()
-        for i in range(half):
-            angle = position * theta ** (-2 * i / rotary_dim)
-            pair = torch.view_as_complex(torch.stack([y[:, i], y[:, i + half]], dim=-1))
-            spun = pair * complex(math.cos(angle), math.sin(angle))
-            out[:, i], out[:, i + half] = spun.real, spun.imag
-        return out
-
-    spots = positions.tolist()
-    return {
-        "query": torch.stack([turned(x[:, 0], q_norm, p) for x, p in zip(projected, spots, strict=True)]),
-        "key": torch.stack([turned(x, k_norm, p) for x, p in zip(key_raw, spots, strict=True)]),
-    }
-
-
-def key_inputs(key_raw: Tensor, **given: Any) -> Tensor:
-    unused = torch.stack([key_raw, key_raw], dim=2)
-    found = attention_inputs(unused, key_raw, q_norm=given["k_norm"], **given)["key"]
-    assert isinstance(found, Tensor)
-    return found
-
-
-def swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    middle = gate_up.shape[0] // 2
-    gate, up = gate_up[:middle] @ x, gate_up[middle:] @ x
-    return down @ (gate / (1 + torch.exp(-gate)) * up)
-
-
-def mlp(x: Tensor, gate_up: Tensor, down: Tensor, **_: Any) -> Tensor:
-    return torch.stack([swiglu(row, gate_up, down) for row in x])
-
-
-def moe(x: Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, **_: Any) -> Tensor:
-    rows = []
-    for row in x:
-        chances = torch.softmax(weights.router @ row, dim=0)
-        chosen = sorted(range(len(chances)), key=lambda e: -float(chances[e]))[:top_k]
-        total = sum(float(chances[e]) for e in chosen) if norm_topk else 1.0
-        out = sum(chances[e] / total * swiglu(row, weights.gate_up[e], weights.down[e]) for e in chosen)
-        if weights.shared_gate_up is not None:
-            opened = 1 / (1 + torch.exp(-(weights.shared_gate @ row)))
-            out = out + opened * swiglu(row, weights.shared_gate_up, weights.shared_down)
-        rows.append(out)
-    return torch.stack(rows)
-
-
-FORMULAS: dict[str, Callable[..., Any]] = {
-    "embed": lambda tokens, table, to: torch.stack([table[t] for t in tokens.tolist()]),
-    "norm": norm,
-    "linear": linear,
-    "add": lambda x, y, to: x + y,
-    "concat": lambda x, y, to: torch.stack([torch.cat(rows) for rows in zip(x, y, strict=True)]),
-    "gdn_inputs": gdn_inputs,
-    "gated_norm": gated_norm,
-    "attention_inputs": attention_inputs,
-    "key_inputs": key_inputs,
-    "output_gate": lambda attended, projected, to: attended / (1 + torch.exp(-projected[:, :, 1])),
-    "mlp": mlp,
-    "moe": moe,
-    "lm_head": lambda x, weight, to: torch.stack([weight @ row for row in x]),
-}
-
-
-# ---- the tests ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", [c for c in ROW_CASES if "empty" not in c.name], ids=str)
-def test_a_row_op_is_its_formula_in_fp64(case: Case) -> None:
-    inputs = {name: doubled(value) for name, value in case.build("cpu").inputs.items()}
-    wanted = FORMULAS[case.op](**inputs)
-    for name, result in named(getattr(PLAIN, case.op)(**inputs)).items():
-        expected = wanted if isinstance(wanted, Tensor) else wanted[name]
-        assert result.dtype == FP64
-        assert result.shape == expected.shape
-        assert float((result - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
+@pytest.mark.parametrize("op", [
+    pytest.param(op, marks=WHOLE if op in ("moe", "attend") else ()) for op in sorted(COMPUTED - {"fused_gdn"})
+])  # fmt: skip
+def test_every_case_agrees_with_the_reference(op: str) -> None:
+    """Engines compare these ops with it in fp64, too (`test_engine_reference.py`)."""
+    assert kit.served(kit.op_cases(op), PLAIN).must_agree()
 
 
 @pytest.mark.parametrize("case", [c for c in ROW_CASES if "empty" not in c.name], ids=str)

@@ -1,6 +1,6 @@
 """The page table: read in place, and as wide as the longest request needs it.
 
-Leaves out: the owners of pages (`test_memory_owners.py`) and attention itself (`test_ops_plain_paged.py`).
+Leaves out: the owners of pages (`test_memory_owners.py`) and attention itself (`test_ops_plain_memory.py`).
 """
 
 from collections.abc import Iterator

@@ -1,109 +1,27 @@
-"""The plain conv and gdn, against loops written out here in fp64; what they leave in memory, and what must not matter.
+"""What the plain ops leave in memory, which bits must not matter to them, and which they move.
 
-Leaves out: the inputs of gdn and the gated norm (`test_ops_plain.py`).
+Leaves out: their results, which are compared with the reference (`test_ops_plain.py`).
 """
 
-from collections.abc import Callable, Iterator
+import math
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
-from instep.kit.cases import CONV, GDN, strays
+from instep.kit.cases import CONV, GDN, MOVEMENT, strays
 from instep.kit.cases.case import BF16, FP32, Case, Draw, Outcome, at, serve
 from instep.kit.cases.conv_and_gdn import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
-from instep.kit.cases.guarded_pools import guarded, place, runs, same_bits
+from instep.kit.cases.guarded_pools import guarded, runs, same_bits
+from instep.kit.cases.paged_kv import MOVINGS, READINGS, attend_case, move_case
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.plain import PLAIN
 from support.worlds.rings import delta_rows
 
 Tensor = torch.Tensor
-FP64 = torch.float64
 LAYOUTS = (False, True)
-
-
-class Right(NamedTuple):
-    """The results of a correct op: every result row, and the blocks that it writes."""
-
-    rows: Tensor
-    writes: list[tuple[Tensor, Tensor]]  # the unit in the pool, and what it must hold
-
-
-def walk(parts: tuple[Part, ...]) -> Iterator[tuple[Part, int, int, int, Tensor]]:
-    """Every request that runs: its part and number, first row, count, and memory before, in fp64."""
-    for part in parts:
-        for request in range(len(part.count)):
-            if runs(part, request):
-                before = part.read.pool[place(part.read, request)].double()
-                memory = torch.zeros_like(before) if part.fresh[request] else before
-                yield part, request, int(part.begin[request]), int(part.count[request]), memory
-
-
-def targets(part: Part, request: int, memories: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The right place of the memory after each row."""
-    if part.store is not None and part.store.units[request] >= 0:
-        yield part.store.pool[place(part.store, request)], memories[-1]
-    if part.per_row is not None and part.per_row.units[request] >= 0:
-        for token, memory in enumerate(memories):
-            yield part.per_row.pool[int(part.per_row.units[request]), token], memory
-
-
-def conv_right(x: Tensor, weight: Tensor, parts: tuple[Part, ...], **_: Any) -> Right:
-    rows, writes = torch.zeros(x.shape, dtype=FP64), []
-    for part, request, begin, count, window in walk(parts):
-        memories = []
-        for row in range(begin, begin + count):
-            line = torch.cat([window, x[row].double()[:, None]], dim=1)
-            total = (line * weight.double()).sum(1)
-            rows[row], window = total / (1 + torch.exp(-total)), line[:, 1:]
-            memories.append(window)
-        writes += targets(part, request, memories)
-    return Right(rows, writes)
-
-
-def gdn_right(inputs: GdnInputs, parts: tuple[Part, ...], **_: Any) -> Right:
-    q, k, v, log_decay, beta = (x.double() for x in inputs)
-    rows, writes, group = torch.zeros_like(v), [], v.shape[1] // q.shape[1]
-    for part, request, begin, count, state in walk(parts):
-        memories = []
-        for row in range(begin, begin + count):
-            after = []
-            for head, S in enumerate(state):
-                key = k[row, head // group]
-                S = S * torch.exp(log_decay[row, head])
-                S = S + torch.outer(key, beta[row, head] * (v[row, head] - S.T @ key))
-                rows[row, head] = S.T @ q[row, head // group]
-                after.append(S)
-            state = torch.stack(after)
-            memories.append(state)
-        writes += targets(part, request, memories)
-    return Right(rows, writes)
-
-
-RIGHT: dict[str, Callable[..., Right]] = {"conv": conv_right, "gdn": gdn_right}
-FULL = [
-    *(Case("conv", f"{name}-fp64", conv_case(700, SHAPES[name], 48, 4, FP64, True)) for name in SHAPES),
-    *(Case("gdn", f"{name}-fp64", gdn_case(701, SHAPES[name], HEADS["r3"], FP64, True, FP64)) for name in SHAPES),
-]
-
-
-@pytest.mark.parametrize("case", [*CONV, *GDN, *FULL], ids=str)
-def test_rows_and_memory_are_those_of_the_loop(case: Case) -> None:
-    inputs = case.build("cpu").inputs
-    right = RIGHT[case.op](**inputs)
-    assert near(getattr(PLAIN, case.op)(**inputs), right.rows)
-    for unit, block in right.writes:
-        assert near(unit, block)
-
-
-def near(x: Tensor, truth: Tensor) -> bool:
-    """Within one rounding of x's dtype, plus fp32 sums unless x is fp64."""
-    noise = 1e-12 if x.dtype == FP64 else 3e-6
-    largest = float(truth.abs().max()) if truth.numel() else 0.0
-    room = truth.abs() * torch.finfo(x.dtype).eps * 0.51 + noise * largest
-    return bool(((x.double() - truth).abs() <= room).all())
 
 
 @pytest.mark.parametrize("case", [*CONV, *GDN], ids=str)
@@ -111,8 +29,10 @@ def test_nothing_else_is_written_and_uncovered_rows_are_zero(case: Case) -> None
     outcome = serve(PLAIN, case)
     assert not any(strays(outcome).values())
     covered = torch.zeros(len(outcome.results["result"]), dtype=torch.bool)
-    for _, _, begin, count, _ in walk(case.build("cpu").inputs["parts"]):
-        covered[begin : begin + count] = True
+    for part in case.build("cpu").inputs["parts"]:
+        for request in range(len(part.count)):
+            if runs(part, request):
+                covered[int(part.begin[request]) : int(part.begin[request] + part.count[request])] = True
     assert not outcome.results["result"][~covered].any()
     assert not covered.all()
 
@@ -219,3 +139,51 @@ def test_a_poisoned_fresh_unit_is_not_read() -> None:
     core = PLAIN.gdn(inputs=delta_rows(draw, HEADS["r1"], rows), parts=(part,), dtype=FP32, to=at("core"))
     assert bool(core.isfinite().all())
     assert bool(pools["memory"].view[1:3].isfinite().all())
+
+
+def test_attend_does_not_look_past_a_row() -> None:
+    """Later rows' keys, and everything after the request's reach, may be anything."""
+    case = attend_case(5, READINGS["verify"], FP32)
+    one, other = case("cpu"), case("cpu")
+    for name in ("keys", "values"):
+        other.pools[name].view[6, 3] = 3e4  # position 7 of request 0: its row 2
+    before, after = (PLAIN.attend(**call.inputs) for call in (one, other))
+    rows = torch.tensor([3, 2, 6, 7, 8])  # rows 0 and 1 of request 0; request 2
+    assert torch.equal(before[rows], after[rows])
+    assert not torch.equal(before[4], after[4])
+
+
+@pytest.mark.parametrize("case", MOVEMENT, ids=str)
+def test_moved_rows_keep_their_bits_and_change_nothing_else(case: Case) -> None:
+    outcome = serve(PLAIN, case)
+    assert not any(strays(outcome).values())
+    if case.op == "store_rows":
+        inputs = case.build("cpu").inputs
+        pool = outcome.pools["pool"].view
+        for row, location in zip(inputs["rows"], inputs["locations"].tolist(), strict=True):
+            if location >= 0:
+                assert same_bits(pool[location // 4, location % 4], row)
+
+
+@pytest.mark.parametrize("name", MOVINGS)
+@pytest.mark.parametrize("swaps", [(False, False), (True, True), (False, True)])
+def test_move_copies_unit_by_unit(name: str, swaps: tuple[bool, bool]) -> None:
+    moving = MOVINGS[name]
+    call = move_case(6, moving, (2, 16, 32), FP32, swaps)("cpu")
+    call.pools["source"].view[..., 0, 0, 0] = math.nan  # payloads move as well
+    PLAIN.move(**call.inputs)
+    source, target = call.pools["source"].view, call.pools["target"].view
+    for b, (here, there) in enumerate(zip(moving.source, moving.target, strict=True)):
+        if here >= 0 and there >= 0:
+            came = source[here] if moving.source_column is None else source[here, moving.source_column[b]]
+            went = target[there] if moving.target_column is None else target[there, moving.target_column[b]]
+            assert same_bits(came, went)
+
+
+def test_rows_are_stored_through_a_strided_pool_of_another_width() -> None:
+    pool = guarded((3, 4), (1, 16), torch.float16)
+    rows = torch.arange(32.0).view(2, 1, 16)
+    PLAIN.store_rows(rows=rows, pool=pool.view, locations=torch.tensor([9, 6]))
+    assert torch.equal(pool.view[2, 1], rows[0].half())
+    assert torch.equal(pool.view[1, 2], rows[1].half())
+    assert int((~pool.raw.isnan()).sum()) == 32
