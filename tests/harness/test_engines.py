@@ -30,8 +30,7 @@ from instep.trace.file import Trace, read
 from instep.trace.header import Recording
 from instep.trace.policy import read_policy, read_prompts
 from instep.verdict import Exit, Tier
-from instep_proof.faults.catalogue import FAMILIES
-from instep_proof.faults.catalogue.fault import Edit, Fault
+from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import answers
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Admit, Capacity, Commit, Draft, Finish, Forward, Refused, Row
@@ -40,7 +39,6 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import BEGUN, WHOLE, few
-from support.running.planting import begun
 from support.running.verdicts import agreed
 from support.wrong import engines
 
@@ -464,19 +462,3 @@ def test_memory_counts_no_draft_kv(instep: Runner) -> None:
     config = Checkpoint.open(HOME).config
     heads, none = (need(config, Options(drafter=mode), 4, 64).per_token for mode in ("vanilla", "external"))
     assert heads / none == pytest.approx(4, rel=0.05)
-
-
-@few(2)
-@pytest.mark.parametrize("fault", FAMILIES["drafters"], ids=lambda fault: fault.id)
-def test_a_fault_of_a_drafter_is_found_where_it_is_and_named(fault: Fault, plant: Callable[..., None]) -> None:
-    """The draft head's memory has its own valid range; several layers; supplied blocks.
-
-    Run the tiers of all checks that see one of the faults.
-    """
-    plant(*fault.edits)
-    trace = read(FAULTS / f"{fault.trace}.jsonl")
-    asked = (Tier.IDENTITY, Tier.BITWISE, Tier.DERIVED)
-    ran = diagnose(Replay(trace, fault.how), until=fault.event, tiers=asked, judged_from=begun(trace, fault.event))
-    found = ran.verdict.findings[0]
-    assert (found.event, found.place) == (fault.event, fault.place)
-    assert fault.says in found.diagnosis and found.check in fault.seen_by

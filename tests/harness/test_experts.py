@@ -42,7 +42,7 @@ from instep_reference.mlp import route
 from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import brief, recording
 from support.running.covering import each_value, few
-from support.running.planting import begun
+from support.running.planting import found_as_expected
 from support.running.verdicts import agreed, first_finding
 
 pytestmark = pytest.mark.slow  # whole replays or commands
@@ -124,14 +124,8 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
 
 @few(3)
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
-def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace, plant: Any) -> None:
-    plant(*fault.edits)
-    how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
-    ran = diagnose(Replay(small, how), until=fault.event, tiers=TO_ARITHMETIC, judged_from=begun(small, fault.event))
-    findings = ran.verdict.findings
-    first = findings[0]
-    assert (first.event, first.place) == (fault.event, fault.place)
-    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis
+def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace) -> None:
+    found_as_expected(fault, small, TO_ARITHMETIC, given=True)
 
 
 def test_faults_are_planted_under_a_model_with_experts_too(model: Path, tmp_path: Path, plant: Any) -> None:

@@ -11,7 +11,6 @@ import torch
 from msgspec import structs
 
 from instep.campaign.streams.stamped_trace import relabelled
-from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.engines.engine_from_verbs import DerivedEngine
@@ -29,31 +28,12 @@ from instep_reference.contract.engine import Evict, Fetch, Offload
 from instep_reference.contract.errors import Unsupported
 from instep_reference.label_ledger import LedgerEngine
 from support.inputs.traces import committed
-from support.running.covering import few
 from support.running.planting import planted_here
 
-# One of each way to be wrong; `instep faults --family tiers` plants them all.
-HERE = ("offload-without-final-row", "offload-newer-than-its-key", "fetch-of-another", "offload-frees-nothing",
-        "evicted-and-still-there", "evicted-with-a-shared-page")  # fmt: skip
 EXACT = (Tier.IDENTITY, Tier.BITWISE)  # of which all that sees them is
 
 
 trace = committed("faults/tiers")
-
-
-@few(2)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HERE)
-def test_a_fault_of_tiers_is_found_located_and_named(name: str, trace: Trace) -> None:
-    fault = by_id()[name]
-    with planted_here(*fault.edits):
-        findings = diagnose(Replay(trace, fault.how), until=fault.event, tiers=EXACT).verdict.findings
-    assert findings, "not found"
-    first = findings[0]
-    assert (first.event, first.place) == (fault.event, fault.place), first
-    said = first.explained.says if first.explained is not None else ""
-    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis + said, (
-        first.diagnosis, said)
 
 
 def test_policy_offloads_the_least_recently_used_prefix(trace: Trace) -> None:

@@ -14,7 +14,6 @@ import torch
 from instep.bundled import model
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
-from instep.diagnose import diagnose
 from instep.oracle import storage_rounding
 from instep.run.replay import Replay
 from instep.run.tensor_patching import as_kept
@@ -27,8 +26,6 @@ from instep_optimized.memory.tiled_units import Block, Units, tensors
 from instep_optimized.memory_addresses import Chance
 from instep_optimized.ops.plain import scaled_tiles
 from instep_optimized.options import check
-from instep_proof.faults.catalogue import FAMILIES
-from instep_proof.faults.catalogue.fault import Fault
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import (
     SCALED_KEPT,
@@ -43,15 +40,11 @@ from support.inputs.few_channels import few_channels, same_events
 from support.inputs.traces import brief, recording
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
-from support.running.planting import begun, planted_here
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 E4M3 = torch.float8_e4m3fn
 GIVEN = {"drafter": "external"}  # with drafts of the trace: the draft head has no states
 CHANCE = {"state_dtype": FP8, "state_rounding": "stochastic:7"}
-NOT_FREE = frozenset(Tier) - {Tier.PROPAGATED, Tier.DECISIONS}  # the tiers that none of these faults needs
-EVERY = (*FAMILIES["storage"], *FAMILIES["rounded"])
-HERE = [fault for fault in EVERY if fault.how.ops == "plain"]  # a kernel is planted in a copy
 
 
 def numbers(*shape: int, size: float) -> torch.Tensor:
@@ -170,23 +163,6 @@ def test_kernels_serve_narrow_prefixes(options: dict[str, Any]) -> None:
     outcome = Replay(same_events("prefix", 2), Setting(**options)).run(until=14)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:2]
     assert {"kept", "chunk"} <= outcome.declared.rounds.keys()
-
-
-@few(3)
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
-def test_a_fault_that_storage_makes_possible_is_found(fault: Fault) -> None:
-    # Policies with names of prefixes would draw other events.
-    record = same_events if fault in FAMILIES["rounded"] else few_channels
-    trace = record(fault.trace, 4 if fault.place.layer else 2)
-    with planted_here(*fault.edits):
-        how = replace(fault.how, **GIVEN) if fault.place.stage == "trunk" else fault.how
-        ran = diagnose(Replay(trace, how), tiers=NOT_FREE, until=fault.event, judged_from=begun(trace, fault.event))
-    findings = ran.verdict.findings
-    first = findings[0]
-    assert (first.event, first.place) == (fault.event, fault.place)
-    assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
-    assert any(fault.says in one.diagnosis for one in findings)
 
 
 @pytest.mark.parametrize(("told", "says"), [

@@ -13,51 +13,27 @@ import torch
 from msgspec import structs
 
 from instep.cli.record import make
-from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.header import Receiver, sound
 from instep.trace.policy import Transfer, read_policy, read_prompts
-from instep.verdict import Exit, Tier
+from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.transfer_between_engines import Wire
-from instep_proof.faults.catalogue import TRACES, by_id
+from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.traces import VOCAB, committed
 from support.running.covering import WHOLE, few
-from support.running.planting import planted_here
 
 MODEL = TRACES.parent / "drafters"
-# One of each way to be wrong; `instep faults --family transfers` plants them all.
-HERE = ("transfer-conv-one-block", "transfer-ranks-reversed", "transfer-copy-of-before", "transfer-half-empty",
-        "transfer-cast-twice", "transfer-keeps-the-copy")  # fmt: skip
-EXACT = (Tier.IDENTITY, Tier.BITWISE)  # of which all that sees them is
 
 trace = committed("faults/transfer")
-
-
-@few(2)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", HERE)
-def test_a_fault_of_transfers_is_found_located_and_named(name: str, trace: Trace) -> None:
-    fault = by_id()[name]
-    with planted_here(*fault.edits):
-        findings = diagnose(Replay(trace, fault.how), until=fault.event, tiers=EXACT).verdict.findings
-    assert findings, "not found"
-    first = findings[0]
-    assert (first.event, first.place) == (fault.event, fault.place), first
-    said = first.explained.says if first.explained is not None else ""
-    assert {one.check for one in findings} & {*fault.seen_by} and fault.says in first.diagnosis + said, first.diagnosis
-    rules = EventRules(trace.header)
-    for event in trace.events[: first.event]:
-        rules.apply(event)
-    assert rules.serving(trace.events[first.event]).receives is ("at the receiver" in first.kind)
 
 
 SETTINGS = (

@@ -6,16 +6,20 @@ Leaves out: kernels, tables and imports, which need a copy of the source (`inste
 
 import ast
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from instep.diagnose import diagnose
 from instep.lru_cache import forget
+from instep.run.replay import Replay
 from instep.trace.file import Trace
-from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep.verdict import Comparison, Tier
+from instep_proof.faults.catalogue.fault import Edit, Fault, Wrap
 from instep_proof.faults.plant import edited
 from instep_proof.faults.syntax_search import parsed
 from instep_reference.contract.engine import Commit, Forward
@@ -46,6 +50,24 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
             function.__code__ = code
         if shared:
             forget()
+
+
+def found_as_expected(fault: Fault, trace: Trace, tiers: Collection[Tier], *, given: bool = False) -> Comparison:
+    """The first finding of a run with the fault: where the catalogue expects it, by its check and with its sentence.
+
+    given: a fault of the trunk runs with the drafts of the trace, and no draft head is computed
+    """
+    how = replace(fault.how, drafter="external") if given and fault.place.stage == "trunk" else fault.how
+    with planted_here(*fault.edits):
+        ran = diagnose(Replay(trace, how), tiers=tiers, until=fault.event, judged_from=begun(trace, fault.event))
+    findings = ran.verdict.findings
+    assert findings, "not found"
+    first, here = findings[0], [one for one in findings if one.event == fault.event]
+    assert (first.event, first.place) == (fault.event, fault.place), first
+    assert {one.check for one in here} & {*fault.seen_by}
+    said = [one.diagnosis + (one.explained.says if one.explained is not None else "") for one in here]
+    assert any(fault.says in one for one in said), said[:3]
+    return first
 
 
 def begun(trace: Trace, event: int) -> int:
