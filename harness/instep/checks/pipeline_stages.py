@@ -58,7 +58,7 @@ class Stages:
         same = [name for name in right if found.get(name, ())[: len(right[name])] == right[name]]
         if same:
             yield compared(self, context, place, sum(len(right[name]) for name in same), 0)
-        for name in right.keys() - set(same):
+        for name in (name for name in right if name not in same):
             mine = found.get(name)
             says = "received no relay of the request" if mine is None else _differing(context, mine, right[name])
             yield compared(self, context, place, len(right[name]), 1, Problem("differs", f"stage {stage} {says}"),
