@@ -25,6 +25,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
+from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.errors import BadInput
 from support.running.command import Runner
@@ -117,6 +118,17 @@ def test_wrong_memory_of_another_process_is_found(four_rounds: Trace) -> None:
 
     findings = replayed(four_rounds, handed=replace(PLAIN, advance=advance), until=None).verdict.findings
     assert findings and {one.rank for one in findings} == {1}
+
+
+@WHOLE
+def test_findings_in_processes_are_those_in_turns(four_rounds: Trace) -> None:
+    """Also findings about bits, whose known wrong contents are computed by closures."""
+    edits = next(fault.edits for fault in FAMILIES["rollback"] if fault.id == "commit-index-minus-one")
+    found, right = (replayed(four_rounds, *edits, ops="plain", strategy="snapshot", until=None, comm=comm)
+                    for comm in ("gloo", "lockstep"))  # fmt: skip
+    keys = [{(one.event, one.check, one.place, one.request, one.explained) for one in outcome.verdict.findings}
+            for outcome in (found, right)]  # fmt: skip
+    assert keys[0] == keys[1] and any(one.check == "bytes" for one in found.verdict.findings)
 
 
 @WHOLE

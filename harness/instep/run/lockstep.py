@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -217,7 +218,9 @@ class Lockstep:
         engine, found = self.participants.built.subject, [*results]
         if not isinstance(engine, RankedEngine):
             return found
-        bad = {(one.check, one.place, one.request, one.rank): one
+        if engine.group.size == len(engine.group.ranks):
+            return found
+        bad = {(one.check, one.place, one.request, one.rank): _sendable(one)
                for one in found if isinstance(one, Comparison) and not one.agrees}  # fmt: skip
         for rank, theirs in enumerate(engine.group.gather([bad])):
             if rank not in engine.group.ranks:
@@ -378,6 +381,13 @@ def run(
 def _at_receiver(result: Result) -> Result:
     """The result of an event that the second engine served."""
     return replace(result, kind=f"{result.kind} at the receiver") if isinstance(result, Comparison) else result
+
+
+def _sendable(finding: Comparison) -> Comparison:
+    """The finding with all its wrong contents computed, so that another process can read them."""
+    sides = finding.sides
+    return finding if sides is None else replace(
+        finding, sides=replace(sides, wrongs=partial(tuple, [*sides.wrongs()])))  # fmt: skip
 
 
 def _put(lockstep: Lockstep, result: Comparison | Skipped) -> bool:
