@@ -12,24 +12,27 @@ import pytest
 import torch
 from msgspec import structs
 
+from instep.campaign.relations import hold, relations
+from instep.campaign.relations.case import Case
 from instep.cli.record import make
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
-from instep.trace.file import Trace
+from instep.trace.file import Trace, read
 from instep.trace.header import Receiver, sound
 from instep.trace.policy import Transfer, read_policy, read_prompts
 from instep.verdict import Exit
 from instep_optimized import OptimizedEngine
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.transfer_between_engines import Wire
-from instep_proof.faults.catalogue import TRACES
+from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.traces import VOCAB, committed
 from support.running.covering import WHOLE, few
+from support.running.planting import planted_here
 
 MODEL = TRACES.parent / "drafters"
 
@@ -155,6 +158,34 @@ def test_engines_with_tiles_refuse_a_wire() -> None:
     with pytest.raises(Unsupported, match="states or KV in tiles"):
         OptimizedEngine(Checkpoint.open(MODEL, "vanilla"), setting.op_set(), setting.options(),
                         e.Capacity((1,), (1, 2), 8, 24), num_steps=1, wire=Wire())  # fmt: skip
+
+
+@few(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "setting"), [
+    ("faults/widths", Setting("ledger")), ("faults/shared", Setting("plain")),
+    ("faults/several", Setting("plain", strategy="columns", ranks=2, graphs=True, overlap=True)),
+    ("faults/block", Setting("plain")), ("trees", Setting("ledger")), ("slots", Setting("plain")),
+])  # fmt: skip
+def test_requests_that_move_after_each_round_continue(name: str, setting: Setting) -> None:
+    trace = read(TRACES.parent / f"{name}.jsonl")
+    case = Case.of(trace, Replay(trace, setting).plan, until=40)
+    (relation,) = relations(["moving"])
+    found = hold(case, relation)
+    assert found.verdict.exit is Exit.AGREED and found.lacks is None and not found.verdict.skipped
+    if setting.ops == "plain":
+        with planted_here(*by_id()["transfer-null-block"].edits):
+            wrong = hold(Case.of(trace, Replay(trace, setting).plan, until=40), relation).verdict
+        assert wrong.exit is Exit.DIVERGED
+
+
+def test_relation_of_moves_does_not_apply_to_tiles() -> None:
+    trace = read(TRACES / "widths.jsonl")
+    (relation,) = relations(["moving"])
+    case = Case.of(trace, Replay(trace, Setting("plain", kv_dtype="float8_e4m3fn")).plan)
+    assert hold(case, relation).lacks == "memory in tiles and narrow prefixes do not move to another engine"
+    alone = Case.of(trace, Replay(trace, Setting("plain")).plan, until=0)
+    assert [one.reason for one in hold(alone, relation).verdict.skipped] == ["no request of this trace could move"]
 
 
 @WHOLE

@@ -15,6 +15,7 @@ from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.rowwise_op_names import BY_ROW
+from instep_optimized.transfer_between_engines import Wire
 from instep_reference.contract.declared_rounding import PREFIXES
 from instep_reference.contract.engine import Admit, Load
 from instep_reference.contract.errors import Unsupported
@@ -103,10 +104,13 @@ class Case:
         plan = replace(self.plan, setting=replace(self.plan.setting, graphs=False, prompt_graphs=None))
         return replace(self, plan=plan, found=row_by_row(self.ops), by_rows=True, _records={})
 
-    def engine(self, header: Header, ops: Ops | None = None, **options: Any) -> Subject:
-        """Build an engine with the capacity and step counts of a header; `options` overrides fields of `Options`."""
+    def engine(self, header: Header, ops: Ops | None = None, wire: Wire | None = None, **options: Any) -> Subject:
+        """Build an engine with the capacity and step counts of a header; `options` overrides fields of `Options`.
+
+        wire: to another engine
+        """
         plan, setting, found = self.plan, self.plan.setting, ops or self.found
-        plan = replace(plan, capacity=header.room(), **header.steps(self._line))
+        plan = replace(plan, capacity=header.room(), wire=wire, **header.steps(self._line))
         if not isinstance(found, Ops):
             if options.keys() - {"layout"}:
                 raise Unsupported("an external engine has no such options")

@@ -1,4 +1,5 @@
-"""Modify instep's engine as no event can ask for: windows of one token, eager graphs, prefixes rounded from outside.
+"""Modify instep's engine as no event can ask for: windows of one token, eager graphs, prefixes rounded from outside,
+requests that move to another engine.
 
 This is the only place where a relation reaches into an engine. Leaves out: external engines.
 """
@@ -20,7 +21,8 @@ from instep_optimized.memory.tiled_units import Copied, tensors
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.round_for_step_count import Body, Round
 from instep_reference.contract.declared_rounding import Storage
-from instep_reference.contract.engine import Committed, Forwarded, Path, Row
+from instep_reference.contract.engine import Committed, Drafted, Forwarded, Path, Row
+from instep_reference.contract.place_names import See
 
 from ...adapters import Subject
 from ...oracle.storage_rounding import kept_states
@@ -154,3 +156,114 @@ def eagerly(ops: Ops, body: Callable[[Ops, Break], T]) -> tuple[Again, T]:
 
     outputs = body(ops, lambda eager, like: torch.zeros(like.shape, dtype=like.dtype, device=like.device))
     return Again(lambda: body(ops, at_once), outputs), outputs
+
+
+class MovingEngine:
+    """Two engines with a wire between them as one engine: everything moves to the other one after each round.
+
+    Requests move if none is within a round and none is preempted. Prefixes and saved states move with them.
+    """
+
+    def __init__(self, here: Subject, there: Subject) -> None:
+        self._here: Any = here
+        self._there: Any = there
+        self._prompts: dict[str, tuple[Any, ...]] = {}
+        self._within, self._preempted, self._named, self._aside = set[str](), set[str](), set[str](), set[str]()
+        self.moves = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._here, name)
+
+    def watch(self, see: See) -> None:
+        self._here.watch(see)
+        self._there.watch(see)
+
+    def admit(self, request: str, prompt: tuple[int, ...], *more: Any) -> None:
+        self._here.admit(request, prompt, *more)
+        self._prompts[request] = (prompt, *more)
+
+    def draft(self, requests: tuple[str, ...], *more: Any) -> Drafted:
+        drafted: Drafted = self._here.draft(requests, *more)
+        self._within |= {*requests}
+        return drafted
+
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+        done: Forwarded = self._here.forward(rows)
+        self._named |= {under for row in rows for under in (*row.inner, row.track) if under}
+        self._move()
+        return done
+
+    def commit(self, requests: tuple[str, ...], accepted: Any = None, track: tuple[str, ...] = (),
+               caps: tuple[int, ...] = ()) -> Committed:
+        done: Committed = self._here.commit(requests, accepted, track, caps)
+        self._within -= {*requests}
+        self._named |= {under for name, under in zip(requests, track, strict=False) if name in done.tracked}
+        self._move()
+        return done
+
+    def set_num_steps(self, num_steps: int) -> None:
+        self._here.set_num_steps(num_steps)
+        self._there.set_num_steps(num_steps)
+
+    def save(self, request: str, name: str) -> None:
+        self._here.save(request, name)
+        self._named.add(name)
+
+    def offload(self, name: str) -> None:
+        self._here.offload(name)
+        self._aside.add(name)
+
+    def fetch(self, name: str) -> None:
+        self._here.fetch(name)
+        self._aside.discard(name)
+
+    def evict(self, name: str) -> None:
+        self._here.evict(name)
+        self._named.discard(name)
+        self._aside.discard(name)
+
+    def preempt(self, request: str) -> None:
+        self._here.preempt(request)
+        self._preempted.add(request)
+
+    def resume(self, request: str) -> None:
+        self._here.resume(request)
+        self._preempted.discard(request)
+
+    def finish(self, request: str) -> None:
+        self._here.finish(request)
+        del self._prompts[request]
+
+    def abort(self, request: str) -> None:
+        self._here.abort(request)
+        del self._prompts[request]
+        self._within.discard(request)
+        self._preempted.discard(request)
+
+    def _move(self) -> None:
+        """Move everything to the other engine, if it can move now."""
+        if self._within or self._preempted or not self._prompts:
+            return
+        here, there = self._here, self._there
+        for name in sorted(self._named, key=lambda name: name not in self._aside):  # there is room for them at first
+            if name not in self._aside:
+                here.offload(name)
+            there.fetch(name)
+            if name in self._aside:
+                there.offload(name)
+        for name, given in self._prompts.items():
+            begun = here.state(name).length > 0
+            if begun:
+                here.save(name, MOVED)
+                here.offload(MOVED)
+            here.abort(name)
+            there.admit(name, *given)
+            if begun:
+                there.fetch(MOVED)
+                there.load(name, MOVED)
+                there.evict(MOVED)
+        self._here, self._there = there, here
+        self.moves += 1
+
+
+MOVED = "a request that moves"

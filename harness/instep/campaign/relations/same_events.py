@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from instep_optimized.ops.fused import exact_of, in_parts
+from instep_optimized.transfer_between_engines import Wire
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.errors import Unsupported
 
+from ...adapters import Subject
 from ...adapters.strategy_by_name import OPTIONS
 from ...player import Player
 from ...run.build_compared_engines import participants_of
 from ...trace.file import Trace
-from ...verdict import Tier
+from ...verdict import Comparison, Skipped, Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
 from .case import Case, Relation, Results, our_own
-from .engine_modifications import eager_graphs, rounded_from_outside
+from .engine_modifications import MovingEngine, eager_graphs, rounded_from_outside
 from .request_timelines import RewrittenTrace, as_traced
-from .rewrites import moved, with_full_caps, without_caps
+from .rewrites import in_one_page, moved, with_full_caps, without_caps
 
 Arms = Callable[[Case], Iterable[tuple[Arm, Arm]]]
 FINITE = 12288.0  # exact in every float dtype, and larger than any value in a model
@@ -125,6 +128,27 @@ def narrow_and_plain(case: Case) -> Iterator[tuple[Arm, Arm]]:
            Arm("plain copies of rounded states", rounded_from_outside(plain, rounds), rewritten))
 
 
+def moving_and_staying(case: Case) -> Results:
+    """One engine, and two with other pools and page sizes between which every request moves after each round."""
+    rewritten, wire = as_traced(case.trace), Wire()
+    both = MovingEngine(*(
+        case.engine(header, wire=wire) for header in (rewritten.header, in_one_page(case.trace).header)))
+    one, other = Arm("staying", case.engine(rewritten.header), rewritten), Arm("moving", cast(Subject, both), rewritten)
+    results = list(ABRun("moving", one, other).run())
+    wrong = any(isinstance(result, Comparison) and not result.agrees for result in results)
+    yield from results if both.moves or wrong else [Skipped("moving", 0, "no request of this trace could move")]
+
+
+def stays(case: Case) -> str | None:
+    """Why nothing can move to another engine."""
+    if case.ops is None:
+        return "an external engine has no second one that fetches what it offloads"
+    options = case.plan.setting.options()
+    if any(isinstance(one, Blocked) for one in (options.state, options.kv)) or case.plan.setting.kept:
+        return "memory in tiles and narrow prefixes do not move to another engine"
+    return "pipeline stages have no second engine" if case.plan.setting.stages > 1 else None
+
+
 def no_narrow_prefixes(case: Case) -> str | None:
     if case.ops is None:
         return "an external engine keeps its prefixes itself"
@@ -167,6 +191,10 @@ PAIRWISE: tuple[Relation, ...] = (
         "strategies", "every way to commit leaves the same bits", other_strategies,
         "a strategy that keeps its copy of a state in a narrower dtype",
         lacks=our_own("an external engine has only its own commit strategy"),
+    ),
+    Relation(
+        "moving", "a request that moves to another engine and back continues as if it had stayed",
+        "a transfer that leaves out the last row of the draft head's KV", (Tier.BITWISE,), moving_and_staying, stays,
     ),
     pairwise(
         "full_caps", "a cap at the number of drafts is no cap",
