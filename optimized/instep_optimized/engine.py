@@ -91,7 +91,7 @@ class OptimizedEngine:
         """
         whole = checkpoint.config
         if comm is not None:
-            checkpoint, ops = of_rank(checkpoint, ops, options, comm)
+            checkpoint, ops, options = of_rank(checkpoint, ops, options, comm)
         config = checkpoint.config
         capacity = replace(capacity, block=options.drafter == BLOCK)
         self._device, self._options = torch.device(options.device), options

@@ -62,7 +62,8 @@ def built(
         must_fill_pitch(kept)
     wanted, guarded = distinct(always + kept), options.guarded and not ops.packed
     try:
-        memory = Memory(wanted, capacity, guarded=guarded, poison=options.poison, device=device)
+        memory = Memory(wanted, capacity, guarded=guarded, poison=options.poison, device=device,
+                        first=options.first_head * config.key_dim * config.value_dim)  # fmt: skip
     except (MemoryError, RuntimeError, TypeError) as error:  # the pools do not fit
         if {options.strategy, options.conv} & ops.keepers.keys():  # their demands may be the cause
             largest = max(wanted, key=lambda demand: demand.bytes(guarded))

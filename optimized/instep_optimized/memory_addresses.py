@@ -15,10 +15,14 @@ StateLayout = Literal["VK", "KV"]
 
 
 class Chance(NamedTuple):
-    """Stochastic rounding (`Blocked.seed`): the counters of one layer, in addition to tokens and elements."""
+    """Stochastic rounding (`Blocked.seed`): the counters of one layer, in addition to tokens and elements.
+
+    first: number of a state's first element in the state of the whole model, of which a rank has some heads
+    """
 
     seed: int
     layer: int
+    first: int = 0
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class Options:
     experts     the part of routed experts that a rank has: columns of each, or whole experts (`shards.EXPERTS`)
     scratch     index of the scratch memory of verified windows: the row in the batch, or the request's own row, as
                 several batches may be in flight
+    first_head  number of the first value head of a rank in the whole model
     poison      the value that fills fresh and freed units; None: fresh units are zeros, freed units stay as they are
     """
 
@@ -83,6 +84,7 @@ class Options:
     batches: tuple[int, ...] | None = None
     prompt_graphs: tuple[int, ...] | None = None
     experts: str = COLUMNS
+    first_head: int = 0
     scratch: Literal["row", "request"] = "row"
 
 

@@ -91,6 +91,19 @@ def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str, graphs: boo
 
 
 @WHOLE
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("ops", ["plain", "triton"])
+def test_states_of_ranks_are_rounded_with_the_numbers_of_the_whole(
+    four_rounds_bf16: Trace, ops: str, dtype: str
+) -> None:
+    rounded = {"dtype": "bfloat16", "state_dtype": dtype, "state_rounding": "stochastic:5"}
+    assert replayed(four_rounds_bf16, ops=ops, **rounded).verdict.exit == Exit.AGREED
+    counted = Edit.of(OVER, "first_head={comm.rank * config.value_heads => 0}")
+    findings = replayed(four_rounds_bf16, counted, ops=ops, **rounded).verdict.findings
+    assert findings and {one.rank for one in findings if one.place.component == "state"} == {1}
+
+
+@WHOLE
 def test_sums_of_parts_in_16_bits_are_declared(four_rounds_bf16: Trace) -> None:
     outcome = replayed(four_rounds_bf16, ops="plain", dtype="bfloat16")
     assert outcome.verdict.exit == Exit.AGREED
@@ -160,8 +173,6 @@ def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
     (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
     (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
     (("--ops", "plain", "--experts", "whole"), "--experts: found whole with one rank, expected --ranks 2 or more"),
-    (("--ops", "plain", "--ranks", "2", "--state-dtype", "bfloat16", "--state-rounding", "stochastic:1"),
-     "several ranks with stochastic rounding of states"),
 ])  # fmt: skip
 def test_ranks_that_are_not_there_are_refused(
     four_rounds: Trace, instep: Runner, words: tuple[str, ...], says: str

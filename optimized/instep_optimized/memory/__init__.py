@@ -25,9 +25,10 @@ class Memory:
 
     def __init__(
         self, wanted: tuple[Demand, ...], capacity: Capacity, *, guarded: bool, poison: float | None,
-        device: torch.device,
+        device: torch.device, first: int = 0,
     ) -> None:
-        self.device = device
+        """first: as in `Chance`"""
+        self.device, self._first = device, first
         self.pools = {d.name: Pool(d, guarded=guarded, poison=poison, device=device) for d in wanted}
         self.slots, self.request_rows = Slots(capacity.slots), request_rows(len(capacity.slots))
         self.pages = PageTable(capacity.pages, capacity.page_size, capacity.max_positions)
@@ -43,7 +44,7 @@ class Memory:
         """Return a layer's units of a pool, with their scales, if it is stored in tiles."""
         pool, scales = self.pools[name], self.pools.get(name + SCALES)
         seed = None if pool.demand.tiles is None else pool.demand.tiles.seed
-        chance = None if seed is None else Chance(seed, layer)
+        chance = None if seed is None else Chance(seed, layer, self._first)
         return Units(pool.units(layer), None if scales is None else scales.units(layer), chance)
 
     def layers(self, name: str) -> tuple[int, ...]:

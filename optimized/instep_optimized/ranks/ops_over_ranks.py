@@ -23,7 +23,7 @@ import torch
 from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.declared_rounding import REDUCED, Blocked, Product
+from instep_reference.contract.declared_rounding import REDUCED, Product
 from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
@@ -38,11 +38,9 @@ BY_ROW = "mixer"  # the component that a linear by row makes
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
-def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> tuple[Checkpoint, Ops]:
-    """Return the checkpoint and the op set of one rank, or refuse settings that have no ranks yet."""
+def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> tuple[Checkpoint, Ops, Options]:
+    """Return the checkpoint, the op set and the options of one rank, or refuse settings that have no ranks yet."""
     for refused, why in (
-        (isinstance(options.state, Blocked) and options.state.seed is not None,
-         f"stochastic rounding of states ({options.state}): its numbers count the heads of the whole model"),
         (options.drafter == BLOCK, "a block drafter: the parts of its tensors are not declared"),
         (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
     ):  # fmt: skip
@@ -50,7 +48,8 @@ def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> t
             raise Unsupported(f"several ranks with {why} (ranks {comm.size})")
     config = shards.config_of(checkpoint.config, comm.size, options.experts)
     cut = replace(checkpoint, config=config, tensors=_Cut(checkpoint, comm, options.experts == shards.WHOLE))
-    return cut, over_ranks(ops, comm, checkpoint.config, options)
+    own = replace(options, first_head=comm.rank * config.value_heads)
+    return cut, over_ranks(ops, comm, checkpoint.config, options), own
 
 
 class _Cut(Mapping[str, torch.Tensor]):

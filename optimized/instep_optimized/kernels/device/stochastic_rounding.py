@@ -29,13 +29,15 @@ BF16_FROM = tl.constexpr(0x7F7F0000)
 def counters(part: Part, *stored: Address | None) -> tuple[Any, ...]:
     """Counters for stochastic rounding: (tokens before the rows [B], layer, the seed's two words), or four times None.
 
+    The upper word of the layer is the number of a rank's first element in the state of the whole model.
+
     With None, Triton compiles no stochastic rounding: the kernel has the code that it has without it.
     """
     chance = next((one.chance for one in (part.read, *stored) if one is not None and one.chance is not None), None)
     if chance is None:
         return 4 * (None,)
     assert part.before is not None, "whoever stores states by chance knows how many tokens are in them"
-    return part.before, chance.layer, _word(chance.seed), _word(chance.seed >> 32)
+    return part.before, chance.layer + (chance.first << 32), _word(chance.seed), _word(chance.seed >> 32)
 
 
 def _word(number: int) -> int:
@@ -71,6 +73,7 @@ def fallen(x, by, dtype: tl.constexpr):
 def drawn(element, tokens, layer, low, high):
     """Draw the bits, below 2 ** BITS, that decide how an element is rounded."""
     a, b, c = element.to(tl.uint32), tokens.to(tl.uint32), layer.to(tl.uint32)
+    a += (layer.to(tl.int64) >> 32).to(tl.uint32)
     d = c * 0
     low, high = low.to(tl.uint32), high.to(tl.uint32)
     for _ in tl.static_range(10):

@@ -18,7 +18,7 @@ WORD, HALF = (1 << 32) - 1, (1 << 16) - 1
 
 def uniforms(chance: Chance, tokens: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Draw [n, *shape] fp32 below 1, in logical order, for states [n] that contain these numbers of tokens."""
-    element = torch.arange(math.prod(shape), device=tokens.device)
+    element = torch.arange(math.prod(shape), device=tokens.device) + chance.first
     a, b, c, d = element, tokens[:, None] & WORD, torch.full_like(element, chance.layer), torch.zeros_like(element)
     low, high = chance.seed & WORD, chance.seed >> 32 & WORD
     for _ in range(10):
