@@ -75,7 +75,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "chance-of-the-layer", "chance-other", "All layers fall by the numbers of the first one.",
-        (Edit("instep_optimized/memory/__init__.py", "Chance(seed, layer)", "Chance(seed, 0)"),),
+        (Edit("instep_optimized/memory/__init__.py", "Chance(seed, layer, self._first)", "Chance(seed, 0)"),),
         "rounds", CHANCE, ("derived",), ("identity", "bytes", "directed"), mistake="random-bits-of-another-layer",
     ),
     Fault(
