@@ -224,7 +224,7 @@ def _memory_of(recording: Path, event: int, layers: int) -> None:
         tensors(recording, 10, name, lambda x, name=name: shown(recording, event)[name])
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize(("change", "says"), [
     (lambda r: None, ""), (lambda r: _memory_of(r, 7, 3), ""),
     (lambda r: tensors(r, 10, "state.a.1", lambda x: shown(r, 10)["state.b.1"]), 'holds the state of request "b"'),

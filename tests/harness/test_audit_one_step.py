@@ -194,7 +194,8 @@ def test_a_range_of_texts_without_events_is_refused(tmp_path: Path, instep: Runn
         instep("audit", file, "--model", TINY, "--events", "0:1"))
 
 
-@pytest.mark.parametrize(("wrong", "exit"), [(False, Exit.INCONCLUSIVE), (True, Exit.DIVERGED)])
+@few(1)
+@pytest.mark.parametrize(("wrong", "exit"), [(True, Exit.DIVERGED), (False, Exit.INCONCLUSIVE)])
 def test_an_interrupted_audit_reports_the_events_so_far(copy: Path, wrong: bool, exit: Exit) -> None:
     if wrong:
         tensors(copy, 10, "state.a.0", lambda x: x.flip(0))
@@ -314,6 +315,7 @@ def test_a_step_from_the_state_of_another_request_is_named(copy: Path) -> None:
     assert found.diagnosis == 'was continued from the state of request "a", 2 rounds ago'
 
 
+@few(2)
 @pytest.mark.parametrize(("says", "window", "state"), [
     ("was continued from the state of 8 tokens before", 36, 28),
     ("was continued with the conv window of 2 tokens later", 38, 36),

@@ -122,7 +122,7 @@ def test_a_yardstick_follows_the_truth_and_stays_sharp(trace: Trace, plant: Any)
     assert (first.event, first.place.component, first.check) == (2, "mlp", "derived")
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("fault", HERE, ids=lambda fault: fault.id)
 def test_a_fault_of_experts_is_found_located_and_named(fault: Fault, small: Trace) -> None:
     found_as_expected(fault, small, TO_ARITHMETIC, given=True)
