@@ -41,7 +41,7 @@ def named(answer: Any) -> dict[str, Tensor]:
 ])  # fmt: skip
 def test_every_case_agrees_with_the_reference(op: str) -> None:
     """Engines compare these ops with it in fp64, too (`test_engine_reference.py`)."""
-    assert kit.served(kit.op_cases(op), PLAIN).must_agree()
+    assert kit.served(kit.op_cases(op, trees=True), PLAIN).must_agree()
 
 
 @pytest.mark.parametrize("case", [c for c in ROW_CASES if "empty" not in c.name], ids=str)

@@ -1,11 +1,11 @@
-"""Windows that are trees, op by op: the rows of a path are the rows of the same tokens as a chain.
+"""Windows that are trees, op by op: what must not reach a node, and chains, which keep their bits next to trees.
 
-Leaves out: the whole-number ops (`test_index_ops.py`), and rounds of an engine (`test_engine_trees.py`).
+Leaves out: what a node computes (`test_ops_plain.py` for numbers, `test_engine_trees.py` for labels, too), and the
+whole-number ops (`test_index_ops.py`).
 """
 
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -16,13 +16,12 @@ from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from support.independent.integer_labels import block, here, rows
-from support.inputs.tree_windows import Launch, chain, drawn, path
+from support.inputs.tree_windows import Launch, chain, path
 
 Tensor = torch.Tensor
 H, HV, K, V, C, W, SIZE = 1, 2, 4, 3, 10, 4, 12
 SETS = pytest.mark.parametrize("ops", [PLAIN, LEDGER], ids=lambda ops: ops.name)
 FORKED = (-1, 0, 0, 1, 1, 2, 3)  # a branch that is left and gone back to, twice
-LAUNCH = Launch((FORKED, drawn(Random(3), 9), chain(5), (-1,), drawn(Random(4), 7)), width=9)
 SLOTS = (4, 2, 7, 1, 3)
 
 
@@ -51,72 +50,12 @@ def part_of(launch: Launch, pool: Tensor, each: Tensor, ring: Ring | None = None
     )
 
 
-def alone(part: Part, number: int, length: int, each: Tensor, ring: Ring | None = None) -> Part:
-    """A chain of one request of the part."""
-    one = slice(number, number + 1)
-    return Part(
-        "window", torch.zeros(1, dtype=torch.int64), torch.tensor([length]), length,
-        Address(part.read.pool, part.read.units[one]), part.fresh[one],
-        per_row=Address(each, torch.zeros(1, dtype=torch.int64)), ring=ring,
-    )
-
-
-@SETS
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_conv_reads_the_inputs_of_a_node_s_ancestors(ops: Ops, dtype: torch.dtype) -> None:
-    draw = Draw(ops, dtype)
-    x, pool = draw((LAUNCH.rows,), C), draw((8, W - 1), C).transpose(1, 2)
-    given = {"weight": Draw(PLAIN, dtype)((C,), W), "to": here("mixed")}
-    each = draw((len(SLOTS), 9, W - 1), C).transpose(2, 3)
-    part = part_of(LAUNCH, pool, each)
-    out = ops.conv(x=x, parts=(part,), **given)
-    for number, tree in enumerate(LAUNCH.trees):
-        for node in range(len(tree)):
-            taken = [number * LAUNCH.width + at for at in path(tree, node)]
-            kept = torch.zeros_like(each[:1])
-            right = ops.conv(x=x[taken], parts=(alone(part, number, len(taken), kept),), **given)
-            assert same_bits(out[taken[-1]], right[-1]), (number, node)
-            assert same_bits(each[number, node], kept[0, len(taken) - 1]), (number, node)
-        assert not out[number * LAUNCH.width + len(tree) : (number + 1) * LAUNCH.width].any()
-
-
 def ring_of(draw: Draw, keeps: Keeps, slots: tuple[int, ...]) -> Ring:
     """Three, two, no .. tokens are pending; rows are kept after them, around the end of the ring."""
     k, v, gates = draw((8, SIZE), H, K), draw((8, SIZE), HV, V), [draw((8, SIZE), HV) for _ in range(2)]
     kept: Updates | Inputs = Updates(k, gates[0], v) if keeps == "update" else Inputs(k, v, -gates[0].abs(), gates[1])
     begin, pending = (torch.arange(len(slots)) * 3 + 7) % SIZE, torch.tensor([3, 2, 0, 1, 2])[: len(slots)]
     return Ring(kept, torch.tensor(slots), begin, pending, (begin + pending) % SIZE)
-
-
-@SETS
-@pytest.mark.parametrize("keeps", ["update", "inputs"])
-def test_the_delta_rule_continues_the_state_of_the_parent(ops: Ops, keeps: Keeps) -> None:
-    draw = Draw(ops)
-    inputs = GdnInputs(*(draw((LAUNCH.rows,), *shape) for shape in ((H, K), (H, K), (HV, V), (HV,), (HV,))))
-    if not draw.label:
-        inputs = inputs._replace(log_decay=-inputs.log_decay.abs())
-    pool, each = draw((8,), HV, K, V), draw((len(SLOTS), 9), HV, K, V)
-    ring = ring_of(draw, keeps, SLOTS)
-    before = [entries.clone() for entries in ring.kept]
-    part = part_of(LAUNCH, pool, each, ring)
-    given: dict[str, Any] = {"dtype": inputs.v.dtype, "to": here("core")}
-    out = ops.gdn(inputs=inputs, parts=(part,), **given)
-    for number, tree in enumerate(LAUNCH.trees):
-        for node in range(len(tree)):
-            taken = [number * LAUNCH.width + at for at in path(tree, node)]
-            one = slice(number, number + 1)
-            own = Ring(type(ring.kept)(*(x.clone() for x in before)), ring.units[one], ring.begin[one],
-                       ring.pending[one], ring.keep[one])  # fmt: skip
-            after = torch.zeros_like(each[:1])
-            right = ops.gdn(inputs=GdnInputs(*(x[taken] for x in inputs)),
-                            parts=(alone(part, number, len(taken), after, own),), **given)  # fmt: skip
-            assert same_bits(out[taken[-1]], right[-1]), (number, node)
-            assert same_bits(each[number, node], after[0, len(taken) - 1]), (number, node)
-            slot, first = SLOTS[number], int(ring.keep[number])
-            for mine, theirs in zip(ring.kept, own.kept, strict=True):  # of a node, where its row would be kept
-                entry = theirs[slot, (first + len(taken) - 1) % SIZE]
-                assert same_bits(mine[slot, (first + node) % SIZE], entry), (number, node)
-        assert not out[number * LAUNCH.width + len(tree) : (number + 1) * LAUNCH.width].any()
 
 
 def reading(draw: Draw, launch: Launch, before: int = 6, size: int = 4) -> tuple[Tensor, Pages]:
@@ -141,34 +80,6 @@ def reading(draw: Draw, launch: Launch, before: int = 6, size: int = 4) -> tuple
 def near(ops: Ops, found: Tensor, right: Tensor) -> bool:
     """Labels are equal; sums over positions may have another order."""
     return same_bits(found, right) if ops is LEDGER else bool(((found - right).abs() <= 1e-12).all())
-
-
-@SETS
-def test_a_node_attends_to_its_ancestors_alone(ops: Ops) -> None:
-    draw = Draw(ops, torch.float64)
-    query, pages = reading(draw, LAUNCH)
-    out = ops.attend(query=query, pages=pages, to=here("attended"))
-    for number, tree in enumerate(LAUNCH.trees):
-        for node in range(len(tree)):
-            taken = path(tree, node)
-            row, before = number * LAUNCH.width + node, int(pages.before[number])
-            pools = [x.clone() for x in (pages.keys, pages.values)]
-            for depth, at in enumerate(taken):  # the path, where a chain has it
-                (page, offset), (to, other) = (divmod(before + n, 4) for n in (at, depth))
-                for pool in pools:
-                    pool[pages.table[number + 1, to], other] = pool[pages.table[number + 1, page], offset]
-            one = replace(
-                pages, keys=pools[0], values=pools[1], slots=pages.slots[number, None], begin=torch.zeros(1).long(),
-                count=torch.ones(1).long(), before=torch.tensor([before + len(taken) - 1]), most=1, ancestors=None,
-                nodes=0,
-            )  # fmt: skip
-            right = ops.attend(query=query[row, None], pages=one, to=here("attended"))[0]
-            assert near(ops, out[row], right), (number, node)
-            # A single row, as in the draft head, sees the same.
-            single = replace(one, keys=pages.keys, values=pages.values, before=torch.tensor([before]),
-                             ancestors=pages.ancestors[row, None], nodes=LAUNCH.width)  # fmt: skip
-            again = ops.attend(query=query[row, None], pages=single, to=here("attended"))[0]
-            assert near(ops, again, right), (number, node)
 
 
 def test_a_nan_in_a_sibling_does_not_reach_a_node() -> None:
