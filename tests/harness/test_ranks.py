@@ -136,22 +136,28 @@ def test_experts_are_on_two_ranks(experts: Trace, how: dict[str, Any]) -> None:
 OTHERS = "others = {(numbers < held.start) | (numbers >= held.stop) => %s}"
 
 
-@pytest.mark.parametrize(("edit", "part"), [
-    pytest.param(Edit.of(OVER, OTHERS % "numbers < held.start"), "whole", id="experts-on-two-ranks"),
+@pytest.mark.parametrize(("edit", "part", "says"), [
+    pytest.param(Edit.of(OVER, OTHERS % "numbers < held.start"), "whole", "has the experts of rank 1 twice",
+                 id="experts-on-two-ranks"),
     pytest.param(Edit.of(OVER, OTHERS % "(numbers % 2 == self._comm.rank) ^ ('down' in name)"), "whole",
+                 "lacks expert",
                  id="other-experts-in-the-last-product", marks=WHOLE),
     pytest.param(Edit.of(OVER, OTHERS % "(numbers < held.start) | (numbers >= held.stop - 1)"), "whole",
+                 "lacks the experts of rank 0",
                  id="experts-on-no-rank", marks=WHOLE),
     pytest.param(Edit.of(SHARDS, "Shard(1, {(experts, experts) => (Segment(2 * config.expert_intermediate),)})"),
-                 "columns", id="gate-and-up-as-one-segment", marks=WHOLE),
+                 "columns", "the ranks have gate and up of the experts as one block",
+                 id="gate-and-up-as-one-segment", marks=WHOLE),
     pytest.param(Edit.of(OVER, "return {part_of(self._whole[name], shards.weight(self._config, name), self._comm) => "
                                "self._whole[name] if 'shared_expert.' in name else "
                                "part_of(self._whole[name], shards.weight(self._config, name), self._comm)}"), "whole",
+                 "has the shared expert 2 times: it is whole on every rank",
                  id="shared-expert-on-every-rank", marks=WHOLE),
 ])  # fmt: skip
-def test_wrong_part_of_experts_is_found(experts: Trace, edit: Edit, part: str) -> None:
+def test_wrong_part_of_experts_is_found_and_named(experts: Trace, edit: Edit, part: str, says: str) -> None:
     (found, *_) = replayed(experts, edit, experts=part).verdict.findings
     assert (found.event, found.check, found.place) == (2, "derived", Place("trunk", 0, "mlp"))
+    assert found.diagnosis.startswith(says)
 
 
 @WHOLE

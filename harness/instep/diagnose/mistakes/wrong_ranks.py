@@ -42,6 +42,7 @@ def ranks(case: Case) -> Iterator[Explanation]:
     if facts is None or case.piece is None:
         return
     yield from _sums(case, facts.size)
+    yield from _experts(case, facts.size)
     yield from _weights(case, facts)
     yield from _tokens(case, facts.size)
 
@@ -99,6 +100,32 @@ def _parts(case: Case, size: int) -> Parts | None:
         made = torch.stack([swiglu(_cut(expert, size)[rank], x) for expert in mix.mlp.experts])
         found.append(torch.einsum("te,etd->td", weighed, made) + replace(mix, mlp=own).shared())
     return found, None
+
+
+def _experts(case: Case, size: int) -> Iterator[Explanation]:
+    """Routed experts that several ranks have as a whole, or none, and experts that are cut as one block."""
+    x, mix = case.own("post_normed"), mixture(case)
+    if case.component != "mlp" or x is None or mix is None:
+        return
+    weighed, held = mix.weighed(mix.shares(mix.top, mix.config.norm_topk)), Segment(len(mix.mlp.experts))
+    made = torch.stack([swiglu(expert, x) for expert in mix.mlp.experts])
+    for rank in range(size) if held.fits(size) else ():
+        mine = held.held(rank, size)
+        part = torch.einsum("te,etd->td", weighed[:, mine.start : mine.stop], made[mine.start : mine.stop])
+        yield Explanation(f"has the experts of rank {rank} twice", case.right + part)
+        yield Explanation(f"lacks the experts of rank {rank}", case.right - part)
+    blocks = torch.stack([sum((swiglu(part, x) for part in _as_one_block(expert, size)), torch.zeros_like(x))
+                          for expert in mix.mlp.experts])  # fmt: skip
+    yield Explanation("the ranks have gate and up of the experts as one block, not of each half",
+                      case.right + torch.einsum("te,etd->td", weighed, blocks - made))  # fmt: skip
+
+
+def _as_one_block(mlp: MlpWeights, size: int) -> Iterator[MlpWeights]:
+    """The parts of an expert whose gate and up are cut as one matrix."""
+    rows = torch.tensor_split(torch.cat([mlp.gate, mlp.up]), size)
+    for both, down in zip(rows, torch.tensor_split(mlp.down, size, 1), strict=True):
+        gate, up = torch.tensor_split(both, 2)
+        yield MlpWeights(gate, up, down)
 
 
 def _cut(mlp: MlpWeights, size: int) -> list[MlpWeights]:
