@@ -60,8 +60,8 @@ from .refusals import Refusals
 from .request_record import Request, logical
 from .round_for_step_count import CAPPED, IDLE, Round, inputs_of, kind_of, tree_inputs
 from .tracked_prefixes import Prefixes
-from .transfer.to_device import HOST, ints
-from .transfer.to_host import Drafts, HostCopy, Parents, Roots
+from .transfer.to_device import HOST, ints, sent
+from .transfer.to_host import CutPicks, Drafts, HostCopy, Parents, Roots
 from .transfer_between_engines import Courier, Wire
 from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
@@ -100,7 +100,7 @@ class OptimizedEngine:
         self._capacity, self._vocab = capacity, config.vocab
         self._controller = controller(controlled, num_steps, adaptive, lag)
         check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
-              interval=capacity.track_interval)
+              interval=capacity.track_interval, device_widths=capacity.device_widths)
         if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
@@ -118,7 +118,7 @@ class OptimizedEngine:
         self._tiers = Tiers(self._saved, self._device, capacity.tracked, courier)
         self._prefixes = Prefixes(self._memory, capacity, self._saved, NarrowStates.of(types_of(options, ops)))
         self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers, self._vocab,
-                                  capacity.track_interval)
+                                  capacity.track_interval, device_widths=capacity.device_widths)
         self._graphs = prepared(
             ops, self._rounds.values(), self._device, batches=options.batches, comm=comm) if options.graphs else None
         self._prompt_graphs = None if self._graphs is None or options.prompt_graphs is None else PromptGraphs(
@@ -152,6 +152,8 @@ class OptimizedEngine:
             raise Unsupported("no draft head is in use: a draft event must bring its picks")
         self._refusals.draft(requests, picks, trees, steps)
         drafted = self._named(requests)
+        if drafted and nodes is None and self._capacity.device_widths:
+            return self._draft_widths(drafted, picks, [len(tree) for tree in trees])
         if not drafted:
             empty = torch.zeros(len(drafted), len(alike), dtype=torch.int64, device=self._device)
             return Drafted(empty, empty.clone(), empty.clone() if grown else None)
@@ -176,6 +178,26 @@ class OptimizedEngine:
         said = self._run(kind, drafted, forced, tree=shapes, join=partial(torch.stack, dim=1))
         if shaped:
             said, steps = cut_to_trees(said, trees, width), max(map(len, trees))
+        return split_tables(said, steps, headed=self._model.drafter is not None)
+
+    def _draft_widths(
+        self, drafted: Sequence[Request], picks: Sequence[Sequence[int]] | None, widths: Sequence[int]
+    ) -> Drafted:
+        """Draft chains whose widths go to the device. From here on the host counts all drafts of the step count."""
+        steps, table = self._round.num_steps, self._memory.slot_table
+        assert table.nodes is not None, "the device knows the widths"
+        slots, nodes = sent([[self._memory.slots.of(one.name) for one in drafted], [1 + width for width in widths]],
+                            self._device)
+        wanted = {one.name: self._capacity.drafted(steps, steps) for one in drafted}
+        self._grow(drafted, lambda exact: write_set.draft_wants(wanted, self._requests, exact=exact))
+        for request in drafted:
+            request.parents = tuple(range(steps))
+        self._ops.store_rows(rows=nodes, pool=table.nodes, locations=slots)
+        given = [()] * len(drafted) if picks is None else picks
+        forced = [[*one, *[-1 if picks is None else 0] * (steps - len(one))] for one in given]
+        said = self._run("draft", drafted, forced, join=partial(torch.stack, dim=1))
+        behind = torch.arange(steps, device=self._device) >= nodes[:, None] - 1
+        said = said.view(len(drafted), -1, steps).masked_fill(behind[:, None], -1).flatten(1)
         return split_tables(said, steps, headed=self._model.drafter is not None)
 
     def _grown(
@@ -222,6 +244,7 @@ class OptimizedEngine:
             replay = None if self._prompt_graphs is None else self._prompt_graphs.target(plan, self._see)
             own, roots, final, inner = self._run_chunks(plan, replay)
         said = zip(plan, torch.split(own, [p.asked for p in plan]), strict=True)
+        nodes = self._nodes(requests) if "verify" in kinds else None
         for p in plan:
             p.ran()
         self._forwarded(sum(row.kind == "decode" for row in rows))
@@ -229,7 +252,9 @@ class OptimizedEngine:
         self._prefixes.chosen(self._requests, chosen)
         within = self._prefixes.inside_chunks(inner)
         tracked = {} if final is None else self._prefixes.of_chunks(self._base, at.strategy, plan, final)
-        return Forwarded(chosen, {p.request.name: picks for p, picks in said if p.asked}, tracked, within)
+        answers = {p.request.name: picks for p, picks in said if p.asked}
+        return Forwarded(chosen, answers if nodes is None else CutPicks(answers, HostCopy(nodes, immutable=True)),
+                         tracked, within)
 
     def commit(
         self, requests: tuple[str, ...], accepted: tuple[Path, ...] | None = None, track: tuple[str, ...] = (),
@@ -396,6 +421,8 @@ class OptimizedEngine:
         kind = kind_of(kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.ragged else None
+        if counts is not None and self._capacity.device_widths:
+            counts = [count if request.parents is None else -1 for count, request in zip(counts, requests, strict=True)]
         inputs = inputs_of(
             slots, range(len(slots)) if rows is None else rows, body.width, forced,
             self._device if self._graphs is None else HOST, counts, uniforms, tree, kinds,
@@ -409,6 +436,8 @@ class OptimizedEngine:
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
         if seen:
             lens = answer[-1] if kind in ("commit", CAPPED) else counts
+            if counts is not None and self._capacity.device_widths and lens is counts:
+                lens = self._nodes(requests)
             show(self._see, seen, covers(kind, lens, body.width, [one.parents or () for one in requests], kinds))
         return answer
 
@@ -424,6 +453,15 @@ class OptimizedEngine:
     def _scratch_row(self, number: int, request: Request) -> int:
         """Return the row of the scratch memory of a window: the `number`-th of a batch."""
         return number
+
+    def _nodes(self, requests: Sequence[Request]) -> torch.Tensor | None:
+        """[B]: the nodes of windows, which only the device knows, and 1 for a decode; None: the host knows them."""
+        table = self._memory.slot_table
+        if table.nodes is None:
+            return None
+        slots = [self._memory.slots.of(one.name) if one.parents is not None else -1 for one in requests]
+        index, ones = sent([slots, [1 if slot < 0 else -1 for slot in slots]], self._device)
+        return self._base.choose(own=self._base.select(x=table.nodes[:, 0], index=index), forced=ones)
 
     def _named(self, names: Sequence[str]) -> list[Request]:
         """Look up the requests in batch order. Unless rounds overlap, their lengths are made exact first."""

@@ -22,7 +22,7 @@ from instep_reference.contract.declared_rounding import (
     Storage,
     scaled,
 )
-from instep_reference.contract.drafters import BLOCK, DRAFTERS
+from instep_reference.contract.drafters import BLOCK, DRAFTERS, MODES
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.grown_draft_tree import MOST_BEAMS
 from instep_reference.contract.shards import COLUMNS, EXPERTS
@@ -183,12 +183,12 @@ NAMED: tuple[tuple[str, Component, str], ...] = (
 
 def check(
     options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, *, topk: int | None = None,
-    interval: int | None = None,
+    interval: int | None = None, device_widths: bool = False,
 ) -> None:
     """Refuse settings that this side does not support, before anything is allocated.
 
-    steps: maximum drafts of a round;  nodes, topk, interval: `num_draft_tokens`, `topk`, `track_interval` of the
-    capacity
+    steps: maximum drafts of a round;  nodes, topk, interval, device_widths: `num_draft_tokens`, `topk`,
+    `track_interval`, `device_widths` of the capacity
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -210,6 +210,9 @@ def check(
                 layers = f"{config.mtp_layers} MTP layer{'s' * (config.mtp_layers != 1)}"
                 said += [f"model type {config.model_type}", layers, f"up to {steps} drafts"]
             raise Unsupported(f"{why} ({', '.join(said)})")
+    if device_widths and ((config.mtp_layers and MODES[options.drafter].heads) or nodes or interval):
+        raise Unsupported("widths that only the device knows are for chains of a block drafter or of given drafts, "
+                          "without tracked prefixes")  # fmt: skip
     if options.drafter == BLOCK and not ops.trees:
         raise Unsupported(f"the ops of {ops.name} have no attention in which a row sees later rows (`Ops.trees`)")
     if interval is not None and interval < 1:

@@ -34,12 +34,12 @@ class Refusals:
 
     def __init__(
         self, live: Mapping[str, Request], preempted: Mapping[str, Any], saved: Mapping[str, tuple[Request, Any]],
-        tiers: Tiers, vocab: int, interval: int | None = None,
+        tiers: Tiers, vocab: int, interval: int | None = None, *, device_widths: bool = False,
     ) -> None:  # fmt: skip
         """saved: states kept on the device, by name; tiers: has those on the host."""
         self._live, self._preempted, self._saved, self._vocab = live, preempted, saved, vocab
         self._aside, self._fetchable = tiers.aside, tiers.fetchable
-        self._interval = interval
+        self._interval, self._device_widths = interval, device_widths
 
     def admit(self, name: str, prompt: Sequence[int], sampling: Sampling | None = None) -> None:
         if not name or name in self._live or name in self._preempted:
@@ -79,6 +79,8 @@ class Refusals:
     def forward(self, rows: Sequence[Row]) -> None:
         self._none_within("forward", VERIFIED)
         _distinct("forward", [row.request for row in rows])
+        if self._device_widths and {row.kind for row in rows} >= {"prefill", "verify"}:
+            _no("forward", "a prompt next to windows", "one of them: only the device knows the widths of the windows")
         for row in rows:
             if row.kind not in MAY_RUN:
                 _no(f"forward of {row.request!r}", f"a row of kind {row.kind!r}", f"one of {', '.join(MAY_RUN)}")
@@ -91,7 +93,7 @@ class Refusals:
                 if row.kind == "verify" or (prefill and row.tokens < unread):
                     _no(f"forward of {row.request!r}", "a root", "none: no token is chosen there")
                 self._tokens(f"root of {row.request!r}", [row.root])
-            _drawn(row, request, chooses=not prefill or row.tokens == unread)
+            _drawn(row, request, chooses=not prefill or row.tokens == unread, device_widths=self._device_widths)
             reached = request.length.exact + row.tokens if prefill and row.track else 1
             if row.track and (not prefill or self._interval is None or reached % self._interval):
                 _no(f"track of {row.request!r}", f"a {row.kind} row up to token {reached}", f"a prefill row up to a "
@@ -211,11 +213,12 @@ class Refusals:
                 _no(what, f"token {token}", f"tokens from 0 to {self._vocab - 1}")
 
 
-def _drawn(row: Row, request: Request, *, chooses: bool) -> None:
+def _drawn(row: Row, request: Request, *, chooses: bool, device_widths: bool) -> None:
     """Check that a row which chooses a token of a sampling request has uniforms, and no other row has any."""
     samples = request.sampling is not None and request.sampling.draws
     due = 0 if not (samples and chooses) else request.drafts + 2 if row.kind == "verify" else 1
-    if len(row.uniforms) != due or any(not 0 <= u < 1 or u % UNIFORM for u in row.uniforms):
+    fewer = device_widths and due > 1 and 2 <= len(row.uniforms) < due  # as many as the window has nodes, and one
+    if (len(row.uniforms) != due and not fewer) or any(not 0 <= u < 1 or u % UNIFORM for u in row.uniforms):
         _no(f"uniforms of {row.request!r}", list(row.uniforms), f"{due}, multiples of 2**-24 below 1")
 
 

@@ -32,7 +32,7 @@ CAPPED = "capped commit"
 class Inputs(NamedTuple):
     """The host's inputs for the B requests of an event, int64. The slot table has the rest.
 
-    slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request
+    slots, rows, begin [B]  as in `Who`;  width [B]: packed rows of each request; -1: the slot table has the number
     forced [B, k]           choices that the caller makes for the engine; -1: the engine chooses. For a draft: every
                             draft token; decode: the root; commit: last accepted node, bonus, and the cap, if there
                             are caps; verify: none
@@ -69,13 +69,14 @@ def inputs_of(
 
     The packed rows of request n begin at n * width.
 
-    counts: how many of them each request uses; None: all
+    counts: how many of them each request uses; -1: only the device knows; None: all
     kinds: of each request, if windows and decodes are mixed
     """
     number = range(len(slots))
     widths = [width] * len(slots) if counts is None else counts
     by_kind = [[slots[n] if kind == own else -1 for own in KINDS] for n, kind in enumerate(kinds)]
-    used = [[n * width + row if row < widths[n] else -1 for row in range(width)] for n in range(len(kinds))]
+    most = [width if count < 0 else count for count in widths]
+    used = [[n * width + row if row < most[n] else -1 for row in range(width)] for n in range(len(kinds))]
     flat = [[number for numbers in each for number in numbers] for each in (forced, uniforms, tree, by_kind, used)]
     at, row, begin, count, *tables = sent([
         list(slots), [-1 if row is None else row for row in rows], [n * width for n in number], widths, *flat,
@@ -187,6 +188,7 @@ class Round:
 
     def draft(self, ops: Ops, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Draft chains -> the drafts in use, then the head's own if there is a head; one [B] per step."""
+        inputs = self._counted(ops, inputs)
         self._shape(ops, inputs)
         drafter, window = self.model.drafter, self.model.memory.slot_table.window
         if drafter is None:
@@ -227,6 +229,7 @@ class Round:
 
     def verify(self, ops: Ops, inputs: Inputs) -> Verified:
         """Run the window of every request. Its picks and final rows wait in the slot table for the commit."""
+        inputs = self._counted(ops, inputs)
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)
         nodes = nodes_of(ops, self.model.memory, inputs.slots, inputs.width)
@@ -256,6 +259,7 @@ class Round:
         So the weights are read once. A request has the addresses of its kind, and stores the same memory as in its own
         body.
         """
+        inputs = self._counted(ops, inputs)
         memory, (count, width) = self.model.memory, (len(inputs.slots), self.width)
         verified, decoded = (column(ops, inputs.kinds, kind) for kind in range(len(KINDS)))
         tokens = self._used(ops, inputs)
@@ -276,6 +280,7 @@ class Round:
         -> the fields of `Acceptance`, and a second copy of accept_lens. A graph returns a copy of each. The caller owns
         the first accept_lens, and may write into it; the second one goes to the host.
         """
+        inputs = self._counted(ops, inputs)
         slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)
         parents, given = slot_table.parents, dict[str, torch.Tensor]()
         if parents is not None:
@@ -307,6 +312,14 @@ class Round:
         return *acceptance, acceptance.accept_lens
 
     # Parts of the bodies
+
+    def _counted(self, ops: Ops, inputs: Inputs) -> Inputs:
+        """Fill in the widths of windows that only the device knows. A draft has written them into the slot table."""
+        nodes = self.model.memory.slot_table.nodes
+        if nodes is None:
+            return inputs
+        own = ops.select(x=nodes[:, 0], index=inputs.slots)
+        return inputs._replace(width=ops.choose(own=own, forced=inputs.width))
 
     def _used(self, ops: Ops, inputs: Inputs) -> torch.Tensor:
         """Tokens [B * T] of windows mixed with decodes, 0 in unused rows: the table may hold anything after a root."""

@@ -75,6 +75,49 @@ def test_engine_with_a_block_drafter_agrees_with_the_reference(
     assert {state for _, state in both.tracked} >= {4, 8}, "prefixes of chunks and of paths"
 
 
+@pytest.mark.parametrize(("ops", "drafter", "graphs"), [
+    ("plain", "block", True), ("plain", "external", False), pytest.param("ledger", "block", True, marks=WHOLE),
+    pytest.param("triton", "block", True, marks=[WHOLE, pytest.mark.interpreted]),
+])  # fmt: skip
+def test_widths_that_only_the_device_knows_agree(
+    model: Checkpoint, ops: str, drafter: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows next to a decode, whose slot still has the width of an older window; pages of the longest window."""
+    if ops == "triton":
+        monkeypatch.setattr(sides, "WIDE", {"activation": torch.float32})
+        monkeypatch.setattr(sides, "FP64_NOISE", 1e-4)
+    room = replace(CAPACITY, device_widths=True, page_size=2, trim=True, pages=tuple(range(1, 41)))
+    used = model if drafter == "block" else replace(model, config=replace(model.config, block=None))
+    both = both_sides(used, ops, room, watched=not graphs, graphs=graphs, overlap=graphs, drafter=drafter)
+    names = ("a", "b", "c")
+    both.serve([*(e.Admit(name, (1, 2, ord(name) % 64)) for name in names),
+                e.Forward(tuple(e.Row(name, "prefill", 3) for name in names))])  # fmt: skip
+    for drafted, widths in ((names, (3, 0, 1)), (("c", "a"), (3, 2)), (("b", "c", "a"), (1, 3, 0))):
+        picks = tuple((9,) * width for width in widths) if drafter == "external" else None
+        both(e.Draft(drafted, picks, tuple(tuple(range(width)) for width in widths)))
+        both(e.Forward(tuple(e.Row(name, "verify" if name in drafted else "decode") for name in names)))
+        for event, ahead in ((None, 4), (e.Commit(drafted), 0)):
+            if event is not None:
+                both(event)
+            owned, length = both.subject.pages(), {name: both.truth.state(name).length for name in drafted}
+            assert graphs or all(len(owned[name]) == -(-(length[name] + ahead) // 2) for name in drafted)
+    assert both.compared > 10_000
+    if graphs:
+        runner = both.subject.graphs
+        assert runner is not None and {key for key, *_ in runner._captured if "draft" in key[0]} == {("draft", 3)}
+
+
+@pytest.mark.parametrize(("room", "drafter"), [({}, "eagle"), ({"track_interval": 4}, "block")])
+def test_widths_that_only_the_device_knows_are_refused(model: Checkpoint, room: dict[str, Any], drafter: str) -> None:
+    with pytest.raises(Unsupported, match="only the device knows"):
+        engine(model, "plain", replace(CAPACITY, device_widths=True, **room), drafter=drafter)
+    subject = engine(model, "plain", replace(CAPACITY, device_widths=True), **BLOCKS)
+    for event in (e.Admit("a", (3, 9)), e.Forward((e.Row("a", "prefill", 2),)), e.Draft(("a",)), e.Admit("b", (3, 9))):
+        event.on(subject)
+    with pytest.raises(BadInput, match="a prompt next to windows"):
+        subject.forward((e.Row("a", "verify"), e.Row("b", "prefill", 2)))
+
+
 @WHOLE
 @pytest.mark.parametrize("ops", ["ledger", "plain"])
 def test_step_counts_and_samples_agree_with_the_reference(model: Checkpoint, ops: str) -> None:

@@ -109,6 +109,7 @@ def due(context: EventContext) -> Due | None:
     if isinstance(event, Commit) and event.caps:
         kind = "capped commit"  # as above
     shapes = set(event.parents or ()) if isinstance(event, Draft) and topk is None and not blocks else set()
+    shapes = set() if context.expected.device_widths else shapes  # one graph serves every mix of widths
     if shapes - {tuple(range(num_steps))}:
         kind = "shaped draft"  # chains of the step count have separate graphs
     return Due((kind, num_steps), len(named(event))) if held else None

@@ -296,7 +296,7 @@ def expect(before: RequestTable, after: RequestTable) -> Expected:
             name: kept.track_slot for name in after.on_device() if (kept := after.saved[name]).track_slot is not None},
         steps_to_track=after.steps,
         sampling={name: s.sampling for name, s in after.live.items() if s.sampling is not None and s.draws},
-        topk=after.capacity.topk,
+        topk=after.capacity.topk, device_widths=after.capacity.device_widths,
         grown=after.capacity.grown(after.num_steps),
         request_rows_before={name: s.request_row for name, s in before.live.items() if s.request_row is not None},
         request_rows_after={name: s.request_row for name, s in there.items() if s.request_row is not None},

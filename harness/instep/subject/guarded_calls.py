@@ -304,7 +304,7 @@ def checked_answer(event: Event, found: object) -> Answer | None:
     right = isinstance(inner, Mapping) and all(under in tracks(event) and _whole(n) for under, n in inner.items())
     must(right, f"{what}: inner", inner, "its names with whole numbers")
     if isinstance(found, Forwarded):
-        right = isinstance(found.own, dict) and all(isinstance(own, torch.Tensor) for own in found.own.values())
+        right = isinstance(found.own, Mapping) and all(isinstance(own, torch.Tensor) for own in found.own.values())
         must(right, f"{what}: own", found.own, "requests with tensors")
         must(isinstance(found.roots, Mapping), f"{what}: roots", found.roots, "requests with their roots")
         for name, own in found.own.items():
@@ -324,7 +324,9 @@ def checked_answer(event: Event, found: object) -> Answer | None:
 
 def materialized(answer: Answer | None) -> Answer | None:
     """The same answer with resolved lazy values."""
-    return replace(answer, roots=dict(answer.roots)) if isinstance(answer, Forwarded) else answer
+    if not isinstance(answer, Forwarded):
+        return answer
+    return replace(answer, roots=dict(answer.roots), own=dict(answer.own))
 
 
 def make_subject(maker: Maker, *given: Any, **named: Any) -> Subject:

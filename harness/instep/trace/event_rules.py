@@ -272,6 +272,7 @@ def _tree(rules: EventRules, field: str, parents: tuple[int, ...]) -> None:
 def _drafting(rules: EventRules, event: e.Draft) -> dict[str, int]:
     room, n = rules.table.capacity, rules.table.num_steps
     sizes = [len(picks) for picks in event.picks] if event.picks else [room.grown(n) or n] * len(event.requests)
+    sizes = [room.width(n, 1 + size) - 1 for size in sizes]
     return {name: room.drafted(n, size) for name, size in zip(event.requests, sizes, strict=True)}
 
 
@@ -285,6 +286,8 @@ def _drafted(rules: EventRules, event: e.Draft) -> None:
 
 def _forward(rules: EventRules, event: e.Forward, choices: bool) -> None:
     rules._distinct("rows", tuple(row.request for row in event.rows))
+    if rules.table.capacity.device_widths and {row.kind for row in event.rows} >= {"prefill", "verify"}:
+        rules._no("rows", "a prompt next to windows", "one of them, because of capacity.device_widths")
     for index, row in enumerate(event.rows):
         _row(rules, row, f"rows[{index}]", choices)
     _new_names(rules, [under for row in event.rows for under in (*row.inner, row.track) if under], "rows")
@@ -332,7 +335,7 @@ def uniforms_due(standing: Standing, row: e.Row) -> int:
 
 
 def _width(rules: EventRules, row: e.Row) -> int:
-    return len(rules.table.live[row.request].window) if row.kind == "verify" else row.tokens
+    return rules.table.width(row.request) if row.kind == "verify" else row.tokens
 
 
 def _running(rules: EventRules, event: e.Forward) -> dict[str, int]:
@@ -402,7 +405,7 @@ def _committed(rules: EventRules, event: e.Commit) -> None:
         said = (*standing.said, *(standing.window[node] for node in path.nodes), path.bonus)
         count = rules.table.boundary(name, 1 + len(path.nodes))
         length = standing.length + 1 + len(path.nodes)
-        ahead = standing.length + len(standing.window) - length if rules.overlap and not kept else 0
+        ahead = standing.length + rules.table.width(name) - length if rules.overlap and not kept else 0
         rules.table.change(name, length=length, root=path.bonus, said=said, window=(), parents=(), ahead=ahead)
         if rules.table.capacity.trim:
             rules.table.trim(name, length + ahead)

@@ -282,6 +282,9 @@ class _Driver:
     def _one_round(self) -> Iterator[Step]:
         table = self.rules.table
         speculate = table.num_steps > 0 and self.round not in self.policy.plain
+        phases: tuple[Phase, ...] = Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY
+        if table.capacity.device_widths and table.in_phase(*phases[:2]):  # prompts run without windows
+            speculate, phases = False, phases[:2]
         shapes = self.policy.trees[self.round % len(self.policy.trees)] if self.policy.trees else ()
         room, steps = table.capacity, table.num_steps
         drafts = room.drafted(steps, max(map(len, shapes), default=room.grown(steps) or steps))
@@ -289,7 +292,7 @@ class _Driver:
         if speculate and ready and (drafting := self._trees(ready, shapes) if shapes else self._chains(ready)).requests:
             yield self._do(drafting)
             yield from self._contexts("abort", "refused", when="drafted")
-        rows = self._rows(self._turned(Phase.WAITING, Phase.PREFILLING, Phase.DRAFTED, Phase.READY))
+        rows = self._rows(self._turned(*phases))
         if not rows:
             return
         if self.policy.overlap:
@@ -353,7 +356,7 @@ class _Driver:
         window: tokens of a request that has no drafts yet
         """
         live = {name: self.rules.table.live[name] for name in names}
-        windows = {name: len(standing.window) or window for name, standing in live.items()
+        windows = {name: (standing.window and self.rules.table.width(name)) or window for name, standing in live.items()
                    if standing.phase in (Phase.DRAFTED, Phase.READY)}  # fmt: skip
         room, shares = self.rules.table.capacity.max_tokens - sum(windows.values()), dict[str, int]()
         for name, standing in live.items():

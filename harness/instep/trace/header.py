@@ -86,7 +86,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     Old traces have no max_positions: there a request may have as many positions as all pages hold. Only traces whose
     windows may be trees have num_draft_tokens. Only traces that track prefixes have track_interval, and `tracked` if
     the device has room for a limited number. Only traces whose drafter grows trees have topk. Only traces in which a
-    commit gives pages back have trim.
+    commit gives pages back have trim, and only those in which the device alone knows widths have device_widths.
     """
 
     slots: tuple[int, ...]
@@ -99,6 +99,7 @@ class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     topk: int | None = None
     tracked: int | None = None
     trim: bool = False
+    device_widths: bool = False
 
     def capacity(self) -> Capacity:
         return Capacity(**msgspec.structs.asdict(self))
@@ -263,6 +264,9 @@ def sound(header: Header, field: str) -> None:
         ("capacity.topk", room.topk, room.topk is None or _grows(header, room, steps),
          f"1 to {min(MOST_BEAMS, header.checkpoint.vocab)} children per node, with capacity.num_draft_tokens, eagle "
          f"drafting, at most {MOST_BEAMS} rows of the draft head, and room for them"),
+        ("capacity.device_widths", room.device_widths,
+         not room.device_widths or not (header.heads or room.trees or room.track_interval),
+         "chains of a block drafter or of given drafts, without capacity.track_interval"),
         ("adaptive", "step counts that change, and trees", nodes is None or not _varies(header),
          "no controller where windows may be trees: adaptive step counts are for chains"),
         ("drafter", "nothing" if header.drafter is None else header.drafter.near,

@@ -81,6 +81,10 @@ class RequestTable:
     saved: dict[str, Standing] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
 
+    def width(self, name: str) -> int:
+        """The tokens that count for a request's window: for pages, for tokens of a forward, before its commit."""
+        return self.capacity.width(self.num_steps, len(self.live[name].window))
+
     def as_it_stands(self) -> RequestTable:
         """A table that later events do not change."""
         return replace(self, live=dict(self.live), saved=dict(self.saved))

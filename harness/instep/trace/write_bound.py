@@ -57,7 +57,8 @@ def _pages(event: e.Event, name: str, before: RequestTable, after: RequestTable)
             begin, end = 0, after.live[name].length
         case "round":
             then, now = before.live[name], after.live[name]
-            begin, end = then.length, max(now.length, then.length + max(len(then.window), len(now.window)))
+            window = after.capacity.width(after.num_steps, max(len(then.window), len(now.window)))
+            begin, end = then.length, max(now.length, then.length + window)
             if isinstance(event, e.Draft):  # the rows of all beams, whatever the window
                 end = max(end, begin + after.capacity.drafted(after.num_steps, 0))
             if isinstance(event, e.Commit) and after.capacity.trim:  # it may give back all pages after the next one

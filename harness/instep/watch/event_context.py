@@ -77,6 +77,7 @@ class Expected:
     track_interval: int | None = None
     track_slots: Mapping[str, int] | None = None  # of the prefixes on the device; None: the room does not limit them
     steps_to_track: Mapping[str, int] = field(default_factory=dict)  # by the last commit: request -> node of its window
+    device_widths: bool = False  # whether the device alone knows the widths of windows
     topk: int | None = None  # where the drafter grows trees, the children of a node;  grown: the drafts of such a tree
     grown: int = 0
     request_rows_before: Mapping[str, int] = field(default_factory=dict)  # request -> its request row

@@ -26,7 +26,7 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.errors import OutOfCapacity
 
 from ..memory import Memory
-from ..memory.slot_table import FEATURES, NAMES, PARENTS, TAIL
+from ..memory.slot_table import FEATURES, NAMES, NODES, PARENTS, TAIL
 from ..request_record import Request
 from .base import Action, RequestWrites, Table
 
@@ -47,12 +47,15 @@ _OF_TREES: dict[Action, tuple[str, ...]] = {
     "draft": (PARENTS, "picks", "final"), "commit": ("final",), "release": (PARENTS,),
 }
 _OF_TRIMS: dict[Action, tuple[str, ...]] = {"commit": ("table",)}  # further fields, if a commit gives pages back
+# Further fields, if the device alone knows the widths of windows.
+_OF_WIDTHS: dict[Action, tuple[str, ...]] = {"draft": (NODES,), "release": (NODES,)}
 Wants = list[tuple[str, int]]
 
 
 def slot_table(room: Capacity) -> Table:
     """Fields of a slot's line in the slot table that each action may write."""
-    further = (_OF_TREES if room.trees else {}, _OF_TRIMS if room.trim else {})
+    further = (_OF_TREES if room.trees else {}, _OF_TRIMS if room.trim else {},
+               _OF_WIDTHS if room.device_widths else {})  # fmt: skip
     return {action: dict.fromkeys((*names, *(name for more in further for name in more.get(action, ()))), "slot")
             for action, names in _LINE.items()}  # fmt: skip
 
@@ -84,7 +87,8 @@ def draft_wants(drafts: Mapping[str, int], requests: Requests, *, exact: bool = 
 def drafts_of(event: Draft, num_steps: int, room: Capacity) -> dict[str, int]:
     """Number of positions after its length that each request of a draft needs."""
     grown = 0 if event.picks is not None else room.grown(num_steps)
-    trees = event.parents or [range(grown or num_steps)] * len(event.requests)
+    trees = event.parents if event.parents and not room.device_widths else (
+        [range(grown or num_steps)] * len(event.requests))
     return {name: room.drafted(num_steps, len(tree)) for name, tree in zip(event.requests, trees, strict=True)}
 
 

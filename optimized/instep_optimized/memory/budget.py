@@ -23,7 +23,7 @@ from ..memory_addresses import KEPT, OWN, Keeps, StateLayout
 from ..ops.op_protocols import Types
 from ..sampling_inputs import NUMBERS
 from .pool import Demand
-from .slot_table import FEATURES, LAYER, NAMES, PARENTS, TAIL
+from .slot_table import FEATURES, LAYER, NAMES, NODES, PARENTS, TAIL
 from .slots import check_order
 from .tiled_units import SCALES
 
@@ -121,11 +121,11 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
         proposals=((drafts,), whole), proposed=((config.hidden,), hidden), parents=((widest,), whole),
         # All rows of a window may come in at once, and a prefix may end with the first of them.
         tail=((widest + drafts - 1, config.hidden), hidden),
-        features=((widest, config.hidden * read), hidden),
+        features=((widest, config.hidden * read), hidden), nodes=((1,), whole),
     )
     trees, tracked = sizes.capacity.trees, sizes.capacity.track_interval is not None
     for name in (*NAMES, *(PARENTS,) * trees, *(TAIL,) * (tracked and drafts > 1),
-                 *(FEATURES,) * (config.block is not None)):
+                 *(FEATURES,) * (config.block is not None), *(NODES,) * sizes.capacity.device_widths):
         shape, dtype = lines[name]
         # If windows may be trees, every one is written to its last column, whatever its own number of nodes.
         positions = None if trees and name in PER_NODE else BOARD_POSITIONS.get(name)

@@ -42,6 +42,7 @@ class SlotTable:
                               as `final`
     parents [slots, T]        if windows may be trees: the parent of every node of this round's window, -1 for the
                               root. A draft then keeps its head's result at every node in `picks` and `final`
+    nodes [slots, 1]          if the device alone knows the widths: the nodes of this round's window, root included
     """
 
     length: torch.Tensor
@@ -56,11 +57,12 @@ class SlotTable:
     tail: torch.Tensor | None = None
     features: torch.Tensor | None = None
     ring: torch.Tensor | None = None
+    nodes: torch.Tensor | None = None
 
     @classmethod
     def of(cls, pools: Mapping[str, Pool], most: int) -> SlotTable:
         """most: maximum number of positions of a request."""
-        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL, FEATURES) if name in pools}
+        units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL, FEATURES, NODES) if name in pools}
         if TAIL in units:
             slots = torch.arange(len(units[TAIL]), device=units[TAIL].device)
             units["ring"] = slots[:, None].repeat(1, 1 + most // units[TAIL].shape[1])
@@ -84,5 +86,5 @@ class SlotTable:
             self.table.index_put_((slot, number), page)
 
 
-PARENTS, TAIL, FEATURES = "parents", "tail", "features"
+PARENTS, TAIL, FEATURES, NODES = "parents", "tail", "features", "nodes"
 NAMES = tuple(field.name for field in fields(SlotTable) if field.default is not None)  # the fields that always exist

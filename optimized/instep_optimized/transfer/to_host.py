@@ -146,3 +146,20 @@ class Roots(Mapping[str, int]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+
+class CutPicks(Mapping[str, torch.Tensor]):
+    """request -> its choices. A look-up cuts padding rows off: it reads the copy of the counts, one per request."""
+
+    def __init__(self, picks: Mapping[str, torch.Tensor], counts: HostCopy) -> None:
+        self._picks, self._counts = picks, counts
+        self._places = {name: place for place, name in enumerate(picks)}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._picks[name][: self._counts.list()[self._places[name]]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._picks)
+
+    def __len__(self) -> int:
+        return len(self._picks)

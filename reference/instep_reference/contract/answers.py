@@ -40,7 +40,7 @@ class Forwarded:
     """
 
     roots: Mapping[str, int]
-    own: dict[str, torch.Tensor]
+    own: Mapping[str, torch.Tensor]
     tracked: Mapping[str, int] = field(default_factory=dict)
     inner: Mapping[str, int] = field(default_factory=dict)
 

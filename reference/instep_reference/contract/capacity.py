@@ -38,6 +38,9 @@ class Capacity:
                    many children per node. None: the drafter proposes chains
     block          whether a block drafter drafts. A draft then also writes the row of its root. Not in the header's
                    capacity: it follows from how drafts are made
+    device_widths  whether the device alone knows the widths of windows: chains of 0 to as many drafts as the step count
+                   in force, as in `Draft.parents`. An engine uploads them with the draft, and its host counts every
+                   window as wide as the step count: for pages, tokens and `trim`. Prompts run without windows
     """
 
     slots: tuple[int, ...]
@@ -51,6 +54,7 @@ class Capacity:
     tracked: int | None = None
     block: bool = False
     trim: bool = False
+    device_widths: bool = False
 
     def grown(self, num_steps: int) -> int:
         """Return the drafts of a tree that the drafter grows itself; 0: it grows none."""
@@ -64,6 +68,10 @@ class Capacity:
         The draft head has rows for all beams, side by side, also for those that are not part of the window.
         """
         return max(drafts + self.block, (self.topk or 0) * (num_steps - 1))
+
+    def width(self, num_steps: int, window: int) -> int:
+        """Return the tokens that count for a window of `window` tokens, its root included."""
+        return num_steps + 1 if self.device_widths else window
 
     def widest(self, num_steps: int) -> int:
         """Return the tokens of the widest window, if a chain has at most `num_steps` drafts a round."""

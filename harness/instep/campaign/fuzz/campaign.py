@@ -21,6 +21,7 @@ from msgspec.structs import replace as with_fields
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.block_drafter import FOLDER
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.event_facts import kind_of
 
@@ -252,6 +253,8 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
     controller = {} if nodes else draw_events.controller(choose, steps, dialects=dialects)
     if room.track_interval is not None and not moves_labels(found if isinstance(found, Ops) else None):
         setting = draw_events.narrow_prefixes(choose, setting, settings.sampled)
+    if setting.mode == BLOCK and not nodes:
+        room = draw_events.with_device_widths(choose, room)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "

@@ -129,6 +129,11 @@ def with_prefixes(draw: Draw, room: Room, *, always: bool = False) -> Room:
     return with_fields(room, track_interval=every, tracked=TRACKED if every and few else None)
 
 
+def with_device_widths(draw: Draw, room: Room) -> Room:
+    """A capacity in which the device alone knows the widths of windows, or the host, too; tracked prefixes need it."""
+    return room if room.track_interval else with_fields(room, device_widths=draw(st.booleans()))
+
+
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
     """The setting with drawn strategies for states and conv windows, if they are in `fields`."""
     drawn: dict[str, Any] = {
@@ -163,6 +168,9 @@ def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
 def forward(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """Prefill, verify and decode rows as they come, in any order."""
     kinds = {name: kind for kind in ("prefill", "verify", "decode") for name in rules.legal().get(kind, ())}
+    if rules.table.capacity.device_widths and {*kinds.values()} >= {"prefill", "verify"}:  # not in one forward
+        less = draw(st.sampled_from(("prefill", "verify")))
+        kinds = {name: kind for name, kind in kinds.items() if kind != less}
     return e.Forward(tuple(_row(draw, rules, edges, kinds[name], name) for name in _some(draw, list(kinds))))
 
 

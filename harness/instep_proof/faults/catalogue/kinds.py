@@ -162,6 +162,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "window-width": "a window has the width of another one, of the round, or no end",
         "window-rows": "rows of windows are found by a width that is not theirs",
         "window-drafts": "drafts, or runs of the head, are not those that a window's own width asks for",
+        "device-width": "a width that only the device knows is read, is another one, or is not the upper bound before",
     },
     "caps": {
         "cap-value": "acceptance stops at another number than the request's own cap, or at none",

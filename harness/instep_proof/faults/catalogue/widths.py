@@ -10,9 +10,11 @@ from instep.setting import Setting
 from .fault import Edit, Fault
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
+TO_HOST = "instep_optimized/transfer/to_host.py"
 ACCEPT = "instep_optimized/ops/plain/argmax_and_acceptance.py"
 
-LABELS = Setting(ops="ledger")
+LABELS, CAPTURED = Setting(ops="ledger"), Setting(ops="ledger", graphs=True)
+STORED = "self._ops.store_rows(rows=%s, pool=table.nodes, locations=%s)"
 COUNTS = "counts = {[1 + request.drafts for request in requests] => %s} if body.ragged else None"
 RUNS = "runs = [column(ops, inputs.tree, {step => %s}) for step in range(self.num_steps)]"
 
@@ -78,5 +80,54 @@ FAULTS: tuple[Fault, ...] = (
         (Edit.of(ENGINE, "        if {shaped => shaped and nodes}:\n"
                          "            said, steps = cut_to_trees(said, trees, width), max(map(len, trees))"),),
         "widths", LABELS, ("identity",),
+    ),
+    Fault(
+        "device-width-of-the-neighbour", "device-width", "A draft writes the width of a request for the one before it.",
+        (Edit.of(ENGINE, STORED % ("nodes", "{slots => slots.roll(1)}")),), "unread", LABELS,
+        ("bytes", "labels", "identity", "tails", "contracts"),
+    ),
+    Fault(
+        "device-width-of-the-last-round", "device-width", "The widths of a round arrive after its commit.",
+        (Edit.of(ENGINE, "{self._ops.store_rows(rows=nodes, pool=table.nodes, locations=slots) => "
+                         "self._later, later = (slots, nodes), getattr(self, '_later', (slots, nodes))\n"
+                         "self._ops.store_rows(rows=later[1], pool=table.nodes, locations=later[0])}"),), "unread",
+        LABELS, ("bytes", "labels", "identity", "tails", "contracts"),
+    ),
+    Fault(
+        "device-width-of-the-capture", "device-width", "A draft writes widths into new memory; graphs read the old.",
+        (Edit(ENGINE, "self._ops.store_rows(rows=nodes, pool=table.nodes, locations=slots)",
+              'object.__setattr__(table, "nodes", table.nodes.clone())\n'
+              "self._ops.store_rows(rows=nodes, pool=table.nodes, locations=slots)"),), "unread", CAPTURED,
+        ("bytes", "labels", "identity", "tails", "contracts", "graphs"),
+    ),
+    Fault(
+        "device-width-ignored-by-the-verify", "device-width", "A verify writes states and KV of rows past the width.",
+        (Edit.of(ROUND, "{inputs = self._counted(ops, inputs) => inputs = inputs._replace(width=torch.where("
+                        "inputs.width < 0, self.width, inputs.width))}\n"
+                        "slot_table, (count, width) = self.model.memory.slot_table, (len(inputs.slots), self.width)\n"
+                        "tokens = ops.select(x=slot_table.window[:, :width], index=inputs.slots).view(count * width)"),
+         ), "unread", LABELS, ("bytes", "tails", "identity"),
+    ),
+    Fault(
+        "device-width-read-by-the-host", "device-width", "The host reads the widths, to skip a draft of roots alone.",
+        (Edit.of(ENGINE, "request.parents = {tuple(range(steps)) => tuple(range(steps if nodes.max() > 0 else 0))}"),),
+        "unread", Setting(), ("hostreads",),
+    ),
+    Fault(
+        "device-width-not-trimmed", "device-width", "A commit keeps the pages of the longest window.",
+        (Edit.of(ENGINE, "if {self._capacity.trim => self._capacity.trim and not self._capacity.device_widths}:\n"
+                         "    self._trim(verified)"),), "unread", LABELS, ("identity",),
+    ),
+    Fault(
+        "device-width-without-its-bound", "device-width", "A draft reserves the pages of the true widths.",
+        (Edit(ENGINE, "wanted = {one.name: self._capacity.drafted(steps, steps) for one in drafted}",
+              "wanted = {one.name: self._capacity.drafted(0, width) for one, width in zip(drafted, widths)}"),),
+        "unread", LABELS,
+        ("identity",),
+    ),
+    Fault(
+        "device-width-cut-by-the-next-row", "device-width", "The choices of a window are cut to the next one's width.",
+        (Edit.of(TO_HOST, "self._counts.list()[{self._places[name] => (self._places[name] + 1) % len(self._places)}]"),
+         ), "unread", LABELS, ("identity",),
     ),
 )
