@@ -509,8 +509,7 @@ BLOCKS: Mapping[str, Condition] = {
     "block drafter: a block of the root alone": lambda t: 1 in map(len, _chains(t)),
     "block drafter: resumed or loaded after a root": _at(e.Load | e.Resume, _brought_back),
     "block drafter: drafted after the step count changed": _at(e.Draft, lambda t, event: t.past.switched),
-    "block drafter: widths that only the device knows": lambda t: (
-        t.after.capacity.device_widths and len({*map(len, _chains(t))}) > 1),
+    "block drafter: widths on the device alone": lambda t: t.after.capacity.device_widths and len(_chains(t)) > 1,
 }
 
 
