@@ -126,7 +126,8 @@ def test_two_ranks_share_one_kv_head(one_kv_head: Trace, ops: str) -> None:
 
 @pytest.mark.parametrize("how", [
     pytest.param({"ops": "ledger"}, marks=WHOLE), pytest.param({"ops": "plain"}, marks=WHOLE),
-    {"ops": "ledger", "experts": "whole"}, pytest.param({"ops": "plain", "experts": "whole"}, marks=WHOLE),
+    pytest.param({"ops": "ledger", "experts": "whole"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "experts": "whole"}, marks=WHOLE),
     pytest.param({"ops": "plain", "comm": "gloo", "experts": "whole"}, marks=WHOLE),
 ], ids=lambda how: "-".join(map(str, how.values())))
 def test_experts_are_on_two_ranks(experts: Trace, how: dict[str, Any]) -> None:
