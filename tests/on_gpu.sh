@@ -61,6 +61,9 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   done
   of coins replay faults/coins --graphs &
   of transfer replay faults/transfer --graphs &
+  of split-rings replay adaptive --ring-dtype bfloat16 --strategy lazy_rerun --graphs &
+  of split-rings-trees replay trees --ring-dtype float16 --dtype bfloat16 --graphs &
+  of split-rings-relations relations faults/branching ring_parts strategies graph_is_eager --ring-dtype bfloat16 &
   of stages replay adaptive --stages 3 --micro-batches 2 --graphs --dtype bfloat16 &
   of stages-caps replay faults/caps --stages 3 --micro-batches 2 --graphs --overlap &
   of ranks replay adaptive --ranks 2 --graphs --overlap --dtype bfloat16 &
@@ -91,7 +94,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-rounds tests/harness/test_mixed_steps.py &
   tests tests-steps tests/harness/test_step_changes.py &
   tests tests-ranks tests/harness/test_ranks.py &
-  tests tests-storage tests/harness/test_storage.py &
+  tests tests-storage tests/harness/test_storage.py tests/harness/test_split_rings.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &
   wait

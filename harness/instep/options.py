@@ -25,6 +25,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "kv_dtype": (str, "How KV is stored: like activations by default, or float8_e4m3fn with scales."),
     "kept_dtype": (str, "How tracked prefixes store states: like the pool by default, or int8 with scales."),
     "chunk_dtype": (str, "States that a prompt's chunk leaves to a prefix: like the pool, or bfloat16 or float16."),
+    "ring_dtype": (str, "Keys and updates in a ring: one part in fp32, or a high and a low part in this dtype."),
     "layout": (str, "Physical order of a state: VK or KV."),
     "snapshot_layout": (str, "Physical order in the pool of snapshots; by default that of --layout."),
     "strategy": (str, "How states are committed: snapshot, columns, rerun, lazy_rerun, or yours."),
@@ -48,8 +49,8 @@ LAYOUTS = ("VK", "KV")
 FP8, INT8 = "float8_e4m3fn", "int8"
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": WIDTHS, "state_dtype": (*WIDTHS, FP8), "kv_dtype": (FP8,), "kept_dtype": (INT8,),
-    "chunk_dtype": ("bfloat16", "float16"), "layout": LAYOUTS, "snapshot_layout": LAYOUTS,
-    "comm": (IN_TURNS, "gloo", "nccl"), "experts": ("columns", "whole"),
+    "chunk_dtype": ("bfloat16", "float16"), "ring_dtype": ("bfloat16", "float16"), "layout": LAYOUTS,
+    "snapshot_layout": LAYOUTS, "comm": (IN_TURNS, "gloo", "nccl"), "experts": ("columns", "whole"),
 }
 TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
 # Values that a shell completes, for options that accept others as well.

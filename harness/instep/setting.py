@@ -20,6 +20,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import (
     CHUNK,
     KEPT,
+    RING,
     SCALED_KEPT,
     SCALED_KV,
     SCALED_STATE,
@@ -44,8 +45,8 @@ WIDTHS = {
 }
 # Options that an --engine does not receive.
 GROUPED = ("ranks", "stages", "micro_batches")  # options of an engine with several ranks or stages
-UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "snapshot_layout",
-          "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", *GROUPED, "experts",
+UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype",
+          "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", *GROUPED, "experts",
           "comm")  # fmt: skip
 ADDRESSED = ("strategy", "conv", "drafter")  # more options whose value may be module:attribute
 MOST_ROWS = 1 << 20  # of a graph of prompts
@@ -69,6 +70,7 @@ class Setting:
     kv_dtype  the storage of KV and draft KV; None: the dtype of activations
     kept_dtype  the storage of states in tracked prefixes; None: as in the pool
     chunk_dtype  the dtype of the states that a prompt's chunk leaves to a tracked prefix; None: as in the pool
+    ring_dtype  the dtype of 16 bits in which a ring has keys and updates in two parts; None: in one part of fp32
     layout    physical order of a state block: VK or KV
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy  the commit strategy of recurrent states; conv: of conv windows. `lazy-rerun` equals `lazy_rerun`.
@@ -107,6 +109,7 @@ class Setting:
     kv_dtype: str | None = None
     kept_dtype: str | None = None
     chunk_dtype: str | None = None
+    ring_dtype: str | None = None
     snapshot_layout: StateLayout | None = None
     ranks: int = 1
     experts: str = DEFAULTS.experts
@@ -203,6 +206,11 @@ class Setting:
         return {name: known[dtype] for name, known, dtype in named if dtype is not None}
 
     @property
+    def apart(self) -> dict[str, Storage]:
+        """The roundings that are no component's: of prefixes, and of a ring, by their names in `rounds`."""
+        return self.kept | ({} if self.ring_dtype is None else {RING: WIDTHS[self.ring_dtype]})
+
+    @property
     def mode(self) -> str:
         """The drafting mode of the engine, with the default filled in."""
         return mode_of(self.drafter or DEFAULTS.drafter)
@@ -254,6 +262,8 @@ class Setting:
         """The values that `--strategy` or `--conv` may have with this subject."""
         found = self.subject()
         names = tuple(known(OPTIONS[option], found) if isinstance(found, Ops) else OURS[OPTIONS[option]])
+        if option == "strategy" and self.ring_dtype is not None:
+            names = options.RINGS
         return tuple(name for name in names if (name, options.nearest(self.state)) not in options.LATE)
 
     def op_set(self) -> Ops:
@@ -267,7 +277,8 @@ class Setting:
         """The engine's options. otherwise: fields of `Options` with other values."""
         chosen: dict[str, Any] = {
             "device": self.device, "activation": self.activation, "state": self.state, "kv": self.kv,
-            "kept": self.kept.get(KEPT), "chunk": self.kept.get(CHUNK), "layout": self.layout,
+            "kept": self.kept.get(KEPT), "chunk": self.kept.get(CHUNK),
+            "ring": self.apart.get(RING), "layout": self.layout,
             "snapshot_layout": self.snapshot_layout, "strategy": self.strategy, "conv": self.conv,
             "drafter": self.mode, "graphs": self.graphs, "overlap": self.overlap, "guarded": self.guarded,
             "prompt_graphs": self.prompt_buckets, "experts": self.experts, **otherwise,
@@ -300,6 +311,8 @@ class Setting:
                 del found[name]  # files of engines with one rank have no such field
         if self.ranks == 1:
             del found["experts"], found["comm"]
+        if self.ring_dtype is None:
+            del found["ring_dtype"]  # nor have files of a ring in one part
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 

@@ -58,6 +58,17 @@ ULPS = 4.0
 # recomputed from the subject's bits. Only T3 and T4 compare with a truth that is not rounded. Their yardstick, the
 # rounded run, rounds at the same points, so its error contains that of int8.
 
+# T2, T2d, T3 of rings whose keys and updates have two parts of 16 bits (`RING` of the contract). No constant changes:
+# the yardsticks round where the subject does, and the limit stays 3 e_r + 4 ulp of fp32. Let u be half a unit of the
+# dtype of the parts at 1, 2^-8 in bf16 and 2^-11 in fp16. For 2^e <= |x| < 2^(e+1) the high part errs by at most u 2^e.
+# This rest has at most 16 significant bits, so fp32 has it exactly. Being at most u 2^e, its nearest number of 8 bits
+# (11) errs by at most u/2 u 2^e: 2^-17 |x| in bf16, 2^-23 |x| in fp16, where below 2^-14 a rest errs by at most 2^-25.
+# The sum of both parts is a multiple of the unit of x in fp32, and below 2^(e+1), so reading rounds nothing. A token
+# that is run again adds k u^T, off by at most (2 * 2^-17 + 2^-34) |k| |u|, to a state that later decays shrink.
+# Such errors are some 100 times those of fp32, so without the declaration a split ring is found, and a low part that is
+# lost errs 2^8 times as much as one that is rounded. The yardsticks' numbers are nearly those of the subject, so both
+# round nearly alike; further draws of T2d and T3 round low parts up or down (`in_two_parts`).
+
 # A block whose largest number is below this limit has lost bits to underflow, so it has no relative error. The limit
 # is the smallest normal number of fp32 (and of bf16, which has the same exponents) over the precision of fp32.
 SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps

@@ -37,8 +37,9 @@ def all_demands(
 
     candidates: all step counts that may ever be in force. Every pool has room for the window of the largest one.
     """
-    sizes = Sizes(types_of(options, ops), options.layout, capacity, capacity.widest(max(candidates)), ops.keeps,
-                  options.snapshot_layout, options.scratch)  # fmt: skip
+    types = types_of(options, ops)
+    sizes = Sizes(types, options.layout, capacity, capacity.widest(max(candidates)),
+                  ops.keeps if types.ring is None else "split", options.snapshot_layout, options.scratch)  # fmt: skip
     return sizes, demands(config, sizes), strategies.demands(config, sizes, options.strategy, options.conv, ops)
 
 

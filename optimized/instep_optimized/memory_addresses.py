@@ -68,10 +68,27 @@ class Inputs(NamedTuple):
     beta: torch.Tensor
 
 
-Keeps = Literal["update", "inputs"]  # what the rings of an op set keep of a token
-KEPT: dict[Keeps, type[Updates] | type[Inputs]] = {"update": Updates, "inputs": Inputs}
+class SplitUpdates(NamedTuple):
+    """A kept token as in `Updates`, with k and update as a high and a low part of the same 16-bit dtype.
+
+    high = x to nearest;  low = x - high to nearest, a difference that fp32 has exactly;  read: high + low, in fp32
+    The decay has one part, in the dtype in which the recurrence computes. Both parts of a number have the same address
+    in their pools.
+    """
+
+    k: torch.Tensor
+    decay: torch.Tensor
+    update: torch.Tensor
+    k_low: torch.Tensor
+    update_low: torch.Tensor
+
+
+Keeps = Literal["update", "inputs", "split"]  # what the rings of an op set keep of a token
+KEPT: dict[Keeps, type[Updates] | type[Inputs] | type[SplitUpdates]] = {
+    "update": Updates, "inputs": Inputs, "split": SplitUpdates,
+}
 # Only the program that wrote these reads them. So their pools may have fewer entries than the ring (see `Ring`).
-OWN = ("update", "v")
+OWN = ("update", "v", "update_low")
 
 
 @dataclass(frozen=True)
@@ -79,7 +96,7 @@ class Ring:
     """Tokens that are kept, per request and by position, so that they can be run again with the same bits.
 
     kept         the pools [units, size, ...]; strides the pools' own. Updates have the dtype in which the recurrence
-                 computes, inputs that in which they are consumed
+                 computes, inputs that in which they are consumed, split updates 16 bits per part
     units        [B] int64, the unit of each request; -1: nothing is run again, nothing is kept
     begin        [B] int64, the entry (0 .. size-1) of the first token to run again
     pending      [B] int64, how many to run again, taken as 0 .. size; the j-th is in entry (begin + j) % size
@@ -94,7 +111,7 @@ class Ring:
     and its update in entry 1.
     """
 
-    kept: Updates | Inputs
+    kept: Updates | Inputs | SplitUpdates
     units: torch.Tensor
     begin: torch.Tensor
     pending: torch.Tensor
@@ -108,7 +125,7 @@ class Ring:
     @property
     def own(self) -> torch.Tensor:
         """Return the pool that may have fewer entries: of updates, or of values."""
-        return self.kept.update if isinstance(self.kept, Updates) else self.kept.v
+        return self.kept.v if isinstance(self.kept, Inputs) else self.kept.update
 
 
 @dataclass(frozen=True)

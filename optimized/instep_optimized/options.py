@@ -45,6 +45,8 @@ class Options:
     kv          how KV and draft KV are stored; None: in the dtype of activations; or `SCALED_KV`
     kept        how tracked prefixes store states; None: as the pool does; or `SCALED_KEPT`
     chunk       dtype of the states that a forward leaves to a tracked prefix; None: that of the pool
+    ring        dtype of 16 bits in which a ring has a high and a low part of keys and updates; None: they have one
+                part, in the dtype of the recurrence
     layout      physical order of a state block: VK (K contiguous) or KV (V contiguous)
     snapshot_layout  the same in the pool of snapshots; None: as `layout`
     strategy    how rejected drafts are undone in the states; a name of `commit.STRATEGIES` or of `Ops.keepers`
@@ -72,6 +74,7 @@ class Options:
     kv: Storage | None = None
     kept: Storage | None = None
     chunk: torch.dtype | None = None
+    ring: torch.dtype | None = None
     layout: StateLayout = "VK"
     snapshot_layout: StateLayout | None = None
     strategy: str = "rerun"
@@ -89,6 +92,7 @@ class Options:
 
 
 # A strategy that stores a state later than at its commit: the schedule would decide when a narrow state is rounded.
+RINGS = ("rerun", "lazy_rerun")  # strategies with a ring
 LATE = tuple(("lazy_rerun", state) for state in (torch.bfloat16, torch.float16, SCALED_STATE))
 
 
@@ -123,6 +127,12 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "the states between chunks are stored as in the pool or in 16 bits", ("chunk",)),
     (lambda o, c, n: o.chunk is not None and o.state is not torch.float32,
      "the states between chunks are narrower than a pool of float32 alone", ("chunk", "state")),
+    (lambda o, c, n: o.ring not in (None, torch.bfloat16, torch.float16),
+     "the parts of a ring's numbers are bfloat16 or float16", ("ring",)),
+    (lambda o, c, n: o.ring is not None and o.strategy not in RINGS,
+     f"a ring in two parts needs a strategy with a ring: {' or '.join(RINGS)}", ("ring", "strategy")),
+    (lambda o, c, n: o.ring is not None and torch.float64 in (o.activation, o.state),
+     "two parts of 16 bits hold numbers of float32, not of float64", ("ring", "activation", "state")),
     (lambda o, c, n: o.batches is not None and (not o.batches or min(o.batches) < 1),
      "graphs are captured for batches of 1 request or more", ("batches",)),
     (lambda o, c, n: o.prompt_graphs is not None and (not o.prompt_graphs or min(o.prompt_graphs) < 1),
@@ -200,6 +210,8 @@ def check(
         raise Unsupported(f"the ops of {ops.name} read no scales of a pool ({', '.join(tiled)} float8_e4m3fn)")
     if falls and not (ops.chances or moves_labels(ops)):
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
+    if options.ring is not None and not (ops.split or moves_labels(ops)):
+        raise Unsupported(f"the ops of {ops.name} keep no ring in two parts (`Ops.split`; ring {options.ring})")
     if (tiled or falls) and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
         knows, which = ("no scales", f"{', '.join(tiled)} float8_e4m3fn") if tiled else ("no chance", options.state)
         raise Unsupported(f"a strategy that an op set brings knows {knows} ({which})")
@@ -243,5 +255,5 @@ def types_of(options: Options, ops: Ops) -> Types:
     types = ops.types(options.activation, options.state)
     if moves_labels(ops):
         return types
-    types = types._replace(kept=options.kept, chunk=options.chunk)
+    types = types._replace(kept=options.kept, chunk=options.chunk, ring=options.ring)
     return types if options.kv is None else types._replace(kv=options.kv)

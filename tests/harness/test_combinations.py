@@ -104,8 +104,9 @@ def test_every_value_is_in_a_row_that_ends_with_a_plain_step() -> None:
 
 USUAL: Row = {
     "state_dtype": None, "state_rounding": None, "dtype": "float32", "snapshot_layout": None, "trees": False,
-    "conv": "windows", "tracked": False, "drafter": "eagle",
+    "conv": "windows", "tracked": False, "drafter": "eagle", "ring_dtype": None, "strategy": "rerun",
 }
+APART = ("tracked", "ring_dtype")  # in rows in which no other factor is refused
 
 
 class Looking:
@@ -134,6 +135,7 @@ def test_every_row_agrees(row: Row, trace_of: Callable[[Row], Trace]) -> None:
     width = "float64" if row["dtype"] == "float64" else "float32"
     assert seen.dtypes["state"] == (row["state_dtype"] or width)
     drafts = "block_keys" if row["drafter"] == "block" else "draft_keys"
+    assert seen.dtypes.get("ring_k_low") == row["ring_dtype"]
     assert seen.dtypes["keys"] == seen.dtypes[drafts] == (row["kv_dtype"] or row["dtype"])
     shapes = {shape for event in replayed.events if isinstance(event, Draft) for shape in event.parents or ()}
     assert bool(shapes) == row["trees"]
@@ -154,9 +156,10 @@ def test_the_whole_product_is_refused_exactly_where_predicted(tmp_path: Path) ->
             block=block if drafter == "block" else None)
         for kind in FACTORS["kind"] for drafter in FACTORS["drafter"]
     }
-    prefixes = {"tracked", *(name for told, _ in REFUSED if "tracked" in told for name in told)}
-    rows = [{**pairwise()[0], **USUAL, **row} for row in whole(tuple(prefixes))]  # no other factor is refused with them
-    for row in (*whole(tuple(name for name in CONSTRAINED if name != "tracked")), *rows):
+    groups = [{one, *(name for told, _ in REFUSED if one in told for name in told)} for one in APART]
+    rows = [{**pairwise()[0], **USUAL, **row} for names in groups for row in whole(tuple(names))]
+    usual = {name: USUAL[name] for name in APART}
+    for row in (*({**usual, **row} for row in whole(tuple(name for name in CONSTRAINED if name not in APART))), *rows):
         why, nodes = refusals(row), NODES if row["trees"] else None
         options = cache(lambda row=row: setting(row).options())  # which refuses some rows, whatever the model
         for kind in FACTORS["kind"]:

@@ -196,6 +196,11 @@ def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: 
     assert all(one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies for one in told), told
 
 
+def test_a_split_ring_spills_no_more_than_a_wide_one(taken: Mapping[str, list[Taken]]) -> None:
+    wide, split = taken["split_rings"]
+    assert wide.kernel == split.kernel == "_window" and split.stack <= wide.stack and split.shared <= SHARED
+
+
 def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["convs"]
     assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told

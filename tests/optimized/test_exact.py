@@ -229,3 +229,42 @@ def test_any_rounds_leave_the_state_of_decoding_triton_with_groups(
 def any_rounds(ops: Ops, heads: Heads, rounds: list[tuple[Deed, Deed]], start: int, lazy: bool, room: int) -> None:
     lives = [Life(slot, truth(ops, heads, True, 20 + slot, TOKENS).right, start + slot) for slot in (2, 5)]
     walk(World.of(ops, heads, HERE, size=room), lives, rounds, lazy)
+
+
+def in_two_parts(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both parts in fp64, by the unit of the last place: the high part to nearest even, and the rest again."""
+    def nearest(y: torch.Tensor) -> torch.Tensor:
+        _, exponent = torch.frexp(y.abs().clamp_min(torch.finfo(dtype).tiny))
+        unit = torch.ldexp(torch.full_like(y, torch.finfo(dtype).eps / 2), exponent)
+        return (y / unit).round() * unit
+
+    high = nearest(x.double())
+    return high, nearest(x.double() - high)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("ops", [PLAIN, TRITON], ids=lambda ops: ops.name)
+def test_split_ring_has_both_parts_and_runs_their_sum_again(ops: Ops, dtype: torch.dtype) -> None:
+    """Verify into a wide ring and into a split one; run both again, the wide one with the sums of the parts."""
+    heads, size, (first, last, again) = Heads(1, 2, 20, 12), 6, (4, 3, 2)
+    right, _ = truth(ops, heads, True, 13, first + 1)
+    wide, two = (World.of(ops, heads, HERE, size=size, slots=3, split=to) for to in (None, dtype))
+    for world in (wide, two):
+        world.state.view[1:] = right.states[0]
+        world.run([Turn(1, cut(right.rows, 0, first), 4), Turn(2, cut(right.rows, 0, last), 9)])
+    for slot, before, count in ((1, 4, first), (2, 9, last)):
+        (k, decay, update), found = wide.kept(slot, before, count), two.kept(slot, before, count)
+        assert same_bits(found[1], decay)
+        for x, high, low in ((k, found[0], found[3]), (update, found[2], found[4])):
+            due, rest = in_two_parts(x, dtype)
+            assert torch.equal(high.double(), due) and torch.equal(low.double(), rest) and rest.any()
+            # Half a unit of the low part: 2 ** -17 of a number in bf16, 2 ** -23 in fp16; there at least 2 ** -25.
+            error, one = (high.double() + low.double() - x).abs(), torch.finfo(dtype)
+            assert bool((error <= (x.abs() * one.eps**2 / 8).clamp_min(one.tiny * one.eps / 2)).all())
+    for pool, parts in ((wide.rings[0], (0, 3)), (wide.rings[2], (2, 4))):
+        pool.view.copy_(sum(two.rings[part].view.float() for part in parts))
+    cores = [world.run([Turn(1, cut(right.rows, again, 1), 4 + again, again, goal="scratch"),
+                        Turn(2, cut(right.rows, last, 1), 9 + last, last, goal="scratch")]) for world in (wide, two)]
+    assert same_bits(*cores) and not same_bits(two.state.view[1], right.states[again])
+    for mine, theirs in zip((two.state, two.scratch), (wide.state, wide.scratch), strict=True):
+        assert same_bits(mine.view[1:], theirs.view[1:])

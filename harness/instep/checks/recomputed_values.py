@@ -7,17 +7,18 @@ explanations (`explain/`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from instep_reference.contract.declared_rounding import Blocked, kept_in, read_as
+from instep_reference.contract.declared_rounding import RING, Blocked, Storage, kept_in, read_as
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Explained, NamedMistake, Problem, WrongContent
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
+from ..oracle.reordered_arithmetic import in_two_parts
 from ..oracle.states_with_folded_tokens import Run
 from ..oracle.storage_rounding import CUT, HEADS, TURNED, State, before_rounding, kept_states, narrower
 from ..verdict import Comparison, Skipped, Tier
@@ -53,7 +54,7 @@ class Derived:
             if not due(context, place, piece.span) or (but is not None and torch.equal(truth, but.places[place])):
                 continue
             found, scale = rows(context.subject, place, piece.span), scale_of(piece, place)
-            sampled = piece.yardsticks.places[place]
+            sampled = sampled_rows(piece, place, self.oracle.rounds)
             yield self._measured(self._spot(context, piece, place.component), found, truth, sampled, scale)
         state, known = piece.truth.state, None if but is None else but.state
         if piece.writes_state and state is not None and (known is None or not torch.equal(state, known)):
@@ -116,6 +117,13 @@ class Derived:
         slot = slot_of(context, piece.request)
         place = piece.place(component)
         return Spot(self.name, self.tier, context.index, context.kind, place, piece.request, slot)
+
+
+def sampled_rows(piece: Recomputation, place: Place, rounds: Mapping[str, Storage]) -> torch.Tensor:
+    """The rows of a place in all draws, as a subject shows them: of updates, what its ring has."""
+    ring = rounds.get(RING)
+    shown = piece.yardsticks.places[place]
+    return in_two_parts(shown, ring) if place.component == UPDATE and isinstance(ring, torch.dtype) else shown
 
 
 def state_of(piece: Recomputation) -> State:

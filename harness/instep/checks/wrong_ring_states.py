@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..finding_problem import Mistake, NamedMistake, WrongContent
+from ..oracle.reordered_arithmetic import in_two_parts
+from ..oracle.storage_rounding import rounded
 from .wrong_state_inputs import Scene, States, Wrong, add, update
 
 # A detail of the sentence, the number of tokens, and the wrong update [HV, V] of each.
@@ -142,6 +144,82 @@ def _written_first(scene: Scene) -> Iterator[torch.Tensor]:
         yield state
 
 
+def _parts(
+    x: torch.Tensor, dtype: torch.dtype, shown: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two parts of numbers in a ring. shown: the sums of the parts; they do not tell a high part that is a tie."""
+    high, whole = rounded(x, dtype), in_two_parts(x, dtype) if shown is None else shown
+    near = rounded(whole, dtype)
+    high = torch.where((whole - high).abs() <= (whole - near).abs(), high, near)
+    return high, whole - high
+
+
+def _of_heads(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The numbers of the heads before and after. Several heads may read one key."""
+    for turns in (range(1, x.shape[1]), range(-1, -x.shape[1], -1)):
+        yield next((moved for by in turns if not torch.equal(moved := x.roll(by, 1), x)), x)
+
+
+def _cut(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round towards zero."""
+    _, exponent = torch.frexp(x.abs().clamp_min(torch.finfo(dtype).tiny))
+    unit = torch.ldexp(torch.full_like(x, torch.finfo(dtype).eps / 2), exponent)
+    return (x / unit).trunc() * unit
+
+
+# High and low parts [T, HV, ..] of a window's tokens, and their dtype -> the sums that a mistake leaves; with the
+# detail that fills the second {} of its sentence.
+Sums = Callable[[torch.Tensor, torch.Tensor, torch.dtype], Iterable[torch.Tensor | tuple[str, torch.Tensor]]]
+TWO_PARTS: tuple[Mistake[Sums], ...] = (
+    Mistake("low-parts-left-out", "{} without low parts", lambda high, low, dtype: [high]),
+    Mistake("low-parts-subtracted", "{} with low parts subtracted", lambda high, low, dtype: [high - low]),
+    Mistake("low-parts-added-twice", "{} with low parts added twice", lambda high, low, dtype: [high + 2 * low]),
+    Mistake("low-parts-alone", "{} without high parts", lambda high, low, dtype: [low]),
+    Mistake("high-parts-twice", "{} with high parts in place of low parts", lambda high, low, dtype: [2 * high]),
+    Mistake("low-parts-of-another-token", "{} with the low parts of the token {}", lambda high, low, dtype: [
+        (which, high + low.roll(by, 0)) for which, by in (("before", 1), ("after", -1)) if len(low) > 1]),
+    Mistake("low-parts-of-another-head", "{} with the low parts of another head",
+            lambda high, low, dtype: [high + moved for moved in _of_heads(low)]),
+    Mistake("high-parts-cut-off", "{} with high parts that are cut off towards zero",
+            lambda high, low, dtype: [_cut(high + low, dtype) + low]),
+)  # fmt: skip
+OF_ANOTHER_REQUEST = NamedMistake("low-parts-of-another-request", "is kept with the low parts {}")
+NARROW_DECAYS = NamedMistake("run-again-with-narrow-decays", "was run again with decays in {}")
+
+
+def wrong_parts(
+    scene: Scene, dtype: torch.dtype, shown: torch.Tensor | None = None, *, updates: bool = False
+) -> Iterator[tuple[WrongContent, torch.Tensor]]:
+    """What mistakes leave that touch one part of keys and updates in a ring: states, or updates [T, HV, V].
+
+    shown: the updates [T, HV, V] that the subject has shown, as its ring has them; None: those of the scene
+    """
+    if not scene.kept:
+        return
+    if shown is not None and shown.shape != scene.updates.shape:
+        shown = None
+    keys, mine = _parts(scene.k, dtype), _parts(scene.updates, dtype, shown)
+    for mistake in TWO_PARTS:
+        for both in zip(*(mistake.wrong(*parts, dtype) for parts in (keys, mine)), strict=True):
+            details = [one[0] for one in both[:1] if isinstance(one, tuple)]
+            k, update = (one if isinstance(one, torch.Tensor) else one[1] for one in both)
+            if updates:
+                yield mistake.known("is kept", *details), update
+                continue
+            for which, along, added in (("keys", k, mine[0] + mine[1]), ("updates", keys[0] + keys[1], update),
+                                        ("keys and updates", k, update)):  # fmt: skip
+                state = scene.again(scene.base, k=along, updates=added)
+                yield mistake.known(f"was run again from {which}", *details), state
+    for whose, theirs in scene.theirs if updates else ():
+        if len(theirs) == len(scene.updates):
+            yield OF_ANOTHER_REQUEST.known(whose), mine[0] + _parts(theirs, dtype)[1]
+    if not updates:
+        decays = rounded(scene.log_decay.exp(), dtype)
+        state = scene.again(scene.base, k=keys[0] + keys[1], updates=mine[0] + mine[1], log_decay=decays.log())
+        yield NARROW_DECAYS.known(str(dtype).removeprefix("torch.")), state
+
+
+SPLIT = (*TWO_PARTS, OF_ANOTHER_REQUEST, NARROW_DECAYS)
 RUN_AGAIN: tuple[Mistake[States], ...] = (
     *(Mistake(one.name, one.added, one.states) for one in UPDATES),
     # for one token the same as without the decay of the last token

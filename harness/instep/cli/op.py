@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 @writes("json", "sarif", "annotate", "commit")
 @takes_setting(
-    without=("ops", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "layout", "snapshot_layout",
-             "strategy", "conv", "drafter", "graphs", "prompt_graphs", "overlap", "guarded"),
+    without=("ops", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype", "layout",
+             "snapshot_layout", "strategy", "conv", "drafter", "graphs", "prompt_graphs", "overlap", "guarded"),
     dtype="Only cases of these activations: float32 or bfloat16; left out: both.",
     state_dtype="Only cases of states that are stored so: float32 or bfloat16.",
 )

@@ -33,7 +33,7 @@ def _example(asked: bool) -> None:
 
 @takes_setting(
     without=("ops", "device", "dtype", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype",
-             "layout", "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "guarded"),
+             "ring_dtype", "layout", "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "guarded"),
     drafter=PROPOSED,
     overlap="Rounds overlap: a request ends, and a step count changes, one round late.",
 )

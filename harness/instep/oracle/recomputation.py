@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from instep_reference import gdn
-from instep_reference.contract.declared_rounding import PREFIXES, Blocked, Product, Storage, kept_in
+from instep_reference.contract.declared_rounding import NAMED_APART, RING, Blocked, Product, Storage, kept_in
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
@@ -27,12 +27,13 @@ from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
 from .declared_product_rounding import CUTS, FOLDED, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
-from .reordered_arithmetic import Reordered, aside, by_a_unit, up_or_down
+from .reordered_arithmetic import Reordered, aside, by_a_unit, in_two_parts, up_or_down
 from .single_layer_run import LayerWork, Work
 from .states_with_folded_tokens import Folding, Run, Runs
 from .storage_rounding import entries, narrower, rounded
 
 Changes = Mapping[str, torch.Tensor]  # component of the piece -> the rows that replace it for later ops
+Kept = Callable[[torch.Tensor], torch.Tensor]  # keys or updates -> the numbers that a ring has of them
 Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to storage and reads it again
 
 # Number of draws of a piece. The error of a block is measured by the largest of its draws. If the error depends on one
@@ -184,11 +185,12 @@ class Runner:
         truth = settled(piece.truth, folding.base, nodes, read=False)
         with self._folding(None, torch.arange(len(piece.yardsticks.of("k"))) % 2 == 1):
             # A piece that was run to its state alone reads nothing from a state; the draws of others stay as they were.
-            sampled = settled(piece.yardsticks, folding.base, nodes, read=piece.all_ops is None)
+            sampled = settled(piece.yardsticks, folding.base, nodes, read=piece.all_ops is None, ring=self._ring())
         runs = Run({}, truth[0]), Run({}, self._store("state", sampled))
         dithered = None if piece.dithered is None else partial(self._folded, piece.dithered, folding.base, nodes)
         return replace(
             piece, truth=runs[0], yardsticks=runs[1], folding=folding, dithered=dithered,
+            narrow=piece.narrow or RING in self.rounds,
             near=None if near is None else Runs(near.truth, near.yardsticks),
         )
 
@@ -211,7 +213,12 @@ class Runner:
     def _folded(self, dithered: Callable[[int], Run], base: torch.Tensor, nodes: Sequence[int], draws: int) -> Run:
         verified = dithered(draws)
         with self._folding(self.generator):
-            return Run({}, self._shake("state", fold(verified, base, nodes)))
+            return Run({}, self._shake("state", settled(verified, base, nodes, ring=self._ring(self.generator))))
+
+    def _ring(self, chance: torch.Generator | None = None) -> Kept | None:
+        """How a ring keeps keys and updates; None: with all their bits. chance: as in `in_two_parts`."""
+        dtype = self.rounds.get(RING)
+        return partial(in_two_parts, dtype=dtype, chance=chance) if isinstance(dtype, torch.dtype) else None
 
     def _folding(self, chance: torch.Generator | None, cut: torch.Tensor | bool = False) -> Reordered:
         """The context of a fold, which is the delta rule token by token, and shows no place. cut: which of the draws
@@ -233,7 +240,7 @@ class Runner:
         """Whether draws of a piece that ends in a state share roundings: of stored numbers, or of operands."""
         multiplied = self._formats(chunk) - {"ieee"}
         return bool(multiplied) or any(narrower(storage, self.rounded.embedding.dtype)
-                                       for name, storage in self.rounds.items() if name not in PREFIXES)
+                                       for name, storage in self.rounds.items() if name not in NAMED_APART)
 
     def leans(self, chunk: bool) -> bool:
         """Whether every second draw of such a piece cuts operands off, which moves a state to one side."""
@@ -417,13 +424,21 @@ def fold(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = Tru
     return gdn.recur(q, k, v, log_decay=log_decay, erase=erase, write=write, state=state).state
 
 
-def settled(run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True) -> torch.Tensor:
-    """The same, but with the updates that replaced this run's, if any: those that an engine keeps."""
+def settled(
+    run: Run, base: torch.Tensor, nodes: Sequence[int], *, read: bool = True, ring: Kept | None = None
+) -> torch.Tensor:
+    """The same, but with the updates that replaced this run's, if any: those that an engine keeps.
+
+    ring: how the engine keeps keys and updates, if not with all their bits
+    """
     kept = next((update for place, update in run.onward.items() if place.component == "update"), None)
-    if kept is None:
+    if kept is None and ring is None:
         return fold(run, base, nodes, read=read)
     _, k, _, log_decay, _, _ = (part[:, list(nodes)] for part in rule_inputs(run))
-    update = (kept if kept.dim() == 4 else kept[None])[:, list(nodes)]
+    update = run.of("update") if kept is None else kept
+    update = (update if update.dim() == 4 else update[None])[:, list(nodes)]
+    if ring is not None:
+        k, update = ring(k), ring(update)
     return gdn.absorb(k, log_decay, update, base.to(k).expand(len(k), *base.shape))
 
 

@@ -60,6 +60,12 @@ def stored(
     return up_or_down(x, storage, chance) if falls and chance is not None else rounded(x, storage, state)
 
 
+def in_two_parts(x: torch.Tensor, dtype: torch.dtype, chance: torch.Generator | None = None) -> torch.Tensor:
+    """Add up the two parts of numbers of a ring (`RING` of the contract), in the width of x; chance: as in `stored`."""
+    high = rounded(x, dtype)
+    return high + stored(x - high, dtype, chance)
+
+
 def by_a_unit(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """x moved within one ulp: a value that is not stored narrower was rounded as well."""
     return _moved(x, torch.finfo(x.dtype).eps, generator)

@@ -457,7 +457,7 @@ def _must_be_as_it_is(setting: Setting, variant: Variant) -> None:
     if variant.swap or variant.options:
         raise BadInput("--swap", found=setting.name, expected="an op set; an --engine has no ops to swap")
     for named in ("graphs", "prompt_graphs", "overlap", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype",
-                  "chunk_dtype", "snapshot_layout"):
+                  "chunk_dtype", "ring_dtype", "snapshot_layout"):
         if getattr(setting, named):
             expected = "an op set; an --engine decides that itself"
             raise BadInput(f"--{named.replace('_', '-')}", found=setting.name, expected=expected)
@@ -554,7 +554,7 @@ def candidates(
 def declares(plan: Plan, found: Declares) -> Declared:
     """The declared rounding of an op set or of an engine's maker under this plan."""
     setting = plan.setting
-    return declared(found, setting.activation, setting.state, setting.kv, setting.kept)
+    return declared(found, setting.activation, setting.state, setting.kv, setting.apart)
 
 
 def rounding(at: Mapping[str, Storage], chance: torch.Generator | None = None) -> See:

@@ -6,32 +6,34 @@ Leaves out: all other places, which `see` rounds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
 import torch
 
-from instep_reference.contract.declared_rounding import PREFIXES, Storage, kept_in
+from instep_reference.contract.declared_rounding import PREFIXES, RING, Storage, kept_in
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import Memories, ReferenceEngine
-from instep_reference.gdn import GdnMemory
+from instep_reference.gdn import GdnMemory, absorb
 from instep_reference.speculative_rounds import Standing
+from instep_reference.verify_by_decoding import Node
 
 from ..oracle.declared_product_rounding import InChunks, Operands
-from ..oracle.reordered_arithmetic import stored
+from ..oracle.reordered_arithmetic import in_two_parts, stored
 from ..oracle.storage_rounding import State
 
 States = Callable[[int, GdnMemory], torch.Tensor]  # (layer, memory) -> its state
+IN_A_RING = ("k", "log_decay", "update")  # the rows that a ring keeps of a token
 
 
 class StoringEngine(ReferenceEngine):
     """A reference with declared rounding.
 
     stored    the storage of states between events;  chance: the generator of stochastic rounding
-    rounds    its roundings of tracked prefixes (`kept_in`)
+    rounds    its roundings of tracked prefixes (`kept_in`) and of rings (`RING`)
     operands  rounds the operands of products, together with the arithmetic around it
     """
 
@@ -40,6 +42,7 @@ class StoringEngine(ReferenceEngine):
     rounds: Mapping[str, Storage] = MappingProxyType({})
     operands: Operands
     _rules: Mapping[int, InChunks] = MappingProxyType({})  # by layer, while a prefill chunk runs
+    _window: dict[tuple[int, str], list[torch.Tensor]] | None = None  # rows [T, ..] by layer, while a window runs
 
     def watch(self, see: See) -> None:
         """Set the hook. Before it runs, the next op and the read-out of a declared chunk form are recorded."""
@@ -52,6 +55,8 @@ class StoringEngine(ReferenceEngine):
             if rule is not None:
                 rule.keep(place, tensor)
             self.operands.seen(place)
+            if self._window is not None and place.stage == "trunk" and place.component in IN_A_RING:
+                self._window.setdefault((place.layer, place.component), []).append(tensor)
             return tensor
 
         super().watch(hooked)
@@ -61,6 +66,33 @@ class StoringEngine(ReferenceEngine):
         picks = super()._prefill(row)
         self.operands.chunk = False
         return picks
+
+    def _verify(self, row: Row) -> list[int]:
+        """Run the window. Its nodes read exact states; a commit takes those that a ring leaves."""
+        self._window = {} if RING in self.rounds else None
+        picks, window = super()._verify(row), self._window
+        self._window = None
+        if window is not None:
+            live, nodes = self.requests[row.request], list[Node[torch.Tensor, Memories]]()
+            for number, (node, parent) in enumerate(zip(live.nodes, live.parents, strict=True)):
+                before = nodes[parent].memory if parent >= 0 else live.standing.memory
+                rows = {key: shown[number : number + 1] for key, shown in window.items()}
+                nodes.append(replace(node, memory=_with(node.memory, self._from_ring(rows, before))))
+            self.requests[row.request] = replace(live, nodes=tuple(nodes))
+        return picks
+
+    def _from_ring(self, window: Mapping[tuple[int, str], Sequence[torch.Tensor]], before: Memories) -> States:
+        """The states that tokens leave on `before` when they are run again from a ring."""
+        dtype = self.rounds[RING]
+        assert isinstance(dtype, torch.dtype), "checked as a declaration"
+
+        def states(layer: int, memory: GdnMemory) -> torch.Tensor:
+            rows = {name: torch.cat(tuple(window[layer, name])) for name in IN_A_RING}
+            base = before[layer]
+            assert isinstance(base, GdnMemory), "a layer keeps its kind"
+            return run_again(rows, base.state, dtype, self.chance)
+
+        return states
 
     def _chunk(
         self, tokens: tuple[int, ...], memory: Memories, start: int, *, inner: bool
@@ -110,7 +142,10 @@ class StoringEngine(ReferenceEngine):
         standing = live.standing
         assert standing.root is not None, "a window begins with a root"
         tokens = (standing.root, *drafts)
+        self._window = {} if RING in self.rounds else None
         _, memory = self.model.advance(tokens, standing.memory, len(standing.tokens), self.see)
+        if self._window is not None:
+            memory, self._window = _with(memory, self._from_ring(self._window, standing.memory)), None
         after = replace(standing, tokens=(*standing.tokens, *tokens), root=bonus, memory=memory)
         self.requests[request] = live.then(after)
         self._store([request])
@@ -141,6 +176,19 @@ class StoringEngine(ReferenceEngine):
         live = self.requests[name]
         kept = _with(live.standing.memory, state)
         self.requests[name] = replace(live, standing=replace(live.standing, memory=kept))
+
+
+def run_again(
+    rows: Mapping[str, torch.Tensor], state: torch.Tensor, dtype: torch.dtype, chance: torch.Generator | None = None
+) -> torch.Tensor:
+    """Run tokens again from a ring that has keys and updates in two parts of `dtype`.
+
+    Shapes:  rows: k (T, H, K), log_decay (T, HV), update (T, HV, V)   state (HV, K, V)  ->  the state after them
+    """
+    k, log_decay, update = (rows[name] for name in IN_A_RING)
+    k = k.repeat_interleave(update.shape[1] // k.shape[1], dim=1)
+    k, update = (in_two_parts(x, dtype, chance) for x in (k, update))
+    return absorb(k[None], log_decay[None, :, :, None], update[None], state[None])[0]
 
 
 def _with(memories: Memories, state: States) -> Memories:

@@ -13,7 +13,17 @@ from types import MappingProxyType
 
 import torch
 
-from instep_reference.contract.declared_rounding import CHUNK, KEPT, PREFIXES, Blocked, Product, Storage, checked
+from instep_reference.contract.declared_rounding import (
+    CHUNK,
+    KEPT,
+    NAMED_APART,
+    PREFIXES,
+    RING,
+    Blocked,
+    Product,
+    Storage,
+    checked,
+)
 from instep_reference.contract.errors import BadInput, InstepError
 from instep_reference.contract.place_names import COMPONENTS
 
@@ -33,7 +43,7 @@ class Declared:
     def narrow(self, width: torch.dtype) -> dict[str, Storage]:
         """The components that are stored narrower than `width`, the dtype of the computation."""
         return {name: storage for name, storage in self.rounds.items()
-                if name not in PREFIXES and narrower(storage, width)}
+                if name not in NAMED_APART and narrower(storage, width)}
 
     def said(self, width: torch.dtype) -> str:
         """One line: stores bfloat16 but for q, k (float32); multiplies gdn.chunk as tf32 in blocks of 64."""
@@ -41,10 +51,12 @@ class Declared:
         for dtype in dict.fromkeys(narrow.values()):
             named = [name for name, stored in narrow.items() if stored == dtype]
             wide = [name for name, stored in self.rounds.items()
-                    if name not in (*narrow, *PREFIXES) and stored.is_floating_point]
+                    if name not in (*narrow, *NAMED_APART) and stored.is_floating_point]
             short = f"all but {', '.join(wide)}" if len(named) > len(COMPONENTS) // 2 else ", ".join(named)
             parts.append(f"stores {short} in {_name(dtype)}")
         parts += [f"keeps {MADE[name]} in {_name(self.rounds[name])}" for name in PREFIXES if name in self.rounds]
+        parts += [f"keeps tokens of windows as two parts in {_name(self.rounds[name])}"
+                  for name in (RING,) if name in self.rounds]
         parts += [f"multiplies {form} as {product}" for form, product in self.products.items()]
         return "; ".join(parts)
 
@@ -54,11 +66,11 @@ NOTHING = Declared({}, {})
 
 def declared(
     subject: object, activation: torch.dtype, state: Storage, kv: Storage | None = None,
-    kept: Mapping[str, Storage] = MappingProxyType({}),
+    apart: Mapping[str, Storage] = MappingProxyType({}),
 ) -> Declared:
     """The declarations of an op set or of a maker of engines for these widths; none if they are absent.
 
-    kv: the storage of KV if it differs from the op set's. kept: roundings of tracked prefixes
+    kv: the storage of KV if it differs from the op set's. apart: roundings of tracked prefixes and of rings
     """
     rounds = getattr(subject, "rounds", None)
     products: object = getattr(subject, "products", {})
@@ -68,7 +80,7 @@ def declared(
             stored = {**stored, **dict.fromkeys(ENTRY.values(), kv)}
     try:
         labels = "state" in stored and not stored["state"].is_floating_point  # which are moved as they are
-        stored = stored if labels else {**stored, **kept}
+        stored = stored if labels else {**stored, **apart}
         said = checked(dict(products))  # type: ignore[call-overload]
         return Declared(_components(dict(stored)), of_width(said, activation))
     except InstepError:
@@ -87,10 +99,12 @@ def of_width(products: Mapping[str, Product], activation: torch.dtype) -> dict[s
 
 def _components(rounds: dict[str, Storage]) -> dict[str, Storage]:
     for name, dtype in rounds.items():
-        if name not in (*COMPONENTS, *PREFIXES):
-            raise BadInput("rounds", found=repr(name), expected=f"components: {', '.join((*COMPONENTS, *PREFIXES))}")
+        if name not in (*COMPONENTS, *NAMED_APART):
+            raise BadInput("rounds", found=repr(name), expected=f"components: {', '.join((*COMPONENTS, *NAMED_APART))}")
         if not isinstance(dtype, torch.dtype | Blocked):
             raise BadInput(f"rounds[{name!r}]", found=repr(dtype), expected="a torch.dtype, or `Blocked`")
+        if name == RING and dtype not in (torch.bfloat16, torch.float16):
+            raise BadInput(f"rounds[{name!r}]", found=str(dtype), expected="torch.bfloat16 or torch.float16")
     return rounds
 
 

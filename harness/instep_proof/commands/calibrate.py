@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @writes("json", "commit")
 @takes_setting(
     several=("ops",),
-    without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "layout",
+    without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype", "layout",
              "snapshot_layout", "strategy", "conv", "drafter", "graphs", "prompt_graphs", "overlap", "guarded"),
     ops="One more op set that is right, as triton.",
 )  # fmt: skip

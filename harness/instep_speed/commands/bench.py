@@ -30,8 +30,8 @@ CHOICES = ", ".join(KINDS)
 @writes("json", "html", "commit")
 @takes_setting(
     several=("ops",),
-    without=("state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "layout", "snapshot_layout",
-             "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded"),
+    without=("state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype", "layout",
+             "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded"),
     ops="The op set that is measured; left out: triton on a card, plain on a CPU.",
     dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
     device="cpu, cuda or cuda:1; left out: cuda where there is one.",

@@ -1,10 +1,10 @@
 """The `rerun` strategy: a verify stores no state after its rows; the next step runs the accepted tokens again.
 
 For each token a verify keeps, in a ring, either the change that the token makes to the state (its update), or the
-inputs of the delta rule: the op set declares which (`Ops.keeps`). The next step first runs the accepted tokens again,
-then its own rows. Leaves out: the arithmetic, which is the per-token body of decode in the `gdn` op. Traffic per layer
-and request: 2 states, whatever the window. A commit of chains writes nothing: the number of accepted tokens follows
-from the request's length.
+inputs of the delta rule: the op set declares which (`Ops.keeps`). Keys and updates may be split into two parts of 16
+bits (`Options.ring`). The next step first runs the accepted tokens again, then its own rows. Leaves out: the
+arithmetic, which is the per-token body of decode in the `gdn` op. Traffic per layer and request: 2 states, whatever the
+window. A commit of chains writes nothing: the number of accepted tokens follows from the request's length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied
-from ..memory_addresses import KEPT, Keeps, Part, Ring
+from ..memory_addresses import KEPT, Keeps, Part, Ring, SplitUpdates
 from ..ops.integer_op_protocols import RingPlan
 from ..ops.op_protocols import GdnInputs, Ops
 from ..packed_batch import Batch, Group
@@ -188,7 +188,9 @@ class Rerun:
         state = self._states[layer]
         scratch = state.scratch(2)  # unit 0 is reserved in every pool, so the result goes to unit 1 of two
         ring = self._ring(layer, slots, plan)
-        k, v = (pool[0, :0] for pool in (ring.kept.k, ring.own))  # no rows, with the dtypes and widths of rows
+        # No rows, with the dtypes and widths of rows. The parts of a split ring are narrower than rows.
+        wide = ring.kept.decay.dtype if isinstance(ring.kept, SplitUpdates) else None
+        k, v = (pool[0, :0].to(wide or pool.dtype) for pool in (ring.kept.k, ring.own))
         ops.gdn(
             inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
             parts=(Part(

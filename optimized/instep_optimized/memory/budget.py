@@ -28,7 +28,7 @@ from .slots import check_order
 from .tiled_units import SCALES
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
-RING = "ring_"  # the name of every ring pool begins with it
+RING, LOW = "ring_", "_low"  # the name of every ring pool begins with RING; a pool of low parts ends with LOW
 FRESH = torch.bool.itemsize  # per slot that can be claimed, in addition to the pools: `Memory.none_fresh`
 # Meaning of a position in a line of the slot table, for the fields that have positions.
 BOARD_POSITIONS = {
@@ -174,15 +174,19 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
     """The pools of a ring: `size` entries per slot and GDN layer, but `own` entries in the pool of updates (or values).
 
     A ring of updates is stored in the dtype in which the recurrence computes, so that no bit is lost. A ring of inputs
-    is stored in the dtype in which the delta rule consumes them.
+    is stored in the dtype in which the delta rule consumes them. Keys and updates of a split ring have two parts of
+    16 bits each, in separate pools.
     """
     keys, gate = (config.key_heads, config.key_dim), (config.value_heads,)
     values = (*gate, config.value_dim)
-    shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate}
-    width = sizes.types.recurrence if sizes.keeps == "update" else sizes.types.consumed
+    shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate,
+              "k_low": keys, "update_low": values}
+    width = sizes.types.consumed if sizes.keeps == "inputs" else sizes.types.recurrence
+    part = sizes.types.ring or width  # the dtype of a part of a key or an update
     plain = replace(units("state", config, sizes), dtype=width, transposed=False, tiles=None)
     return tuple(
-        replace(plain, name=RING + name, shape=(own if name in OWN else size, *shapes[name]), means=_entries(name))
+        replace(plain, name=RING + name, shape=(own if name in OWN else size, *shapes[name]), means=_entries(name),
+                dtype=width if shapes[name] is gate else part)
         for name in KEPT[sizes.keeps]._fields
     )
 
@@ -192,7 +196,8 @@ def _entries(name: str) -> Meaning:
 
     The pool of updates (or values) needs room for one: a program reads its old entry before it writes the new one.
     """
-    return Meaning("state", positions=Positions("entry", windows=1 if name in OWN else 2), keeps=name)
+    keeps = "" if name.endswith(LOW) else name
+    return Meaning("state", positions=Positions("entry", windows=1 if name in OWN else 2), keeps=keeps)
 
 
 def mark(name: str, sizes: Sizes) -> Demand:

@@ -16,7 +16,7 @@ import torch
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.place_names import Place
 
-from ..memory_addresses import Address, Pages, Part, Ring
+from ..memory_addresses import OWN, Address, Pages, Part, Ring, SplitUpdates
 from .fused import FUSIONS
 from .integer_op_contracts import RULES, Outside, distinct, owned, spans, within
 from .op_shapes import misfits, shapes
@@ -181,9 +181,14 @@ def _continued(part: Part, parents: torch.Tensor) -> Iterator[str]:
 def _ring(part: Part, ring: Ring) -> Iterator[str]:
     """Check a ring: pools of one size (`own` a divisor), entries in range, and no row kept on a pending entry."""
     pools, own = ring.kept, ring.own.shape[1]
-    shared = {pool.shape[:2] for pool in pools if pool is not ring.own}
+    shared = {pool.shape[:2] for name, pool in pools._asdict().items() if name not in OWN}
     if len(shared) > 1 or len(ring.own) != len(pools.k) or ring.size % own:
         yield f"ring: pools of {', '.join(str(tuple(pool.shape[:2])) for pool in pools)} units and entries"
+    if isinstance(pools, SplitUpdates):
+        parts = {"k": (pools.k, pools.k_low), "update": (pools.update, pools.update_low)}
+        for name, (high, low) in parts.items():
+            if (high.shape, high.stride(), high.dtype) != (low.shape, low.stride(), low.dtype):
+                yield f"ring: low parts of {name} have other dtypes or addresses than their high parts"
     yield from within("ring units", ring.units, pools.k.shape[0])
     used = (ring.units >= 0) & (part.read.units >= 0)
     kept, again = used & (ring.keep >= 0), used & ~part.fresh

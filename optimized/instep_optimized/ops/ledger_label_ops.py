@@ -34,7 +34,7 @@ from .plain.top_k_top_p_sampling import owned
 
 def types(activation: torch.dtype, state: Storage) -> Types:
     """All memory holds labels: int64."""
-    return Types(*[torch.int64] * len(Types._fields))
+    return Types(*[torch.int64] * len(Types._fields))._replace(ring=None)  # a label has one part
 
 
 def rounds(activation: torch.dtype, state: Storage) -> Mapping[str, torch.dtype]:

@@ -50,7 +50,7 @@ class Types(NamedTuple):
 
     `consumed` is the dtype of a ring of inputs, `recurrence` that of a ring of updates: the dtype in which the
     recurrence computes, so that no bit is lost. The options choose `kept` and `chunk`, the roundings of tracked
-    prefixes.
+    prefixes, and `ring`, the dtype of both parts of a split ring's numbers (None: it is not split).
     """
 
     hidden: torch.dtype
@@ -61,6 +61,7 @@ class Types(NamedTuple):
     recurrence: torch.dtype = torch.float32
     kept: Storage | None = None
     chunk: torch.dtype | None = None
+    ring: torch.dtype | None = None
 
 
 class GdnInputs(NamedTuple):
@@ -417,6 +418,7 @@ class Ops:
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
+    split          its windows serve rings of updates in two parts (`SplitUpdates`)
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
@@ -481,6 +483,7 @@ class Ops:
     fused_gdn: FusedGdn | None = None
     tiled: bool = False
     chances: bool = False
+    split: bool = False
     packed: bool = False
     trees: bool = False
     scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..memory_addresses import Inputs
+from ..memory_addresses import Inputs, SplitUpdates
 
 Given = dict[str, Any]
 Shape = tuple[int, ...]
@@ -112,11 +112,15 @@ def _kept(given: Given, *consumed: torch.Tensor) -> Iterator[Fit]:
     _, k, v, log_decay, beta = consumed
     for part in given["parts"]:
         if part.ring is not None:
-            like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta}
+            like = {"k": k, "v": v, "update": v, "decay": log_decay, "log_decay": log_decay, "beta": beta,
+                    "k_low": k, "update_low": v}
             for name, pool in part.ring.kept._asdict().items():
-                # Inputs have the dtype in which they are consumed; an update is at least as wide.
+                # Inputs have the dtype in which they are consumed; an update is at least as wide. The parts of a split
+                # ring have the dtype of its high parts.
                 dtype = like[name].dtype
                 wide = dtype if isinstance(part.ring.kept, Inputs) else torch.promote_types(dtype, pool.dtype)
+                if isinstance(part.ring.kept, SplitUpdates) and name != "decay":
+                    wide = part.ring.kept.k.dtype
                 yield f"an entry of ring {name}", (tuple(pool.shape[2:]), pool.dtype), (
                     tuple(like[name].shape[1:]), wide)  # fmt: skip
 

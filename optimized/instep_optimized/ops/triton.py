@@ -84,5 +84,6 @@ TRITON = Ops(
     trees=True,
     tiled=True,
     chances=True,
+    split=True,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
 )

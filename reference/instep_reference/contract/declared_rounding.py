@@ -189,6 +189,16 @@ SCALED_KV = Blocked(torch.float8_e4m3fn, (1, None))
 # the activation dtype", for chunks). Differs: SGLang's scale has the dtype of the running state, and is at least
 # 1e-8 / 127. In fp16 that is 0, and a channel below it is lost.
 CHUNK, KEPT = PREFIXES = "chunk", "kept"
+# Rounding point of a ring, another key of `rounds`, whose storage is a dtype of 16 bits: keys and updates of the tokens
+# of windows are kept as a high part and a low part of it, and both parts are added when the tokens are run again.
+#   high = x to nearest;  low = x - high to nearest;  read = high + low, in fp32
+# The decays have full width, and so have the rows of the window itself: its tokens read a state that holds unrounded
+# ones. After the commit the state has the rounded ones, so it depends on which tokens were in windows, but not on when
+# they are run again. Prompts and decodes are not rounded.
+# Mirrors: SGLang 0.5.20 and later (`gdn_replayssm_spec_decode`), with d, normalised k and their low parts in the dtype
+# of activations and g in fp32. Differs: its read-out of tokens in the ring has the high parts of their keys alone.
+RING = "ring"
+NAMED_APART = (*PREFIXES, RING)  # keys of `rounds` that are no components
 SCALED_KEPT = Blocked(torch.int8, (1, None))  # [HV, K, V]: a scale per head and key channel
 
 

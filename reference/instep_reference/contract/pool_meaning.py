@@ -45,7 +45,8 @@ class Meaning:
     draft      whether the layers are those of the draft head, or of a block drafter
     block      whether they are those of a block drafter
     positions  the positions of a unit; None: it has none and is written as a whole
-    keeps      the place whose rows are in the pool with the same bits ("update", "k"); empty: none is declared
+    keeps      the place whose rows are in the pool with the same bits ("update", "k"), or their high parts; empty: none
+               is declared
     """
 
     component: str

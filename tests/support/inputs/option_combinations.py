@@ -14,13 +14,14 @@ import torch
 from msgspec.structs import replace
 
 from instep.cli.record import make
-from instep.options import LAYOUTS, either
+from instep.options import CHOICES, LAYOUTS, either
 from instep.setting import FALLING, FP8, KVS, STATES, STOCHASTIC, WIDTHS, Setting
 from instep.trace.file import Trace
 from instep.trace.header import Room
 from instep.trace.policy import Arrival, Policy, ScheduledAction
 from instep_optimized.commit import OURS
 from instep_optimized.draft import MODES
+from instep_optimized.options import RINGS
 from support.inputs.checkpoints import MODEL_TYPES, write, write_block
 from support.inputs.traces import PROMPTS
 
@@ -28,6 +29,7 @@ Row = Mapping[str, Any]
 Cell = tuple[str, Any]  # a factor and its value
 
 NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
+PARTS = CHOICES["ring_dtype"]
 BY_CHANCE = f"{STOCHASTIC}:7"
 # How tracked prefixes store states -> the options. False: none is tracked; True: as in the pool.
 PREFIXES: Mapping[bool | str, Mapping[str, str]] = {
@@ -38,7 +40,7 @@ IN_INT8, CHUNKS = (name for name in PREFIXES if isinstance(name, str))
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(MODEL_TYPES), "strategy": tuple(OURS["state"]), "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
-    "state_rounding": (None, BY_CHANCE),
+    "state_rounding": (None, BY_CHANCE), "ring_dtype": (None, *PARTS),
     "kv_dtype": (None, *KVS), "drafter": tuple(MODES), "trees": (False, True), "tracked": tuple(PREFIXES),
     "graphs": (False, True), "overlap": (False, True), "guarded": (True, False),
 }
@@ -54,6 +56,9 @@ REFUSED: tuple[tuple[Mapping[str, tuple[Any, ...]], str], ...] = (
         ("dtype", ("float64",)), ("state_dtype", (FP8,)), ("state_rounding", (BY_CHANCE,)))),
     *(({"tracked": (CHUNKS,), name: values}, "narrower than a pool of float32 alone") for name, values in (
         ("dtype", ("float64",)), ("state_dtype", NARROW))),
+    ({"ring_dtype": PARTS, "strategy": tuple(name for name in FACTORS["strategy"] if name not in RINGS)},
+     "needs a strategy with a ring"),
+    ({"ring_dtype": PARTS, "dtype": ("float64",)}, "hold numbers of float32, not of float64"),
     ({"trees": (True,), "conv": ("widened",)},
      "in a widened line of inputs the conv windows of siblings would overlap"),
     ({"trees": (True,), "drafter": ("vanilla",)}, "no separate layer per branch"),

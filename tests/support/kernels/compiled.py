@@ -46,7 +46,7 @@ from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
 from instep_optimized.kernels.gdn_windows import token_by_token as tokens_file
 from instep_optimized.kernels.products import few_rows as slim_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
-from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, Updates
+from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, SplitUpdates, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_reference.contract.place_names import Place
@@ -269,6 +269,23 @@ def windows(launch: Any = staged_alone) -> None:
                     staged_file.staged(made, part, core, shape)
 
 
+def split_rings() -> None:
+    """Windows over a ring of updates, and over one whose keys and updates have two parts of 16 bits."""
+    tokens_file.launch = compiled  # type: ignore[assignment]
+
+    def ints() -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.int64)
+
+    wide = Updates(torch.zeros(3, 8, H, K), torch.zeros(3, 8, HV), torch.zeros(3, 8, HV, V))
+    k, update = wide.k.bfloat16(), wide.update.bfloat16()
+    q, v, gate = torch.zeros(8, H, K), torch.zeros(8, HV, V), torch.zeros(8, HV)
+    pool = Address(torch.zeros(3, HV, V, K).transpose(2, 3), ints())
+    for kept in (wide, SplitUpdates(k, wide.decay, update, k.clone(), update.clone())):
+        part = Part("window", ints(), ints(), 4, pool, torch.zeros(2, dtype=torch.bool), settled=pool,
+                    ring=Ring(kept, ints(), ints(), ints(), ints()))  # fmt: skip
+        tokens_file.window(GdnInputs(q, q, v, gate, gate), part, v.bfloat16())
+
+
 def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part) -> None:
     """Call `fits_conv` for a verify, and for others that differ from it in one property"""
     kept, wider = window.per_row, torch.zeros(8, x.shape[1] + 4, dtype=torch.bfloat16)
@@ -338,7 +355,7 @@ def clocks() -> None:
 
 FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "many_heads": many_heads,
-         "products": products, "prompts": prompts, "windows": windows}  # fmt: skip
+         "products": products, "prompts": prompts, "split_rings": split_rings, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

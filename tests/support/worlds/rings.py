@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from instep.kit.cases.case import Draw, at
 from instep.kit.cases.conv_and_gdn import Heads
 from instep.kit.cases.guarded_pools import Pool, guarded, same_bits
-from instep_optimized.memory_addresses import KEPT, OWN, Address, Part, Ring
+from instep_optimized.memory_addresses import KEPT, OWN, Address, Part, Ring, SplitUpdates
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 
 Tensor = torch.Tensor
@@ -57,7 +57,7 @@ class World:
     def of(
         cls, ops: Ops, heads: Heads, device: str, *, size: int, swap: bool = True, widest: int = 8,
         dtype: torch.dtype = torch.float32, kept: torch.dtype = torch.float32, slots: int = SLOTS,
-        own: int | None = None,
+        own: int | None = None, split: torch.dtype | None = None,
     ) -> World:
         H, HV, K, V = heads
         blocks = {"k": (H, K), "v": (HV, V), "update": (HV, V)}
@@ -72,8 +72,9 @@ class World:
             ops, heads, size, pool((slots,), (HV, K, V), dtype, swap), pool((slots,), (HV, K, V), dtype, swap),
             pool((slots, widest), (HV, K, V), dtype, swap),
             tuple(
-                pool((slots, own or size if name in OWN else size), blocks.get(name, (HV,)), kept)
-                for name in KEPT[ops.keeps]._fields
+                pool((slots, own or size if name in OWN else size), blocks.get(name.removesuffix("_low"), (HV,)),
+                     kept if split is None or name == "decay" else split)
+                for name in KEPT["split" if split else ops.keeps]._fields
             ),
         )  # fmt: skip
 
@@ -106,7 +107,8 @@ class World:
             store=Address(goals[goal].view, units([turn.goal == goal for turn in turns])) if stores else None,
             per_row=Address(self.snapshots.view, slots) if columns else None,
             ring=Ring(
-                KEPT[self.ops.keeps](*(pool.view for pool in self.rings)),
+                KEPT["split" if len(self.rings) == len(SplitUpdates._fields) else self.ops.keeps](
+                    *(pool.view for pool in self.rings)),
                 units=slots,
                 begin=draw.ints([(turn.before - turn.pending) % self.size for turn in turns]),
                 pending=draw.ints([turn.pending for turn in turns]),

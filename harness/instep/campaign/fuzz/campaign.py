@@ -255,6 +255,8 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
         setting = draw_events.narrow_prefixes(choose, setting, settings.sampled)
     if setting.mode == BLOCK and not nodes:
         room = draw_events.with_device_widths(choose, room)
+    if isinstance(found, Ops) and found.split:
+        setting = draw_events.split_rings(setting, room, settings.sampled)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as with_fields
 
+from instep_optimized.options import RINGS
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.controllers import Controlled
@@ -35,7 +36,8 @@ T = TypeVar("T")
 STEPS = (1, 3, 2, 7, 4)  # candidate step counts; a failing run shrinks to the first ones
 # Storage of states in tracked prefixes, and the dtype in which chunks leave them; a failing run shrinks to the first.
 NARROW: Mapping[str, tuple[str | None, ...]] = {"kept_dtype": (None, INT8), "chunk_dtype": (None, "bfloat16")}
-SAMPLED = (*OPTIONS, *NARROW)  # strategy and conv; the drafter depends on the model, so it is not drawn
+RING = "ring_dtype"
+SAMPLED = (*OPTIONS, *NARROW, RING)  # strategy and conv; the drafter depends on the model, so it is not drawn
 CHAINS = ("widened",)  # conv forms that serve chains alone
 # The numbers of a controller, short, so that its wishes change within a run.
 HASTY = {"ema_alpha": 0.5, "warmup_batches": 1, "update_interval": 2}
@@ -151,6 +153,15 @@ def narrow_prefixes(draw: Draw, setting: Setting, fields: Collection[str]) -> Se
         if field in fields and setting.state in wide:
             drawn[field] = draw(st.sampled_from(values))
     return replace(setting, **drawn)
+
+
+def split_rings(setting: Setting, room: Room, fields: Collection[str]) -> Setting:
+    """The setting with a ring in two parts, for every second number of slots, as far as it has a ring of fp32.
+
+    Nothing is drawn, so that the examples of a seed stay as they are.
+    """
+    ring = RING in fields and setting.strategy in RINGS and torch.float64 not in (setting.activation, setting.state)
+    return replace(setting, ring_dtype="bfloat16") if ring and len(room.slots) % 2 else setting
 
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:

@@ -16,7 +16,7 @@ from msgspec.structs import replace as with_fields
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.transfer_between_engines import Wire
-from instep_reference.contract.declared_rounding import PREFIXES
+from instep_reference.contract.declared_rounding import PREFIXES, RING
 from instep_reference.contract.engine import Admit, Load
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.event_facts import tracks
@@ -154,9 +154,14 @@ class Case:
 
     @cached_property
     def stores_narrow(self) -> bool:
-        """Whether storing a state loses bits, so that bits depend on where rounds and chunks end."""
+        """Whether storing a state, or a window's tokens, loses bits, so that bits depend on where rounds end."""
         declared = declares(self.plan, self.led or self.found)
-        return not self.labels and "state" in declared.narrow(self.plan.setting.width)
+        return self.splits_ring or (not self.labels and "state" in declared.narrow(self.plan.setting.width))
+
+    @cached_property
+    def splits_ring(self) -> bool:
+        """Whether a ring keeps the tokens of windows in two parts, which lose bits."""
+        return not self.labels and RING in declares(self.plan, self.led or self.found).rounds
 
     @cached_property
     def reads_narrow_prefixes(self) -> bool:

@@ -1,5 +1,5 @@
-"""Modify instep's engine as no event can ask for: windows of one token, eager graphs, prefixes rounded from outside,
-requests that move to another engine.
+"""Modify instep's engine as no event can ask for: windows of one token, eager graphs, rounding from outside, requests
+that move to another engine.
 
 This is the only place where a relation reaches into an engine. Leaves out: external engines.
 """
@@ -25,6 +25,7 @@ from instep_reference.contract.engine import Committed, Drafted, Forwarded, Path
 from instep_reference.contract.place_names import See
 
 from ...adapters import Subject
+from ...oracle.reordered_arithmetic import in_two_parts
 from ...oracle.storage_rounding import kept_states
 from ...subject.engines.ranked import RankedEngine
 
@@ -112,6 +113,28 @@ class RoundedFromOutside:
             state: dict[int, Copied] = {
                 layer: kept_states(x, self._declared, forward=forward).to(x) for layer, x in plain.items()}  # fmt: skip
             self._engine._saved[name] = request, replace(kept, state=state)
+
+
+class RingRoundedFromOutside:
+    """An engine with a wide ring, whose keys and updates are replaced by the sums of two parts after every forward.
+
+    The sum of two parts has the same parts again, so entries of earlier forwards stay as they are.
+    """
+
+    def __init__(self, engine: Subject, dtype: torch.dtype) -> None:
+        assert isinstance(engine, OptimizedEngine), "asked before"
+        self._engine, self._dtype = engine, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def forward(self, rows: tuple[Row, ...]) -> Forwarded:
+        said, memory = self._engine.forward(rows), self._engine._memory
+        for name in ("ring_k", "ring_update"):
+            for layer in memory.layers(name):
+                pool = memory[name].units(layer)
+                pool.copy_(in_two_parts(pool, self._dtype).where(pool.isfinite(), pool))
+        return said
 
 
 class _NothingRefused:

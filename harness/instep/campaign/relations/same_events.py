@@ -10,9 +10,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+import torch
+
 from instep_optimized.ops.fused import exact_of, in_parts
 from instep_optimized.transfer_between_engines import Wire
-from instep_reference.contract.declared_rounding import Blocked
+from instep_reference.contract.declared_rounding import RING, Blocked
 from instep_reference.contract.errors import Unsupported
 
 from ...adapters import Subject
@@ -24,7 +26,7 @@ from ...verdict import Comparison, Skipped, Tier
 from ...watch.observers import Watching
 from .ab_run import ABRun, Arm
 from .case import Case, Relation, Results, our_own
-from .engine_modifications import MovingEngine, eager_graphs, rounded_from_outside
+from .engine_modifications import MovingEngine, RingRoundedFromOutside, eager_graphs, rounded_from_outside
 from .request_timelines import RewrittenTrace, as_traced
 from .rewrites import in_one_page, moved, with_full_caps, without_caps
 
@@ -155,6 +157,24 @@ def no_narrow_prefixes(case: Case) -> str | None:
     return None if case.reads_narrow_prefixes else "no request continues from a prefix that is kept narrower"
 
 
+def split_and_wide_rings(case: Case) -> Iterator[tuple[Arm, Arm]]:
+    """A ring in two parts, and a wide ring of the sums of both parts. The updates that a verify shows are left out."""
+    rewritten, dtype = as_traced(case.trace), case.plan.setting.apart[RING]
+    assert isinstance(dtype, torch.dtype), "a setting has no other"
+    wide = RingRoundedFromOutside(case.engine(rewritten.header, ring=None), dtype)
+    yield (Arm("a ring in two parts", case.engine(rewritten.header), rewritten, watched=False),
+           Arm("a wide ring of their sums", cast(Any, wide), rewritten, watched=False))  # fmt: skip
+
+
+def no_split_ring(case: Case) -> str | None:
+    if case.ops is None:
+        return "an external engine keeps its ring itself"
+    if RING not in case.plan.setting.apart or case.labels:
+        return "no ring keeps its numbers in two parts (--ring-dtype)"
+    alone = case.plan.setting.ranks == case.plan.setting.stages == 1
+    return None if alone else "each of several ranks or stages has a ring"
+
+
 def its_own_order(case: Case) -> str | None:
     own = case.led is not None and not case.led.asked.exact
     return "this engine chooses slots and pages itself: it does not declare their order" if own else None
@@ -209,5 +229,9 @@ PAIRWISE: tuple[Relation, ...] = (
     pairwise(
         "kept_once", "a hit on a narrow prefix continues from its state, rounded once and read once", narrow_and_plain,
         "a hit that reads a state with the scales of another prefix", lacks=no_narrow_prefixes,
+    ),
+    pairwise(
+        "ring_parts", "a ring in two parts continues as a wide ring of their sums", split_and_wide_rings,
+        "a tree whose commit moves the high parts alone", lacks=no_split_ring,
     ),
 )

@@ -86,16 +86,18 @@ def for_labels(case: Case) -> bool:
 def rewritten(
     name: str, says: str, runs: Callable[[Case], Pairs], catches: str, *, exact: Exact = where_rows_are_invariant,
     lacks: Callable[[Case], str | None] = lambda case: None, elsewhere: bool = False, same_events: bool = False,
+    decodes: bool = False,
 ) -> Relation:
     """A row of the table.
 
     exact      whether a case is compared bit by bit
     same_events  whether the runs commit the same tokens at the same events, so that lengths are compared as well
     elsewhere  whether the runs end rounds or chunks after different tokens, and so store states at different positions
+    decodes    whether one run decodes tokens that the other has in windows
     """
 
     def hold(case: Case) -> Results:
-        apart = (elsewhere and case.stores_narrow) or case.reads_narrow_prefixes
+        apart = (elsewhere and case.stores_narrow) or (decodes and case.splits_ring) or case.reads_narrow_prefixes
         for whole in runs(case):
             one, other = map(_without_guesses, whole)
             if one is not whole[0]:
@@ -124,7 +126,7 @@ def _own_rounded(case: Case, runs: tuple[str, ...], draw: int) -> PositionRecord
     return case.rounded(draw // len(runs), runs[draw % len(runs)])
 
 
-ELSEWHERE = "states or prefixes are stored narrower than computed, so bits depend on where they end: not compared"
+ELSEWHERE = "states, prefixes or rings are narrower than computed, so bits depend on where they end: not compared"
 BY_ROWS = (where_rows_are_invariant, where_prefixes_are_prefilled_alike, where_experts_are_apart)
 
 
@@ -148,7 +150,9 @@ def nothing_rejected(case: Case) -> str | None:
 
 def no_windows_of_one(case: Case) -> str | None:
     """No event asks for a window of one token, so only instep's engine can serve it."""
-    return "only instep's own engine serves a window of one token" if case.ops is None else None
+    if case.ops is None:
+        return "only instep's own engine serves a window of one token"
+    return "a ring keeps tokens of windows in two parts; those of decode steps are not kept" * case.splits_ring or None
 
 
 # The runs. A run that several rows share is made once (`Case.recorded`).
@@ -306,7 +310,7 @@ REWRITTEN: tuple[Relation, ...] = (
     ),
     rewritten(
         "draft_layout", "draft extend over a window's rows is draft extend over its accepted rows alone",
-        _exact_windows, "a draft that continues from the last row of the window", lacks=nobody_drafts,
+        _exact_windows, "a draft that continues from the last row of the window", lacks=nobody_drafts, decodes=True,
     ),
     rewritten(
         "schedule", "any schedule of step counts is plain decoding", _schedules,
@@ -314,7 +318,7 @@ REWRITTEN: tuple[Relation, ...] = (
     ),
     rewritten(
         "rejected_is_plain", "a round whose drafts are all rejected is one decode step", _rejected,
-        "a commit that takes the first draft where none was accepted", lacks=nobody_decodes,
+        "a commit that takes the first draft where none was accepted", lacks=nobody_decodes, decodes=True,
     ),
     rewritten(
         "handed", "drafts that are handed in leave what they leave if the engine's drafter proposes them", _handed,

@@ -20,7 +20,7 @@ from instep_optimized.memory.tiled_units import Units, shown
 from instep_optimized.memory_addresses import Chance, Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_reference import gdn
-from instep_reference.contract.declared_rounding import Blocked, Storage, read_as
+from instep_reference.contract.declared_rounding import RING, Blocked, Storage, read_as
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See, unseen
@@ -32,6 +32,7 @@ from ...oracle.declared_product_rounding import InChunks, Operands, launched
 from ...oracle.reordered_arithmetic import Reordered
 from ...oracle.storage_rounding import State, rounded
 from ...run.build_compared_engines import declares, rounding
+from ...run.reference_with_declared_storage import run_again
 from ...tier_allowances import allowed
 from ...trace.header import Room
 from ...verdict import Comparison, Skipped, Tier
@@ -204,8 +205,8 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
         for one in INVERSES:
             operands.begin(cut=True, by_substitution=one)
             with Reordered(torch.Generator().manual_seed(0), operands):
-                see = rounding(said.rounds)
-                sampled.append(list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands)))
+                see, ring = rounding(said.rounds), said.rounds.get(RING)
+                sampled.append(list(_layered(narrow, layer, torch.stack(rows), lengths, see, stored, operands, ring)))
         yield _course("the engine", kind, layer, lengths, found, right, sampled, stored)
 
 
@@ -261,7 +262,7 @@ def _recurred(
 
 def _layered(
     weights: Weights, layer: int, rows: torch.Tensor, lengths: Sequence[int], see: See, stored: Storage | None,
-    operands: Operands | None = None,
+    operands: Operands | None = None, ring: Storage | None = None,
 ) -> Iterator[torch.Tensor]:
     """Yield the state of a layer after each of these lengths. A step of CHUNK rows is a prefill chunk; windows are
     shorter."""
@@ -276,15 +277,20 @@ def _layered(
             rule.keep(place, tensor)
         if operands is not None:
             operands.seen(place)
+        latest[component] = tensor
         return tensor
 
+    latest = dict[str, torch.Tensor]()
     for end in lengths:
         if operands is not None:
             operands.chunk = end - begin == CHUNK
             declared = operands.chunk and "gdn.chunk" in operands.products
             rule = InChunks(operands, memory.state) if declared else None
         normed = at("normed", rms_norm(rows[begin:end].to(like), mine.input_norm, config.eps))
+        before = memory.state
         memory = gdn.mix(config, _mixer(weights, layer), normed, memory, torch.arange(begin, end), at)[1]
+        if isinstance(ring, torch.dtype) and 1 < end - begin < CHUNK:
+            memory = gdn.GdnMemory(memory.window, run_again(latest, before, ring))
         if rule is not None and rule.state is not None:
             memory = gdn.GdnMemory(memory.window, rule.state)
         if stored is not None:

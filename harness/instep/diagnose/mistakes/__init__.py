@@ -16,7 +16,7 @@ from ...checks import (
     transfer_findings,
 )
 from ...checks import wrong_conv_windows as windows
-from ...checks.wrong_ring_states import VALUE
+from ...checks.wrong_ring_states import SPLIT, VALUE
 from ...checks.wrong_state_bank import BANK
 from ...checks.wrong_states_of_full_rings import OLDEST_INSTEAD
 from ...finding_problem import NamedMistake
@@ -24,7 +24,7 @@ from ...oracle import miscounted_states, recomputation_plan
 from . import delta_rule, step_controller
 
 CATALOGUE: Mapping[str, NamedMistake] = {mistake.name: mistake for mistake in (
-    *BANK, VALUE, OLDEST_INSTEAD, miscounted_states.LACKS_OLDEST, miscounted_states.LATER_WINDOW,
+    *BANK, VALUE, *SPLIT, OLDEST_INSTEAD, miscounted_states.LACKS_OLDEST, miscounted_states.LATER_WINDOW,
     earlier_rounds.EARLIER, earlier_rounds.FROM_EARLIER,
     windows.NEWEST_FIRST, windows.SHIFTED, windows.OF_ANOTHER, *prefix_findings.KNOWN, *transfer_findings.KNOWN,
     *recomputation_plan.KNOWN, *recomputed_values.FELL, *sampled_tokens.KNOWN,

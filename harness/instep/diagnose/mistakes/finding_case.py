@@ -18,7 +18,7 @@ from instep_reference.weights import Weights
 from ...checks.error_measurement import granted_error
 from ...checks.ops_on_own_inputs import OwnInputs
 from ...checks.poison import Poison
-from ...checks.recomputed_values import scale_of
+from ...checks.recomputed_values import sampled_rows, scale_of
 from ...finding_problem import Code, WrongContent
 from ...oracle.oracle import Oracle
 from ...oracle.recomputation import Recomputation, rerun
@@ -205,7 +205,8 @@ def _of_piece(
             return None  # the finding reports it
     else:
         found, scale = rows(context.subject, finding.place, piece.span), scale_of(near, finding.place)
-        right, sampled = near.truth.places[finding.place], near.yardsticks.places[finding.place]
+        right = near.truth.places[finding.place]
+        sampled = sampled_rows(near, finding.place, {} if oracle is None else oracle.rounds)
     if found is None or right is None or sampled is None or found.shape != right.shape:
         return None
     judge = None if oracle is None else OwnInputs(oracle)

@@ -12,9 +12,11 @@ from itertools import starmap
 
 import torch
 
+from instep_reference.contract.declared_rounding import RING
+
 from ...checks.check_interface import at_end, counted
 from ...checks.known_wrong_states import scene_of
-from ...checks.wrong_ring_states import wrong_updates
+from ...checks.wrong_ring_states import wrong_parts, wrong_updates
 from ...checks.wrong_state_bank import wrong_states
 from ...checks.wrong_state_inputs import Scene, add
 from ...checks.wrong_states_of_full_rings import overfull, unstored_updates
@@ -29,6 +31,14 @@ def known_states(case: Case) -> Iterator[Explanation]:
     scene = own_scene(case)
     if scene is None:
         return
+    ring = None if case.oracle is None else case.oracle.rounds.get(RING)
+    if isinstance(ring, torch.dtype):
+        assert case.piece is not None, "a scene is of a piece"
+        shown = case.piece.own.get(case.piece.place(UPDATE)) if case.component == "state" else None
+        if shown is not None and (folding := case.piece.folding) is not None and folding.parents is not None:
+            shown = shown[list(case.piece.span.nodes)]  # as in the scene of a tree
+        shown = None if shown is None else shown.to(scene.k)
+        yield from starmap(Explanation.of, wrong_parts(scene, ring, shown, updates=case.component == UPDATE))
     if case.component == UPDATE:
         yield from starmap(Explanation.of, (*wrong_updates(scene), *unstored_updates(scene)))
     else:

@@ -15,6 +15,7 @@ from .fault import Fault
 FILES = {
     "rollback": "rollback",
     "rings": "rings",
+    "parts": "split_rings",
     "dispatch": "wrong_dispatch",
     "graph": "graph",
     "prompts": "prompt_graphs",

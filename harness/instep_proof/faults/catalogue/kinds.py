@@ -26,6 +26,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "flush-margin": "a ring is folded with the room that the window of another round needs",
         "flush-store": "the rows of the round that folds a ring are not all stored in it",
     },
+    "parts": {
+        "ring-part-store": "a part of a number in a ring is not stored, stale, wrongly rounded, or another number's",
+        "ring-part-read": "tokens are run again with a part missing, with the wrong sign, or with another number's",
+        "ring-part-copy": "one part is left behind where entries are copied or moved",
+        "ring-part-wide": "what a ring does not hold is rounded as its numbers are",
+    },
     "dispatch": {
         "prefill-as-verify": "the last tokens of a prompt are taken for a window",
         "verify-as-prefill": "a window is taken for tokens of a prompt",

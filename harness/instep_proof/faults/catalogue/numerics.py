@@ -47,8 +47,8 @@ NARROW_POOL = Edit(
     BUDGET, "_stored(sizes.types.state) if state else (sizes.types.conv, None)",
     "(torch.bfloat16 if state else sizes.types.conv, None)",
 )
-NARROW_RING = Edit(BUDGET, "sizes.types.recurrence if sizes.keeps == \"update\" else sizes.types.consumed",
-                   "torch.bfloat16 if sizes.keeps == \"update\" else sizes.types.consumed")  # fmt: skip
+NARROW_RING = Edit.of(BUDGET, "sizes.types.consumed if sizes.keeps == \"inputs\" else "
+                              "{sizes.types.recurrence => torch.bfloat16}")  # fmt: skip
 # Rerun tokens are folded by another formula: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,

@@ -14,7 +14,7 @@ RING, GDN = "instep_optimized/ops/plain/rerun_ring.py", "instep_optimized/ops/pl
 KERNEL, LEDGER = "instep_optimized/kernels/gdn_windows/token_by_token.py", "instep_optimized/ops/ledger_label_ops.py"
 
 STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"
-RECALL = "    return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
+RECALL = "    kept = type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
 AGAIN = "            _again(S, recalled(part.ring, who.which[owing], age))\n"
 
 MARGIN = Edit(LAZY_RERUN, "return size - width - widest", "return size - width - width")

@@ -21,7 +21,7 @@ import triton.language as tl
 from instep_reference.contract.capacity import MOST_NODES
 from instep_reference.contract.errors import Unsupported
 
-from ...memory_addresses import Part, Ring, Updates
+from ...memory_addresses import Inputs, Part, Ring, Updates
 from ...ops.op_protocols import GdnInputs
 from ..device.masked_loads_and_stores import fetch, put
 from ..device.pool_address import PackedRows, Rows, Spans, States, given, row_of, state_of
@@ -84,7 +84,10 @@ def rows_of(held: int, warps: int, keys: int) -> int:
 
 
 class Kept(NamedTuple):
-    """Pools of updates as kernel arguments, [units, entries, ...], and where the entries of each request are."""
+    """Pools of updates as kernel arguments, [units, entries, ...], and where the entries of each request are.
+
+    k_low, update_low: low parts, with the steps of their high parts; None: the ring is not split
+    """
 
     k: torch.Tensor
     k_per_unit: int
@@ -102,17 +105,21 @@ class Kept(NamedTuple):
     begin: torch.Tensor
     pending: torch.Tensor
     keep: torch.Tensor
+    k_low: torch.Tensor | None = None
+    update_low: torch.Tensor | None = None
 
 
 def ring_of(ring: Ring) -> Kept:
     """Return a ring of updates as a kernel argument."""
-    if not isinstance(ring.kept, Updates):
+    if isinstance(ring.kept, Inputs):
         raise Unsupported("this kernel keeps updates; a ring of inputs is for kernels that give none back")
     flattened: list[Any] = []
-    for pool in ring.kept:
+    for pool in (ring.kept.k, ring.kept.decay, ring.kept.update):
         assert pool.dim() == 3 or pool.stride(3) == 1, "entries have a contiguous last axis"
         flattened += [pool, *pool.stride()[:3]]
-    return Kept._make((*flattened, ring.units, ring.begin, ring.pending, ring.keep))
+    low = () if isinstance(ring.kept, Updates) else (ring.kept.k_low, ring.kept.update_low)
+    assert all(one.stride() == pool.stride() for one, pool in zip(low, (ring.kept.k, ring.own), strict=bool(low)))
+    return Kept._make((*flattened, ring.units, ring.begin, ring.pending, ring.keep, *low, *(2 - len(low)) * (None,)))
 
 
 def _ring(inputs: GdnInputs, part: Part) -> tuple[Kept, int, int, int]:
@@ -123,7 +130,7 @@ def _ring(inputs: GdnInputs, part: Part) -> tuple[Kept, int, int, int]:
     """
     if part.ring is None:
         pools = (y for x in (inputs.k, inputs.log_decay, inputs.v) for y in (x, 0, x.stride(0), x.stride(1)))
-        return Kept._make((*pools, *(4 * (part.count,)))), 1, 1, 0
+        return Kept._make((*pools, *(4 * (part.count,)), None, None)), 1, 1, 0
     return ring_of(part.ring), part.ring.size, part.ring.own.shape[1], 1
 
 
@@ -187,13 +194,25 @@ def _window(
     kept_decay = ring.decay + kept_by * ring.decay_per_unit + head * ring.decay_per_head
     kept_u = ring.update + kept_by * ring.update_per_unit + head * ring.update_per_head + at_v
     entry = tl.load(ring.begin + request).to(tl.int32)  # within a unit 32 bits are enough, and registers are scarce
+    if ring.k_low is not None:
+        low_k = ring.k_low + kept_by * ring.k_per_unit + key_head * ring.k_per_head
+        low_u = ring.update_low + kept_by * ring.update_per_unit + head * ring.update_per_head + at_v
     for _age in range(pending):
-        state = again(
-            state,
-            fetch(kept_k + entry * ring.k_per_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
-            tl.load(kept_decay + entry * ring.decay_per_entry),  # scalar
-            fetch(kept_u + (entry % ring_u_size) * ring.update_per_entry, in_v, WHOLE),  # [VL, VR]
-        )
+        if ring.k_low is not None:
+            place_k, place_u = entry * ring.k_per_entry + every_k, (entry % ring_u_size) * ring.update_per_entry
+            state = again(
+                state,
+                joined(fetch(kept_k + place_k, in_k, WHOLE), fetch(low_k + place_k, in_k, WHOLE)),
+                tl.load(kept_decay + entry * ring.decay_per_entry),
+                joined(fetch(kept_u + place_u, in_v, WHOLE), fetch(low_u + place_u, in_v, WHOLE)),
+            )
+        else:
+            state = again(
+                state,
+                fetch(kept_k + entry * ring.k_per_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
+                tl.load(kept_decay + entry * ring.decay_per_entry),  # scalar
+                fetch(kept_u + (entry % ring_u_size) * ring.update_per_entry, in_v, WHOLE),  # [VL, VR]
+            )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
     if before is not None:
         tokens, piece = tl.load(before + request), KI * V
@@ -265,7 +284,13 @@ def _window(
             if keeps_k:
                 once = in_k & (tl.arange(0, VL)[:, None, None, None] == 0)
                 tl.store(kept_k + entry * ring.k_per_entry + every_k, key.to(ring.k.dtype.element_ty), mask=once)
+                if ring.k_low is not None:
+                    rest = low_part(key, ring.k.dtype.element_ty)
+                    tl.store(low_k + entry * ring.k_per_entry + every_k, rest, mask=once)
             put(kept_u + (entry % ring_u_size) * ring.update_per_entry, update, in_v, WHOLE)
+            if ring.k_low is not None:
+                rest = low_part(update, ring.update.dtype.element_ty)
+                put(low_u + (entry % ring_u_size) * ring.update_per_entry, rest, in_v, WHOLE)
             tl.store(kept_decay + entry * ring.decay_per_entry, decay.to(ring.decay.dtype.element_ty), mask=stripe == 0)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
         k, q, v, core = k + x.k.per_row, q + x.q.per_row, v + x.v.per_row, core + x.core.per_row
@@ -281,6 +306,18 @@ def _window(
         if before is not None:
             by = (element, tokens + rows, layer, seed_low, seed_high, piece)
         put_tile(target, scales, state, inside, at_v, V, WHOLE, TILED, by)
+
+
+@triton.jit
+def joined(high, low):
+    """Add the two parts of kept numbers: exact in fp32."""
+    return high.to(tl.float32) + low.to(tl.float32)
+
+
+@triton.jit
+def low_part(x, DTYPE: tl.constexpr):
+    """Return what the high part of x, rounded to nearest, lacks."""
+    return (x - x.to(DTYPE).to(tl.float32)).to(DTYPE)
 
 
 @triton.jit

@@ -61,6 +61,7 @@ PLAIN = Ops(
     trees=True,
     tiled=True,
     chances=True,
+    split=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

@@ -11,7 +11,7 @@ import torch
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 
-from ...memory_addresses import Inputs, Part, Ring, Updates
+from ...memory_addresses import Inputs, Part, Ring, SplitUpdates, Updates
 
 NO_UPDATES = 'the ring keeps updates, and this kernel gives none back: declare keeps="inputs" in its op set'
 
@@ -28,16 +28,35 @@ def owed(part: Part) -> torch.Tensor:
 def recalled(ring: Ring, requests: torch.Tensor, age: int | torch.Tensor) -> Updates | Inputs:
     """Load pending token number `age` (0: the oldest) of these requests; `age` is for all, or one of each."""
     units, entries = ring.units[requests], (ring.begin[requests] + age) % ring.size
-    return type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))
+    kept = type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))
+    return joined(kept) if isinstance(kept, SplitUpdates) else kept
+
+
+def in_two_parts(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Split numbers into a high part, to nearest, and a low part, the rest to nearest."""
+    high = x.to(dtype)
+    return high, (x - high.to(x)).to(dtype)
+
+
+def joined(kept: SplitUpdates) -> Updates:
+    """Add the parts again: exact in the dtype of the decay, which is that of the recurrence."""
+    wide = kept.decay.dtype
+    return Updates(kept.k.to(wide) + kept.k_low.to(wide), kept.decay, kept.update.to(wide) + kept.update_low.to(wide))
 
 
 def keep(ring: Ring | None, requests: torch.Tensor, row: int, inputs: Inputs, did: Updates | None = None) -> None:
-    """Keep row `row` of these requests bit by bit: its updates or its inputs, whichever the ring has pools for."""
+    """Keep row `row` of these requests: its updates or its inputs, whichever the ring has pools for.
+
+    All are kept bit by bit, except that the low parts of a split ring are rounded.
+    """
     if ring is None:
         return
-    token = inputs if isinstance(ring.kept, Inputs) else did
+    token: Updates | Inputs | SplitUpdates | None = inputs if isinstance(ring.kept, Inputs) else did
     if token is None:
         raise Unsupported(NO_UPDATES)
+    if isinstance(ring.kept, SplitUpdates) and isinstance(token, Updates):
+        (k, k_low), (update, update_low) = (in_two_parts(x, ring.own.dtype) for x in (token.k, token.update))
+        token = SplitUpdates(k, token.decay, update, k_low, update_low)
     units, first = ring.units[requests], ring.keep[requests]  # [n]
     wanted = (units >= 0) & (first >= 0)
     entries = (first[wanted] + row) % ring.size
@@ -47,11 +66,13 @@ def keep(ring: Ring | None, requests: torch.Tensor, row: int, inputs: Inputs, di
 
 def kept_updates(*, parts: tuple[Part, ...], rows: int, to: Place) -> torch.Tensor:
     """`KeptUpdates` of the seam, for every op set."""
-    pool = next(ring.own for ring, _ in _rings(parts))
-    shown = pool.new_zeros(rows + 1, *pool.shape[2:])  # one row more: it takes the entries of rows that are not kept
+    pool, decay = next((ring.own, ring.kept[1]) for ring, _ in _rings(parts))
+    shown = decay.new_zeros(rows + 1, *pool.shape[2:])  # one row more: it takes the entries of rows that are not kept
     for ring, part in _rings(parts):
         units, entries, at = _spots(ring, part, rows)
-        shown[at] = ring.own[units, entries]
+        shown[at] = ring.own[units, entries].to(shown.dtype)
+        if isinstance(ring.kept, SplitUpdates):
+            shown[at] += ring.kept.update_low[units, entries].to(shown.dtype)
     return shown[:rows]
 
 
@@ -62,9 +83,13 @@ def put_updates(parts: tuple[Part, ...], updates: torch.Tensor) -> None:
     """
     for ring, part in _rings(parts):
         units, entries, at = _spots(ring, part, len(updates))
-        there = ring.own[units, entries]
-        given = updates[at.clamp(max=len(updates) - 1)].to(ring.own.dtype)
-        ring.own[units, entries] = torch.where((at < len(updates))[..., None, None], given, there)
+        given, kept = updates[at.clamp(max=len(updates) - 1)], (at < len(updates))[..., None, None]
+        pools = {ring.own: given}
+        if isinstance(ring.kept, SplitUpdates):
+            high, low = in_two_parts(given, ring.own.dtype)
+            pools = {ring.own: high, ring.kept.update_low: low}
+        for pool, x in pools.items():
+            pool[units, entries] = torch.where(kept, x.to(pool.dtype), pool[units, entries])
 
 
 def keeps_updates(parts: tuple[Part, ...]) -> bool:
@@ -73,7 +98,7 @@ def keeps_updates(parts: tuple[Part, ...]) -> bool:
 
 
 def _rings(parts: tuple[Part, ...]) -> list[tuple[Ring, Part]]:
-    return [(part.ring, part) for part in parts if part.ring is not None and isinstance(part.ring.kept, Updates)]
+    return [(part.ring, part) for part in parts if part.ring is not None and not isinstance(part.ring.kept, Inputs)]
 
 
 def _spots(ring: Ring, part: Part, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
