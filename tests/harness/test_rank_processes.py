@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,6 +158,15 @@ def wait_until(reached: Callable[[], bool]) -> None:
     while not reached():
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def test_other_machines_do_not_reach_the_store() -> None:
+    """Its values are pickled."""
+    store = rank_processes._served()
+    tables = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+    found = {address.partition(":")[0] for _, address, _, state, *_ in tables
+             if address.endswith(f":{store.port:04X}") and state == "0A"}  # fmt: skip
+    assert found == {"0100007F"}  # 127.0.0.1
 
 
 @WHOLE

@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
         raise BadInput("--comm", found=f"nccl for {size} ranks and {torch.cuda.device_count()} GPUs",
                        expected="a GPU for each rank")  # fmt: skip
     context: Any = multiprocessing.get_context(START[backend])
-    store, threads = TCPStore(HOST, 0, is_master=True, wait_for_workers=False), torch.get_num_threads()
+    store, threads = _served(), torch.get_num_threads()
     processes = [context.Process(target=_serve, args=(rank, size, backend, store.port, others), daemon=True)
                  for rank in range(1, size)]  # fmt: skip
     torch.set_num_threads(1)  # a forked process has no other threads, and every rank must compute the same bits
@@ -86,6 +87,13 @@ def _group(rank: int, size: int, backend: str, store: Any) -> Processes:
     if backend == "nccl":
         torch.cuda.set_device(rank)
     return Processes(rank, size, store, backend, LIMIT_S, raised_of)
+
+
+def _served() -> Any:
+    """A key-value store that only this machine reaches: its values are pickled."""
+    listens = socket.create_server((HOST, 0))
+    port = listens.getsockname()[1]
+    return TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=listens.detach())
 
 
 def _connected(port: int) -> Any:
