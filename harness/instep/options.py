@@ -38,8 +38,9 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "ranks": (int, "Tensor-parallel ranks of the engine, in lock step in this process (docs/ranks.md)."),
     "experts": (str, "Routed experts of a rank: columns of each, or whole ones."),
     "comm": (str, "How ranks exchange data: lockstep, or gloo or nccl, each rank in a process."),
-    "stages": (int, "Pipeline stages of the engine, in lock step in this process (docs/ranks.md)."),
+    "stages": (int, "Pipeline stages of the engine, in lock step in this process (docs/stages.md)."),
     "micro_batches": (int, "Parts of a batch that are in flight over the stages at a time. Needs --stages."),
+    "dp": (int, "Replicas of a data-parallel group, in lock step in this process (docs/stages.md)."),
 }
 
 # Options with a closed list of values. A dash may be typed for an underscore.
@@ -60,7 +61,7 @@ USUAL: Mapping[str, tuple[str, ...]] = {
     "drafter": ("eagle", "vanilla", "block", "external"),
 }
 
-SOMETIMES = ("engine", "ranks", "experts", "comm", "stages", "micro_batches")  # options that only some commands have
+SOMETIMES = ("engine", "ranks", "experts", "comm", "stages", "micro_batches", "dp")  # that only some commands have
 
 
 def known(name: str, value: str) -> str:

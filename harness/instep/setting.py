@@ -44,7 +44,7 @@ WIDTHS = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
 }
 # Options that an --engine does not receive.
-GROUPED = ("ranks", "stages", "micro_batches")  # options of an engine with several ranks or stages
+GROUPED = ("ranks", "stages", "micro_batches", "dp")  # options of an engine with several ranks or stages
 UNTOLD = ("ops", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype",
           "snapshot_layout", "strategy", "conv", "graphs", "prompt_graphs", "overlap", "guarded", *GROUPED, "experts",
           "comm")  # fmt: skip
@@ -87,6 +87,7 @@ class Setting:
     comm      how they exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
     stages    pipeline stages of the engine, in lock step in this process
     micro_batches  parts of a batch that are in flight over the stages at a time, at most
+    dp        replicas of a data-parallel group, in lock step in this process
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
 
@@ -116,6 +117,7 @@ class Setting:
     comm: str = IN_TURNS
     stages: int = 1
     micro_batches: int = 1
+    dp: int = 1
     prompt_graphs: str | None = None
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
@@ -129,9 +131,11 @@ class Setting:
             found = getattr(self, name)
             if str(found) in ("", "0") or not str(found).isdecimal():
                 raise BadInput(f"--{name.replace('_', '-')}", found=found, expected="at least 1")
-        if self.stages > 1 and (self.ranks > 1 or self.comm != IN_TURNS):
-            other = f"--ranks {self.ranks}" if self.ranks > 1 else f"--comm {self.comm}"
-            raise BadInput("--stages", found=f"{self.stages} with {other}", expected="one of the two")
+        several = [f"--{name} {getattr(self, name)}" for name in ("stages", "dp", "ranks") if getattr(self, name) > 1]
+        if len(several) > 1 or (self.comm != IN_TURNS and several and self.ranks == 1):
+            other = several[1] if len(several) > 1 else f"--comm {self.comm}"
+            option, found = several[0].split()
+            raise BadInput(option, found=f"{found} with {other}", expected="one of the two")
         if self.micro_batches > 1 and self.stages == 1:
             raise BadInput("--micro-batches", found=f"{self.micro_batches} with --stages 1",
                            expected="several stages, over which they are in flight")  # fmt: skip
@@ -246,7 +250,7 @@ class Setting:
         """The subject; an op set gets the strategies that these options name."""
         wanted_on(self.device)
         found = self.handed or (find(self.ops) if self.engine is None else verbs.find(self.engine))
-        for name in ("ranks", "stages"):
+        for name in ("ranks", "stages", "dp"):
             if getattr(self, name) > 1 and not isinstance(found, Ops):
                 raise BadInput(f"--{name}", found=f"{getattr(self, name)} with {self.name}",
                                expected="1: instep cuts the model for its own engine only")  # fmt: skip

@@ -37,7 +37,7 @@ from instep_reference.contract.sampling import Sampling
 
 from . import forward_with_prefill_chunks
 from .commit import write_set
-from .commit.base import changes
+from .commit.base import RequestWrites, changes
 from .commit.verified_windows import answered, forced_paths
 from .controllers import controller
 from .draft_answers import cut_to_trees, split_tables
@@ -376,13 +376,19 @@ class OptimizedEngine:
         return {copy: dict(kept.parts()) for copy, kept in (self._tiers.copies() | preempted).items()}
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
+        return self._table(self._writes(event))
+
+    def _writes(self, event: Event) -> list[RequestWrites]:
         saved, preempted = (
             {name: kept.length.exact for name, (kept, _) in aside.items()} for aside in (self._saved, self._preempted)
         )
-        writes = write_set.writes_of(
+        return write_set.writes_of(
             event, self._requests, saved, preempted, self._round.num_steps, self._memory, self._capacity,
             overlap=self._options.overlap,
         )
+
+    def _table(self, writes: Sequence[RequestWrites]) -> dict[str, set[int]]:
+        """Look up the units of each pool that these actions may write."""
         found = changes(self._round.strategy.may, writes) | changes(write_set.slot_table(self._capacity), writes)
         found |= {name + SCALES: units for name, units in found.items()}
         return {name: units for name, units in found.items() if self._memory.layers(name)}

@@ -11,6 +11,7 @@ from .accumulated_errors import Propagated
 from .aliasing import Aliasing
 from .capacity import Capacity
 from .check_interface import Check
+from .data_parallel_group import Group
 from .decisions import Decisions
 from .declared_writes import Bounds
 from .exact_labels import Labels
@@ -43,8 +44,10 @@ def structure() -> tuple[Check, ...]:
     return (Bounds(), Contracts(), Capacity(), Aliasing(), Graphs(), HostReads(), Tails(), Poison(), Leaks(), Copies())
 
 
-def of_ranks(ranks: int, stages: int = 1) -> tuple[Check, ...]:
-    """The checks that compare the ranks or the pipeline stages of a subject; none of one rank."""
+def of_ranks(ranks: int, stages: int = 1, replicas: int = 1) -> tuple[Check, ...]:
+    """The checks that compare the ranks, pipeline stages or replicas of a subject; none of one rank."""
+    if replicas > 1:
+        return Agreement(), Group()
     if stages > 1:
         return Agreement(), Stages()
     return (Agreement(), Collectives(), Replicas()) if ranks > 1 else ()

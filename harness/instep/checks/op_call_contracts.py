@@ -62,6 +62,9 @@ class Contracts(TellsOnce):
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
             due = _due(context, place)
+            if context.group is not None:  # the rows of one replica after those of another
+                owners = context.group.owners
+                due.sort(key=lambda pair: owners[pair[0].request])
             op = "fused_gdn" if op == "gdn" and context.shown.inside else op
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
             if due and op == "attend" and context.log.replays and not shown:

@@ -27,6 +27,8 @@ class Agreement:
     def __call__(self, context: EventContext) -> Iterator[Comparison]:
         if context.ranks is not None:
             yield from self.of(context, context.ranks.decisions, context.ranks.size)
+        if context.group is not None:
+            yield from self.of(context, context.group.decisions, context.group.size)
         if context.stages is not None:
             yield from self.of(context, context.stages.decisions, context.stages.count, context.stages.count - 1)
 

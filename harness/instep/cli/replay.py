@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @writes("json", "html", "sarif", "annotate", "commit")
 @takes_setting(
-    several=("ops",), also=("engine", "ranks", "experts", "comm", "stages", "micro_batches"),
+    several=("ops",), also=("engine", "ranks", "experts", "comm", "stages", "micro_batches", "dp"),
     ops="Op set, engine or module:attribute; left out: the plan in the trace's header.",
 )
 def replay(

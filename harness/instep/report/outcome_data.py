@@ -169,6 +169,8 @@ def why_inconclusive(outcome: Outcome) -> str:
     if outcome.verdict.segmented and not outcome.verdict.replayed and outcome.verdict.elements:
         return ("no forward with a prompt ran in a graph: the trace has none up to here, or each has more tokens than "
                 f"--prompt-graphs {outcome.plan.setting.prompt_graphs}")  # fmt: skip
+    if outcome.verdict.replicas > 1 and not outcome.verdict.shared and outcome.verdict.elements:
+        return "no event had rows of several replicas: up to here the trace has none"
     if outcome.verdict.stages > 1 and not outcome.verdict.relayed and outcome.verdict.elements:
         return "no commit was relayed to the other stages: up to here the trace has none"
     if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:

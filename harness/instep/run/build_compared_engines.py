@@ -25,13 +25,10 @@ from instep_optimized.commit import OURS
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.watch_op_calls import around
 from instep_optimized.options import Options
-from instep_optimized.pipeline import Stage
-from instep_optimized.pipeline.stage_engine import StageEngine
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_optimized.ranks.ops_over_ranks import products_of
 from instep_optimized.ranks.processes import Processes
 from instep_optimized.transfer_between_engines import Wire
-from instep_reference.contract import shards
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -57,21 +54,21 @@ from ..subject.declared_rounding import Declared, declared
 from ..subject.engines.callbacks import Asked
 from ..subject.engines.engine_from_verbs import DerivedEngine, Standing
 from ..subject.engines.ranked import RankedEngine
-from ..subject.engines.staged import StagedEngine
 from ..subject.engines.verbs import ByVerbs, must_have
 from ..subject.guarded_calls import MAKES, GuardedSubject, calling, make_subject, said_by
 from ..trace.header import Header
 from ..trace.request_table import RequestTable
 from ..watch.event_log import Room
-from ..watch.gather_event_log import Instrumentation, RankedInstrumentation, StagedInstrumentation
+from ..watch.gather_event_log import Instrumentation, RankedInstrumentation
 from ..watch.host_reads import Reads
 from ..watch.memory_changes import Watch
 from ..watch.visible_places import WHOLE, Shown
+from .build_parallel_engines import joins, parallel_engine
 from .compared_engine import Participant, RepeatedRuns, guarded
 from .reference_cache import Reusing, count
 from .reference_with_declared_storage import StoringEngine
 from .run_variants import AS_IS, Variant, swapped
-from .tensor_patching import PatchableEngine, PatchableStage, Patching
+from .tensor_patching import PatchableEngine, Patching
 
 AT_ONCE = 512  # tokens of a text that run as one chunk: attention of the reference has a score for each pair
 Declares = Ops | Maker | ByVerbs | DerivedEngine | None  # objects that declare rounding
@@ -330,7 +327,7 @@ def build_from_ops(
         built = optimized_engine(plan, ops, plan.setting.options(batches=batches))
         return BuiltSubject(built, over(ops, plan.setting), ops)
     ops, calls, handed = swapped(ops, variant.swap), Counter[str](), lent_copies(plan)
-    ranks = max(plan.setting.ranks, plan.setting.stages)
+    ranks = max(plan.setting.ranks, plan.setting.stages, plan.setting.dp)
     graphs = plan.setting.graphs and not variant.without_graphs
     options = plan.setting.options(graphs=graphs, batches=batches, **variant.options)
     first = instrumentation_of(handed, ops)
@@ -344,8 +341,7 @@ def build_from_ops(
         log.of(GuardedSubject(one), poison=options.poison, guarded=options.guarded and not ops.packed,
                runners=[runner for runner in (one.graphs, one.prompt_graphs) if runner is not None])  # fmt: skip
     if isinstance(engine, RankedEngine):
-        staged = isinstance(engine, StagedEngine)
-        joined = engine.log = (StagedInstrumentation if staged else RankedInstrumentation)(logs, engine.group.ranks)
+        joined = engine.log = joins(engine)(logs, engine.group.ranks)
         return BuiltSubject(engine, over(ops, plan.setting), ops, None, joined, options.poison, calls)
     return BuiltSubject(engine, ops, ops, None, first, options.poison, calls)
 
@@ -365,11 +361,14 @@ def optimized_engine(
     ticks: of each pipeline stage, what is called before each tick of its schedule
     """
     size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
-    if plan.setting.stages > 1:
+    if (parts := plan.setting.stages * plan.setting.dp) > 1:
+        if plan.wire is not None:
+            raise BadInput("--stages or --dp", found=f"{parts}, with a trace of two engines", expected="1")
         with calling(MAKES), enough_memory(plan.capacity):
-            return cast("OptimizedEngine", staged_engine(
-                plan, options, PatchableStage if kind is PatchableEngine else StageEngine,
-                each or (ops,) * plan.setting.stages, ticks))  # fmt: skip
+            return cast("OptimizedEngine", parallel_engine(
+                plan.setting, partial(partial, checkpoint=plan.checkpoint, options=options, capacity=plan.capacity,
+                                      **plan.steps), plan.checkpoint.config, each or (ops,) * parts, ticks,
+                patchable=kind is PatchableEngine))  # fmt: skip
     with calling(MAKES), enough_memory(plan.capacity):
         if size == 1:
             return make(ops=ops, wire=plan.wire, **plan.steps)
@@ -381,30 +380,6 @@ def optimized_engine(
         group.take_calls()  # of captures
         # It has every method of the contract, by name.
         return cast("OptimizedEngine", RankedEngine(group, ranks, plan.checkpoint.config, moves_labels(ops)))
-
-
-def staged_engine(
-    plan: Plan, options: Options, kind: type[StageEngine], each: Sequence[Ops], ticks: Sequence[Callable[[int], None]]
-) -> StagedEngine:
-    """Our engine as pipeline stages in lock step. each: the op set of each stage"""
-    stages, parts, config = plan.setting.stages, plan.setting.micro_batches, plan.checkpoint.config
-    shards.config_of_stage(config, 0, stages)  # refuses more stages than layers
-    if plan.wire is not None:
-        raise BadInput("--stages", found=f"{stages}, with a trace of two engines", expected="1")
-    group = Lockstep(stages)
-
-    def clock(stage: int, tick: int) -> None:
-        group.tick(stage, tick)
-        if ticks:
-            ticks[stage](1 + tick)
-
-    made = group.run([
-        partial(kind, plan.checkpoint, own, options, plan.capacity,
-                stage=Stage(comm, parts, partial(clock, comm.rank)), **plan.steps)
-        for own, comm in zip(each, group.comms, strict=True)
-    ])  # fmt: skip
-    group.take_calls()  # of captures
-    return StagedEngine(group, made, config, parts)
 
 
 def _build_from_maker(plan: Plan, maker: Maker, variant: Variant, *, observed: bool) -> BuiltSubject:

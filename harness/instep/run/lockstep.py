@@ -15,27 +15,30 @@ import torch
 
 from instep_optimized.ops.fused import inside_of
 from instep_reference.contract.declared_rounding import read_as
-from instep_reference.contract.engine import Admit, Commit, Event, Forward, RequestState
+from instep_reference.contract.engine import Admit, Commit, Draft, Event, Forward, RequestState
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.event_facts import Phase, facts, kind_of, moves
+from instep_reference.contract.event_facts import Phase, facts, kind_of, moves, named, restricted
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 
 from ..checks.check_interface import Check, Remembering
+from ..checks.data_parallel_group import with_replicas
 from ..checks.pipeline_stages import with_stages
 from ..checks.rank_location import with_ranks
 from ..subject.engines.ranked import RankedEngine
-from ..subject.engines.staged import StagedEngine
+from ..subject.engines.replicated import GroupEngine
+from ..subject.engines.staged import PartedEngine, StagedEngine
 from ..subject.guarded_calls import SubjectFailed
 from ..trace.event_rules import EventRules
 from ..trace.file import Trace
 from ..trace.micro_batches import MicroBatches
 from ..trace.request_table import RequestTable
-from ..trace.write_bound import bound
+from ..trace.write_bound import Bound, bound
 from ..verdict import INTERRUPTED, UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from ..watch.event_context import EventContext, Expected, KeptCopy
 from ..watch.event_log import NOTHING
 from ..watch.facts_for_later_events import left_by
-from ..watch.rank_facts import RankFacts, StageFacts
+from ..watch.rank_facts import GroupFacts, RankFacts, StageFacts
+from ..watch.rows_by_request import in_batch_order
 from ..watch.rows_subject_must_show import cut_down, kept
 from ..watch.visible_places import Shown
 from .build_compared_engines import Participants
@@ -180,7 +183,7 @@ class Lockstep:
         self.participants.patching.begin(index, (truth if rounded_side is None else rounded_side).places)
         if isinstance(event, Forward):
             self.rows = len(event.rows)
-        self.participants.watch.before(event, bound(event, before, self.rules.table, self.rows))
+        self.participants.watch.before(event, self._bound(event, before))
         begun = time.perf_counter()
         subject = self.participants.subject.serve(event)
         slots, pages = self.participants.shown.slots(), self.participants.shown.pages()
@@ -195,16 +198,37 @@ class Lockstep:
         if self.brought:
             earlier, self.brought = replace(earlier, saved={**earlier.saved, **self.brought}), {}
         regions = self.participants.shown.regions()  # outside inference mode, so that views can be written later
-        self.last = cut_down(EventContext(
+        context = EventContext(
             index, event, expected, subject, truth, rounded_side, changes, slots, pages, regions, log, kept(regions),
-            earlier, self._shown(), self._ranks(), self._stages(event),
-        ))  # fmt: skip
+            earlier, self._shown(), self._ranks(), self._stages(event), self._group(),
+        )  # fmt: skip
+        if context.group is not None:
+            places = in_batch_order(context, context.group.owners)
+            context = replace(context, subject=replace(subject, places=places))
+        self.last = cut_down(context)
         return self.last
+
+    def _bound(self, event: Event, before: RequestTable) -> Bound:
+        """The bound of the writes of an event; of each replica of a group, if only some requests are its own."""
+        after, engine = self.rules.table, self.participants.built.subject
+        whole = bound(event, before, after, self.rows)
+        # Pages that a commit gives back are freed, and so overwritten, on every replica.
+        if not isinstance(engine, GroupEngine) or (after.capacity.trim and isinstance(event, Commit)):
+            return whole
+        return replace(whole, of_rank={
+            rank: bound(restricted(event, [name for name, owner in engine.owners.items() if owner == rank]), before,
+                        after, self.rows) for rank in range(engine.group.size)
+        } if isinstance(event, Draft | Forward | Commit) else {})
+
+    def _group(self) -> GroupFacts | None:
+        """The facts about the replicas of the subject, if it is a data-parallel group."""
+        engine = self.participants.built.subject
+        return engine.take_group_facts() if isinstance(engine, GroupEngine) else None
 
     def _ranks(self) -> RankFacts | None:
         """The facts about the ranks of the subject, if it has several."""
         engine = self.participants.built.subject
-        if isinstance(engine, StagedEngine) or not isinstance(engine, RankedEngine):
+        if isinstance(engine, PartedEngine) or not isinstance(engine, RankedEngine):
             return None
         return engine.take_facts()
 
@@ -338,7 +362,7 @@ def run(
             of_engine = checks if at is lockstep else at.checks
             with torch.inference_mode():  # checks read regions
                 judged = (one for check in of_engine for one in check(context))
-                results = with_stages(context, with_ranks(context, judged))
+                results = with_replicas(context, with_stages(context, with_ranks(context, judged)))
             if at is not lockstep:
                 results = [_at_receiver(one) for one in results]
             if settle is not None:
@@ -362,6 +386,9 @@ def run(
         if isinstance(event, Forward) and any(row.kind == "prefill" for row in event.rows):
             verdict.prompts += 1
             verdict.replayed += bool(context.log.replays)
+        if context.group is not None:
+            verdict.replicas = context.group.size
+            verdict.shared += len({context.group.owners.get(name) for name in named(event)}) > 1
         if context.stages is not None:
             verdict.stages = context.stages.count
             verdict.relayed += isinstance(event, Commit) and any(ran.relayed for ran in context.stages.ran[0])

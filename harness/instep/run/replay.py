@@ -225,7 +225,8 @@ class Replay:
         if self.checks is not None:
             return self.checks(plan)
         recorded = RecordedChoices(self.trace.recorded, self.trace.header.recording, plan.setting.mode)
-        return checks_for(oracle, participants.repeated_runs, recorded, plan.setting.ranks, plan.setting.stages)
+        return checks_for(oracle, participants.repeated_runs, recorded, plan.setting.ranks, plan.setting.stages,
+                          plan.setting.dp)  # fmt: skip
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
         """The outcome if building the subject raised: a finding at the first event."""
@@ -327,18 +328,18 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 
 def checks_for(
     oracle: PatchedOracle | FreeOracle | None, repeated_runs: RepeatedRuns | None,
-    recorded: RecordedChoices | None = None, ranks: int = 1, stages: int = 1,
+    recorded: RecordedChoices | None = None, ranks: int = 1, stages: int = 1, replicas: int = 1,
 ) -> tuple[Check, ...]:
     """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.
 
     repeated_runs: further draws of the rounded run; None means none. recorded: the check against the choices of a
-    recorded trace, if there are any. ranks, stages: of the subject
+    recorded trace, if there are any. ranks, stages, replicas: of the subject
     """
     if oracle is None:
-        return (*of_ranks(ranks, stages), *for_labels())
+        return (*of_ranks(ranks, stages, replicas), *for_labels())
     checks = (for_free_runs(oracle, repeated_runs) if isinstance(oracle, FreeOracle)
               else for_numbers(oracle, repeated_runs))  # fmt: skip
-    checks = (*of_ranks(ranks, stages), *checks)
+    checks = (*of_ranks(ranks, stages, replicas), *checks)
     return checks if recorded is None else (recorded, *checks)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from instep_optimized import OptimizedEngine
+from instep_optimized.data_parallel.replica_engine import ReplicaEngine
 from instep_optimized.memory.tiled_units import Block, Copied
 from instep_optimized.ops.plain.scaled_tiles import packed
 from instep_optimized.pipeline.stage_engine import StageEngine
@@ -114,6 +115,10 @@ class PatchableEngine(OptimizedEngine):
 
 class PatchableStage(PatchableEngine, StageEngine):
     """One pipeline stage under test, in which parts of a request's memory can be replaced."""
+
+
+class PatchableReplica(PatchableEngine, ReplicaEngine):
+    """One replica under test, in which parts of a request's memory can be replaced."""
 
 
 def as_kept(x: torch.Tensor, like: Copied) -> Copied:

@@ -5,12 +5,15 @@ Leaves out: the engine's own table (`Inspectable.may_change`), and comparing the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import facts, named
 
 from .request_table import RequestTable
+
+BOOKS = "table"  # the pages of all requests, which every replica enters
 
 
 @dataclass(frozen=True)
@@ -19,17 +22,22 @@ class Bound:
     pages  those of the positions that the event writes; all pages of a request that leaves
     rows   number of rows in the batch
     request_rows  those of the requests that the event names
+    of_rank  of the replicas of a data-parallel group: each may write units of its own requests, except in the books
     """
 
     slots: frozenset[int] = frozenset()
     pages: frozenset[int] = frozenset()
     rows: int = 0
     request_rows: frozenset[int] = frozenset()
+    of_rank: Mapping[int, Bound] = field(default_factory=dict)
 
     def units(self, region: e.Region) -> frozenset[int]:
         """The units of a region that the event may write. No event may write red zones, or unit 0."""
         if region.red:
             return frozenset()
+        own = None if region.rank is None else self.of_rank.get(region.rank)
+        if own is not None and region.name.partition("@")[0] != BOOKS:
+            return own.units(region)
         return {"slot": self.slots, "page": self.pages, "row": frozenset(range(self.rows)),
                 "request": self.request_rows}[region.by]  # fmt: skip
 

@@ -18,7 +18,7 @@ from instep_reference.contract.sampling import Sampling
 from ..player import Side
 from .event_log import NOTHING, EventLog
 from .memory_changes import Changes
-from .rank_facts import RankFacts, StageFacts
+from .rank_facts import GroupFacts, RankFacts, StageFacts
 from .visible_places import WHOLE, Shown
 
 # Rows of a place are packed in batch order. Which requests have rows at a stage, and how many:
@@ -177,6 +177,7 @@ class EventContext:
     shown: Shown = WHOLE
     ranks: RankFacts | None = None  # None: the subject has one rank
     stages: StageFacts | None = None  # None: the subject has one pipeline stage
+    group: GroupFacts | None = None  # None: the subject is no data-parallel group
 
     @property
     def kind(self) -> str:

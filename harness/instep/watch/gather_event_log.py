@@ -226,6 +226,17 @@ class StagedInstrumentation(RankedInstrumentation):
         )
 
 
+class ReplicatedInstrumentation(RankedInstrumentation):
+    """The logs of all replicas of a data-parallel group as one: each replica serves rows of its own requests."""
+
+    def take(self, *, last: bool = False) -> EventLog:
+        joined, logs = super().take(last=last), self.taken
+        return replace(
+            joined, wrote=tuple(chain.from_iterable(log.wrote for log in logs)),
+            served=tuple(replace(one, part=rank) for rank, log in enumerate(logs) for one in log.served),
+        )
+
+
 def of_rank(name: str, rank: int) -> str:
     """The name of a region, or of a part of a copy, of one rank."""
     return f"{name}@{rank}"

@@ -90,3 +90,20 @@ class StageFacts:
         if place.stage != "trunk" or place.layer == AFTER_LAYERS:
             return self.count - 1
         return next((stage for stage, layers in enumerate(self.layers) if place.layer in layers), None)
+
+
+@dataclass(frozen=True)
+class GroupFacts:
+    """Facts about the replicas of a data-parallel group at one event.
+
+    owners     request -> its replica
+    decisions  what all replicas must have alike
+    calls      the collectives of each replica in order
+    padded     of each replica: place, padded rows of a collective, and numbers in them that are not 0
+    """
+
+    size: int
+    owners: Mapping[str, int]
+    decisions: tuple[Decision, ...] = ()
+    calls: tuple[tuple[Call, ...], ...] = ()
+    padded: tuple[tuple[tuple[Place, int, int], ...], ...] = ()

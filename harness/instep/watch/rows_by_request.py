@@ -5,6 +5,7 @@ If the engine assigned the rows, every check would repeat a wrong gather. Leaves
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -67,6 +68,22 @@ def rows(side: Side, place: Place, span: RowSpan) -> torch.Tensor | None:
         return None
     begin, count = span.at(place)
     return tensor[begin : begin + count]
+
+
+def in_batch_order(context: EventContext, owners: Mapping[str, int]) -> dict[Place, torch.Tensor]:
+    """The subject's places with the rows of the batch in order, if each replica showed the rows of its own requests."""
+    found = dict(context.subject.places)
+    for place, tensor in found.items():
+        spans = row_spans(context, place.stage)
+        extents = [(owners.get(span.request, 0), *span.at(place)) for span in spans]
+        if not spans or sum(count for _, _, count in extents) != len(tensor):
+            continue
+        begins, end = dict[int, int](), 0  # span -> its first row, replica after replica
+        for number in sorted(range(len(spans)), key=lambda n: extents[n][0]):
+            begins[number], end = end, end + extents[number][2]
+        rows = [begins[n] + row for n, (_, _, count) in enumerate(extents) for row in range(count)]
+        found[place] = tensor[torch.tensor(rows, dtype=torch.int64)]
+    return found
 
 
 def field_of(place: Place, state: RequestState) -> str:

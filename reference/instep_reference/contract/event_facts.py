@@ -7,10 +7,12 @@ the table: what it writes is its own statement, which the table bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
+
+from msgspec.structs import replace
 
 from .engine import (
     Abort,
@@ -141,6 +143,19 @@ def named(event: Event) -> tuple[str, ...]:
     rows: tuple[str, ...] = tuple(row.request for row in getattr(event, "rows", ()))
     several: tuple[str, ...] = getattr(event, "requests", rows)
     return (event.request,) if hasattr(event, "request") else several
+
+
+def restricted(event: Event, names: Container[str]) -> Event:
+    """Return the same draft, forward or commit for some of its requests; any other event as it is."""
+    match event:
+        case Forward():
+            return replace(event, rows=tuple(row for row in event.rows if row.request in names))
+        case Draft() | Commit():
+            mine = [number for number, name in enumerate(event.requests) if name in names]
+            lists = {field: getattr(event, field) for field in event.__struct_fields__}
+            return replace(event, **{field: tuple(each[n] for n in mine) if isinstance(each, tuple) and each else each
+                                     for field, each in lists.items()})  # fmt: skip
+    return event
 
 
 def tracks(event: Event) -> dict[str, str]:

@@ -28,17 +28,13 @@ from .ranked import PICKED, RankedEngine
 CORE, UPDATE = "core", "update"  # results of the delta rule: its rows, and what its ring keeps of them
 
 
-class StagedEngine(RankedEngine):
-    """Implements the contract over the engines of all stages. micro_batches: parts of a batch"""
+class PartedEngine(RankedEngine):
+    """An engine that serves the batch of an event in parts: each part shows its rows, which are joined."""
 
-    def __init__(
-        self, group: Lockstep, engines: Sequence[StageEngine], config: ModelConfig, micro_batches: int
-    ) -> None:
+    def __init__(self, group: Lockstep, engines: Sequence[Any], config: ModelConfig) -> None:
         super().__init__(group, engines, config, labels=False)
-        self.micro_batches = micro_batches
         self._updates: dict[Place, torch.Tensor] = {}  # the last ones that each layer showed in this event
-        self._without = defaultdict[int, list[int]](list)  # by layer, the rows of the micro-batches after them
-        self._layers = shards.layers_of(len(config.layer_kinds), group.size)
+        self._without = defaultdict[int, list[int]](list)  # by layer, the rows of the parts after them
 
     def _serve(self, name: str, *given: Any) -> Any:
         super()._serve(name, *given)
@@ -53,7 +49,7 @@ class StagedEngine(RankedEngine):
             engine.watch(unseen if see is unseen else self._shown)
 
     def _shown(self, place: Place, tensor: torch.Tensor) -> torch.Tensor:
-        """Show a tensor. A micro-batch without windows keeps no updates; its rows are zeros, as in a whole batch."""
+        """Show a tensor. A part without windows keeps no updates; its rows are zeros, as in a whole batch."""
         without = self._without[place.layer]
         if place.component == CORE:
             without.append(len(tensor))
@@ -66,6 +62,17 @@ class StagedEngine(RankedEngine):
     def _fill(self, place: Place, like: torch.Tensor, counts: Sequence[int]) -> None:
         for rows in counts:
             self._see(place, like.new_zeros(rows, *like.shape[1:]))
+
+
+class StagedEngine(PartedEngine):
+    """Implements the contract over the engines of all stages. micro_batches: parts of a batch"""
+
+    def __init__(
+        self, group: Lockstep, engines: Sequence[StageEngine], config: ModelConfig, micro_batches: int
+    ) -> None:
+        super().__init__(group, engines, config)
+        self.micro_batches = micro_batches
+        self._layers = shards.layers_of(len(config.layer_kinds), group.size)
 
     def patch(self, request: str, places: Sequence[Place], right: RequestState) -> None:
         for engine, layers in zip(self.engines, self._layers, strict=True):

@@ -44,6 +44,7 @@ FILES = {
     "ranks": "ranks",
     "transfers": "transfers",
     "stages": "stages",
+    "groups": "groups",
     "others": "miscellaneous",
 }
 FAMILIES: Mapping[str, tuple[Fault, ...]] = {

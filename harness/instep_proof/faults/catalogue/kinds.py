@@ -214,6 +214,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "stage-rows": "a stage continues with other rows than the stage before has computed",
         "stage-schedule": "a stage runs its micro-batches at another time or in another order",
     },
+    "groups": {
+        "group-collective": "a replica leaves a collective out, or joins it with other rows",
+        "group-padding": "rows that only pad a collective hold something",
+        "group-idle": "memory of a request changes on a replica that does not serve it, or not on its own",
+        "group-answers": "a request gets the rows or results of another replica",
+    },
     "others": {
         "empty-batch": "a step without rows is not left alone",
         "hot-sync": "a round waits for the host",

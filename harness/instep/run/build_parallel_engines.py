@@ -1,0 +1,80 @@
+"""Engines of several pipeline stages or replicas, in lock step, and the logs of their parts as one.
+
+Each part is an engine in a thread, of which exactly one runs at any time. A stage has some of the layers, and a replica
+has all of them. The parts of an engine get separate op sets, so that the calls of each are logged separately.
+Leaves out: tensor-parallel ranks (`build_compared_engines.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from instep_optimized.data_parallel import Replica
+from instep_optimized.data_parallel.replica_engine import ReplicaEngine
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.pipeline import Stage
+from instep_optimized.pipeline.stage_engine import StageEngine
+from instep_optimized.ranks.lockstep import Lockstep
+from instep_reference.contract import shards
+from instep_reference.contract.config import ModelConfig
+
+from ..setting import Setting
+from ..subject.engines.ranked import RankedEngine
+from ..subject.engines.replicated import GroupEngine, Padded, noted_padding
+from ..subject.engines.staged import PartedEngine, StagedEngine
+from ..watch.gather_event_log import RankedInstrumentation, ReplicatedInstrumentation, StagedInstrumentation
+from .tensor_patching import PatchableReplica, PatchableStage
+
+Make = Callable[[type], Callable[..., Any]]  # a kind of engine -> what makes one of it, from its op set and its part
+Ticks = Sequence[Callable[[int], None]]
+
+
+def parallel_engine(
+    setting: Setting, make: Make, config: ModelConfig, each: Sequence[Ops], ticks: Ticks, *, patchable: bool
+) -> PartedEngine:
+    """Our engine as pipeline stages or as replicas, without observers.
+
+    each   the op set of each part;  patchable: whether parts of its memory can be replaced
+    ticks  of each stage, what is called before each tick of its schedule
+    """
+    if setting.stages > 1:
+        shards.config_of_stage(config, 0, setting.stages)  # refuses more stages than layers
+        return staged_engine(make(PatchableStage if patchable else StageEngine), config, setting.micro_batches, each,
+                             ticks)  # fmt: skip
+    return group_engine(make(PatchableReplica if patchable else ReplicaEngine), config, each)
+
+
+def staged_engine(
+    make: Callable[..., Any], config: ModelConfig, micro_batches: int, each: Sequence[Ops], ticks: Ticks
+) -> StagedEngine:
+    """Build the stages; all of them are at the same tick of a schedule."""
+    group = Lockstep(len(each))
+
+    def clock(stage: int, tick: int) -> None:
+        group.tick(stage, tick)
+        if ticks:
+            ticks[stage](1 + tick)
+
+    stages = group.run([partial(make, ops=own, stage=Stage(comm, micro_batches, partial(clock, comm.rank)))
+                        for own, comm in zip(each, group.comms, strict=True)])  # fmt: skip
+    group.take_calls()  # of captures
+    return StagedEngine(group, stages, config, micro_batches)
+
+
+def group_engine(make: Callable[..., Any], config: ModelConfig, each: Sequence[Ops]) -> GroupEngine:
+    """Build the replicas, which read the owners of requests and show padded rows."""
+    group, owners, padded = Lockstep(len(each)), dict[str, int](), [list[Padded]() for _ in each]
+    replicas = group.run([
+        partial(make, ops=own, replica=Replica(comm, owners, padded=noted_padding(into)))
+        for own, comm, into in zip(each, group.comms, padded, strict=True)
+    ])  # fmt: skip
+    return GroupEngine(group, replicas, config, owners, padded)
+
+
+def joins(engine: RankedEngine) -> type[RankedInstrumentation]:
+    """Return what joins the logs of an engine's ranks, stages or replicas."""
+    if isinstance(engine, StagedEngine):
+        return StagedInstrumentation
+    return ReplicatedInstrumentation if isinstance(engine, GroupEngine) else RankedInstrumentation

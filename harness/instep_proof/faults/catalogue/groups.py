@@ -1,0 +1,75 @@
+"""Data-parallel groups: idle replicas, padded rows, and results that the replicas exchange."""
+
+from __future__ import annotations
+
+from instep.setting import Setting
+
+from .fault import Edit, Fault
+
+REPLICA = "instep_optimized/data_parallel/replica_engine.py"
+OVER = "instep_optimized/data_parallel/ops_of_group.py"
+
+LABELS, NUMBERS = Setting(ops="ledger", dp=2), Setting(dp=2)
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "group-idle-skips-a-collective", "group-collective", "An idle replica does not join the exchange of logits.",
+        (Edit.of(REPLICA, "        if {asked => False}:\n            model.trunk.head.pick(ops, rows.final, STAGE)"),),
+        "short", LABELS, ("serves",),
+    ),
+    Fault(
+        "group-counts-of-the-last-launch", "group-collective", "An idle replica joins with rows of its last launch.",
+        (Edit.of(REPLICA, "        {self.replica.launch = Launch(max(1, len(mine)), most) => if mine:\n"
+                          "            self.replica.launch = Launch(max(1, len(mine)), most)}"),),
+        "kept", LABELS, ("serves",),
+    ),
+    Fault(
+        "group-own-vocabulary-alone", "group-collective", "A replica keeps the logits of its own tokens alone.",
+        (Edit.of(OVER, "return {comm.all_gather(part.contiguous(), 1, to) => torch.cat([part] * comm.size, 1)}[own]"
+                       ".contiguous()"),), "short", NUMBERS, ("derived",),
+    ),
+    Fault(
+        "group-padding-not-cleared", "group-padding", "Padded rows hold what was in their memory.",
+        (Edit.of(OVER, "padding = {x.new_zeros(width - len(x), *x.shape[1:]) => "
+                       "x.new_full((width - len(x), *x.shape[1:]), 7)}"),), "ragged", LABELS, ("group",),
+    ),
+    Fault(
+        "group-idle-forward-on-a-request", "group-idle", "An idle forward runs on the slot of a request.",
+        (Edit.of(REPLICA, "none, zero = {ints([-1], memory.device) => ints([min(memory.slots.owned().values())], "
+                          "memory.device)}, ints([0], memory.device)"),
+         Edit.of(REPLICA, "who, tokens = Who(none, none, zero, {zero => zero + 1}), zero")),
+        "short", LABELS, ("bytes",),
+    ),
+    Fault(
+        "group-idle-body-on-a-request", "group-idle", "The idle row of a round is a row of a request.",
+        (Edit.of(REPLICA, "found = body.run(self._ops, inputs_of({[-1] => [min(self._memory.slots.owned().values())]}, "
+                          "[-1], body.width, [[-1] * body.choices], self._device, {[0] => [1]}, "
+                          "[[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1]))"),),
+        "kept", LABELS, ("bytes",),
+    ),
+    Fault(
+        "group-answer-of-another-replica", "group-answers", "The results of a request are those of the other replica.",
+        (Edit.of(REPLICA, "places.append({owner * most + seen[owner] => "
+                          "(owner + 1) % self.replica.comm.size * most + seen[owner]})"),), "short", LABELS,
+        ("labels", "identity", "agreement"),
+    ),
+    Fault(
+        "group-roots-of-replica-0", "group-answers", "After a prompt every replica has the results of replica 0.",
+        (Edit.of(REPLICA, "return self.replica.comm.all_gather(x[None], 0)[{owner => 0}] if len(x) else x"),), "short",
+        LABELS, ("identity", "agreement"),
+    ),
+    Fault(
+        "group-rows-of-replica-0", "group-answers", "Every replica continues with the embeddings of replica 0's rows.",
+        (Edit.of(OVER, "begin = {comm.rank * width => 0}"),), "short", LABELS, ("labels",),
+    ),
+    Fault(
+        "group-nodes-of-the-whole-batch", "group-answers", "The nodes of a tree are counted over the whole batch.",
+        (Edit.of(REPLICA, "lines = [_renumbered(tree[n], {n - at => 0}, self._round.width) for at, n in "
+                          "enumerate(mine)] if tree else ()"),), "branching", LABELS, ("labels", "serves", "contracts"),
+    ),
+    Fault(
+        "group-resumed-without-memory", "group-idle", "A request that is resumed gets no memory on its own replica.",
+        (Edit.of(REPLICA, "        if {self._mine(kept.name) => False}:\n            super()._restore(kept, memory)\n"
+                          "            return"),), "kept", LABELS, ("bytes", "labels"),
+    ),
+)

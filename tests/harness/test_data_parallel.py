@@ -1,0 +1,104 @@
+"""Data-parallel groups: traces agree, idle replicas change nothing, and a wrong replica is found and located.
+
+Leaves out: the catalogue's faults (`catalogue/groups.py`).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from instep.checks.data_parallel_group import Group
+from instep.report.outcome_data import why_inconclusive
+from instep.run.replay import Outcome, Replay
+from instep.setting import Setting
+from instep.trace.file import Trace, read
+from instep.verdict import Exit
+from instep.watch.event_context import EventContext
+from instep_proof.faults.catalogue.fault import Edit
+from instep_reference.contract.engine import Commit, Draft, Forward, Idle, Path, Row
+from instep_reference.contract.errors import InstepError
+from instep_reference.contract.event_facts import named, restricted
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
+from support.running.covering import TRACES, WHOLE
+from support.running.planting import planted_here
+
+REPLICA = "instep_optimized/data_parallel/replica_engine.py"
+
+
+def replayed(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -> Outcome:
+    with planted_here(*edits):
+        return Replay(trace, Setting(**{"ops": "ledger", "dp": 2, **how})).run(until=until)
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "ledger"}, pytest.param({"ops": "plain", "strategy": "columns", "conv": "widened"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "overlap": True, "dp": 4}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_replicas_agree_with_the_reference(trace: Trace, how: dict[str, Any]) -> None:
+    verdict = replayed(trace, **how).verdict
+    assert verdict.exit == Exit.AGREED and verdict.events == len(trace.events) and verdict.shared > 3
+    assert {"group", "agreement", "bytes", "bounds", "contracts"} <= {one.check for one in verdict.compared}
+
+
+@WHOLE
+@pytest.mark.parametrize("ops", ["ledger", "plain"])
+@pytest.mark.parametrize("name", ["adaptive", "trees", "slots", "slots-overlapped"])
+def test_long_traces_agree_on_two_replicas(name: str, ops: str) -> None:
+    trace = read(TRACES / f"{name}.jsonl")
+    recorded = trace.header.recording
+    setting = Setting(ops=ops, overlap=name.endswith("overlapped"), dp=2)
+    until = None if ops == "ledger" else 40
+    verdict = Replay(trace, setting if recorded is None else setting.recorded(recorded)).run(until=until).verdict
+    assert verdict.exit == Exit.AGREED and verdict.shared > 3
+
+
+def test_run_without_rows_of_several_replicas_is_inconclusive(trace: Trace) -> None:
+    first = next(n for n, event in enumerate(trace.events) if len(named(event)) > 1)
+    outcome = replayed(trace, until=first - 1)
+    assert outcome.verdict.exit == Exit.INCONCLUSIVE and "no event had rows of several" in why_inconclusive(outcome)
+
+
+@pytest.mark.parametrize(("how", "says"), [
+    ({"graphs": True}, "a data-parallel group with graphs"), ({"stages": 2}, "expected one of the two"),
+    ({"dp": 3}, "a divisor of the model's 64 tokens"), ({"ranks": 2}, "expected one of the two"),
+])  # fmt: skip
+def test_settings_without_groups_are_refused(trace: Trace, how: dict[str, Any], says: str) -> None:
+    with pytest.raises(InstepError, match=says):
+        replayed(trace, until=0, **how)
+
+
+def test_idle_forward_that_writes_is_located(trace: Trace) -> None:
+    """The idle row of a round runs on a request of another replica: its memory changes where it is not served."""
+    wrong = Edit.of(REPLICA, "found = body.run(self._ops, inputs_of("
+                             "{[-1] => [min(self._memory.slots.owned().values())]}, [-1], body.width, "
+                             "[[-1] * body.choices], self._device, {[0] => [1]}, "
+                             "[[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1]))")  # fmt: skip
+    outcome = replayed(trace, wrong)
+    bytes_of = [one for one in outcome.verdict.findings if one.check == "bytes"]
+    assert bytes_of and all(one.rank is not None for one in bytes_of)
+    assert "which this event may not write" in bytes_of[0].diagnosis
+
+
+def test_padding_and_missing_calls_are_located(trace: Trace) -> None:
+    last = next(n for n, event in enumerate(trace.events) if isinstance(event, Commit))
+    context = replayed(trace, until=last).last
+    assert isinstance(context, EventContext) and context.group is not None
+    first, second = context.group.calls
+    place = Place("extend", STAGE_LEVEL, "embedding")
+    for change, rank, says in (
+        ({"calls": (first, second[1:])}, 1, "at call 0 rank 1 is in"),
+        ({"padded": (((place, 2, 3),), ())}, 0, "has 3 numbers other than 0 in 2 padded rows of replica 0"),
+    ):
+        wrong = replace(context, group=replace(context.group, **change))  # type: ignore[arg-type]
+        (found,) = [one for one in Group()(wrong) if not one.agrees]
+        assert found.rank == rank and says in found.diagnosis
+    assert all(one.agrees for one in Group()(context)) and len(first) > 3
+
+
+def test_event_is_restricted_to_some_requests() -> None:
+    rows = tuple(Row(name, "verify") for name in "abc")
+    assert restricted(Forward(rows), "ac") == Forward((rows[0], rows[2]))
+    assert restricted(Draft(("a", "b"), picks=((1,), (2,))), "b") == Draft(("b",), picks=((2,),))
+    commit = Commit(("a", "b"), (Path((1,), 2), Path((), 3)), caps=(1, 0))
+    assert restricted(commit, "a") == Commit(("a",), (Path((1,), 2),), caps=(1,)) and restricted(Idle(), "a") == Idle()
