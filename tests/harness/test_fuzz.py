@@ -15,13 +15,14 @@ from instep.bundled import fixtures
 from instep.campaign.fuzz import campaign as fuzzing
 from instep.campaign.fuzz import hypothesis_machine
 from instep.campaign.fuzz.campaign import Settings, campaign, place
-from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TREES, Coverage
+from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TRANSFERS, TREES, Coverage
 from instep.campaign.fuzz.drawn_run import Example
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
 from instep.trace.header import SCHEMA, Header, Model, Part, Room
 from instep.verdict import Exit
+from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
 from instep_reference.contract import engine as e
@@ -291,11 +292,14 @@ def test_every_condition_is_met_by_a_committed_trace() -> None:
     for file in sorted(file for file in FIXTURES.rglob("*.jsonl") if "live" not in file.parts):
         trace = read(file)
         rules = EventRules(trace.header)
-        coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads)
+        coverage.begin(overlap=trace.header.recording.overlap, heads=trace.header.heads,
+                       transfers=trace.header.receiver is not None)  # fmt: skip
         for event in trace.events:
-            before = rules.table.as_it_stands()
-            rules.apply(event)
-            coverage.note(before, event, rules.table)
+            at = rules.serving(event)
+            before = at.table.as_it_stands()
+            at.apply(event)
+            coverage.note(before, event, at.table)
+    assert set(TRANSFERS) < set(coverage.counts())
     assert [name for name, count in coverage.counts().items() if not count] == []
 
 
@@ -462,3 +466,27 @@ def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
             coverage.note(before, event, rules.table)
         assert coverage.counts()[f"{said}: accepted: ragged"] == 1
         assert coverage.counts()[f"{said}: resumed or loaded after a root"] == 0
+
+
+@WHOLE
+def test_campaign_of_two_engines_agrees_and_counts_transfers(model: Path, tmp_path: Path) -> None:
+    result = campaign(Settings(Setting("ledger"), model, 6, 3, tmp_path / "found", transfers=True))
+    assert result.exit is Exit.AGREED
+    counts = result.coverage.counts()
+    assert counts["loaded after it was sent"] > 0 and counts["a verify after a transfer"] > 0
+    assert not set(TRANSFERS) & set(Coverage().counts())
+
+
+@WHOLE
+def test_campaign_of_two_engines_finds_a_wrong_transfer(model: Path, tmp_path: Path) -> None:
+    settings = Settings(Setting("ledger"), model, 40, 3, tmp_path / "found", shrink_s=5.0, transfers=True)
+    with planted_here(*by_id()["transfer-values-for-keys"].edits):
+        result = campaign(settings)
+        assert result.exit is Exit.DIVERGED and result.found is not None
+        assert result.found.verdict.findings[0].kind == "load at the receiver" and result.again
+        assert read(place(settings)).header.receiver is not None
+
+
+def test_trees_of_two_engines_are_refused(instep: Runner, model: Path) -> None:
+    ran = instep("fuzz", "--model", model, "--transfers", "--trees", 5)
+    assert ran.code == 2 and "--transfers: found --trees, too" in ran.err

@@ -46,8 +46,7 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@few(1)
-@pytest.mark.slow
+@WHOLE
 @pytest.mark.parametrize("setting", [*map(lambda one: pytest.param(one, id=" ".join(one.words()[1:])), SETTINGS)])
 def test_transferred_requests_agree_in_every_setting(setting: Setting, trace: Trace) -> None:
     until = None if setting.ops == "ledger" else 24
@@ -64,6 +63,13 @@ def test_the_policy_of_the_trace_records_it_again(trace: Trace, tmp_path: Path) 
     never = structs.replace(told, transfers=(*told.transfers, Transfer(11, "c")))
     with pytest.raises(BadInput, match='"c", never possible from round 11 on'):
         make(MODEL, prompts, never, tmp_path / "never.jsonl", Setting(drafter="vanilla", dtype="float64"))
+
+
+def test_a_name_may_be_used_again_at_once(trace: Trace) -> None:
+    """The first engine serves no event between the fetch of its copy and another save under the name."""
+    events = (*trace.events[:10], e.Save("a", "moved"), e.Evict("moved"))
+    outcome = Replay(replace(trace, events=events), Setting("ledger")).run()
+    assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
 
 
 def test_illegal_transfers_are_refused(trace: Trace) -> None:

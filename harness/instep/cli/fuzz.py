@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from instep_reference.contract.errors import BadInput
+
 from ..bundled import model
 from ..options import DRAFTER
 from ..verdict import Exit
@@ -44,6 +46,7 @@ def fuzz(
     shrink: Annotated[float, typer.Option(help="Seconds for shrinking a finding.", min=0.0)] = 60.0,
     trees: Annotated[int, typer.Option(help="Use tree windows of up to this many nodes; 0: chains.", min=0,
                                        max=63)] = 0,
+    transfers: Annotated[bool, typer.Option(help="Draw a second engine, and move requests between the two.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for the trace of a finding.")] = Path("fuzz"),
 ) -> None:
     """Draw legal events until the sides differ; exit 0: they never did, 1: divergence, 3: nothing compared."""
@@ -55,6 +58,8 @@ def fuzz(
 
     files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
+    if transfers and trees:
+        raise BadInput("--transfers", found="--trees, too", expected="one of them: windows of two engines are chains")
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (EXAMPLES if minutes is None else None)
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
@@ -65,7 +70,8 @@ def fuzz(
         set_hypothesis_home_dir(scratch)  # leaves no file in the user's folder
         for name in run.shares(given.subjects("ledger", "plain")):
             setting = given.setting(ops=name)
-            results.append(campaign(Settings(setting, directory, count, start, out, shrink, sampled, trees), run))
+            settings = Settings(setting, directory, count, start, out, shrink, sampled, trees, transfers)
+            results.append(campaign(settings, run))
             run.keep()
             if results[-1].exit is Exit.DIVERGED:
                 break

@@ -240,6 +240,8 @@ class Participants:
 
     def bring(self, other: Participants, name: str) -> None:
         """Bring a copy that the other engine gave out: both references have it, and inspection knows it."""
+        if other.built.instrumentation is not None:
+            other.built.instrumentation.copy_left(name)
         pairs = (self.truth, other.truth), (self.rounded, other.rounded), (self.subject, other.subject)
         for mine, its in pairs:
             if mine is not None and its is not None:

@@ -119,6 +119,11 @@ class KeptCopies:
     def __init__(self) -> None:
         self._were: dict[Copy, _Were] = {}
 
+    def left(self, name: str) -> None:
+        """Note that another engine has taken a copy: another one may have its name now, and its memory must be free."""
+        if (were := self._were.pop(("offload", name), None)) is not None:
+            self._were["offload", f"{name}, which was taken"] = were
+
     def look(self, shown: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Copies:
         """Compare the copies after an event."""
         changed, again = [], dict[Copy, _Were]()

@@ -159,6 +159,10 @@ class Instrumentation:
             _read(one, runner.buckets) for runner in self._runners for one in runner.latest
             if all(one is not other for other in before))
 
+    def copy_left(self, name: str) -> None:
+        """Note that another engine has taken a kept copy."""
+        self._copies.left(name)
+
     def _kept_in_graphs(self, copies: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Iterator[str]:
         """The parts of copies that are in private memory of graphs."""
         memory = {memory_of(tensor) for runner in self._runners for tensor in runner.memory() if tensor.numel()}
@@ -192,6 +196,10 @@ class RankedInstrumentation:
     def answered(self, event: Event, answer: object) -> None:
         for rank, log in enumerate(self.logs):
             log.answered(event, None if rank else answer)
+
+    def copy_left(self, name: str) -> None:
+        for log in self.logs:
+            log.copy_left(name)
 
     def take(self, *, last: bool = False) -> EventLog:
         self.taken = logs = tuple(log.take(last=last) for log in self.logs)

@@ -24,7 +24,7 @@ WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
 THROUGH_PLAIN = ("faults/shared",)
 # Traces that tests replay -> the number of events that they need to cover all conditions. `test_engines.py`
 # replays `handed`. Traces of a larger model are recorded again on one with two layers.
-BEGUN = {"several": 20, "handed": 36, "block": 19}
+BEGUN = {"handed": 36, "block": 19, "transfer": 62, "unread": 17}
 ON_FEW_CHANNELS = {"leaving": 34, "overlapped": 13, "refused": 33, "trees": 30, "drawn": 9, "grown": 11}
 SAME_EVENTS = {"tiers": 45, "crossing": 32, "prompts": 34, "inner": 8, "caps": 11}  # with their recorded choices
 
@@ -77,11 +77,13 @@ def met(trace: Trace) -> set[Hashable]:
     """Everything that a trace covers: conditions, pairs of kinds of events, and the fields of its header."""
     coverage = Coverage()
     header, rules = trace.header, EventRules(trace.header)
-    coverage.begin(overlap=header.recording.overlap, heads=header.heads, block=header.drafter is not None)
+    coverage.begin(overlap=header.recording.overlap, heads=header.heads, block=header.drafter is not None,
+                   transfers=header.receiver is not None)  # fmt: skip
     for index, event in enumerate(trace.events):
-        before = rules.table.as_it_stands()
-        rules.apply(event, trace.where(index))
-        coverage.note(before, event, rules.table)
+        at = rules.serving(event)
+        before = at.table.as_it_stands()
+        at.apply(event, trace.where(index))
+        coverage.note(before, event, at.table)
     room = header.room()
     told = {
         "model": Path(header.checkpoint.near).name, "recording": header.recording, "MTP layers": header.heads,

@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract import shards
 from instep_reference.contract.block_drafter import FOLDER
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import BLOCK
@@ -42,7 +43,7 @@ from ..runner import Over, TrialRunner
 from . import draw_events
 from .coverage import Coverage
 from .drawn_run import Diverged, Example
-from .hypothesis_machine import Machine
+from .hypothesis_machine import Machine, TransferMachine
 from .same_draws_from_seed import by_seed_alone
 
 EVENTS = 16  # rules per run; a rule is up to three events
@@ -69,6 +70,7 @@ class Settings:
     shrink_s: float = SHRINK_S
     sampled: Collection[str] = draw_events.SAMPLED
     trees: int = 0
+    transfers: bool = False
     command: str = "fuzz"  # the one that draws: names the trace of a finding
     number: int = 0
 
@@ -128,7 +130,7 @@ def _batch(host: _Host, examples: int, seed: int) -> None:
 
     @hypothesis.seed(seed)
     def machine() -> Machine:
-        return Machine(host)
+        return TransferMachine(host) if host.settings.transfers else Machine(host)
 
     factory: Any = machine  # Hypothesis takes anything that makes a machine, but its types allow only classes
     try:
@@ -161,7 +163,7 @@ class _Host:
             self.run.advance(self.name, self.result.examples, self.settings.examples)
             self.result.coverage.begin(
                 overlap=plan.setting.overlap, heads=header.heads, buckets=plan.setting.prompt_buckets or (),
-                block=header.drafter is not None)
+                block=header.drafter is not None, transfers=header.receiver is not None)
         try:
             return Example(plan, header)
         except Exception as error:
@@ -170,7 +172,7 @@ class _Host:
     def serve(self, example: Example, event: Any) -> None:
         """Serve the event. If it fails and the example is the smallest so far, keep it and write its trace."""
         self._go_on()
-        table = example.rules.table
+        table = example.rules.serving(event).table
         before = table.as_it_stands()
         elements = example.elements
         try:
@@ -189,7 +191,7 @@ class _Host:
                 self.result.events += 1
                 self.result.elements += example.elements - elements
         if self.smallest is None:
-            self.result.coverage.note(before, event, example.rules.table)
+            self.result.coverage.note(before, event, table)
 
     def refused(self, event: Any) -> None:
         self.result.refused[kind_of(event)] += 1
@@ -251,17 +253,22 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
     every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")
     dialects = draw_events.DIALECTS if every else draw_events.DIALECTS[:1]
     controller = {} if nodes else draw_events.controller(choose, steps, dialects=dialects)
-    if room.track_interval is not None and not moves_labels(found if isinstance(found, Ops) else None):
+    narrows = room.track_interval is not None and not settings.transfers  # narrow prefixes do not move
+    if narrows and not moves_labels(found if isinstance(found, Ops) else None):
         setting = draw_events.narrow_prefixes(choose, setting, settings.sampled)
     if setting.mode == BLOCK and not nodes:
         room = draw_events.with_device_widths(choose, room)
     if isinstance(found, Ops) and found.split:
         setting = draw_events.split_rings(setting, room, settings.sampled)
+    second = None
+    if settings.transfers:
+        ranks = [size for size in (1, 2) if _fits(opened, size)] if isinstance(found, Ops) else [1]
+        second = draw_events.receiver(choose, setting, room, layers, ranks)
     policy = Policy(
         _name(settings),
         f"`instep {settings.command} {' '.join(setting.words()[:2])} --seed {settings.seed}`: no sequence of legal "
         "events makes the sides part.",
-        room, (), steps[0], **controller, seed=settings.seed,
+        room, (), steps[0], **controller, seed=settings.seed, receiver=second,
         replay=(Part(setting.ops, strategy=setting.strategy, conv=setting.conv),),
     )
     header, _ = header_of(
@@ -270,6 +277,15 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
         created={name: installed(name) or "from source" for name in ("instep", "torch", "hypothesis")},
     )
     return Plan.of(header, opened, setting, settings.command, settings.checkpoint), header
+
+
+def _fits(opened: Checkpoint, size: int) -> bool:
+    """Whether so many ranks can share the model."""
+    try:
+        shards.config_of(opened.config, size)
+    except BadInput:
+        return False
+    return opened.config.block is None
 
 
 def place(settings: Settings) -> Path:

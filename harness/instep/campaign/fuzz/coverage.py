@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from instep_reference.contract import engine as e
@@ -15,7 +14,6 @@ from instep_reference.contract.event_facts import (
     FACTS,
     ROW_FACTS,
     Phase,
-    committed_paths,
     facts,
     kind_of,
     named,
@@ -23,50 +21,7 @@ from instep_reference.contract.event_facts import (
 )
 
 from ...trace.request_table import RequestTable, Standing
-
-
-@dataclass
-class Past:
-    """Facts about earlier events.
-
-    accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
-    behind    requests that decoded while the step count was 0; switched: the step count changed
-    missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
-              be pending; batch: requests of the last two commits
-    kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
-    hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
-    inside    prefixes that were tracked inside a chunk
-    fetched   prefixes that were reloaded from the host; evicted: names that were evicted
-    """
-
-    accepted: dict[str, int] = field(default_factory=dict)
-    owned: set[int] = field(default_factory=set)
-    lost: dict[str, int | None] = field(default_factory=dict)
-    behind: set[str] = field(default_factory=set)
-    switched: bool = False
-    missed: dict[str, int] = field(default_factory=dict)
-    batch: tuple[int, int] = (0, 0)
-    kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
-    loads: Counter[str] = field(default_factory=Counter)
-    hits: set[str] = field(default_factory=set)
-    accepted_in: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)
-    fetched: set[str] = field(default_factory=set)
-    evicted: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One event, and the request table before and after it."""
-
-    before: RequestTable
-    event: e.AnyEvent
-    after: RequestTable
-    past: Past
-    overlap: bool = False  # whether rounds overlap
-    heads: int = 1  # how many MTP layers are in use
-    buckets: tuple[int, ...] = ()  # packed rows for which forwards with prompts are captured in graphs
-
+from .event_turns import Past, Turn, accepted_of, at_prefix_end, batch_of, paths_of, remember, rows_of
 
 Condition = Callable[[Turn], bool]
 
@@ -82,23 +37,27 @@ class Coverage:
         self._further: dict[str, Condition] = {}  # of the drafters of the runs, and of graphs of prompts
         self.begin()
 
-    def begin(self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = (), block: bool = False) -> None:
+    def begin(
+        self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = (), block: bool = False,
+        transfers: bool = False,
+    ) -> None:
         self._past, self._last, self._overlap, self._heads, self._block = Past(), "start", overlap, heads, block
         self._buckets = tuple(buckets)
-        self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {})}
+        self._moves = TRANSFERS if transfers else {}
+        self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {}), **self._moves}
 
     def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
         turn = Turn(before, event, after, self._past, self._overlap, self._heads, self._buckets)
         conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads, self._block)}
         kind = kind_of(event)
-        conditions |= PROMPT_GRAPHS if self._buckets else {}
+        conditions |= {**(PROMPT_GRAPHS if self._buckets else {}), **self._moves}
         self._trees = self._trees or after.capacity.trees
         self._prefixes = self._prefixes or after.capacity.track_interval is not None
         self.met.update(name for name, holds in conditions.items() if holds(turn))
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
         self._last = kind
-        _remember(turn)
+        remember(turn)
 
     def counts(self) -> dict[str, int]:
         """Condition -> how many events met it."""
@@ -116,19 +75,6 @@ def _of(kind: type[e.Event], *phases: Phase) -> Condition:
     return _at(kind, lambda turn, event: turn.before.live[event.request].phase in phases)
 
 
-def _rows(turn: Turn, *kinds: str) -> list[e.Row]:
-    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
-    return [row for row in rows if row.kind in kinds]
-
-
-def _paths(turn: Turn) -> list[tuple[Standing, tuple[int, ...]]]:
-    """For a commit: each request before it, and the nodes of its window that were accepted."""
-    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
-        return []
-    paths = zip(turn.event.requests, committed_paths(turn.event), strict=True)
-    return [(turn.before.live[name], path.nodes) for name, path in paths]
-
-
 def _cut(turn: Turn) -> list[tuple[bool, int]]:
     """For a commit with caps: whether the path of each request is longer than its cap, and the cap."""
     if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
@@ -141,25 +87,20 @@ def _gives_pages_back(turn: Turn, event: e.Commit) -> bool:
 
 
 def _decode_beside_verify(turn: Turn) -> bool:
-    return bool(_rows(turn, "decode")) and bool(_rows(turn, "verify"))
+    return bool(rows_of(turn, "decode")) and bool(rows_of(turn, "verify"))
 
 
 def _chunk(count: int) -> Condition:
-    return lambda turn: any(row.tokens == count for row in _rows(turn, "prefill"))
+    return lambda turn: any(row.tokens == count for row in rows_of(turn, "prefill"))
 
 
 def _window_long(turn: Turn) -> bool:
     """A last chunk as long as a verify window would be."""
-    return any(row.tokens == turn.before.num_steps + 1 and row.root is not None for row in _rows(turn, "prefill"))
-
-
-def _accepted(turn: Turn) -> list[tuple[int, int]]:
-    """Drafts accepted and drafts offered, per request of a commit."""
-    return [(len(nodes), len(standing.window) - 1) for standing, nodes in _paths(turn)]
+    return any(row.tokens == turn.before.num_steps + 1 and row.root is not None for row in rows_of(turn, "prefill"))
 
 
 def _ragged(turn: Turn) -> bool:
-    return len({count for count, _ in _accepted(turn)}) > 1
+    return len({count for count, _ in accepted_of(turn)}) > 1
 
 
 def _chains(turn: Turn) -> list[tuple[int, ...]]:
@@ -168,16 +109,16 @@ def _chains(turn: Turn) -> list[tuple[int, ...]]:
 
 
 def _none(turn: Turn) -> bool:
-    return bool(found := _accepted(turn)) and all(count == 0 for count, _ in found)
+    return bool(found := accepted_of(turn)) and all(count == 0 for count, _ in found)
 
 
 def _all(turn: Turn) -> bool:
-    return bool(found := _accepted(turn)) and all(count == offered > 0 for count, offered in found)
+    return bool(found := accepted_of(turn)) and all(count == offered > 0 for count, offered in found)
 
 
 def _out_of_order(turn: Turn) -> bool:
     """Rows of a batch that are not in the order of their slots."""
-    slots = [turn.before.live[row.request].slot or 0 for row in _rows(turn, "prefill", "verify", "decode")]
+    slots = [turn.before.live[row.request].slot or 0 for row in rows_of(turn, "prefill", "verify", "decode")]
     return slots != sorted(slots)
 
 
@@ -192,21 +133,17 @@ def _pages_out(table: RequestTable) -> bool:
 
 def _every_share(turn: Turn) -> bool:
     """All, none and some of the drafts, in one batch."""
-    return {(count > 0) + (count == offered) for count, offered in _accepted(turn) if offered} == {0, 1, 2}
+    return {(count > 0) + (count == offered) for count, offered in accepted_of(turn) if offered} == {0, 1, 2}
 
 
 def _other_tokens(turn: Turn) -> bool:
     """Requests of one batch that accepted other tokens at the same node."""
-    return len({standing.window[nodes[0]] for standing, nodes in _paths(turn) if nodes}) > 1
+    return len({standing.window[nodes[0]] for standing, nodes in paths_of(turn) if nodes}) > 1
 
 
 def _away(least: int) -> Condition:
     """In a batch again, after others were committed without it and while its accepted drafts were pending."""
-    return lambda turn: any(turn.past.missed.get(name, 0) >= least for name in _batch(turn))
-
-
-def _batch(turn: Turn) -> tuple[str, ...]:
-    return named(turn.event) if isinstance(turn.event, e.Forward | e.Draft) else ()
+    return lambda turn: any(turn.past.missed.get(name, 0) >= least for name in batch_of(turn))
 
 
 def _below_pending(turn: Turn, event: e.SetNumSteps) -> bool:
@@ -220,17 +157,17 @@ def _ends(turn: Turn) -> list[int]:
     """The offsets into a page at which prompt chunks end that are not the last."""
     return [
         (turn.before.live[row.request].length + row.tokens) % turn.before.capacity.page_size
-        for row in _rows(turn, "prefill") if row.tokens < turn.before.live[row.request].unread
+        for row in rows_of(turn, "prefill") if row.tokens < turn.before.live[row.request].unread
     ]
 
 
 def _begins_a_page(turn: Turn) -> bool:
-    rows, size = _rows(turn, "verify"), turn.before.capacity.page_size
+    rows, size = rows_of(turn, "verify"), turn.before.capacity.page_size
     return any(turn.before.live[row.request].length % size == 0 for row in rows)
 
 
 def _past_position(least: int) -> Condition:
-    return lambda turn: any(turn.before.live[name].length >= least for name in _batch(turn))
+    return lambda turn: any(turn.before.live[name].length >= least for name in batch_of(turn))
 
 
 def _sizes(holds: Callable[[int, int, int], bool]) -> Condition:
@@ -261,10 +198,10 @@ def _in_part(turn: Turn, event: e.AnyEvent) -> bool:
 
 CONDITIONS: dict[str, Condition] = {
     "several requests in one forward": _at(e.Forward, lambda t, event: len(event.rows) > 1),
-    "a window that is drawn": lambda t: any(row.uniforms for row in _rows(t, "verify")),
-    "drawn beside greedy": lambda t: {bool(row.uniforms) for row in _rows(t, "verify", "decode")} == {True, False},
+    "a window that is drawn": lambda t: any(row.uniforms for row in rows_of(t, "verify")),
+    "drawn beside greedy": lambda t: {bool(row.uniforms) for row in rows_of(t, "verify", "decode")} == {True, False},
     "a sampled request resumed": _at(e.Resume, lambda t, event: t.after.live[event.request].draws),
-    "prefill beside verify": lambda t: bool(_rows(t, "prefill")) and bool(_rows(t, "verify")),
+    "prefill beside verify": lambda t: bool(rows_of(t, "prefill")) and bool(rows_of(t, "verify")),
     "decode beside verify": _decode_beside_verify,
     "batch order is not slot order": _out_of_order,
     "a chunk of 1": _chunk(1),
@@ -281,12 +218,12 @@ CONDITIONS: dict[str, Condition] = {
     "accepted: ragged": _ragged,
     "accepted: none": _none,
     "accepted: all": _all,
-    "a plain step after several accepted": lambda t: any(t.past.accepted.get(r.request) for r in _rows(t, "decode")),
+    "a plain step after several accepted": lambda t: any(t.past.accepted.get(r.request) for r in rows_of(t, "decode")),
     "steps up": _at(e.SetNumSteps, lambda t, event: 0 < t.before.num_steps < event.num_steps),
     "steps down": _at(e.SetNumSteps, lambda t, event: t.before.num_steps > event.num_steps > 0),
     "steps to 0": _at(e.SetNumSteps, lambda t, event: t.before.num_steps > event.num_steps == 0),
     "steps back from 0": _at(e.SetNumSteps, lambda t, event: t.before.num_steps == 0 < event.num_steps),
-    "a verify after a switch": lambda t: t.past.switched and bool(_rows(t, "verify")),
+    "a verify after a switch": lambda t: t.past.switched and bool(rows_of(t, "verify")),
     "drafts after plain steps at 0": _at(e.Draft, lambda t, event: bool(t.past.behind & {*event.requests})),
     "resumed in another slot": _at(e.Resume, _elsewhere),
     "aborted in its prompt": _of(e.Abort, Phase.WAITING, Phase.PREFILLING),
@@ -336,7 +273,7 @@ CONDITIONS: dict[str, Condition] = {
 
 def _windows(turn: Turn) -> list[Standing]:
     """The windows that a forward verifies."""
-    return [turn.before.live[row.request] for row in _rows(turn, "verify")]
+    return [turn.before.live[row.request] for row in rows_of(turn, "verify")]
 
 
 def _branches(standing: Standing) -> bool:
@@ -352,13 +289,13 @@ def _beside_chain(turn: Turn) -> bool:
 
 
 def _beside_prompt(turn: Turn) -> bool:
-    return bool(_rows(turn, "prefill")) and any(map(_branches, _windows(turn)))
+    return bool(rows_of(turn, "prefill")) and any(map(_branches, _windows(turn)))
 
 
 def _of_a_tree(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
     """For a commit: whether the condition holds for the accepted drafts and the number of nodes of some tree."""
     return lambda turn: any(
-        _branches(standing) and holds(nodes, len(standing.parents)) for standing, nodes in _paths(turn))
+        _branches(standing) and holds(nodes, len(standing.parents)) for standing, nodes in paths_of(turn))
 
 
 def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:
@@ -408,15 +345,11 @@ def _hit(holds: Callable[[Turn, Standing], bool]) -> Condition:
     return _at(e.Load, condition)
 
 
-def _at_prefix_end(turn: Turn, name: str, count: int) -> bool:
-    return turn.after.live[name].length == count
-
-
 def _moved(kind: type[e.Event], holds: Callable[[Turn, Standing], bool] = lambda turn, kept: True) -> Condition:
     """For an event that moves or evicts a prefix: whether the condition holds for the prefix before it."""
 
     def condition(turn: Turn, event: Any) -> bool:
-        kept = turn.before.saved[event.name]
+        kept = turn.before.saved.get(event.name) or turn.after.saved[event.name]  # it may come from another engine
         return kept.prefix and holds(turn, kept)
 
     return _at(kind, condition)
@@ -427,12 +360,12 @@ def _again(turn: Turn) -> bool:
 
 
 PREFIXES: dict[str, Condition] = {
-    "a prefix tracked at the end of a chunk": _tracked(_at_prefix_end, e.Forward),
-    "a prefix tracked inside an accepted path": _tracked(lambda *at: not _at_prefix_end(*at), e.Commit),
-    "a prefix tracked at the end of an accepted path": _tracked(_at_prefix_end, e.Commit),
-    "a prefix tracked inside a chunk": _tracked(lambda *at: not _at_prefix_end(*at), e.Forward),
+    "a prefix tracked at the end of a chunk": _tracked(at_prefix_end, e.Forward),
+    "a prefix tracked inside an accepted path": _tracked(lambda *at: not at_prefix_end(*at), e.Commit),
+    "a prefix tracked at the end of an accepted path": _tracked(at_prefix_end, e.Commit),
+    "a prefix tracked inside a chunk": _tracked(lambda *at: not at_prefix_end(*at), e.Forward),
     "prefixes tracked inside the chunks of several requests": lambda turn: sum(
-        any(row.inner) for row in _rows(turn, "prefill")) > 1,
+        any(row.inner) for row in rows_of(turn, "prefill")) > 1,
     "a prefix loaded that was tracked inside a chunk": _hit(lambda t, _: getattr(t.event, "name", "") in t.past.inside),
     "a commit that reaches no multiple": lambda turn: any(one not in turn.after.saved for one in tracks(turn.event)),
     "a prefix replaced in place": lambda turn: any(
@@ -469,7 +402,7 @@ PREFIXES: dict[str, Condition] = {
 
 def _guessing(turn: Turn) -> bool:
     """A chunk followed by so few prompt tokens that the last layers read past the end of the prompt."""
-    return any(0 < turn.before.live[row.request].unread - row.tokens < turn.heads for row in _rows(turn, "prefill"))
+    return any(0 < turn.before.live[row.request].unread - row.tokens < turn.heads for row in rows_of(turn, "prefill"))
 
 
 def _brought_back(turn: Turn, event: e.Load | e.Resume) -> bool:
@@ -533,9 +466,9 @@ def _in_graph(holds: Callable[[Turn, int], bool]) -> Condition:
 
 def _prompt_rows(turn: Turn) -> int:
     """The packed rows of a forward with a prompt; 0 for every other event."""
-    if not _rows(turn, "prefill"):
+    if not rows_of(turn, "prefill"):
         return 0
-    return (sum(row.tokens for row in _rows(turn, "prefill", "decode"))
+    return (sum(row.tokens for row in rows_of(turn, "prefill", "decode"))
             + sum(len(standing.window) for standing in _windows(turn)))  # fmt: skip
 
 
@@ -543,58 +476,28 @@ PROMPT_GRAPHS: Mapping[str, Condition] = {
     "a prompt in a graph": _in_graph(lambda turn, rows: True),
     "a prompt in a graph without padding": _in_graph(lambda turn, rows: rows in turn.buckets),
     "a prompt in a graph other than the narrowest": _in_graph(lambda turn, rows: rows > min(turn.buckets)),
-    "a prompt in a graph next to a window": _in_graph(lambda turn, rows: bool(_rows(turn, "verify"))),
-    "a prompt in a graph next to a decode": _in_graph(lambda turn, rows: bool(_rows(turn, "decode"))),
+    "a prompt in a graph next to a window": _in_graph(lambda turn, rows: bool(rows_of(turn, "verify"))),
+    "a prompt in a graph next to a decode": _in_graph(lambda turn, rows: bool(rows_of(turn, "decode"))),
     "a later chunk in a graph": _in_graph(lambda turn, rows: any(
-        turn.before.live[row.request].length for row in _rows(turn, "prefill"))),
+        turn.before.live[row.request].length for row in rows_of(turn, "prefill"))),
     "a prompt with more rows than the widest graph": lambda turn: _prompt_rows(turn) > max(turn.buckets),
 }
 
 
-# ---- facts for later events
+# ---- conditions of two engines: counted where a run has a receiver
 
 
-def _remember(turn: Turn) -> None:
-    past, event = turn.past, turn.event
-    if isinstance(event, e.Commit):
-        past.accepted.update(zip(event.requests, (count for count, _ in _accepted(turn)), strict=True))
-    for row in _rows(turn, "decode"):
-        past.accepted.pop(row.request, None)
-        if turn.before.num_steps == 0:
-            past.behind.add(row.request)
-    for name in _batch(turn):
-        past.missed.pop(name, None)
-    if isinstance(event, e.Commit):
-        past.batch = (past.batch[1], len(event.requests))
-        for name, count in past.accepted.items():
-            if count and name in turn.after.live and name not in event.requests:
-                past.missed[name] = past.missed.get(name, 0) + 1
-    for under, name in tracks(event).items():
-        if under in turn.after.saved:
-            past.kept[under] = turn.before.live[name].slot, turn.before.num_steps
-            past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
-            inside = isinstance(event, e.Forward) and not _at_prefix_end(turn, name, turn.after.saved[under].length)
-            past.inside |= {under} if inside else set()
-    if isinstance(event, e.Save):
-        past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
-    if isinstance(event, e.Fetch):
-        past.fetched.add(event.name)
-    if isinstance(event, e.Evict):
-        past.evicted.add(event.name)
-        past.accepted_in.discard(event.name)
-        past.inside.discard(event.name)
-        past.fetched.discard(event.name)
-    if isinstance(event, e.Load):
-        past.loads[event.name] += 1
-        past.hits |= {event.request} if turn.after.saved[event.name].prefix else set()
-    for name in named(event) if facts(event).ends else ():
-        past.hits.discard(name)
-        past.accepted.pop(name, None)
-        past.missed.pop(name, None)
-    if isinstance(event, e.Draft):
-        past.behind.difference_update(event.requests)
-    if isinstance(event, e.SetNumSteps):
-        past.switched = past.switched or event.num_steps != turn.before.num_steps
-    if isinstance(event, e.Preempt):
-        past.lost[event.request] = turn.before.live[event.request].slot
-    past.owned.update(standing.slot for standing in turn.before.live.values() if standing.slot is not None)
+def _sends(holds: Callable[[Turn, Standing], bool]) -> Condition:
+    """For a copy that goes to the other engine: whether the condition holds for it."""
+    return _at(e.Offload, lambda turn, event: holds(turn, turn.before.saved[event.name]))
+
+
+TRANSFERS: Mapping[str, Condition] = {
+    "sent within its prompt": _sends(lambda t, kept: not kept.prefix and kept.root is None),
+    "sent with its root": _sends(lambda t, kept: kept.root is not None),
+    "a prefix sent": _sends(lambda t, kept: kept.prefix),
+    "sent under a name of before": _at(e.Offload, lambda t, event: event.name in t.past.sent),
+    "loaded after it was sent": _at(e.Load, lambda t, event: event.name in t.past.fetched),
+    "a verify after a transfer": lambda t: any(row.request in t.past.sent for row in rows_of(t, "verify")),
+    "a second transfer of a request": _at(e.Save, lambda t, event: event.request in t.past.sent),
+}

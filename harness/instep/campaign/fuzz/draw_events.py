@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace as with_fields
 
-from instep_optimized.options import RINGS
+from instep_optimized.options import LATE, RINGS
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import Dialect
 from instep_reference.contract.controllers import Controlled
@@ -28,7 +28,7 @@ from ...adapters.strategy_by_name import OPTIONS
 from ...options import INT8
 from ...setting import Setting
 from ...trace.event_rules import EventRules, uniforms_due
-from ...trace.header import Room
+from ...trace.header import Receiver, Room
 from ...trace.request_table import Standing
 
 T = TypeVar("T")
@@ -136,6 +136,20 @@ def with_device_widths(draw: Draw, room: Room) -> Room:
     return room if room.track_interval else with_fields(room, device_widths=draw(st.booleans()))
 
 
+def receiver(draw: Draw, setting: Setting, first: Room, most: int | None, ranks: Sequence[int]) -> Receiver:
+    """Draw a second engine: its pools, step count and ranks, and bf16 states if its strategy stores them.
+
+    first: the capacity of the first engine;  most: the largest step count;  ranks: numbers that the model can have
+    """
+    other = with_fields(room(draw), track_interval=first.track_interval, tracked=first.tracked)
+    wide = setting.state == torch.float32 and setting.ring_dtype is None
+    narrow = wide and (setting.strategy, torch.bfloat16) not in LATE
+    return Receiver(
+        other, draw(st.sampled_from([count for count in STEPS if most is None or count <= most])),
+        ranks=draw(st.sampled_from(ranks)) if setting.stages == 1 else None,
+        state_dtype=draw(st.sampled_from((None, "bfloat16"))) if narrow else None)
+
+
 def strategies(draw: Draw, setting: Setting, fields: Collection[str], *, trees: bool = False) -> Setting:
     """The setting with drawn strategies for states and conv windows, if they are in `fields`."""
     drawn: dict[str, Any] = {
@@ -166,7 +180,8 @@ def split_rings(setting: Setting, room: Room, fields: Collection[str]) -> Settin
 
 def admit(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
     """A new request, or one that begins with what is kept. Free names are used again."""
-    name = next(name for name in map(_named, range(len(rules.table.live) + 1)) if name not in rules.table.live)
+    taken = {**rules.table.live, **({} if rules.other is None else rules.other.table.live)}
+    name = next(name for name in map(_named, range(len(taken) + 1)) if name not in taken)
     kept = list(rules.table.saved.values())
     sampling = draw(st.sampled_from(SAMPLINGS))
     if bool(kept) and draw(st.booleans()):
@@ -306,7 +321,9 @@ def _inside(draw: Draw, rules: EventRules, row: e.Row) -> tuple[str, ...]:
     multiples = [] if every is None else list(inner_multiples(start, start + row.tokens, every))
     if not multiples or len(rules.table.saved) + len(multiples) >= MOST_PREFIXES or not draw(st.booleans()):
         return ()
-    free = (under for number in count() if (under := f"{row.request}, {number}") not in (*rules.table.saved, row.track))
+    there = () if rules.other is None else rules.other.table.saved
+    used = (*rules.table.saved, *there, row.track)
+    free = (under for number in count() if (under := f"{row.request}, {number}") not in used)
     return tuple(under if draw(st.booleans()) else "" for under in islice(free, len(multiples)))
 
 
@@ -319,7 +336,8 @@ def _under(draw: Draw, rules: EventRules, name: str) -> str:
 
 def _free(rules: EventRules, name: str) -> str:
     """A name with a number under which nothing is kept; after an eviction an old one, if possible."""
-    return next(free for number in count() if (free := name.format(number)) not in rules.table.saved)
+    there = {} if rules.other is None else rules.other.table.saved
+    return next(free for number in count() if (free := name.format(number)) not in {**rules.table.saved, **there})
 
 
 def _path(draw: Draw, rules: EventRules, standing: Standing, share: str) -> e.Path:

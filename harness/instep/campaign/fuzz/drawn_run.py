@@ -12,7 +12,8 @@ from instep_reference.contract.engine import Answer, AnyEvent
 
 from ...checks.check_interface import Check
 from ...diagnose import RunHistory, explained
-from ...run.build_compared_engines import Plan, participants_of
+from ...oracle.free_run_states import FreeOracle
+from ...run.build_compared_engines import Participants, Plan, participants_of
 from ...run.lockstep import Lockstep, run
 from ...run.replay import checks_for, oracle_for
 from ...run.tensor_patching import PatchedOracle
@@ -48,25 +49,40 @@ class Example:
         self.events: tuple[AnyEvent, ...] = ()
         self.verdict = Verdict()
         self._answers = _Answers()
+        self._oracles = list[PatchedOracle | FreeOracle | None]()
         self._lockstep: Lockstep | SubjectFailed
+        plans = (plan,) if header.receiver is None else plan.of_receiver(header, "the drawn header")
         try:
-            participants = participants_of(plan)
+            sides = [participants_of(one) for one in plans]
         except SubjectFailed as failed:
             self._lockstep, self.rules, self.refuses = failed, EventRules(header), False
             return
+        participants = sides[0]
         # With overlapped rounds the room depends on how far the engine has waited, so the trace does not define
-        # refusals.
-        self.refuses = participants.shown.refuses and not participants.overlap
-        self._oracle, self._history = oracle_for(plan, participants), RunHistory(plan.steps)
-        if isinstance(self._oracle, PatchedOracle):
-            self._oracle.every = every
-        checks = checks_for(self._oracle, participants.repeated_runs, ranks=plan.setting.ranks,
-                            stages=plan.setting.stages)  # fmt: skip
-        self._checks = (self._answers, *chosen(checks), self._history)
-        if not BY_ROUNDED & {check.tier for check in self._checks}:
-            participants.rounded = participants.repeated_runs = None
-        self._lockstep = Lockstep(self._trace(), participants)
+        # refusals. Nor does one engine know which names the other one uses.
+        self.refuses = participants.shown.refuses and not participants.overlap and header.receiver is None
+        self._history = RunHistory(plan.steps)
+        judges = [self._judged(one, side, chosen, every) for one, side in zip(plans, sides, strict=True)]
+        self._checks = judges[0]
+        second = Lockstep(self._trace(), sides[1]) if len(sides) > 1 else None
+        self._lockstep = Lockstep(self._trace(), participants, receiver=second)
+        if second is not None:
+            second.checks = judges[1]
         self.rules = self._lockstep.rules
+
+    def _judged(
+        self, plan: Plan, participants: Participants, chosen: Callable[[Sequence[Check]], Sequence[Check]], every: int
+    ) -> list[Check]:
+        """The checks of one engine."""
+        oracle = oracle_for(plan, participants)
+        self._oracles.append(oracle)
+        if isinstance(oracle, PatchedOracle):
+            oracle.every = every
+        found = checks_for(oracle, participants.repeated_runs, ranks=plan.setting.ranks, stages=plan.setting.stages)
+        checks = [self._answers, *chosen(found), self._history]
+        if not BY_ROUNDED & {check.tier for check in checks}:
+            participants.rounded = participants.repeated_runs = None
+        return checks
 
     def serve(self, event: AnyEvent, *, last: bool = True) -> None:
         """Serve one more event on every side. Raises `Diverged` if they disagree about it.
@@ -77,10 +93,13 @@ class Example:
         if isinstance(self._lockstep, SubjectFailed):  # no engine could be built: a replay explains why
             raise Diverged(str(self._lockstep))
         self._lockstep.trace, self._lockstep.goes_on = self._trace(), not last
+        if self._lockstep.receiver is not None:
+            self._lockstep.receiver.trace = self._lockstep.trace
         verdict = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
-            at, oracle = self._lockstep.last, self._oracle
+            engine = self._lockstep.at_last
+            at, oracle = engine.last, self._oracles[0 if engine is self._lockstep else 1]
             whole = at is not None and isinstance(oracle, PatchedOracle) and oracle.whole(at)  # else replay shows more
             pieces = oracle if whole and isinstance(oracle, PatchedOracle) else None
             verdict.compared = explained(verdict.compared, at, pieces, self._history)

@@ -47,7 +47,7 @@ class Host(Protocol):
 
 def legal(*kinds: str) -> Callable[[Any], Any]:
     """Enable a rule when one of these kinds of event or row may come next."""
-    return precondition(lambda self: self.example is not None and bool({*kinds} & self.example.rules.legal().keys()))
+    return precondition(lambda self: self.example is not None and bool({*kinds} & self.event_rules.legal().keys()))
 
 
 class Machine(RuleBasedStateMachine):
@@ -57,6 +57,12 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.host = host
         self.example: Example | None = None
+
+    @property
+    def event_rules(self) -> EventRules:
+        """The rules of the engine for which events are drawn."""
+        assert self.example is not None  # `begin` comes first
+        return self.example.rules
 
     @initialize(data=st.data(), count=st.integers(2, draw_events.SLOTS[1]), run=st.booleans())
     def begin(self, data: Any, count: int, run: bool) -> None:
@@ -126,19 +132,19 @@ class Machine(RuleBasedStateMachine):
         assert self.example is not None
         event = self._drawn(illegal, data)
         try:
-            self.example.rules.check(event, choices=False)
+            self.event_rules.check(event, choices=False)
         except BadInput:
             self.host.serve(self.example, Refused(event))
 
     def _may(self, kind: str) -> bool:
-        return self.example is not None and draw_events.may(self.example.rules, kind)
+        return self.example is not None and draw_events.may(self.event_rules, kind)
 
     def _do(self, drawer: draw_events.Drawer, data: Any) -> bool:
         """Draw an event and serve it, unless the event rules refuse it -> whether it was served."""
         assert self.example is not None  # `begin` comes first
         event = self._drawn(drawer, data)
         try:
-            self.example.rules.check(event)
+            self.event_rules.check(event)
         except BadInput:
             self.host.refused(event)
             if self.example.refuses:  # mostly there is no room for it, which an engine must find out in time
@@ -150,11 +156,52 @@ class Machine(RuleBasedStateMachine):
     def _drawn(self, drawer: draw_events.Drawer, data: Any) -> Any:
         assert self.example is not None
         try:
-            return drawer(data.draw, self.example.rules, self.host.edges)
+            event = drawer(data.draw, self.event_rules, self.host.edges)
+            second = self.event_rules.receives and isinstance(event, e.Admit)
+            return with_fields(event, receiver=True) if second else event
         except HypothesisException:  # its own way to end an example
             raise
         except Exception as error:  # a fault of the drawer itself: no finding, and nothing to shrink
             self.host.failed(error)
+
+
+class TransferMachine(Machine):
+    """Draws events for two engines in turns, and moves requests between them."""
+
+    second = False
+
+    @property
+    def event_rules(self) -> EventRules:
+        assert self.example is not None
+        other = self.example.rules.other
+        return other if self.second and other is not None else self.example.rules
+
+    @precondition(lambda self: self.example is not None)
+    @rule()
+    def turn(self) -> None:
+        """Draw events for the other engine."""
+        self.second = not self.second
+
+    @legal("save")
+    @rule(data=st.data())
+    def transfer(self, data: Any) -> None:
+        """Move a request to the other engine, where it continues, and go there. The copy mostly keeps its name."""
+        if not self._do(draw_events.UPKEEP["save"], data):
+            return
+        assert self.example is not None
+        save: Any = self.example.events[-1]
+        standing = self.event_rules.table.live[save.request]
+        over = e.Finish if standing.root is not None else e.Abort
+        admit = e.Admit(save.request, standing.prompt, standing.sampling, receiver=not self.event_rules.receives)
+        moving = (e.Offload(save.name), over(save.request), admit, e.Fetch(save.name), e.Load(save.request, save.name))
+        for event in (*moving, *[e.Evict(save.name)] * data.draw(st.booleans())):
+            try:
+                self.example.rules.check(event)
+            except BadInput:  # no slot, or no page
+                self.host.refused(event)
+                return
+            self.host.serve(self.example, event)
+        self.second = not self.second
 
 
 # ---- an event that may be illegal: a name twice, an unknown name, a wrong phase, or a number too many. Parts of it are

@@ -1,0 +1,138 @@
+"""One event of a drawn run, with the request table around it and facts about earlier events.
+
+Leaves out: the conditions that are counted (`coverage.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from instep_reference.contract import engine as e
+from instep_reference.contract.event_facts import committed_paths, facts, named, tracks
+
+from ...trace.request_table import RequestTable, Standing
+
+
+@dataclass
+class Past:
+    """Facts about earlier events.
+
+    accepted  number of drafts accepted last; owned: slots that had an owner; lost: slots that a preemption took
+    behind    requests that decoded while the step count was 0; switched: the step count changed
+    missed    number of other requests' commits since a request was last in a batch, while its accepted drafts may still
+              be pending; batch: requests of the last two commits
+    kept      saved states by name -> slot and step count of the save; loads: how often each was loaded
+    hits      live requests that have loaded a prefix; accepted_in: prefixes that end with accepted tokens
+    inside    prefixes that were tracked inside a chunk
+    fetched   prefixes that were reloaded from the host; evicted: names that were evicted
+    sent      names under which something was given to another engine
+    """
+
+    accepted: dict[str, int] = field(default_factory=dict)
+    owned: set[int] = field(default_factory=set)
+    lost: dict[str, int | None] = field(default_factory=dict)
+    behind: set[str] = field(default_factory=set)
+    switched: bool = False
+    missed: dict[str, int] = field(default_factory=dict)
+    batch: tuple[int, int] = (0, 0)
+    kept: dict[str, tuple[int | None, int]] = field(default_factory=dict)
+    loads: Counter[str] = field(default_factory=Counter)
+    hits: set[str] = field(default_factory=set)
+    accepted_in: set[str] = field(default_factory=set)
+    inside: set[str] = field(default_factory=set)
+    fetched: set[str] = field(default_factory=set)
+    evicted: set[str] = field(default_factory=set)
+    sent: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One event, and the request table before and after it."""
+
+    before: RequestTable
+    event: e.AnyEvent
+    after: RequestTable
+    past: Past
+    overlap: bool = False  # whether rounds overlap
+    heads: int = 1  # how many MTP layers are in use
+    buckets: tuple[int, ...] = ()  # packed rows for which forwards with prompts are captured in graphs
+
+
+def rows_of(turn: Turn, *kinds: str) -> list[e.Row]:
+    """List the rows of a forward of these kinds."""
+    rows = turn.event.rows if isinstance(turn.event, e.Forward) else ()
+    return [row for row in rows if row.kind in kinds]
+
+
+def paths_of(turn: Turn) -> list[tuple[Standing, tuple[int, ...]]]:
+    """For a commit: each request before it, and the nodes of its window that were accepted."""
+    if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:
+        return []
+    paths = zip(turn.event.requests, committed_paths(turn.event), strict=True)
+    return [(turn.before.live[name], path.nodes) for name, path in paths]
+
+
+def accepted_of(turn: Turn) -> list[tuple[int, int]]:
+    """Drafts accepted and drafts offered, per request of a commit."""
+    return [(len(nodes), len(standing.window) - 1) for standing, nodes in paths_of(turn)]
+
+
+def batch_of(turn: Turn) -> tuple[str, ...]:
+    """Return the requests of a forward or a draft."""
+    return named(turn.event) if isinstance(turn.event, e.Forward | e.Draft) else ()
+
+
+def at_prefix_end(turn: Turn, name: str, count: int) -> bool:
+    """Return whether a prefix of this length ends where its request does."""
+    return turn.after.live[name].length == count
+
+
+def remember(turn: Turn) -> None:
+    """Add the facts of an event for later ones."""
+    past, event = turn.past, turn.event
+    if isinstance(event, e.Commit):
+        past.accepted.update(zip(event.requests, (count for count, _ in accepted_of(turn)), strict=True))
+    for row in rows_of(turn, "decode"):
+        past.accepted.pop(row.request, None)
+        if turn.before.num_steps == 0:
+            past.behind.add(row.request)
+    for name in batch_of(turn):
+        past.missed.pop(name, None)
+    if isinstance(event, e.Commit):
+        past.batch = (past.batch[1], len(event.requests))
+        for name, count in past.accepted.items():
+            if count and name in turn.after.live and name not in event.requests:
+                past.missed[name] = past.missed.get(name, 0) + 1
+    for under, name in tracks(event).items():
+        if under in turn.after.saved:
+            past.kept[under] = turn.before.live[name].slot, turn.before.num_steps
+            past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
+            inside = isinstance(event, e.Forward) and not at_prefix_end(turn, name, turn.after.saved[under].length)
+            past.inside |= {under} if inside else set()
+    if isinstance(event, e.Save):
+        past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
+    if isinstance(event, e.Offload):
+        past.sent.add(event.name)
+    if isinstance(event, e.Fetch):
+        past.fetched.add(event.name)
+    if isinstance(event, e.Evict):
+        past.evicted.add(event.name)
+        past.accepted_in.discard(event.name)
+        past.inside.discard(event.name)
+        past.fetched.discard(event.name)
+    if isinstance(event, e.Load):
+        past.loads[event.name] += 1
+        past.sent |= {event.request} if event.name in past.fetched else set()
+        past.hits |= {event.request} if turn.after.saved[event.name].prefix else set()
+    for name in named(event) if facts(event).ends else ():
+        past.hits.discard(name)
+        past.accepted.pop(name, None)
+        past.missed.pop(name, None)
+    if isinstance(event, e.Draft):
+        past.behind.difference_update(event.requests)
+    if isinstance(event, e.SetNumSteps):
+        past.switched = past.switched or event.num_steps != turn.before.num_steps
+    if isinstance(event, e.Preempt):
+        past.lost[event.request] = turn.before.live[event.request].slot
+    past.owned.update(standing.slot for standing in turn.before.live.values() if standing.slot is not None)
