@@ -44,6 +44,7 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
     if backend == "nccl" and torch.cuda.device_count() < size:
         raise BadInput("--comm", found=f"nccl for {size} ranks and {torch.cuda.device_count()} GPUs",
                        expected="a GPU for each rank")  # fmt: skip
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # multicast over NVLink, which not every host allows
     context: Any = multiprocessing.get_context(START[backend])
     store, threads = _served(), torch.get_num_threads()
     processes = [context.Process(target=_serve, args=(rank, size, backend, store.port, others), daemon=True)
