@@ -65,7 +65,7 @@ def test_the_draft_stages_share_a_family() -> None:
 
 
 def test_everything_is_declared_to_be_labels() -> None:
-    assert set(LEDGER.types(torch.bfloat16, torch.float32)) == {torch.int64}
+    assert {*LEDGER.types(torch.bfloat16, torch.float32)} == {torch.int64, None}, "no ring is split"
     assert set(LEDGER.rounds(torch.bfloat16, torch.float32)) == set(COMPONENTS)
     assert same_bits(LEDGER.select(x=rows(BIG, 4), index=ints(2, -1)), torch.stack([block(BIG[2], 4), block(0, 4)]))
 
