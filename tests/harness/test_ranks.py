@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from instep.bundled import fixtures
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.checks.rank_agreement import Agreement
@@ -23,6 +24,7 @@ from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.subject.engines.ranked import Merging
 from instep.trace.file import Trace
+from instep.trace.file import read as read_trace
 from instep.verdict import Comparison, Exit
 from instep.watch.rank_facts import Decision
 from instep_optimized.ops.label_algebra import expand, read
@@ -78,6 +80,14 @@ def test_two_ranks_agree_with_the_reference(four_rounds: Trace, how: dict[str, A
         for name in (Agreement.name, Replicas.name, Collectives.name)}
     assert judged[Agreement.name] > 300 and judged[Replicas.name] > 10_000 and judged[Collectives.name] > 100
     assert {"contracts", "capacity", "aliasing", "poison", "leaks", "copies", "hostreads", "bytes"} <= judged.keys()
+
+
+@WHOLE
+@pytest.mark.parametrize(("name", "how"), [("block", {"ops": "ledger"}), ("unread", {"ops": "plain", "graphs": True})])
+def test_a_block_drafter_is_on_two_ranks(name: str, how: dict[str, Any]) -> None:
+    trace = read_trace(fixtures() / "traces" / "faults" / f"{name}.jsonl")
+    verdict = replayed(trace, drafter="block", **how).verdict
+    assert verdict.exit == Exit.AGREED and verdict.events == len(trace.events)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=WHOLE), pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -201,8 +211,10 @@ def test_merging_is_the_inverse_of_cutting(size: int, labels: bool) -> None:
     shapes = {"qkv": (3, 192), "core": (3, 8, 16), "key": (3, 2, 16)}
     for name, shape in shapes.items():
         whole = expand(torch.arange(5, 8), *shape[1:]) if labels else torch.randn(shape)
-        parts = [merging.cut(whole, merging.rows[name], rank) for rank in range(size)]
-        assert merging.merge(parts, merging.rows[name]).equal(whole)
+        shard = merging.row(Place("trunk", 0, name))
+        assert shard is not None
+        parts = [merging.cut(whole, shard, rank) for rank in range(size)]
+        assert merging.merge(parts, shard).equal(whole)
         if labels:  # each part is an intact block of the same label
             assert all(read(part).tolist() == [5, 6, 7] for part in parts)
     conv = expand(torch.arange(5, 8), 192).T if labels else torch.randn(192, 3)

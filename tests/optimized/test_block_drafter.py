@@ -12,8 +12,6 @@ import torch
 
 from instep_optimized import Options, load
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ranks.lockstep import Lockstep
-from instep_optimized.ranks.ops_over_ranks import of_rank
 from instep_reference.contract import engine as e
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Bracket
 from instep_reference.contract.checkpoint import Checkpoint
@@ -183,12 +181,6 @@ def test_a_block_drafter_on_a_gpu_drafts_as_the_reference(model: Checkpoint, opt
         assert ours.length == theirs.length and ours.block_keys.keys() == {0, 1, 2}
         for layer, rows in ours.block_keys.items():
             assert float((rows.cpu().double() - theirs.block_keys[layer]).abs().max()) <= noise
-
-
-def test_several_ranks_are_refused(model: Checkpoint) -> None:
-    (comm, _) = Lockstep(2).comms
-    with pytest.raises(Unsupported, match="a block drafter"):
-        of_rank(model, PLAIN, Options(drafter="block"), comm)
 
 
 def test_budget_counts_the_pools_of_the_drafter(model: Checkpoint) -> None:

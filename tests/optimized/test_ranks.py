@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -25,11 +26,11 @@ from instep_optimized.ranks.lockstep import Lockstep, RankRaised, RankWaits
 from instep_optimized.ranks.ops_over_ranks import factor, of_rank, part_of
 from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.checkpoint_tensor_shapes import FUSED, expected_shapes
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place_names import Place
-from support.inputs.checkpoints import Kind, config_of
+from support.inputs.checkpoints import TWO_LAYERS, Kind, config_of, write, write_block
 
 MIXER = Place("trunk", 3, "mixer")
 
@@ -320,11 +321,21 @@ def test_kv_head_is_on_several_ranks_if_there_are_too_few() -> None:
     assert segment.fits(4) and not segment.fits(3)
 
 
-def test_model_whose_parts_are_not_declared_is_refused(checkpoint: Checkpoint) -> None:
-    comm = Lockstep(2).comms[0]
-    assert of_rank(checkpoint, PLAIN, Options(), comm)[0].config.heads * 2 == checkpoint.config.heads
-    with pytest.raises(Unsupported, match="a block drafter: the parts of its tensors are not declared"):
-        of_rank(checkpoint, PLAIN, Options(drafter="block"), comm)
+def test_parts_of_a_block_drafter_follow_its_own_heads(tmp_path: Path) -> None:
+    """The target has 4 heads and 2 KV heads, the drafter 2 heads and 1 KV head, which both ranks hold."""
+    folder = write_block(write(tmp_path, num_attention_heads=4, num_key_value_heads=2, **TWO_LAYERS))
+    whole = Checkpoint.open(folder, "block")
+    cut = [of_rank(whole, PLAIN, Options(drafter="block"), comm)[0] for comm in Lockstep(2).comms]
+    own = block_shapes(cut[0].config)
+    assert cut[0].config.block is not None and cut[0].config.block.num_attention_heads == 1
+    for name in own:
+        parts = [one.tensors[name] for one in cut]
+        assert all(tuple(part.shape) == own[name] for part in parts), name
+        if name.endswith(("k_proj.weight", "v_proj.weight")) or own[name] == tuple(whole.tensors[name].shape):
+            assert all(torch.equal(part, whole.tensors[name]) for part in parts), name
+        else:
+            axis = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
+            assert torch.equal(torch.cat(parts, axis), whole.tensors[name]), name
 
 
 @pytest.mark.parametrize(("size", "says"), [

@@ -139,7 +139,8 @@ def _settled(
     """
     event, excused = context.event, set[tuple[str, Place]]()
     if recorded.ranks is not None:
-        results = with_ranks(replace(context, ranks=RankFacts(recorded.ranks.size, {}, recorded.ranks.shards)), results)
+        facts = RankFacts(recorded.ranks.size, lambda place: None, recorded.ranks.shards)
+        results = with_ranks(replace(context, ranks=facts), results)
         results = [named_by_rank(recorded, context, one) if isinstance(one, Comparison) and not one.agrees else one
                    for one in results]  # fmt: skip
     for name, path in zip(event.requests, committed_paths(event), strict=True) if isinstance(event, e.Commit) else ():

@@ -31,11 +31,12 @@ def with_ranks(context: EventContext, results: Iterable[Comparison | Skipped]) -
 def rank_of(context: EventContext, facts: RankFacts, finding: Comparison) -> int | None:
     """The rank whose part is wrong; None if there is no such rank, or several."""
     place, sides = finding.place, (context.subject, context.truth if context.rounded is None else context.rounded)
-    shard = facts.rows.get(place.component)
+    shard = facts.row(place)
     if shard is not None:
         found, right = (side.places.get(place) for side in sides)
     else:
-        shard = facts.memory.get(place.component if place.stage == "trunk" else f"draft_{place.component}")
+        side = "" if place.stage == "trunk" else "block_" if "block_keys" in facts.memory else "draft_"
+        shard = facts.memory.get(side + place.component)
         states = (side.after.get(finding.request or "") for side in sides)
         found, right = (None if state is None else dict(state.parts()).get(place) for state in states)
     if shard is None or found is None or right is None or found.shape != right.shape:

@@ -5,7 +5,7 @@ Leaves out: gathering them (`subject/engines/ranked.py`), and which of them must
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from instep_optimized.pipeline import Ran
@@ -48,12 +48,12 @@ class Replica:
 class RankFacts:
     """Facts about all ranks.
 
-    rows, memory  the parts of named rows and of a request's memory that a rank has (`contract/shards.py`)
+    row, memory   the parts of a place's rows and of a request's memory that a rank has (`contract/shards.py`)
     calls         the collectives of each rank in order
     """
 
     size: int
-    rows: Mapping[str, Shard]
+    row: Callable[[Place], Shard | None]
     memory: Mapping[str, Shard]
     decisions: tuple[Decision, ...] = ()
     replicas: tuple[Replica, ...] = ()

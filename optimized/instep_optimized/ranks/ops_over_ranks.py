@@ -24,7 +24,6 @@ from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import REDUCED, Product
-from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 
@@ -40,12 +39,8 @@ HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def of_rank(checkpoint: Checkpoint, ops: Ops, options: Options, comm: Comm) -> tuple[Checkpoint, Ops, Options]:
     """Return the checkpoint, the op set and the options of one rank, or refuse settings that have no ranks yet."""
-    for refused, why in (
-        (options.drafter == BLOCK, "a block drafter: the parts of its tensors are not declared"),
-        (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
-    ):  # fmt: skip
-        if refused:
-            raise Unsupported(f"several ranks with {why} (ranks {comm.size})")
+    if not {options.strategy, options.conv}.isdisjoint(ops.keepers):
+        raise Unsupported(f"several ranks with a commit strategy that an op set brings (ranks {comm.size})")
     config = shards.config_of(checkpoint.config, comm.size, options.experts)
     cut = replace(checkpoint, config=config, tensors=_Cut(checkpoint, comm, options.experts == shards.WHOLE))
     own = replace(options, first_head=comm.rank * config.value_heads)

@@ -15,8 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from msgspec import structs
+
+from .block_drafter import PREFIX
 from .config import LayerKind, ModelConfig
 from .errors import BadInput
+from .place_names import Place
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,12 @@ def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
 
 
 def weight(config: ModelConfig, name: str) -> Shard | None:
-    """Return the declaration of a stored tensor; None: it is whole on every rank."""
+    """Return the declaration of a stored tensor; None: it is whole on every rank.
+
+    The tensors of a block drafter are split like those of its layers' kinds in the target, by its own heads.
+    """
+    if name.startswith(PREFIX) and config.block is not None:
+        config = config.block_model()
     return next((shard for end, shard in weights(config) if re.search(rf"(^|\.){end}$", name)), None)
 
 
@@ -137,12 +146,24 @@ def rows(config: ModelConfig) -> Mapping[str, Shard]:
     }
 
 
+def row(config: ModelConfig, place: Place) -> Shard | None:
+    """Return the declaration of a named place; None: its rows are whole on every rank.
+
+    If there is a block drafter, its context is the only draft extend.
+    """
+    if config.block is not None and place.stage in ("block", "extend"):
+        config = config.block_model()
+    return rows(config).get(place.component)
+
+
 def memory(config: ModelConfig) -> Mapping[str, Shard]:
     """The fields of a `RequestState` that are split; every other field is whole on every rank."""
     kv = Shard(1, (Segment(config.kv_heads, 1, copied=True),))
     return {
         "conv": _channels(config, 0), "state": Shard(0, (Segment(config.value_heads, 1),)),
         **dict.fromkeys(("keys", "values", "draft_keys", "draft_values"), kv),
+        **({} if config.block is None else dict.fromkeys(("block_keys", "block_values"), Shard(
+            1, (Segment(config.block.num_key_value_heads, 1, copied=True),)))),
     }
 
 
@@ -186,6 +207,17 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
            {"columns of an expert (moe_intermediate_size)": Segment(config.expert_intermediate)}),
         "columns of the shared expert (shared_expert_intermediate_size)": Segment(config.shared_intermediate),
     }
+    block = config.block
+    if block is not None:
+        shared |= {
+            "heads of the block drafter (num_attention_heads)": Segment(block.num_attention_heads),
+            "KV heads of the block drafter (num_key_value_heads)": Segment(block.num_key_value_heads, copied=True),
+            "columns of the block drafter's MLP (intermediate_size)": Segment(block.intermediate_size),
+        }
+        block = structs.replace(
+            block, num_attention_heads=block.num_attention_heads // size,
+            num_key_value_heads=max(1, block.num_key_value_heads // size),
+            intermediate_size=block.intermediate_size // size)
     for what, segment in shared.items():
         if not segment.fits(size):
             more = " or a multiple of it" if segment.copied else ""
@@ -195,7 +227,7 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
         key_heads=config.key_heads // size, value_heads=config.value_heads // size,
         intermediate=config.intermediate // size,
         expert_intermediate=config.expert_intermediate // (1 if experts == WHOLE else size),
-        shared_intermediate=config.shared_intermediate // size,
+        shared_intermediate=config.shared_intermediate // size, block=block,
     )
 
 

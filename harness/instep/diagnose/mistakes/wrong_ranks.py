@@ -169,8 +169,8 @@ def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
     for field, name in named.items():
         weight, shard = getattr(layer.mixer, field), shards.weight(case.weights.config, name)
         assert shard is not None, "every weight of the table is split"
-        if case.component in CHANNELS:
-            shard = replace(facts.rows[case.component], axis=0)
+        if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
+            shard = replace(rows, axis=0)
         short = name.split(".")[1]
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})

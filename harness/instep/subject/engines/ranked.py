@@ -134,7 +134,7 @@ class RankedEngine:
             self._decide(what, found)
         merging, counts = self._merging, brought([count for _, count in self._replicas])
         replicas = (replace(one, differing=int(count)) for (one, _), count in zip(self._replicas, counts, strict=True))
-        facts = RankFacts(self.group.size, merging.rows, merging.memory, tuple(self._decisions), tuple(replicas),
+        facts = RankFacts(self.group.size, merging.row, merging.memory, tuple(self._decisions), tuple(replicas),
                           tuple(map(tuple, self.group.gather(self.group.take_calls()))))  # fmt: skip
         self._decisions, self._replicas, self._answers = [], [], ()
         return facts
@@ -168,7 +168,7 @@ class RankedEngine:
         return found
 
     def _show(self, place: Place, parts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        shard = self._merging.rows.get(place.component)
+        shard = self._merging.row(place)
         self._compare(place, shard, parts, None)
         merged = self._merging.merge(parts, shard)
         shown = self._see(place, merged)
@@ -194,7 +194,8 @@ class Merging:
 
     def __init__(self, config: ModelConfig, size: int, labels: bool) -> None:
         self.size, self.labels = size, labels
-        self.rows, self.memory = shards.rows(config), shards.memory(config)
+        self.memory = shards.memory(config)
+        self.row = cache(partial(shards.row, config))
 
     def merge(self, parts: Sequence[torch.Tensor], shard: shards.Shard | None) -> torch.Tensor:
         """The whole tensor; an entry that several ranks hold is that of the first one."""

@@ -75,6 +75,11 @@ FAULTS: tuple[Fault, ...] = (
         (Edit.of(OVER, PART % (OF_RANK_0 % "k_proj.weight")),), "short", TWO, ("derived",),
     ),
     Fault(
+        "rank-block-out-of-rank-0", "rank-part", "Every rank has rank 0's columns of the block drafter's `o_proj`.",
+        (Edit.of(OVER, PART % (OF_RANK_0 % "o_proj.weight").replace("if ", 'if name.startswith("block.") and ')),),
+        "block", TWO, ("derived",),
+    ),
+    Fault(
         "rank-conv-one-block", "rank-part", "The channels of a conv are cut as one block, not per segment.",
         (Edit.of(OVER, "return part_of({self._whole[name], shards.weight(self._config, name), self._comm => "
                        "self._whole[name], shards.Shard(0, (shards.Segment(len(self._whole[name])),)) "
