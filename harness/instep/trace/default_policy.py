@@ -66,5 +66,6 @@ def example() -> str:
 
 def _said(value: Any) -> str:
     if isinstance(value, dict):
-        value = {name: inner for name, inner in value.items() if inner not in (None, [], "") and name != "when"}
+        value = {name: inner for name, inner in value.items()
+                 if inner not in (None, [], "") and inner is not False and name != "when"}
     return json.dumps(value)
