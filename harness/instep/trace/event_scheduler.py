@@ -180,16 +180,11 @@ class _Driver:
         return fits and there.free_slot() is not None and there.room_of(standing.length)
 
     def _move(self, name: str, under: str) -> Iterator[Step]:
-        standing, other = self.rules.table.live[name], self.other
-        assert other is not None
-        yield self._do(e.Save(name, under))
-        yield self._do(e.Offload(under))
-        yield self._do(e.Finish(name) if standing.phase is Phase.READY else e.Abort(name))
-        other.arrivals[name] = self.arrivals[name]
-        yield other._do(e.Admit(name, standing.prompt, standing.sampling, receiver=other.rules.receives))
-        yield other._do(e.Fetch(under))
-        yield other._do(e.Load(name, under))
-        yield other._do(e.Evict(under))
+        assert self.other is not None
+        self.other.arrivals[name] = self.arrivals[name]
+        gives, takes = transferring(self.rules.table.live[name], under, receiver=self.other.rules.receives)
+        yield from map(self._do, gives)
+        yield from map(self.other._do, takes)
 
     def _contexts(self, *kinds: str, when: str = "between") -> Iterator[Step]:
         """The special actions that are due and legal now. An action that is not legal yet waits for a later round."""
@@ -520,6 +515,19 @@ class _Driver:
         self.rules.apply(complete, where)
         self._use(tracks(complete))
         return Step(complete, answer)
+
+
+def transferring(
+    standing: Standing, under: str, *, receiver: bool
+) -> tuple[tuple[e.AnyEvent, ...], tuple[e.AnyEvent, ...]]:
+    """The events that move a request to another engine under a name, of this engine and of the other one.
+
+    receiver: whether the other one is the second engine. Its last event frees the name
+    """
+    name = standing.request
+    over = e.Finish(name) if standing.phase is Phase.READY else e.Abort(name)
+    admit = e.Admit(name, standing.prompt, standing.sampling, receiver=receiver)
+    return (e.Save(name, under), e.Offload(under), over), (admit, e.Fetch(under), e.Load(name, under), e.Evict(under))
 
 
 def _greedy(standing: Standing, own: list[int]) -> list[int]:

@@ -232,7 +232,7 @@ def described(kind: type[e.Event], draw: Draw, rules: EventRules, edges: Sequenc
     fields: list[str] = [draw(st.sampled_from(rules.legal()[kind_of(kind)]))] if kind.__struct_fields__ else []
     if len(kind.__struct_fields__) > 1:
         loadable = rules.table.loadable(rules.table.live[fields[0]].prompt)
-        fields += [_free(rules, "kept {}") if FACTS[kind].copy == "keep" else draw(st.sampled_from(loadable))]
+        fields += [free_name(rules, "kept {}") if FACTS[kind].copy == "keep" else draw(st.sampled_from(loadable))]
     return kind(*fields)
 
 
@@ -331,10 +331,10 @@ def _under(draw: Draw, rules: EventRules, name: str) -> str:
     """A name under which a prefix is tracked; where none may be, or none shall be, an empty one."""
     table = rules.table
     room = table.capacity.track_interval is not None and len(table.saved) < MOST_PREFIXES
-    return _free(rules, f"{name}, {{}}") if room and draw(st.booleans()) else ""
+    return free_name(rules, f"{name}, {{}}") if room and draw(st.booleans()) else ""
 
 
-def _free(rules: EventRules, name: str) -> str:
+def free_name(rules: EventRules, name: str) -> str:
     """A name with a number under which nothing is kept; after an eviction an old one, if possible."""
     there = {} if rules.other is None else rules.other.table.saved
     return next(free for number in count() if (free := name.format(number)) not in {**rules.table.saved, **there})

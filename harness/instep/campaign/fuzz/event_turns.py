@@ -110,21 +110,24 @@ def remember(turn: Turn) -> None:
             past.accepted_in |= {under} if isinstance(event, e.Commit) else set()
             inside = isinstance(event, e.Forward) and not at_prefix_end(turn, name, turn.after.saved[under].length)
             past.inside |= {under} if inside else set()
-    if isinstance(event, e.Save):
-        past.kept[event.name] = turn.before.live[event.request].slot, turn.before.num_steps
-    if isinstance(event, e.Offload):
-        past.sent.add(event.name)
-    if isinstance(event, e.Fetch):
-        past.fetched.add(event.name)
-    if isinstance(event, e.Evict):
-        past.evicted.add(event.name)
-        past.accepted_in.discard(event.name)
-        past.inside.discard(event.name)
-        past.fetched.discard(event.name)
-    if isinstance(event, e.Load):
-        past.loads[event.name] += 1
-        past.sent |= {event.request} if event.name in past.fetched else set()
-        past.hits |= {event.request} if turn.after.saved[event.name].prefix else set()
+    copy, name, request = facts(event).copy, getattr(event, "name", ""), getattr(event, "request", "")
+    if copy == "keep" and name:
+        past.kept[name] = turn.before.live[request].slot, turn.before.num_steps
+    elif copy == "keep":
+        past.lost[request] = turn.before.live[request].slot
+    elif copy == "to host":
+        past.sent.add(name)
+    elif copy == "back":
+        past.fetched.add(name)
+    elif copy == "drop":
+        past.evicted.add(name)
+        past.accepted_in.discard(name)
+        past.inside.discard(name)
+        past.fetched.discard(name)
+    elif copy == "restore" and name:
+        past.loads[name] += 1
+        past.sent |= {request} if name in past.fetched else set()
+        past.hits |= {request} if turn.after.saved[name].prefix else set()
     for name in named(event) if facts(event).ends else ():
         past.hits.discard(name)
         past.accepted.pop(name, None)
@@ -133,6 +136,4 @@ def remember(turn: Turn) -> None:
         past.behind.difference_update(event.requests)
     if isinstance(event, e.SetNumSteps):
         past.switched = past.switched or event.num_steps != turn.before.num_steps
-    if isinstance(event, e.Preempt):
-        past.lost[event.request] = turn.before.live[event.request].slot
     past.owned.update(standing.slot for standing in turn.before.live.values() if standing.slot is not None)

@@ -22,6 +22,7 @@ from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import FACTS, kind_of
 
 from ...trace.event_rules import EventRules
+from ...trace.event_scheduler import transferring
 from . import draw_events
 from .draw_events import DESCRIBED, MOVES, Draw
 from .drawn_run import Example
@@ -186,15 +187,11 @@ class TransferMachine(Machine):
     @rule(data=st.data())
     def transfer(self, data: Any) -> None:
         """Move a request to the other engine, where it continues, and go there. The copy mostly keeps its name."""
-        if not self._do(draw_events.UPKEEP["save"], data):
-            return
         assert self.example is not None
-        save: Any = self.example.events[-1]
-        standing = self.event_rules.table.live[save.request]
-        over = e.Finish if standing.root is not None else e.Abort
-        admit = e.Admit(save.request, standing.prompt, standing.sampling, receiver=not self.event_rules.receives)
-        moving = (e.Offload(save.name), over(save.request), admit, e.Fetch(save.name), e.Load(save.request, save.name))
-        for event in (*moving, *[e.Evict(save.name)] * data.draw(st.booleans())):
+        standing = self.event_rules.table.live[data.draw(st.sampled_from(self.event_rules.legal()["save"]))]
+        receives, under = self.event_rules.receives, draw_events.free_name(self.event_rules, "kept {}")
+        gives, takes = transferring(standing, under, receiver=not receives)
+        for event in (*gives, *takes[: len(takes) - data.draw(st.booleans())]):
             try:
                 self.example.rules.check(event)
             except BadInput:  # no slot, or no page
