@@ -224,6 +224,7 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
         "is_current_stream_capturing": lambda: FakeGraph.current is not None, "CUDAGraph": FakeGraph,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # of a capture: slow once a process has run many tests
     FakeGraph.current, FakeGraph.replays = None, 0
 
 
