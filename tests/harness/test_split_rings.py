@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from instep.campaign.fuzz.draw_events import SAMPLED, split_rings
 from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
+from instep.trace.header import Room
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_optimized import Options, load
@@ -123,6 +125,16 @@ def test_a_fault_in_one_part_is_found_and_named(fault: Fault) -> None:
     assert (first.event, first.place) == (fault.event, fault.place)
     assert {one.check for one in findings if one.event == first.event} & {*fault.seen_by}
     assert any(fault.says in one.diagnosis for one in findings)
+
+
+@pytest.mark.parametrize(("setting", "slots", "ring"), [
+    (Setting(), 3, "bfloat16"), (Setting(strategy="lazy_rerun", state_dtype="float16"), 1, "bfloat16"),
+    (Setting(), 2, None), (Setting(strategy="columns"), 3, None), (Setting(dtype="float64"), 3, None),
+], ids=str)  # fmt: skip
+def test_fuzz_splits_rings_of_every_second_number_of_slots(setting: Setting, slots: int, ring: str | None) -> None:
+    room = Room(slots=tuple(range(1, 1 + slots)), pages=(1,), page_size=4, max_tokens=4)
+    assert split_rings(setting, room, SAMPLED).ring_dtype == ring
+    assert split_rings(setting, room, ()) == setting, "a setting that was given stays"
 
 
 @pytest.mark.parametrize(("told", "says"), [
