@@ -470,7 +470,7 @@ def test_conditions_of_a_drafter_are_met_and_counted_where_it_drafts() -> None:
 
 @WHOLE
 def test_campaign_of_two_engines_agrees_and_counts_transfers(model: Path, tmp_path: Path) -> None:
-    result = campaign(Settings(Setting("ledger"), model, 6, 3, tmp_path / "found", transfers=True))
+    result = campaign(Settings(Setting("ledger"), model, 10, 3, tmp_path / "found", transfers=True))
     assert result.exit is Exit.AGREED
     counts = result.coverage.counts()
     assert counts["loaded after it was sent"] > 0 and counts["a verify after a transfer"] > 0
