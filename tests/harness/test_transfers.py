@@ -31,6 +31,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.traces import VOCAB, committed
+from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
 
@@ -118,6 +119,15 @@ def test_a_header_with_a_wrong_receiver_is_refused(change: dict[str, Any], says:
 def test_memory_in_tiles_is_refused_with_a_receiver(setting: Setting, says: str, trace: Trace) -> None:
     with pytest.raises(BadInput, match=says):
         Replay(trace, setting).run(until=1)
+
+
+def test_commands_for_one_engine_refuse_two(instep: Runner, tmp_path: Path) -> None:
+    file = TRACES / "transfer.jsonl"
+    for command in (("relations", file, "slots", "--ops", "ledger"), ("streams", file, "--ops", "plain")):
+        ran = instep(*command)
+        assert ran.code == 2 and "transfer.jsonl line 1: receiver: found a second engine" in ran.err, ran
+    page = tmp_path / "page.html"
+    assert instep("replay", file, "--ops", "ledger", "--until", 24, "--html", page).code == 0 and page.stat().st_size
 
 
 def test_an_incomplete_entry_is_an_error_and_no_answer() -> None:

@@ -187,6 +187,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, capacity=self.receiver.capacity, num_steps=steps, candidates=(steps,),
                                        adaptive=None, controller=None, receiver=None)  # fmt: skip
 
+    def must_have_one_engine(self, field: str) -> None:
+        """Refuse a trace whose requests move to a second engine."""
+        if self.receiver is not None:
+            raise BadInput(f"{field}: receiver", found="a second engine", expected="a trace of one engine",
+                           hint="`instep replay` serves traces of two engines")
+
     def room(self) -> Capacity:
         return replace(self.capacity.capacity(), block=self.drafter is not None)
 

@@ -60,6 +60,7 @@ class Case:
         cls, trace: Trace, plan: Plan, *, until: int | None = None, bitwise: bool = False, tokens: int = 2048
     ) -> Case:
         """Build a case from a plan; with `until`, the trace ends at this event."""
+        trace.header.must_have_one_engine(f"{trace.path.name} line 1")
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
         recording = with_fields(cut.header.recording, drafter=plan.setting.mode)
         cut = replace(cut, header=with_fields(cut.header, recording=recording))

@@ -46,6 +46,7 @@ class Labelled:
 
 def relabelled(trace: Trace) -> Labelled:
     """The trace in stamps, for the model of `stamp_model.py` with as many requests."""
+    trace.header.must_have_one_engine(f"{trace.path.name} line 1")
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
     made = config(len(names), mtp_layers=min(trace.header.heads, 1))
     digest = stream_checkpoint(made).digest

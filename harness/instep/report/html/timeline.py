@@ -61,16 +61,17 @@ class Lanes:
 def lanes_of(trace: Trace, kinds: Sequence[str], *, overlap: bool = False) -> Lanes:
     """Follow the events of a trace by the event rules. kinds: those of the trunk's layers, as in the configuration."""
     found, rules = Lanes(steps=[[0, trace.header.num_steps]]), EventRules(trace.header, overlap=overlap)
-    table = rules.table
-    open_stays: dict[str, list[int]] = {}
+    open_stays: dict[bool, dict[str, list[int]]] = {False: {}, True: {}}  # of the first engine, and of a receiver
     for index, event in enumerate(trace.events):
+        at = rules.serving(event)
+        table = at.table
         before = dict(table.live)
-        rules.apply(event, trace.where(index))
+        at.apply(event, trace.where(index))
         found.events.append(kind_of(event))
         for name in (*table.live, *named(event)):
             found.requests.setdefault(name, len(found.requests))
         found.marks += [[index, *mark] for mark in _marks(event, before, table, found)]
-        _stays(index, table, found, open_stays)
+        _stays(index, table, found, open_stays[at.receives])
         if isinstance(event, e.SetNumSteps):
             found.steps.append([index, event.num_steps])
         if due := _due(event, before, table, kinds, trace.header.heads):
