@@ -15,6 +15,8 @@ from msgspec import structs
 from instep.campaign.relations import hold, relations
 from instep.campaign.relations.case import Case
 from instep.cli.record import make
+from instep.diagnose import diagnose
+from instep.report.divergence_message import divergence
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
@@ -119,6 +121,14 @@ def test_a_header_with_a_wrong_receiver_is_refused(change: dict[str, Any], says:
 def test_memory_in_tiles_is_refused_with_a_receiver(setting: Setting, says: str, trace: Trace) -> None:
     with pytest.raises(BadInput, match=says):
         Replay(trace, setting).run(until=1)
+
+
+@WHOLE
+def test_the_cause_at_the_receiver_is_confirmed(trace: Trace) -> None:
+    with planted_here(*by_id()["transfer-conv-one-block"].edits):
+        found = diagnose(Replay(trace, Setting("plain")), ladder=True)
+    said = divergence(found) or ""
+    assert "event 8 load at the receiver" in said and "cause: event 8 writes wrong memory" in said, said
 
 
 def test_commands_for_one_engine_refuse_two(instep: Runner, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class Lockstep:
 
     def step(self) -> EventContext:
         index, event = self.next, self.trace.events[self.next]
-        self._patch(index - 1)
+        self._patch(index - 1 if self.last is None else self.last.index)
         if self.follows:
             self._follow()
         before = self.rules.table.as_it_stands()
@@ -392,7 +392,7 @@ def run(
         if context.stages is not None:
             verdict.stages = context.stages.count
             verdict.relayed += isinstance(event, Commit) and any(ran.relayed for ran in context.stages.ran[0])
-        bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(lockstep, result))
+        bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(at, result))
         if bad and not part.to_end and not (
                 past_lost and all(one.lost or one.check == UNDECIDABLE for one in bad)):
             return verdict
