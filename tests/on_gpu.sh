@@ -64,8 +64,6 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   of split-rings replay adaptive --ring-dtype bfloat16 --strategy lazy_rerun --graphs &
   of split-rings-trees replay trees --ring-dtype float16 --dtype bfloat16 --graphs &
   of split-rings-relations relations faults/branching ring_parts strategies graph_is_eager --ring-dtype bfloat16 &
-  of stages replay adaptive --stages 3 --micro-batches 2 --graphs --dtype bfloat16 &
-  of stages-caps replay faults/caps --stages 3 --micro-batches 2 --graphs --overlap &
   of ranks replay adaptive --ranks 2 --graphs --overlap --dtype bfloat16 &
   of ranks-invariant replay adaptive --ranks 2 --graphs --ops invariant --until 40 &
   of ranks-prompts replay faults/prompts --ranks 2 --graphs --prompt-graphs 16,64 &

@@ -230,7 +230,7 @@ REPLAYED: list[tuple[dict[str, Any], str]] = [
     ({"subject": 5}, "subject: found 5 (int), expected an op set or an engine"),
     ({"stratgy": "snapshot"}, "stratgy: found no parameter of replayed, expected strategy"),
     ({"check_point": "x"}, "check_point: found no parameter of replayed, expected checkpoint"),
-    ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of chunk_dtype, comm, conv, device, drafter"),
+    ({"zzz": 1}, "zzz: found no parameter of replayed, expected one of chunk_dtype, comm, conv, device"),
     ({"ops": "plain"}, "ops: found no parameter of replayed, expected subject"),
     ({"handed": PLAIN}, "handed: found no parameter of replayed, expected subject"),
     ({"engine": "support.wrong.engines:right", "subject": "ledger"}, "engine: found it together with ledger"),
