@@ -4,6 +4,7 @@ Leaves out: the law of a draw (`tests/reference/test_sampling.py`) and planted f
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,9 @@ def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
         told = wrong_way(said, [said], {"a": drawing})
         assert max(parts) > 1 and told is not None
         named += mistake in told.says
+        drawing = replace(drawing, uniforms=drawing.uniforms[::-1])
+        other = said._replace(drawing=drawing, own=[token ^ 1 for token in drawn(logits, drawing)])
+        assert wrong_way(said, [said, other], {"a": drawing}) is None, "not the mistake of all wrong requests"
     assert named >= 3
 
 

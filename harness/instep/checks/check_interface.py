@@ -5,7 +5,6 @@ Leaves out: relations, which vary a whole run, and the result of a run (`verdict
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
@@ -146,12 +145,17 @@ def held(what: str, count: int, right: int, verb: str) -> WrongContent:
     return COUNT.known(what, details, state=("state", details))
 
 
-def most_shared(mine: Sequence[WrongContent], every: Iterable[Sequence[WrongContent]]) -> Explained | None:
-    """The known mistakes of a request that most wrong requests of the event share; the first few are printed."""
-    shared = Counter(name for fitting in every for name in names_of(fitting))
-    most = max((shared[one.name] for one in mine), default=0)
-    fitting = [one for one in mine if shared[one.name] == most]
-    return Explained.any_of(fitting, ", or ".join([one.says for one in fitting][:TOLD])) if fitting else None
+def shared_by_all(mine: Sequence[WrongContent], every: Iterable[Sequence[WrongContent]]) -> Explained | None:
+    """The known mistakes of a request that all wrong requests of the event share; the first few are printed.
+
+    None without any: a mistake that fits one request alone may fit it through coincidence.
+    """
+    names = set.intersection(*(set(names_of(fitting)) for fitting in every))
+    fitting = [one for one in mine if one.name in names]
+    says = [one.says for one in fitting]
+    if len(says) > TOLD:
+        says[TOLD:] = [counted(len(says) - TOLD, "other mistake")]
+    return Explained.any_of(fitting, ", or ".join(says)) if fitting else None
 
 
 def slot_of(context: EventContext, request: str | None) -> int | None:

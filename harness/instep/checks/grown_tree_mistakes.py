@@ -15,7 +15,7 @@ from instep_reference.draft.grow_draft_tree import Growing
 from ..finding_problem import Explained, Mistake, NamedMistake, WrongContent
 from ..watch.event_context import EventContext
 from ..watch.grown_tree import Said, grown_of
-from .check_interface import most_shared
+from .check_interface import shared_by_all
 
 Tree = tuple[list[int], list[int]]  # tokens and parents of drafts
 
@@ -94,12 +94,12 @@ OF_ANOTHER = NamedMistake("tree-of-another-request", 'it is the tree of request 
 
 
 def mistake(context: EventContext, name: str, wrong: Mapping[str, Tree]) -> Explained | None:
-    """The known mistakes that give exactly this tree and most other wrong trees of the event.
+    """The known mistakes that give exactly this tree and all other wrong trees of the event.
 
     A small tree may fit several mistakes; then the first ones are returned. wrong: wrong trees by request
     """
     fitting = {other: _fitting(context, other, told) for other, told in wrong.items()}
-    return most_shared(fitting.get(name, []), fitting.values())
+    return shared_by_all(fitting.get(name, []), fitting.values())
 
 
 def _fitting(context: EventContext, name: str, told: Tree) -> list[WrongContent]:

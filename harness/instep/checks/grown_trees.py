@@ -111,10 +111,11 @@ def _trees(event: Draft, answer: Drafted) -> dict[str, Tree]:
 
 
 def _wrong(context: EventContext, trees: Mapping[str, Tree]) -> dict[str, Tree]:
-    """The trees that do not follow from the subject's own logits."""
+    """The trees that do not follow from the subject's own logits, whatever their rounding."""
     growths = {name: grown_of(context, context.subject, name) for name in trees}
     return {name: told for name, told in trees.items()
-            if (ours := growths[name]) is None or ours.growing.tree(context.expected.grown) != told}  # fmt: skip
+            if (ours := growths[name]) is None or (ours.growing.tree(context.expected.grown) != told
+                                                   and (_own_part(context, ours, told) or math.inf) > 1)}  # fmt: skip
 
 
 def _own_part(context: EventContext, ours: Growth, told: Tree) -> float:

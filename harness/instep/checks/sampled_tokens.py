@@ -22,7 +22,7 @@ from ..trace.tree_shape import depths
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import row_spans, rows
-from .check_interface import compared, most_shared
+from .check_interface import compared, shared_by_all
 from .sampling_bounds import Row, part
 
 PICK = Place("trunk", AFTER_LAYERS, "pick")
@@ -59,21 +59,23 @@ class Draws:
             if len(own) == len(logits) == span.logit_rows and not logits.isnan().any():
                 said.append(Said(span, drawing, logits.double().cpu(), own.tolist(), logits.dtype))
         before = context.earlier.forward
-        for one in said:
-            yield self._drawn(context, one, said, beside, {} if before is None else before.uniforms)
+        rights = [drawn(one.logits, one.drawing) for one in said]
+        parts = [against(Row.every(one.logits, one.drawing), right, one.own, [0.0] * len(one.own), one.width)
+                 for one, right in zip(said, rights, strict=True)]
+        wrong = [one for one, its in zip(said, parts, strict=True) if max(its) > 1]
+        earlier = {} if before is None else before.uniforms
+        for one, right, its in zip(said, rights, parts, strict=True):
+            why = wrong_way(one, wrong, beside, earlier) if max(its) > 1 else None
+            yield self._drawn(context, one, right, its, why)
 
     def _drawn(
-        self, context: EventContext, one: Said, said: Sequence[Said], beside: Beside,
-        earlier: Mapping[str, tuple[float, ...]],
+        self, context: EventContext, one: Said, right: Sequence[int], parts: Sequence[float], why: Explained | None
     ) -> Comparison:
-        span, drawing, logits, own, width = one
-        right = drawn(logits, drawing)
-        parts = against(Row.every(logits, drawing), right, own, [0.0] * len(own), width)
+        span, own = one.span, one.own
         row = max(range(len(own)), key=parts.__getitem__)
-        told, why = "", None
+        told = ""
         if parts[row] > 1:
             told = f"row {row} drew {own[row]}; its own logits and uniforms draw {right[row]}"
-            why = wrong_way(one, said, beside, earlier)
         return compared(self, context, PICK, len(own), parts[row], Problem.of(told, known=why), allowed=1.0,
                         request=span.request, blocks=len(own), undecided=sum(0 < one <= 1 for one in parts))
 
@@ -147,14 +149,14 @@ KNOWN = (*CHILDREN, UNIFORMS_OF, SAMPLING_OF, ARGMAX, ZEROS, LAST_ROUND, *TURNED
 
 
 def wrong_way(
-    one: Said, said: Sequence[Said], beside: Beside, earlier: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+    one: Said, wrong: Sequence[Said], beside: Beside, earlier: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
 ) -> Explained | None:
-    """The known mistakes that draw exactly the tokens of this request and of most other wrong requests of the event.
+    """The known mistakes that draw exactly the tokens of this request and of all other wrong requests of the event.
 
-    A few tokens may fit several mistakes; then the first ones are returned. earlier: uniforms of the forward before.
+    A few tokens may fit several mistakes; then the first ones are printed.
+    wrong: the requests with impossible tokens;  earlier: uniforms of the forward before
     """
-    wrong = (other for other in said if other.own != drawn(other.logits, other.drawing))
-    return most_shared(_fitting(one, beside, earlier), [_fitting(other, beside, earlier) for other in wrong])
+    return shared_by_all(_fitting(one, beside, earlier), [_fitting(other, beside, earlier) for other in wrong])
 
 
 def _fitting(one: Said, beside: Beside, earlier: Mapping[str, tuple[float, ...]]) -> list[WrongContent]:
