@@ -28,6 +28,8 @@ from instep_optimized import OptimizedEngine
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.transfer_between_engines import Wire
 from instep_proof.faults.catalogue import TRACES, by_id
+from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep_proof.faults.catalogue.transfers import WIRE
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
@@ -129,6 +131,26 @@ def test_the_cause_at_the_receiver_is_confirmed(trace: Trace) -> None:
         found = diagnose(Replay(trace, Setting("plain")), ladder=True)
     said = divergence(found) or ""
     assert "event 8 load at the receiver" in said and "cause: event 8 writes wrong memory" in said, said
+
+
+def test_copies_of_before_leaks_and_earlier_rows_are_named(trace: Trace) -> None:
+    keeps = Edit.of(WIRE, "for home in self.wire.{pop => get}(name).homes:\n    home.pop(name, None)")
+    early = Wrap(WIRE, "Courier.take", result=(
+        "rows = {n: x.roll(-1, 0) for n, x in result[1].keys.items()}\n"
+        "result = result[0], replace(result[1], keys=rows)"))  # fmt: skip
+    before = Wrap(WIRE, "Courier.take", result=(
+        "old = self.__dict__.setdefault('old', {})\n"
+        "state = old.get(name, result[1].state)\n"
+        "old[name] = copied(result[1]).state\n"
+        "result = result[0], replace(result[1], state=state)"))  # fmt: skip
+    for edit, event, says in (
+        (before, 23, 'holds what was kept as "moved" before'),
+        (keeps, 18, 'the copy that offload kept as "a, 1" is gone, but its memory is still held'),
+        (early, 8, "has its rows 1 position earlier [equal bits: has its rows 3 positions further]"),
+    ):
+        with planted_here(edit):
+            said = divergence(diagnose(Replay(trace, Setting()), until=event)) or ""
+        assert f"event {event} " in said and says in said, said
 
 
 def test_commands_for_one_engine_refuse_two(instep: Runner, tmp_path: Path) -> None:

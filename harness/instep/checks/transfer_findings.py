@@ -24,7 +24,7 @@ ONE_BLOCK = NamedMistake("channels-as-one-block", "has its channels cut over {} 
 PAIRED = NamedMistake("paired-with-another-part", "holds the {} of the copy")
 CAST = NamedMistake("cast-on-the-way", "was cast to {} on the way")
 BEFORE = NamedMistake("copy-of-before", 'holds what was kept as "{}" before')
-SHIFTED = NamedMistake("rows-shifted", "has its rows {} further")
+SHIFTED = NamedMistake("rows-shifted", "has its rows {} {}")
 TURNED = NamedMistake("turned-on-the-way", "has the numbers of {} in the order of the turned matrix")
 KNOWN = (OF_RANKS, OF_FIRST, ONE_BLOCK, PAIRED, CAST, BEFORE, SHIFTED, TURNED)
 MOST_ROWS = 64
@@ -55,8 +55,10 @@ def wrong_transfers(
             yield ONE_BLOCK.known(facts.size), _placed(right, shard.axis, spans, block)
     paged = place.component in ("keys", "values")
     for far in range(1, min(len(right), MOST_ROWS) if paged else 0):
-        yield SHIFTED.known(counted(far, "position")), torch.cat((torch.zeros_like(right[:far]), right[:-far]))
-        yield SHIFTED.known(counted(far, "position")), right.roll(far, 0)
+        for way, by, empty in (("further", far, slice(far)), ("earlier", -far, slice(-far, None))):
+            moved = right.roll(by, 0)
+            yield SHIFTED.known(counted(far, "position"), way), moved
+            yield SHIFTED.known(counted(far, "position"), way), moved.index_fill(0, torch.arange(len(right))[empty], 0)
     if place.component in FULL and right.dim() > 1:
         yield TURNED.known(FULL[place.component]), right.mT.reshape(right.shape)
     sent = dict(kept.sent.parts()).get(place) if kept.sent is not None else None

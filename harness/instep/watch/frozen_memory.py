@@ -118,11 +118,12 @@ class KeptCopies:
 
     def __init__(self) -> None:
         self._were: dict[Copy, _Were] = {}
+        self._taken: dict[Copy, _Were] = {}  # by the other engine, since the last look
 
     def left(self, name: str) -> None:
         """Note that another engine has taken a copy: another one may have its name now, and its memory must be free."""
         if (were := self._were.pop(("offload", name), None)) is not None:
-            self._were["offload", f"{name}, which was taken"] = were
+            self._taken["offload", name] = were
 
     def look(self, shown: Mapping[Copy, Mapping[str, torch.Tensor]]) -> Copies:
         """Compare the copies after an event."""
@@ -134,8 +135,9 @@ class KeptCopies:
             wrong = () if were is None else were.differing(now)
             changed += [(copy, part) for part in wrong]
             again[copy] = _Were(parts, now) if copy not in self._were or wrong else self._were[copy]
-        held = [copy for copy, were in self._were.items() if copy not in shown and were.held()]
-        self._were = again
+        gone = [*self._taken.items(), *(one for one in self._were.items() if one[0] not in shown)]
+        held = [copy for copy, were in gone if were.held()]
+        self._were, self._taken = again, {}
         stayed = [copy for copy, parts in shown.items() if copy[0] == "offload"
                   and any(part.device.type != "cpu" for part in parts.values())]  # fmt: skip
         return Copies(frozenset(shown), sum(were.elements for were in again.values()), tuple(changed), tuple(held),
