@@ -35,15 +35,16 @@ GROWN = replace(CAPACITY, num_draft_tokens=8, topk=3)
 Serve = Callable[[e.Event], e.Answer | None]
 
 
-def capped(serve: Serve, seed: int, *, trees: bool = False, forced: bool = True) -> Iterator[e.Event]:
+def capped(serve: Serve, seed: int, *, trees: bool = False) -> Iterator[e.Event]:
     """Rounds of three requests with and without caps; the paths of the last one are the engine's own."""
-    draw = Random(seed)
+    draw, cut = Random(seed), 0
 
     def served(event: e.Event) -> e.Event:
         serve(event)
         return event
 
-    def round_of(*names: str, caps: bool = True, free: bool = not forced) -> Iterator[e.Event]:
+    def round_of(*names: str, caps: bool = True, free: bool = False) -> Iterator[e.Event]:
+        nonlocal cut
         shapes = [drawn(draw, draw.randint(1, 6), STEPS) if trees else tuple(range(-1, draw.randint(0, STEPS)))
                   for _ in names]  # fmt: skip
         picks = tuple(tuple(draw.randrange(64) for _ in shape[1:]) for shape in shapes)
@@ -51,6 +52,7 @@ def capped(serve: Serve, seed: int, *, trees: bool = False, forced: bool = True)
         yield served(e.Forward(tuple(e.Row(name, "verify") for name in names[::-1])))
         paths = tuple(e.Path(tuple(path(shape, len(shape) - 1)[1:]), draw.randrange(64)) for shape in shapes)
         most = tuple(draw.randint(0, len(shape) - 1) for shape in shapes) if caps else ()
+        cut += sum(len(one.nodes) > cap for one, cap in zip(paths, most, strict=False) if not free)
         yield served(e.Commit(names, None if free else paths, (), most))
 
     for number, name in enumerate("abc"):
@@ -64,6 +66,7 @@ def capped(serve: Serve, seed: int, *, trees: bool = False, forced: bool = True)
     yield from round_of("b", "a", "c")
     yield served(e.Finish("c"))
     yield from round_of("b", "a", free=True)
+    assert cut >= 3, "caps end paths"
 
 
 def ragged(serve: Serve, seed: int) -> Iterator[e.Event]:
@@ -151,7 +154,7 @@ def grown(serve: Serve, seed: int) -> Iterator[e.Event]:
 
 STORIES: dict[str, tuple[Callable[[Serve, int], Iterator[e.Event]], e.Capacity]] = {
     "capped": (capped, TRIMMED), "ragged": (ragged, CAPACITY),
-    "capped trees, own paths": (partial(capped, trees=True, forced=False), TREES), "grown": (grown, GROWN),
+    "capped trees": (partial(capped, trees=True), TREES), "grown": (grown, GROWN),
     "ragged in a room of trees": (ragged, replace(CAPACITY, num_draft_tokens=6)),
 }
 
