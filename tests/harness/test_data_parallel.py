@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from instep.checks.data_parallel_group import Group
+from instep.diagnose import diagnose
 from instep.report.outcome_data import why_inconclusive
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
@@ -23,7 +24,7 @@ from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
 
-REPLICA = "instep_optimized/data_parallel/replica_engine.py"
+REPLICA, OVER = (f"instep_optimized/data_parallel/{name}.py" for name in ("replica_engine", "ops_of_group"))
 
 
 def replayed(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -> Outcome:
@@ -94,6 +95,19 @@ def test_padding_and_missing_calls_are_located(trace: Trace) -> None:
         (found,) = [one for one in Group()(wrong) if not one.agrees]
         assert found.rank == rank and says in found.diagnosis
     assert all(one.agrees for one in Group()(context)) and len(first) > 3
+
+
+@pytest.mark.parametrize(("edit", "component", "says"), [
+    ("part = ops.lm_head(x=every, weight=weight, to=to){ => * (2 - comm.rank)}", "logits", "is twice the right value"),
+    ("ops.embed(**given, to=to).masked_fill({~mine[:, None] => ~mine[:, None] | (comm.rank == 1)}, 0)",
+     "embedding", "lacks the embedding of rank 1's tokens"),
+])  # fmt: skip
+def test_wrong_part_of_the_vocabulary_names_its_replica(trace: Trace, edit: str, component: str, says: str) -> None:
+    with planted_here(Edit.of(OVER, edit)):
+        findings = diagnose(Replay(trace, Setting(dp=2))).verdict.findings
+    found = [one for one in findings if one.place.component == component and says in one.diagnosis]
+    assert found and found[0].event == findings[0].event
+    assert component == "embedding" or {one.rank for one in found} == {0}
 
 
 def test_event_is_restricted_to_some_requests() -> None:

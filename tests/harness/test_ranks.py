@@ -190,6 +190,7 @@ def test_command_takes_ranks(four_rounds: Trace, instep: Runner) -> None:
     (("--ops", "plain", "--ranks", "3"), "--ranks: found 3, expected a divisor of the model's 2 key heads"),
     (("--ops", "plain", "--ranks", "0"), "--ranks: found 0, expected at least 1"),
     (("--ops", "plain", "--experts", "whole"), "--experts: found whole with one rank, expected --ranks 2 or more"),
+    (("--ranks", "2", "--experts", "whole"), "--experts: found whole, and the model has no experts, expected columns"),
 ])  # fmt: skip
 def test_ranks_that_are_not_there_are_refused(
     four_rounds: Trace, instep: Runner, words: tuple[str, ...], says: str
@@ -228,6 +229,7 @@ ADDED = "    total = first.to(wide)\n    for part in {parts[1:] => %s}:\n       
 REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
 MLP = "return {added(ops.mlp(to=to, **given), to) => %s}"
 PICK = "    def pick(*, logits: torch.Tensor, to: Place) -> torch.Tensor:\n        return {%s => %s}"
+EMBED = "comm.all_reduce(rows.masked_fill({~mine[:, None] => %s}, 0), to)"
 PICKED = "comm.broadcast(ops.pick(logits=logits, to=to), to)"
 
 
@@ -240,6 +242,8 @@ PICKED = "comm.broadcast(ops.pick(logits=logits, to=to), to)"
                  "is made without all_reduce: every rank has its own", id="no-all-reduce"),
     pytest.param((Edit.of(OVER, REDUCED % "(added(rows, to), rows)[comm.rank]"),), "replicas", "mixer", 1,
                  "rank 1 holds other bits than rank 0", id="own-part-of-the-sum"),
+    pytest.param((Edit.of(OVER, EMBED % "~mine[:, None] | (comm.rank == 1)"),), "derived", "embedding", None,
+                 "lacks the embedding of rank 1's tokens; ", id="no-embedding-of-a-rank"),
     pytest.param((Edit.of(OVER, PICK % (PICKED, "ops.pick(logits=logits, to=to) ^ comm.rank")),), "replicas", "pick", 1,
                  "rank 1 holds other bits than rank 0", id="own-pick"),
     pytest.param((Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"),), "serves", "gated", None,

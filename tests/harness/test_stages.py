@@ -28,7 +28,7 @@ from support.running.planting import planted_here
 STAGE, OVER = (f"instep_optimized/pipeline/{name}.py" for name in ("stage_engine", "ops_of_stage"))
 THREE: dict[str, Any] = {"stages": 3, "micro_batches": 2}
 
-three_layers = recording(brief(), num_hidden_layers=3, full_attention_interval=3)
+three_layers = recording(brief(), num_hidden_layers=3, full_attention_interval=2)  # stage 1 has the attention
 
 
 def replayed(trace: Trace, *edits: Edit, **how: Any) -> Outcome:

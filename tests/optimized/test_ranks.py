@@ -3,6 +3,7 @@
 Leaves out: the checks over ranks (`tests/harness/test_ranks.py`).
 """
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -126,6 +127,24 @@ def test_ranks_that_wait_in_vain_are_reported_at_once(
         run(2, work, limit_s=30)
     assert says in str(raised.value) and raised.value.ranks == ranks
     assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_interrupt_waits_until_the_other_ranks_have_left(waits: bool) -> None:
+    """Python aborts if it ends while a thread computes."""
+    left = []
+
+    def work(comm: Comm) -> None:
+        if comm.rank:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.1)
+            left.append(comm.rank)
+        if comm.rank or waits:
+            comm.all_reduce(torch.zeros(1))
+
+    with pytest.raises(KeyboardInterrupt):
+        run(2, work)
+    assert left == [1]
 
 
 def test_rank_that_never_comes_back_is_reported_within_the_limit() -> None:

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from instep_reference.contract.event_facts import facts, named
+from instep_reference.contract.shards import Segment, Shard
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext
+from ..watch.rank_facts import GroupFacts
 from .check_interface import NOWHERE, compared
 from .rank_collectives import differing
+from .rank_location import part_at_fault
 
 
 class Group:
@@ -44,9 +47,19 @@ class Group:
 
 
 def with_replicas(context: EventContext, results: list[Comparison | Skipped]) -> list[Comparison | Skipped]:
-    """The results; findings about a request name its replica."""
+    """The results; findings about a request name its replica, or the one whose part of the vocabulary is wrong."""
     group = context.group
     if group is None:
         return results
-    return [replace(one, rank=group.owners.get(one.request or "")) if isinstance(one, Comparison) and not one.agrees
+    return [replace(one, rank=_replica(context, group, one)) if isinstance(one, Comparison) and not one.agrees
             and one.rank is None else one for one in results]  # fmt: skip
+
+
+def _replica(context: EventContext, group: GroupFacts, finding: Comparison) -> int | None:
+    found, right = (side.places.get(finding.place) for side in (
+        context.subject, context.truth if context.rounded is None else context.rounded))  # fmt: skip
+    if found is not None and finding.place.component == "logits":
+        vocabulary = Shard(1, (Segment(found.shape[1]),))
+        if (part := part_at_fault(found, right, vocabulary, group.size)) is not None:
+            return part
+    return group.owners.get(finding.request or "")

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import torch
 
+from instep_reference.contract.shards import Shard
+
 from ..verdict import Comparison, Skipped
 from ..watch.event_context import EventContext
 from ..watch.rank_facts import RankFacts
@@ -39,15 +41,20 @@ def rank_of(context: EventContext, facts: RankFacts, finding: Comparison) -> int
         shard = facts.memory.get(side + place.component)
         states = (side.after.get(finding.request or "") for side in sides)
         found, right = (None if state is None else dict(state.parts()).get(place) for state in states)
-    if shard is None or found is None or right is None or found.shape != right.shape:
+    return None if shard is None else part_at_fault(found, right, shard, facts.size)
+
+
+def part_at_fault(found: torch.Tensor | None, right: torch.Tensor | None, shard: Shard, size: int) -> int | None:
+    """The rank whose part of a tensor is wrong; None if there is no such rank, or several."""
+    if found is None or right is None or found.shape != right.shape:
         return None
     errors = []
-    for rank in range(facts.size):
-        spans = shard.spans(rank, facts.size)
+    for rank in range(size):
+        spans = shard.spans(rank, size)
         mine, due = (torch.cat([x.narrow(shard.axis, span.start, len(span)) for span in spans], shard.axis)
                      for x in (found, right))  # fmt: skip
         errors.append(_error(mine, due))
-    worst = max(range(facts.size), key=errors.__getitem__)
+    worst = max(range(size), key=errors.__getitem__)
     return worst if all(errors[worst] > APART * error for rank, error in enumerate(errors) if rank != worst) else None
 
 

@@ -115,6 +115,10 @@ class Plan:
         if setting.comm != IN_TURNS:
             raise BadInput("--comm", found=f"{setting.comm} with {field}, which has a receiver",
                            expected=f"{IN_TURNS}: two engines run in one process")  # fmt: skip
+        for name in ("stages", "dp"):
+            if getattr(setting, name) > 1:
+                raise BadInput(f"--{name}", found=f"{getattr(setting, name)} with {field}, which has a receiver",
+                               expected="1")  # fmt: skip
         for name, storage in (("state_dtype", STATES.get(setting.state_dtype or "")), ("kv_dtype", setting.kv),
                               ("kept_dtype", setting.kept.get(KEPT)), ("chunk_dtype", setting.kept.get(CHUNK))):
             if isinstance(storage, Blocked) or (storage is not None and name in ("kept_dtype", "chunk_dtype")):
@@ -364,8 +368,6 @@ def optimized_engine(
     """
     size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
     if (parts := plan.setting.stages * plan.setting.dp) > 1:
-        if plan.wire is not None:
-            raise BadInput("--stages or --dp", found=f"{parts}, with a trace of two engines", expected="1")
         with calling(MAKES), enough_memory(plan.capacity):
             return cast("OptimizedEngine", parallel_engine(
                 plan.setting, partial(partial, checkpoint=plan.checkpoint, options=options, capacity=plan.capacity,

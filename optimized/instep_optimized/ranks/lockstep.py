@@ -26,6 +26,7 @@ from . import Call, Comm
 
 T = TypeVar("T")
 LIMIT_S = 20.0
+LEAVES_S = 1.0  # seconds in which a rank must leave once the run has failed
 SERVED = "has served the event"
 
 
@@ -111,11 +112,17 @@ class Lockstep:
             pass
         except BaseException as error:
             self._errors[0] = error
-        self._end(0)
-        if not self._ended.acquire(timeout=self._patience):
-            self._fail(self._late())
-        for thread in threads:
-            thread.join(0 if isinstance(self._failed, RankWaits) and self._failed.ranks else None)
+            if not isinstance(error, Exception):  # Ctrl-C: another rank may run now, and leaves at its next call
+                self._fail(error)
+        try:
+            self._end(0)
+            if not self._ended.acquire(timeout=self._patience):
+                self._fail(self._late())
+        except KeyboardInterrupt as error:
+            self._errors[0] = error
+            self._fail(error)
+        for thread in threads:  # Python aborts if it ends while a thread computes
+            thread.join(None if self._failed is None else LEAVES_S)
         self._running = False
         self._raise()
         return found

@@ -196,6 +196,8 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
     experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
+    if experts == WHOLE and not config.experts:
+        raise BadInput("--experts", found=f"{WHOLE}, and the model has no experts", expected=COLUMNS)
     shared = {
         "key heads (linear_num_key_heads)": Segment(config.key_heads),
         "value heads (linear_num_value_heads)": Segment(config.value_heads),

@@ -20,6 +20,7 @@ from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights, M
 from ...watch.rank_facts import RankFacts
 from .experts import mixture
 from .finding_case import Case, Explanation, in_16_bits
+from .wrong_tokens import nearest
 from .wrong_weights import layer_of, with_mixer
 
 # Component -> fields of a mixer's weights that make it, with the ends of their names in a checkpoint.
@@ -38,7 +39,9 @@ MOST = 4  # ranks up to which every order is tried
 
 
 def ranks(case: Case) -> Iterator[Explanation]:
-    facts = case.context.ranks
+    facts, group = case.context.ranks, case.context.group
+    if group is not None and case.piece is not None:
+        yield from _tokens(case, group.size)
     if facts is None or case.piece is None:
         return
     yield from _sums(case, facts.size)
@@ -147,11 +150,16 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
     """Embeddings and logits, which are split over the vocabulary."""
     vocab = Segment(case.weights.config.vocab)
     if case.component == "embedding":
+        table = case.weights.embedding
+        tokens = torch.tensor(nearest(case.right.to("cpu", torch.float64), table.to("cpu", torch.float64)))
         for rank in range(size):
-            first = vocab.held(rank, size).start
-            yield Explanation(f"has the embedding of token {first}, rank {rank}'s first one, added",
-                              case.right + case.weights.embedding[first])  # fmt: skip
-            yield Explanation(f"lacks the embedding of rank {rank}'s tokens", torch.zeros_like(case.right))
+            held = vocab.held(rank, size)
+            own = ((tokens >= held.start) & (tokens < held.stop))[:, None].to(case.right.device)
+            if not own.all():
+                yield Explanation(f"has the embedding of token {held.start}, rank {rank}'s first one, added",
+                                  case.right + table[held.start].masked_fill(own, 0))  # fmt: skip
+            if own.any():
+                yield Explanation(f"lacks the embedding of rank {rank}'s tokens", case.right.masked_fill(own, 0))
     if case.component == "logits" and size <= MOST:
         parts = torch.tensor_split(case.right, size, -1)
         for order in permutations(range(size)):

@@ -28,7 +28,7 @@ def tokens(case: Case) -> Iterator[Explanation]:
             yield Explanation(_sentence(case, wrong, ours, due), case.found)
         return
     rows = case.weights.embedding.to("cpu", torch.float64)
-    ours, due = (_nearest(x.to("cpu", torch.float64), rows) for x in (case.found, case.right))
+    ours, due = (nearest(x.to("cpu", torch.float64), rows) for x in (case.found, case.right))
     wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
     if wrong:
         yield Explanation(_sentence(case, wrong, ours, due), rows[ours], float(len(rows)) ** len(wrong))
@@ -59,6 +59,7 @@ def _vocab(case: Case) -> int:
     return max(logits, default=1 << 16)
 
 
-def _nearest(rows: torch.Tensor, table: torch.Tensor) -> list[int]:
-    nearest: list[int] = torch.cdist(rows, table).argmin(1).tolist()
-    return nearest
+def nearest(rows: torch.Tensor, table: torch.Tensor) -> list[int]:
+    """The row of a table that is nearest to each of these rows."""
+    found: list[int] = torch.cdist(rows, table).argmin(1).tolist()
+    return found
