@@ -93,6 +93,8 @@ def test_the_part_of_another_rank_is_named() -> None:
     ({"split": {}}, "a shard of at least one input"), ({"split": {"y": QKV}}, "names of inputs: x, qkv, conv, out"),
     ({"split": {"x": QKV}}, "5 entries on axis 0"), ({"split": {"qkv": (1, 2)}}, "a Shard"),
     ({"result": QKV}, "5 entries, as the truth has on that axis"), ({"given": {"x": 1}}, "a tensor"),
+    ({"split": {"conv": kit.Shard(1, (HEADS,))}}, "one of 1 axes"),
+    ({"result": kit.Shard(2, (HEADS,))}, "one of 2 axes"),
 ])  # fmt: skip
 def test_inputs_that_cannot_be_split_are_refused(change: dict[str, Any], says: str) -> None:
     asked: dict[str, Any] = {"given": drawn(), "split": SPLIT, "ranks": [2], **change}
@@ -100,6 +102,11 @@ def test_inputs_that_cannot_be_split_are_refused(change: dict[str, Any], says: s
         kit.over_ranks(right, truth, asked.pop("given"), asked.pop("split"), **asked)
 
 
-def test_a_truth_without_numbers_is_refused() -> None:
-    with pytest.raises(BadInput, match="nothing can be compared"):
-        kit.over_ranks(right, lambda **given: given["x"][:0], drawn(), SPLIT, ranks=[2])
+@pytest.mark.parametrize(("of", "says"), [
+    (lambda x: x[:0], "nothing can be compared"), (lambda x: x.abs() * 1e39, "expected finite numbers"),
+    (lambda x: x.argmax(1), "expected finite numbers"), (lambda x: None, "expected a function that returns a tensor"),
+])  # fmt: skip
+def test_a_truth_without_numbers_is_refused(of: Callable[[Tensor], Tensor], says: str) -> None:
+    """An infinite number of the truth in the dtype of its inputs would allow every result."""
+    with pytest.raises(BadInput, match=says):
+        kit.over_ranks(right, lambda **given: of(given["x"]), drawn(), SPLIT, ranks=[2])

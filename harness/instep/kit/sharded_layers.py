@@ -56,8 +56,14 @@ def over_ranks(
     _must_fit(given, split, result, ranks)
     widened = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
     exact, rounded = truth(**widened), truth(**given)
+    for x in (exact, rounded):
+        must_be("truth", x, torch.Tensor, "a function that returns a tensor")
+        if not x.is_floating_point() or not x.isfinite().all():
+            raise wrong("truth", x, "finite numbers, in fp64 and in the dtype of the inputs")
     if not exact.numel():
         raise wrong("truth", tuple(exact.shape), "a result with numbers: nothing can be compared")
+    if result is not None:
+        _must_have_axis("result", exact, result)
     if result is not None and exact.shape[result.axis] != result.length:
         raise wrong("result", result.length, f"{exact.shape[result.axis]} entries, as the truth has on that axis")
     eps = torch.finfo(rounded.dtype).eps
@@ -143,7 +149,8 @@ def _miscut(
         for says, taken in ways:
             x = given[name].clone()
             for mine, other in zip(held, taken, strict=True):
-                x.index_copy_(shard.axis, torch.tensor(mine), given[name].index_select(shard.axis, torch.tensor(other)))
+                into, taken_from = (torch.tensor(entries, device=x.device) for entries in (mine, other))
+                x.index_copy_(shard.axis, into, given[name].index_select(shard.axis, taken_from))
             yield f"{says} of `{name}`", truth(**{**given, name: x})
 
 
@@ -175,6 +182,8 @@ def _must_fit(
         must_be(f"split[{name!r}]" if name in split else "result", shard, Shard, "a Shard(axis, segments)")
         if name in split and name not in given:
             raise wrong("split", name, f"names of inputs: {', '.join(given)}")
+        if name in split:
+            _must_have_axis(f"split[{name!r}]", given[name], shard)
         if name in split and given[name].shape[shard.axis] != shard.length:
             due = f"{given[name].shape[shard.axis]} entries on axis {shard.axis}"
             raise wrong(f"split[{name!r}]", shard.length, due)
@@ -182,6 +191,11 @@ def _must_fit(
             unfit = next((segment for segment in shard.segments if not segment.fits(size)), None)
             if unfit is not None:
                 raise wrong("ranks", size, f"numbers that divide the {unfit.heads} heads of a segment of {name!r}")
+
+
+def _must_have_axis(name: str, x: torch.Tensor, shard: Shard) -> None:
+    if not -x.dim() <= shard.axis < x.dim():
+        raise wrong(name, shard.axis, f"one of {x.dim()} axes")
 
 
 __all__ = ["Segment", "Shard", "over_ranks"]
