@@ -216,7 +216,8 @@ class Verdict:
     """All comparisons of a run. If the subject computed nothing, agreement about slots does not pass.
 
     Neither does a run in which graphs of prompts were captured, and none was replayed, nor one with pipeline stages in
-    which no commit was relayed, nor one of a data-parallel group in which no event had rows of several replicas.
+    which no commit was relayed or no event had several of the requested micro-batches, nor one of a data-parallel group
+    in which no event had rows of several replicas.
     """
 
     compared: list[Comparison] = field(default_factory=list)
@@ -230,6 +231,8 @@ class Verdict:
     replayed: int = 0
     stages: int = 1  # pipeline stages of the subject
     relayed: int = 0  # commits that its last stage relayed to the others
+    micro_batches: int = 1  # into how many its stages cut a batch, at most
+    overlapped: int = 0  # events with several of them
     replicas: int = 1  # of the subject, if it is a data-parallel group
     shared: int = 0  # events with rows of several of them
 
@@ -265,7 +268,7 @@ class Verdict:
         if self.findings and not self.undecided:
             return Exit.DIVERGED
         unused = (self.segmented and not self.replayed) or (self.stages > 1 and not self.relayed)
-        unused |= self.replicas > 1 and not self.shared
+        unused |= (self.replicas > 1 and not self.shared) or (self.micro_batches > 1 and not self.overlapped)
         if self.undecided or self.stopped or unused or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

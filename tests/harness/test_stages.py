@@ -5,6 +5,7 @@ micro-batches. Leaves out: the catalogue's faults (`catalogue/stages.py`).
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.micro_batches import due_steps
+from instep.trace.policy import Arrival
 from instep.verdict import Comparison, Exit
 from instep_optimized.pipeline import Step, schedule
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Commit, Draft, Forward, Row
 from instep_reference.contract.errors import InstepError
-from support.inputs.traces import brief, recording
+from support.inputs.traces import brief, policy, recorded, recording
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
 
@@ -67,6 +69,15 @@ def test_run_without_a_relayed_commit_is_inconclusive(three_layers: Trace) -> No
     outcome = Replay(three_layers, Setting(ops="ledger", **THREE)).run(until=first - 1)
     assert outcome.verdict.exit == Exit.INCONCLUSIVE and outcome.verdict.elements
     assert why_inconclusive(outcome).startswith("no commit was relayed to the other stages")
+
+
+def test_run_without_several_micro_batches_is_inconclusive(tmp_path: Path) -> None:
+    alone = policy(arrivals=(Arrival("b", "one", max_new=4),), steps=(), deeds=())
+    trace = recorded(tmp_path, alone, num_hidden_layers=3, full_attention_interval=3)
+    outcome = Replay(trace, Setting(ops="ledger", **THREE)).run()
+    assert outcome.verdict.exit == Exit.INCONCLUSIVE and outcome.verdict.relayed
+    assert why_inconclusive(outcome).startswith("no event had several micro-batches")
+    assert Replay(trace, Setting(ops="ledger", stages=3)).run().verdict.exit == Exit.AGREED
 
 
 def test_stage_runs_a_micro_batch_while_the_stage_before_runs_the_next_one() -> None:

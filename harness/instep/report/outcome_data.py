@@ -173,6 +173,8 @@ def why_inconclusive(outcome: Outcome) -> str:
         return "no event had rows of several replicas: up to here the trace has none"
     if outcome.verdict.stages > 1 and not outcome.verdict.relayed and outcome.verdict.elements:
         return "no commit was relayed to the other stages: up to here the trace has none"
+    if outcome.verdict.micro_batches > 1 and not outcome.verdict.overlapped and outcome.verdict.elements:
+        return "no event had several micro-batches: up to here each event of the trace has one request"
     if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
         return "nothing was compared: the engine shows neither logits, nor final rows, nor states"
     if outcome.verdict.served:

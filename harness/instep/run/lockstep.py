@@ -390,7 +390,8 @@ def run(
             verdict.replicas = context.group.size
             verdict.shared += len({context.group.owners.get(name) for name in named(event)}) > 1
         if context.stages is not None:
-            verdict.stages = context.stages.count
+            verdict.stages, verdict.micro_batches = context.stages.count, at.micro_batches.most
+            verdict.overlapped += len(context.stages.parts) > 1
             verdict.relayed += isinstance(event, Commit) and any(ran.relayed for ran in context.stages.ran[0])
         bad = verdict.add(result for result in results if _wanted(result, wanted) and not _put(at, result))
         if bad and not part.to_end and not (
