@@ -102,7 +102,7 @@ def test_illegal_transfers_are_refused(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ({"num_steps": -1}, "receiver: candidates"),
+    ({"num_steps": -1}, "receiver: candidates"), ({"ranks": 0}, "receiver.ranks: found 0, expected at least 1"),
     ({"capacity": {"page_size": 0}}, "receiver: capacity.page_size"),
     ({"capacity": {"track_interval": 8}}, "receiver.capacity.track_interval"),
 ])  # fmt: skip
@@ -123,6 +123,13 @@ def test_a_header_with_a_wrong_receiver_is_refused(change: dict[str, Any], says:
 def test_memory_in_tiles_is_refused_with_a_receiver(setting: Setting, says: str, trace: Trace) -> None:
     with pytest.raises(BadInput, match=says):
         Replay(trace, setting).run(until=1)
+
+
+def test_ranks_that_a_receiver_cannot_have_are_refused(trace: Trace) -> None:
+    assert trace.header.receiver is not None
+    three = structs.replace(trace.header, receiver=structs.replace(trace.header.receiver, ranks=3))
+    with pytest.raises(BadInput, match=r"receiver\.ranks: found 3, expected a divisor of the model's 2 key heads"):
+        Replay(replace(trace, header=three), Setting()).run(until=1)
 
 
 @WHOLE

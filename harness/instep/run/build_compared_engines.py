@@ -29,6 +29,7 @@ from instep_optimized.ranks.lockstep import Lockstep
 from instep_optimized.ranks.ops_over_ranks import products_of
 from instep_optimized.ranks.processes import Processes
 from instep_optimized.transfer_between_engines import Wire
+from instep_reference.contract import shards
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -126,6 +127,11 @@ class Plan:
                                "a receiver", expected="no tiles and no narrow prefixes where entries move to another "
                                "engine")  # fmt: skip
         ours = isinstance(setting.subject(), Ops)
+        if ours and receiver.ranks is not None:
+            try:
+                shards.config_of(self.checkpoint.config, receiver.ranks, setting.experts)
+            except BadInput as wrong:
+                raise BadInput(f"{field}: receiver.ranks", found=wrong.found, expected=wrong.expected) from None
         there = replace(setting, ranks=(receiver.ranks or setting.ranks) if ours else 1,
                         state_dtype=receiver.state_dtype or setting.state_dtype)  # fmt: skip
         other = Plan.of(header.of_receiver(), self.checkpoint, there, field, self.directory)

@@ -294,6 +294,8 @@ def sound(header: Header, field: str) -> None:
             raise BadInput(f"{field}: {name}", found=found, expected=expected)
     header.adaptive_file(field)
     if header.receiver is not None:
+        if header.receiver.ranks is not None and header.receiver.ranks < 1:
+            raise BadInput(f"{field}: receiver.ranks", found=header.receiver.ranks, expected="at least 1")
         if header.receiver.capacity.track_interval != room.track_interval:
             raise BadInput(f"{field}: receiver.capacity.track_interval", found=header.receiver.capacity.track_interval,
                            expected=f"{room.track_interval}, as in the capacity of the first engine")
