@@ -8,21 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from instep.checks.pipeline_stages import Stages
+from instep.cli.record import make
 from instep.diagnose import diagnose
+from instep.kit.model_and_trace import PROMPTS
 from instep.report.outcome_data import why_inconclusive
 from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.trace.micro_batches import due_steps
-from instep.trace.policy import Arrival
+from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit
 from instep_optimized.pipeline import Step, schedule
+from instep_proof.faults.catalogue.fault import TRACES as FAULTS
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Commit, Draft, Forward, Row
 from instep_reference.contract.errors import InstepError
+from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.traces import brief, policy, recorded, recording
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
@@ -140,6 +145,18 @@ def test_wrong_steps_and_relays_are_located(three_layers: Trace) -> None:
     ):  # fmt: skip
         (found,) = judge(1, first, second._replace(relayed=line))
         assert found.rank == 1 and found.request == second.requests[0] and says in found.diagnosis
+
+
+def test_path_that_an_earlier_stage_does_not_move_is_found(tmp_path: Path) -> None:
+    """The entries of an accepted path cross a page, and the pages of the request are in no order."""
+    trees = msgspec.json.decode((FAULTS / "branching.policy.json").read_bytes(), type=Policy)
+    model = write(tmp_path / "model", **{**TWO_LAYERS, "vocab_size": 256, "num_hidden_layers": 4})
+    texts = dict(zip(sorted({one.prompt for one in trees.arrivals}), PROMPTS.values(), strict=False))
+    trace = make(model, texts, trees, tmp_path / "trees.jsonl")
+    unmoved = Edit(STAGE, "gather_path(ops, self.model.memory, inputs.slots, path, before, inputs.begin)", "pass")
+    found = replayed(trace, unmoved, ops="ledger", stages=4).verdict.findings[0]
+    assert found.rank == 1 and (found.place.layer, found.place.component) == (1, "keys")
+    assert "was written 2 positions too late, to page 6, position 0 of keys@1, not to page 1" in found.diagnosis
 
 
 def test_first_wrong_stage_is_located(three_layers: Trace) -> None:

@@ -5,7 +5,7 @@ Leaves out: the content that is in their place (`wrong_memory.py`, `permuted_win
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from instep_reference.contract.engine import Region
 
@@ -40,7 +40,8 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
             return  # it is nowhere, or in several places
         moved.append((pages[position // size] * size + position % size, stands[0]))
     if moved:
-        yield Explanation(_sentence(moved, size, region), case.found)
+        own = {page * size + of: at * size + of for at, page in enumerate(pages) for of in range(size)}
+        yield Explanation(_sentence(moved, size, region, own), case.found)
 
 
 def _is_of(region: Region, case: Case) -> bool:
@@ -49,11 +50,17 @@ def _is_of(region: Region, case: Case) -> bool:
         place.component, place.layer, place.stage != "trunk")  # fmt: skip
 
 
-def _sentence(moved: list[tuple[int, int]], size: int, region: Region) -> str:
-    """The right and the found places, as one rule if there is one."""
+def _sentence(moved: list[tuple[int, int]], size: int, region: Region, own: Mapping[int, int]) -> str:
+    """The right and the found places, as one rule if there is one.
+
+    own: place in the pool -> position of the request, because its pages may be in any order
+    """
     (due, found), apart = moved[0], {due - found for due, found in moved}
+    by_position = {own[due] - own[found] if found in own else None for due, found in moved}
     where = (f"page {found // size}, position {found % size} of {region.name}, "
              f"not to page {due // size}, position {due % size}")  # fmt: skip
+    if len(by_position) == 1 and (steps := by_position.pop()) is not None:
+        return f"was written {counted(abs(steps), 'position')} too {'early' if steps > 0 else 'late'}, to {where}"
     if len(apart) > 1:
         return f"was written to {where}"
     off, whole = apart.pop(), len(region.units) * size
