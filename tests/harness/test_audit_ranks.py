@@ -149,6 +149,7 @@ def test_rows_that_ranks_have_in_common_must_be_equal(ranks: Path) -> None:
     (lambda ranks: change(ranks / "rank-1", rank=0), "the directories of two ranks are exchanged"),
     (lambda ranks: change(ranks / "rank-1", dtype="bfloat16"), "rank-1/recording.json: dtype"),
     (lambda ranks: change(ranks / "rank-0", ranks=3) or change(ranks / "rank-1", ranks=3), "no rank-2/recording.json"),
+    (lambda ranks: change(ranks / "rank-0", ranks=None), "rank-0/recording.json: ranks: found None"),
     (lambda ranks: shutil.copytree(ranks / "rank-1", ranks / "rank-2"), "found rank-2"),
     (lambda ranks: edit(ranks, 1, b'"request":"a"', b'"request":"z"'), "the ranks are of different runs"),
     (lambda ranks: [change(ranks / f"rank-{rank}", shards={"conv": [[2, 64]]}) for rank in range(2)],
@@ -158,7 +159,8 @@ def test_rows_that_ranks_have_in_common_must_be_equal(ranks: Path) -> None:
      "rank-1/tensors/.*: found no state"),
     (lambda ranks: states(ranks, 2, 1, lambda own: {k: torch.cat((v, v)) if k.startswith("conv.") else v
                                                     for k, v in own.items()}), "192 of 384 entries on axis 0"),
-], ids=["missing", "run", "swapped", "dtype", "fewer", "more", "events", "shards", "unknown", "tensor", "shape"])
+], ids=["missing", "run", "swapped", "dtype", "fewer", "no-number", "more", "events", "shards", "unknown", "tensor",
+        "shape"])
 def test_recordings_of_ranks_that_do_not_fit_are_refused(
     change_it: Callable[[Path], Any], says: str, ranks: Path
 ) -> None:

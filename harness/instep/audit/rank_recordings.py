@@ -48,6 +48,8 @@ def read_ranks(path: Path, config: ModelConfig) -> Recorded:
     """Read the recordings of all ranks and merge them. Raises `BadInput` if one is missing, or of another run."""
     first = stated_of(path / f"{RANK}0")
     size = first.ranks or 0
+    if size < 1:
+        raise BadInput(f"{RANK}0/{META}: ranks", found=first.ranks, expected="the number of ranks")
     there = {folder.name for folder in path.glob(f"{RANK}*")}
     every = list[Recorded]()
     for rank in range(size):

@@ -51,7 +51,8 @@ class Agreement:
         place = next((value.place for value in decision.values if isinstance(value, Served)), decision.place)
         for rank, value in enumerate(decision.values):
             if value != right:
-                says = f"{decision.what} of rank {rank} {_is(decision)} {told(value)}; {source} has {told(right)}"
+                says = (f"{decision.what} of rank {rank} {_is(decision)} {shortened(value)}; "
+                        f"{source} has {shortened(right)}")  # fmt: skip
                 yield compared(self, context, place, 1, 1, Problem("differs", says), request=decision.request,
                                rank=rank)  # fmt: skip
 
@@ -65,7 +66,7 @@ def expected(context: EventContext, decision: Decision) -> object:
     return known.get(decision.what, {}).get(decision.request or "", object())
 
 
-def told(value: object) -> str:
+def shortened(value: object) -> str:
     """A value in a message, shortened."""
     if value is None:
         return "nothing"

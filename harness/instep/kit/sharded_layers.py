@@ -79,7 +79,7 @@ def _with(
     layer: Layer, truth: Layer, widened: Mapping[str, torch.Tensor], given: Mapping[str, torch.Tensor],
     split: Mapping[str, Shard], result: Shard | None, size: int, exact: torch.Tensor, allowed: float,
 ) -> Iterator[str]:
-    """What is wrong with this number of ranks."""
+    """Yield the differences with this number of ranks."""
     group = Lockstep(size)
     comms = [Recorded(comm) for comm in group.comms]
     calls = [partial(layer, comm, **{name: _part(x, split.get(name), rank, size).clone() for name, x in given.items()})

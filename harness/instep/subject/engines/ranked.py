@@ -294,7 +294,8 @@ def parts_of(answer: Any) -> dict[str, object]:
     """Every field of a rank's answer on the host."""
     if not is_dataclass(answer):
         return {}
-    return {f"the {NAMES.get(field.name, field.name)}": told(getattr(answer, field.name)) for field in fields(answer)}
+    return {f"the {NAMES.get(field.name, field.name)}": host_value(getattr(answer, field.name))
+            for field in fields(answer)}  # fmt: skip
 
 
 def by_name(ranks: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
@@ -302,10 +303,10 @@ def by_name(ranks: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
     return {name: [one.get(name) for one in ranks] for name in dict.fromkeys(name for one in ranks for name in one)}
 
 
-def told(value: Any) -> object:
-    """A value of an answer on the host."""
+def host_value(value: Any) -> object:
+    """Return a value of an answer on the host."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {name: told(inner) for name, inner in value.items()}
+        return {name: host_value(inner) for name, inner in value.items()}
     return value
