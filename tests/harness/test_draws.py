@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 
+from instep.campaign.fuzz.draw_events import SAMPLINGS as FUZZED
 from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, wrong_way
 from instep.checks.sampling_bounds import Row as DrawnRow
 from instep.checks.sampling_bounds import part, reachable
@@ -121,6 +122,18 @@ def test_known_mistakes_are_named_in_trees(mistake: str) -> None:
         other = said._replace(drawing=drawing, own=[token ^ 1 for token in drawn(logits, drawing)])
         assert wrong_way(said, [said, other], {"a": drawing}) is None, "not the mistake of all wrong requests"
     assert named >= 3
+
+
+def test_drawn_requests_show_one_token_too_many_of_top_k() -> None:
+    """Among 20 or 50 tokens a further one is almost never drawn."""
+    shown = {}
+    for sampling in filter(None, FUZZED):
+        if sampling.top_k is not None:
+            further = Sampling(sampling.temperature, sampling.top_k + 1, sampling.top_p)
+            runs = [drawn(x, replace(one, sampling=sampling)) != drawn(x, replace(one, sampling=further))
+                    for x, one in drawings(20, chain(5))]
+            shown[sampling.top_k] = sum(runs)
+    assert max(shown.values()) >= 10, shown
 
 
 PROMPT = (5, 6, 7)

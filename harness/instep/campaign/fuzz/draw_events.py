@@ -52,7 +52,7 @@ TOKENS = 96  # of one forward: above the chunk of 64 of the prefill kernels
 ROOMY, TIGHT = 72, 24  # tokens per slot: enough for every event; so few that pages run out
 LONG = (63, 64, 65)  # around the chunk of the prefill kernels; rare, as they are slow
 # How requests sample; a failing run shrinks to the first ones. Most take the argmax.
-SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(0.6, top_k=20), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
+SAMPLINGS = (None, None, None, Sampling(1.0), Sampling(2.0, top_k=2), Sampling(1.5, top_p=0.9), Sampling(2.0, 50, 0.8))
 INTERVALS = (None, 4, 3)  # at which prefixes are tracked
 TRACKED = 2  # of which this many fit on the device, if pages are few
 MOST_PREFIXES = 8  # that are kept at a time: each is a copy
