@@ -132,7 +132,7 @@ NAMED = {  # a planted fault, and what the first finding says
     "prompt-inputs-held-weakly": "were freed after it was captured",
     "prompt-eager-call-first": "eager 0 of the graph ran where segment 0 was due",
     "prompt-never-replayed": "0 graphs were replayed; the event is one replay of ('prompt', 0)",
-    "prompt-other-bucket": "0 segments and eager calls ran; 3 GDN layers need 7",
+    "prompt-other-bucket": "0 segments and eager calls ran; 1 GDN layers need 3",
     "prompt-padding-of-the-last": 'the graph has rows 0 to 4 for request "a"; the trace has 0 to 0',
 }
 

@@ -53,8 +53,12 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about a fork of a process with threads
-            for process in processes:
-                process.start()
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the processes begin with that, too
+            try:
+                for process in processes:
+                    process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         with _watching(processes, store.port):
             group = _group(0, size, backend, store)
             try:
