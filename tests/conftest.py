@@ -6,6 +6,7 @@ Leaves out: other fixtures, which are in the folders of the tests that use them.
 import ctypes
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,8 @@ from support.running.covering import left_to_the_whole, mark_the_others
 from support.running.golden import CHANGED, Golden
 from support.running.processes import warm_copies
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell lets what it runs in the background ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 LIBRARY = ctypes.CDLL(None)  # the C library, if it has `malloc_trim` and `mallopt`
 TESTS = str(Path(__file__).parent)
 # Last, as an installed package is: a printed command then names `support.wrong.kit_ops:OPS` and not its file.
