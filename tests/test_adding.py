@@ -296,6 +296,7 @@ def replayed(folder: Path, trace: Path, *options: str) -> tuple[int, list[dict[s
 
 
 
+@pytest.mark.slow
 def test_a_commit_strategy_is_a_file_and_a_line_of_the_table(tmp_path: Path, trace: Trace) -> None:
     file = f"{COMMIT}/put_by.py"
     copy = added(tmp_path / "copy", STRATEGY, **{file: Path(new_strategy.__file__).read_text()})

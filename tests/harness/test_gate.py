@@ -141,6 +141,7 @@ def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) 
         run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_tree_with_other_module_names_is_refused_with_a_remedy(model: Path, tmp_path: Path) -> None:
     for package in ("instep", "instep_optimized"):
         (tmp_path / "old" / package).mkdir(parents=True)

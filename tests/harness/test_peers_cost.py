@@ -58,6 +58,7 @@ def served(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield serve
 
 
+@pytest.mark.slow
 def test_one_process_runs_all_variants_by_turns(served: Callable[..., Any], tmp_path: Path) -> None:
     for number in range(2):
         for variant in cost.order(number):
