@@ -58,7 +58,7 @@ from .ranks import Comm
 from .ranks.ops_over_ranks import of_rank
 from .refusals import Refusals
 from .request_record import Request, logical
-from .round_for_step_count import CAPPED, IDLE, Round, inputs_of, kind_of, tree_inputs
+from .round_for_step_count import CAPPED, IDLE, Asked, Round, inputs_of, kind_of, tree_inputs
 from .tracked_prefixes import Prefixes
 from .transfer.to_device import HOST, ints, sent
 from .transfer.to_host import CutPicks, Drafts, HostCopy, Parents, Roots
@@ -416,15 +416,15 @@ class OptimizedEngine:
 
     def _run(
         self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
-        rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
-        tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
-        kinds: Sequence[str] = (),
+        rows: Sequence[int | None] | None = None, **more: Any,
     ) -> Any:
-        """Run the body of one event on the inputs that come from the host: eagerly, or as a captured graph.
+        """Run the body of one event; the arguments are those of `Asked`."""
+        return self._serve(Asked(kind, requests, forced, rows, **more))
 
-        join: as in `Runner.run`
-        """
-        kind = kind_of(kind, bool(uniforms))
+    def _serve(self, asked: Asked) -> Any:
+        """Run a body on the inputs that come from the host: eagerly, or as a captured graph."""
+        _, requests, forced, rows, uniforms, tree, join, kinds = asked
+        kind = kind_of(asked.kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.ragged else None
         if counts is not None and self._capacity.device_widths:
@@ -458,7 +458,7 @@ class OptimizedEngine:
 
     def _scratch_row(self, number: int, request: Request) -> int:
         """Return the row of the scratch memory of a window: the `number`-th of a batch."""
-        return number
+        return number if self._options.scratch == "row" else self._memory.request_rows.of(request.name)
 
     def _nodes(self, requests: Sequence[Request]) -> torch.Tensor | None:
         """[B]: the nodes of windows, which only the device knows, and 1 for a decode; None: the host knows them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,7 @@ from .model import Model
 from .model.trunk import STAGE
 from .ops.op_protocols import Ops
 from .packed_batch import Batch, TargetRows, Who, nodes_of, parents_of, plan_of, windows, windows_beside_decodes
+from .request_record import Request
 from .sampling_inputs import Drawing
 from .transfer.to_device import sent
 
@@ -58,6 +59,41 @@ class Inputs(NamedTuple):
 
     def who(self) -> Who:
         return Who(self.slots, self.rows, self.begin, self.width)
+
+
+class Asked(NamedTuple):
+    """A body that the host asks for, with the requests of the batch; what is empty has none.
+
+    rows                            of scratch memory; None: the numbers in the batch
+    forced, uniforms, tree, kinds   of each request, as in `Inputs`; kinds by their names;  join: as in `Runner.run`
+    """
+
+    kind: str
+    requests: Sequence[Request]
+    forced: Sequence[Sequence[int]] = ()
+    rows: Sequence[int | None] | None = None
+    uniforms: Sequence[Sequence[int]] = ()
+    tree: Sequence[Sequence[int]] = ()
+    join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
+    kinds: Sequence[str] = ()
+
+    def part(self, numbers: Sequence[int], width: int) -> Asked:
+        """Pick requests by their numbers in the batch. width: T of a given tree, whose nodes are counted anew"""
+
+        def of(each: Sequence[Any]) -> Sequence[Any]:
+            return [each[number] for number in numbers] if each else each
+
+        lines = [renumbered(self.tree[n], n - at, width) for at, n in enumerate(numbers)] if self.tree else ()
+        return self._replace(requests=of(self.requests), forced=of(self.forced), uniforms=of(self.uniforms), tree=lines,
+                             kinds=of(self.kinds), rows=None if self.rows is None else of(self.rows))  # fmt: skip
+
+
+def renumbered(line: Sequence[int], before: int, width: int) -> Sequence[int]:
+    """Count the nodes of a given tree (`Inputs.tree`) without those of `before` requests that are left out."""
+    if len(line) != 1 + 2 * width:
+        return line
+    nodes = (node - before * width if node >= 0 else node for node in line[width : 2 * width])
+    return [*line[:width], *nodes, line[-1]]
 
 
 def inputs_of(

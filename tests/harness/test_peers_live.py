@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,7 @@ import pytest
 from instep.audit.write import digest
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
-from peers.live import ARCHIVE, bundle, cases, run
+from peers.live import ARCHIVE, bundle, cases, extract, run
 from support.inputs.recordings import TINY
 
 pytestmark = pytest.mark.slow
@@ -203,3 +204,15 @@ def test_files_that_come_back_are_few_and_small(tmp_path: Path, monkeypatch: pyt
     assert sorted(kept) == ["000000.safetensors", "000001.safetensors"]  # the last events are left out
     stated = tmp_path / "out" / "case0" / run.RECORDING / "recording.json"
     assert json.loads(stated.read_text())["attached"] == {"written": 2, "dropped": 11}
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("../out", tarfile.REGTYPE), ("link", tarfile.SYMTYPE), ("second", tarfile.LNKTYPE)])
+def test_no_archive_writes_out_of_its_folder(tmp_path: Path, name: str, kind: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "/etc"
+    with tarfile.open(tmp_path / "bundle.tar", "w") as archive:
+        archive.addfile(member)
+    with tarfile.open(tmp_path / "bundle.tar") as archive, pytest.raises(SystemExit, match=re.escape(name)):
+        extract(archive, tmp_path / "files")
+    assert [one.name for one in tmp_path.iterdir()] == ["bundle.tar"]

@@ -211,7 +211,7 @@ def _entries(shard: Shard, rank: int, size: int) -> torch.Tensor:
 
 
 def named(recorded: Recorded, context: EventContext, finding: Comparison) -> Comparison:
-    """The finding about a state or conv window with its rank, and with the part that the rank has instead of its own.
+    """Return the finding about a state or conv window with its rank, and with the wrong part that the rank has.
 
     The parts are compared with the reference's own run.
     """

@@ -190,7 +190,7 @@ NARROW_DECAYS = NamedMistake("run-again-with-narrow-decays", "was run again with
 def wrong_parts(
     scene: Scene, dtype: torch.dtype, shown: torch.Tensor | None = None, *, updates: bool = False
 ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
-    """What mistakes leave that touch one part of keys and updates in a ring: states, or updates [T, HV, V].
+    """Yield what a mistake in one part of the keys and updates of a ring leaves: states, or updates [T, HV, V].
 
     shown: the updates [T, HV, V] that the subject has shown, as its ring has them; None: those of the scene
     """

@@ -102,7 +102,7 @@ class States(Observer):
         self._live, self.now = dict.fromkeys(now), dict(now)
 
     def bring(self, other: States, name: str) -> None:
-        """A copy of another engine comes to this one."""
+        """Receive a copy from another engine."""
         if name in other._prefixes:
             other._prefixes.discard(name)
             self._prefixes.add(name)

@@ -8,9 +8,9 @@ in the same collectives, which changes nothing. Leaves out: the choice of a repl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -28,12 +28,11 @@ from ..ops.op_protocols import Ops
 from ..options import Options
 from ..packed_batch import Who, windows
 from ..request_record import Request
-from ..round_for_step_count import inputs_of, kind_of
+from ..round_for_step_count import Asked, inputs_of, kind_of
 from ..transfer.to_device import ints
 from . import Launch, Replica
 from .ops_of_group import of_group
 
-T = TypeVar("T")
 EXTEND, PAGES = "extend", "table"  # the stage of the draft head's extend; the pages in the slot table
 NOTHING = Kept({}, {}, {}, {}, {}, {}, {}, {}, {}, None, None, None)  # of a request that another replica serves
 
@@ -57,9 +56,6 @@ class ReplicaEngine(OptimizedEngine):
         mine = self._table([one for one in writes if one.slot not in others])
         return mine | {PAGES: self._table(writes).get(PAGES, set())}
 
-    def _scratch_row(self, number: int, request: Request) -> int:
-        return self._memory.request_rows.of(request.name)
-
     def _mine(self, request: str) -> bool:
         return self.replica.owners[request] == self.replica.comm.rank
 
@@ -74,32 +70,19 @@ class ReplicaEngine(OptimizedEngine):
         self._memory.grow([(kept.name, kept.length.exact)])
         self._requests[kept.name] = kept.between_rounds()
 
-    def _run(
-        self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
-        rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
-        tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
-        kinds: Sequence[str] = (),
-    ) -> Any:
-        """Run the body of one event on the requests of this replica, or idle, and exchange the results."""
-        owners = [self.replica.owners[one.name] for one in requests]
+    def _serve(self, asked: Asked) -> Any:
+        """Run a body on the requests of this replica, or idle, and exchange the results."""
+        owners = [self.replica.owners[one.name] for one in asked.requests]
         mine = [number for number, owner in enumerate(owners) if owner == self.replica.comm.rank]
         most = max(Counter(owners).values())
         self.replica.launch = Launch(max(1, len(mine)), most)
-        if mine:
-            lines = [_renumbered(tree[n], n - at, self._round.width) for at, n in enumerate(mine)] if tree else ()
-            wheres = [n if rows is None else rows[n] for n in mine]
-            found = super()._run(kind, _of(requests, mine), _of(forced, mine), wheres, _of(uniforms, mine), lines, join,
-                                 _of(kinds, mine))  # fmt: skip
-        else:
-            found = self._idle(kind, uniforms, join, kinds)
+        found = super()._serve(asked.part(mine, self._round.width)) if mine else self._idle(asked)
         return self._exchanged(found, owners, most)
 
-    def _idle(
-        self, kind: str, uniforms: Sequence[Sequence[int]],
-        join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None, kinds: Sequence[str],
-    ) -> Any:
+    def _idle(self, asked: Asked) -> Any:
         """Run a body on one idle row: the same ops and collectives, and no byte of any pool changes."""
-        body = self._round.bodies[kind_of(kind, bool(uniforms))]
+        uniforms, join, kinds = asked.uniforms, asked.join, asked.kinds
+        body = self._round.bodies[kind_of(asked.kind, bool(uniforms))]
         found = body.run(self._ops, inputs_of(
             [-1], [-1], body.width, [[-1] * body.choices], self._device, [0],
             [[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1],
@@ -170,17 +153,3 @@ class ReplicaEngine(OptimizedEngine):
             batch = windows(ops, memory, who, tokens, "draft", 1)
             picks = PickRows(zero, none) if rooted else PickRows(zero[:0], none[:0])
             model.drafter.extend(ops, memory, batch, rows.fed, (picks,) * model.drafter.layers, self._round.num_steps)
-
-
-def _of(members: Sequence[T], mine: Sequence[int]) -> Sequence[T]:
-    """Pick these members, if there are any at all."""
-    return [members[number] for number in mine] if members else members
-
-
-def _renumbered(line: Sequence[int], before: int, width: int) -> Sequence[int]:
-    """Count the nodes of a given tree (`Inputs.tree`) among the requests of this replica. before: how many are left out
-    """
-    if len(line) != 1 + 2 * width:
-        return line
-    nodes = (node - before * width if node >= 0 else node for node in line[width : 2 * width])
-    return [*line[:width], *nodes, line[-1]]

@@ -27,7 +27,7 @@ from ..ops.integer_op_protocols import Acceptance
 from ..ops.op_protocols import Ops
 from ..options import Options
 from ..request_record import Request
-from ..round_for_step_count import CAPPED, Body, Inputs, Round
+from ..round_for_step_count import CAPPED, KINDS, Asked, Body, Inputs, Round
 from ..transfer.to_device import ints
 from ..transfer.to_host import HostCopy
 from . import Accepted, Ran, Relay, Stage, Work, cut, schedule
@@ -97,44 +97,34 @@ class StageEngine(OptimizedEngine):
     def watch(self, see: See) -> None:
         super().watch(see if see is unseen else own_places(self.stage, see))
 
-    def _scratch_row(self, number: int, request: Request) -> int:
-        return self._memory.request_rows.of(request.name)
-
     # Micro-batches
 
-    def _run(
-        self, kind: str, requests: Sequence[Request], forced: Sequence[Sequence[int]] = (),
-        rows: Sequence[int | None] | None = None, uniforms: Sequence[Sequence[int]] = (),
-        tree: Sequence[Sequence[int]] = (), join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None,
-        kinds: Sequence[str] = (),
-    ) -> Any:
-        """Run the body of one event on every micro-batch, in the ticks of the schedule."""
-        commits, drafts = kind in COMMITS, kind.endswith("draft")
-        numbers, serve = range(len(requests)), super()._run
+    def _serve(self, asked: Asked) -> Any:
+        """Run a body on every micro-batch, in the ticks of the schedule."""
+        kind, requests, serve = asked.kind, asked.requests, super()._serve
+        commits, drafts, numbers = kind in COMMITS, kind.endswith("draft"), range(len(requests))
         parts = self._in_flight_together(requests) if commits else cut(numbers, self.stage.micro_batches)
-        windows = [number for number in numbers if (kinds[number] if kinds else kind) == "verify"]
-        decodes = [number for number in numbers if (kinds[number] if kinds else kind) == "decode"]
+        kinds = asked.kinds or [kind] * len(requests)
+        windows, decodes = ([n for n in numbers if kinds[n] == one] for one in KINDS)
 
         def run(at: int) -> tuple[Any, Names, Relayed]:
-            mine, told = parts[at], list[Relay]()
-            members, given = [requests[n] for n in mine], _of(forced, mine)
-            wheres = None if rows is None else [rows[n] for n in mine]
+            mine, received = parts[at], list[Relay]()
+            part = asked.part(mine, self._round.width)
             if commits:
-                return self._committed(kind, members, given, wheres, serve)
+                return self._committed(part, serve)
             self._fly([requests[n] for n in mine if n in windows])
             if drafts and not self.stage.last:
-                told = self._receive(len(mine), self._round.width - 1)
-                given = [relay.values for relay in told]
-            shapes = _renumbered(_of(tree, mine), mine[0], self._round.width)
-            found = serve(kind, members, given, wheres, _of(uniforms, mine), shapes, join, _of(kinds, mine))
+                received = self._receive(len(mine), self._round.width - 1)
+                part = part._replace(forced=[relay.values for relay in received])
+            found = serve(part)
             if self.stage.last and drafts:
-                self._tell(at, range(len(mine)), self._window(members)[:, 1 : self._round.width])
+                self._send(at, range(len(mine)), self._window(part.requests)[:, 1 : self._round.width])
             if self.stage.last:
-                self._tell_roots(at, [requests[n] for n in mine if n in decodes])
-            return found, _names(members), _plain(told)
+                self._send_roots(at, [requests[n] for n in mine if n in decodes])
+            return found, _names(part.requests), _plain(received)
 
         def relay(at: int) -> tuple[Names, Relayed]:
-            return self._take_roots([requests[n] for n in parts[at] if n in decodes])
+            return self._receive_roots([requests[n] for n in parts[at] if n in decodes])
 
         return _joined(self._through("choice" if commits or drafts else "forward", len(parts), run, relay))
 
@@ -147,11 +137,11 @@ class StageEngine(OptimizedEngine):
             self._fly([p.request for p in parts[at] if p.span.kind == "verify"])
             *found, _ = serve(parts[at], replay)
             if self.stage.last:
-                self._tell_roots(at, [p.request for p in parts[at] if p.rooted])
+                self._send_roots(at, [p.request for p in parts[at] if p.rooted])
             return tuple(found), _names(p.request for p in parts[at]), ()
 
         def relay(at: int) -> tuple[Names, Relayed]:
-            return self._take_roots([p.request for p in parts[at] if p.rooted])
+            return self._receive_roots([p.request for p in parts[at] if p.rooted])
 
         own, roots, final = _joined(self._through("forward", len(parts), run, relay))
         return own, roots, final, []  # prefixes are refused
@@ -199,29 +189,28 @@ class StageEngine(OptimizedEngine):
         waiting = {one.flight[0] for one in self._requests.values() if one.row is not None}
         self._flights = {number: flight for number, flight in self._flights.items() if number in waiting}
 
-    def _committed(
-        self, kind: str, members: Sequence[Request], given: Sequence[Sequence[int]], rows: Sequence[int | None] | None,
-        serve: Callable[..., Any],
-    ) -> tuple[Any, Names, Relayed]:
+    def _committed(self, asked: Asked, serve: Callable[[Asked], Any]) -> tuple[Any, Names, Relayed]:
         """Commit one micro-batch: the last stage accepts, and relays that to the others."""
+        members = asked.requests
         if self.stage.last:
-            found = serve(kind, members, given, rows)
+            found = serve(asked)
             acceptance = Acceptance(*found[:-1])
-            caps = ints([one[2] if len(one) > 2 else -1 for one in given], self._memory.device)
+            caps = ints([one[2] if len(one) > 2 else -1 for one in asked.forced], self._memory.device)
             values = (acceptance.accept_lens, acceptance.last_correct_step_indices, acceptance.bonus, caps)
-            self._tell(members[0].flight[0], [one.flight[1] for one in members],
+            self._send(members[0].flight[0], [one.flight[1] for one in members],
                        torch.cat([torch.stack(values, 1), acceptance.accept_index], 1))  # fmt: skip
             return found, _names(members), ()
-        told = self._receive(len(members), len(Accepted._fields) - 1 + self._round.width)
-        accepted = [Accepted.of(one.values) for one in told]
-        verified = [self._requests[self._flights[one.number].requests[one.place]] for one in told]
-        scratch = [self._flights[one.number].rows[one.place] for one in told]
-        serve(kind, verified, [[one.accept_len, one.last, one.bonus, *one.path] for one in accepted], scratch)
-        return _answer(accepted, self._memory.device), _names(verified), _plain(told)
+        received = self._receive(len(members), len(Accepted._fields) - 1 + self._round.width)
+        accepted = [Accepted.of(one.values) for one in received]
+        verified = [self._requests[self._flights[one.number].requests[one.place]] for one in received]
+        scratch = [self._flights[one.number].rows[one.place] for one in received]
+        given = [[one.accept_len, one.last, one.bonus, *one.path] for one in accepted]
+        serve(asked._replace(requests=verified, forced=given, rows=scratch))
+        return _answer(accepted, self._memory.device), _names(verified), _plain(received)
 
     # Relays
 
-    def _tell(self, number: int, places: Sequence[int], values: torch.Tensor) -> None:
+    def _send(self, number: int, places: Sequence[int], values: torch.Tensor) -> None:
         """Send a relay from the last stage to the first one."""
         head = ints([x for place in places for x in (number, place)], values.device).view(-1, HEAD)
         self.stage.comm.send(torch.cat([head, values], 1), 0)
@@ -237,19 +226,19 @@ class StageEngine(OptimizedEngine):
         lines = (flat[begin : begin + HEAD + width] for begin in range(0, len(flat), HEAD + width))
         return [Relay(line[0], line[1], tuple(line[HEAD:])) for line in lines]
 
-    def _tell_roots(self, number: int, rooted: Sequence[Request]) -> None:
+    def _send_roots(self, number: int, rooted: Sequence[Request]) -> None:
         if rooted:
-            self._tell(number, range(len(rooted)), self._window(rooted)[:, :1])
+            self._send(number, range(len(rooted)), self._window(rooted)[:, :1])
 
-    def _take_roots(self, rooted: Sequence[Request]) -> tuple[Names, Relayed]:
+    def _receive_roots(self, rooted: Sequence[Request]) -> tuple[Names, Relayed]:
         """Receive the roots after a micro-batch, and write them into the windows."""
         if not rooted:
             return (), ()
-        told = self._receive(len(rooted), 1)
-        members = [rooted[one.place] for one in told]
-        self._ops.store_rows(rows=ints([one.values[0] for one in told], self._memory.device),
+        received = self._receive(len(rooted), 1)
+        members = [rooted[one.place] for one in received]
+        self._ops.store_rows(rows=ints([one.values[0] for one in received], self._memory.device),
                              pool=self._memory.slot_table.window[:, :1], locations=self._slots_of(members))  # fmt: skip
-        return _names(members), _plain(told)
+        return _names(members), _plain(received)
 
     def _window(self, requests: Sequence[Request]) -> torch.Tensor:
         """The windows of requests as the slot table has them."""
@@ -266,25 +255,12 @@ def _answer(accepted: Sequence[Accepted], device: torch.device) -> tuple[torch.T
     return *Acceptance(lens - 1, lens.clone(), path, last, bonus, lens - 1, bonus, torch.zeros_like(path)), lens.clone()
 
 
-def _of(members: Sequence[T], mine: Sequence[int]) -> Sequence[T]:
-    """Pick these members, if there are any at all."""
-    return [members[number] for number in mine] if members else members
-
-
 def _names(requests: Iterable[Request]) -> Names:
     return tuple(one.name for one in requests)
 
 
-def _plain(told: Sequence[Relay]) -> Relayed:
-    return tuple((one.number, one.place, *one.values) for one in told)
-
-
-def _renumbered(lines: Sequence[Sequence[int]], first: int, width: int) -> Sequence[Sequence[int]]:
-    """Count the nodes of given trees (`Inputs.tree`) from this micro-batch's first request on."""
-    if not lines or len(lines[0]) != 1 + 2 * width:
-        return lines
-    return [[*line[:width], *(node - first * width if node >= 0 else node for node in line[width : 2 * width]),
-             line[-1]] for line in lines]  # fmt: skip
+def _plain(received: Sequence[Relay]) -> Relayed:
+    return tuple((one.number, one.place, *one.values) for one in received)
 
 
 def _joined(found: Sequence[Any]) -> Any:

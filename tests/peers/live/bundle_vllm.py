@@ -21,7 +21,7 @@ from pathlib import Path
 
 from safetensors.torch import load, save_file
 
-from . import SAFELY
+from . import extract
 from .bundle import LIMIT, MODEL, PACKED, download, unpack, wheel_of
 from .cases import prompts
 
@@ -126,7 +126,7 @@ def record(bundle: Path, out: Path, drafts: int) -> int:
     if not (files / "model").exists():
         files.mkdir(parents=True)
         with tarfile.open(bundle / "bundle.tar.xz") as archive:
-            archive.extractall(files, **SAFELY)
+            extract(archive, files)
     path = [files / "engine", files / "site", *(top / root for root in ("harness", "reference", "optimized", "tests"))]
     environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(map(str, path))}
     return subprocess.run([

@@ -28,7 +28,7 @@ from instep.verdict import Exit
 from ..entry import AGREE
 from ..environment import environment
 from ..run import SAID, sentence
-from . import SAFELY, TOP
+from . import TOP, extract
 from .cases import DIES, RIGHT, UNJUDGED, WRONG, Case, by_name
 from .run import LOG, OUTCOME, RECORDING
 from .serve import ANSWERS
@@ -45,7 +45,7 @@ def opened(folder: Path, into: Path) -> dict[str, Path]:
     """The folders of cases in a folder, by name, after its tar files are unpacked into another one."""
     for archive in sorted(folder.glob("*.tar")):
         with tarfile.open(archive) as file:
-            file.extractall(into, **SAFELY)
+            extract(file, into)
     return {found.parent.name: found.parent for root in (into, folder) for found in sorted(root.glob(f"*/{OUTCOME}"))}
 
 

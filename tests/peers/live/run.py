@@ -23,7 +23,7 @@ from typing import Any
 
 from instep.attach import Options, attached
 
-from . import ARCHIVE, SAFELY, TOP
+from . import ARCHIVE, TOP, extract
 from .cases import Case, by_name
 from .serve import ANSWERS
 
@@ -47,7 +47,7 @@ def unpacked(bundle: Path) -> Path:
     files = bundle / "files"
     if not (files / "releases.json").exists():
         with tarfile.open(bundle / ARCHIVE) as archive:
-            archive.extractall(files, **SAFELY)
+            extract(archive, files)
     return files
 
 

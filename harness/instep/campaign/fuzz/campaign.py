@@ -280,7 +280,7 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
 
 
 def _fits(opened: Checkpoint, size: int) -> bool:
-    """Whether so many ranks can share the model."""
+    """Return whether this number of ranks can share the model."""
     try:
         shards.config_of(opened.config, size)
     except BadInput:

@@ -1,7 +1,7 @@
 """A data-parallel group as one engine of the contract: every request is served by one replica, with its own pools.
 
 Requests go to the replicas in turn as they are admitted; one that loads a state goes to the replica that saved it. The
-state of a request is that of its replica. Leaves out: building the replicas (`run/build_compared_engines.py`).
+state of a request is that of its replica. Leaves out: building the replicas (`run/build_parallel_engines.py`).
 """
 
 from __future__ import annotations

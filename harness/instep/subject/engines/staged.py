@@ -1,7 +1,7 @@
 """An engine of several pipeline stages as one engine of the contract: its answers are those of the last stage.
 
 The memory of a request is in the layers of all stages, and everything else of it on the last stage. Regions are named
-`state@1`, as those of ranks. Leaves out: building the stages (`run/build_compared_engines.py`).
+`state@1`, as those of ranks. Leaves out: building the stages (`run/build_parallel_engines.py`).
 """
 
 from __future__ import annotations

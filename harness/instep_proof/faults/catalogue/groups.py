@@ -7,7 +7,7 @@ from instep.setting import Setting
 from .fault import Edit, Fault
 
 REPLICA = "instep_optimized/data_parallel/replica_engine.py"
-OVER = "instep_optimized/data_parallel/ops_of_group.py"
+OVER, ROUND = "instep_optimized/data_parallel/ops_of_group.py", "instep_optimized/round_for_step_count.py"
 
 LABELS, NUMBERS = Setting(ops="ledger", dp=2), Setting(dp=2)
 
@@ -64,8 +64,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "group-nodes-of-the-whole-batch", "group-answers", "The nodes of a tree are counted over the whole batch.",
-        (Edit.of(REPLICA, "lines = [_renumbered(tree[n], {n - at => 0}, self._round.width) for at, n in "
-                          "enumerate(mine)] if tree else ()"),), "branching", LABELS, ("labels", "serves", "contracts"),
+        (Edit.of(ROUND, "lines = [renumbered(self.tree[n], {n - at => 0}, width) for at, n in enumerate(numbers)] "
+                        "if self.tree else ()"),), "branching", LABELS, ("labels", "serves", "contracts"),
     ),
     Fault(
         "group-resumed-without-memory", "group-idle", "A request that is resumed gets no memory on its own replica.",

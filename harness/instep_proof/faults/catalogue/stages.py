@@ -18,14 +18,13 @@ NUMBERS = Setting(stages=3, micro_batches=2)
 COPIES = Setting(ops="ledger", strategy="snapshot", stages=3, micro_batches=2)
 COMMITTED = ("{self.strategy.commit => %s}(ops, AcceptedWindows(inputs.rows, inputs.slots, last, lens, before, "
              "None if table.parents is None else path))")  # fmt: skip
-VERIFIED = "verified = [self._requests[%s.requests[one.place]] for one in told]"
-SCRATCH = "scratch = [%s.rows[one.place] for one in told]"
-LINE = "[one.accept_len, one.last, one.bonus, *one.path]"
-DROPPED = (f"        {{serve(kind, verified, [{LINE} for one in accepted], scratch) "
-           "=> for who, one, row in zip(verified, accepted, scratch):\n"
+VERIFIED = "verified = [self._requests[%s.requests[one.place]] for one in received]"
+SCRATCH = "scratch = [%s.rows[one.place] for one in received]"
+DROPPED = ("        {serve(asked._replace(requests=verified, forced=given, rows=scratch)) "
+           "=> for who, one, row in zip(verified, given, scratch):\n"
            "            if who.name not in getattr(self, '_again', ()):\n"
-           f"                serve(kind, [who], [{LINE}], [row])}}")
-TOLD = ("self._tell(%s, [one.flight[1] for one in members], "
+           "                serve(asked._replace(requests=[who], forced=[one], rows=[row]))}")
+SENT = ("self._send(%s, [one.flight[1] for one in members], "
         "torch.cat([torch.stack(values, 1), acceptance.accept_index], 1))")  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
@@ -49,7 +48,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stage-scratch-of-the-batch-row", "stage-commit", "Snapshots are indexed by the row in the micro-batch.",
-        (Edit.of(STAGE, "return {self._memory.request_rows.of(request.name) => 1}"),), "short", COPIES,
+        (Edit.of(ENGINE, "return number if self._options.scratch == 'row' else "
+                         "{self._memory.request_rows.of(request.name) => 1}"),), "short", COPIES,
         ("bytes", "labels"),
     ),
     Fault(
@@ -64,11 +64,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stage-relay-of-another-micro-batch", "stage-relay", "A relay has the number of another micro-batch.",
-        (Edit.of(STAGE, TOLD % "{members[0].flight[0] => min(self._flights)}"),), "short", LABELS, ("stages",),
+        (Edit.of(STAGE, SENT % "{members[0].flight[0] => min(self._flights)}"),), "short", LABELS, ("stages",),
     ),
     Fault(
         "stage-length-of-the-last-round", "stage-relay", "Stage 0 commits the accepted lengths of the relay before.",
-        (Edit.of(STAGE, "        accepted = [Accepted.of(one.values) for one in told]{ => \n"
+        (Edit.of(STAGE, "        accepted = [Accepted.of(one.values) for one in received]{ => \n"
                         "        if self.stage.first:\n"
                         "            was, self._was = getattr(self, '_was', accepted), accepted\n"
                         "            accepted = [one._replace(accept_len=old.accept_len) for one, old in "
@@ -84,8 +84,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stage-caps-are-not-relayed", "stage-relay", "A relay has no caps.",
-        (Edit.of(STAGE, "caps = ints({[one[2] if len(one) > 2 else -1 for one in given] => [-1] * len(given)}, "
-                        "self._memory.device)"),), "caps", LABELS, ("stages",),
+        (Edit.of(STAGE, "caps = ints({[one[2] if len(one) > 2 else -1 for one in asked.forced] => "
+                        "[-1] * len(members)}, self._memory.device)"),), "caps", LABELS, ("stages",),
     ),
     Fault(
         "stage-relays-own-acceptance", "stage-relay", "A relay has the accepted counts of the engine itself, not those "
@@ -101,13 +101,14 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stage-roots-exchanged", "stage-relay", "An earlier stage writes the roots after a forward in reversed order.",
-        (Edit.of(STAGE, "members = {[rooted[one.place] for one in told] => "
-                        "[rooted[one.place] for one in told][::-1]}"),),
+        (Edit.of(STAGE, "members = {[rooted[one.place] for one in received] => "
+                        "[rooted[one.place] for one in received][::-1]}"),),
         "mixed", LABELS, ("stages", "agreement"),
     ),
     Fault(
         "stage-drafts-are-not-relayed", "stage-relay", "An earlier stage writes no relayed drafts into its windows.",
-        (Edit.of(STAGE, "given = {[relay.values for relay in told] => [[0] * len(relay.values) for relay in told]}"),),
+        (Edit.of(STAGE, "part = part._replace(forced={[relay.values for relay in received] => "
+                        "[[0] * len(relay.values) for relay in received]})"),),
         "short", LABELS, ("labels",),
     ),
     Fault(
