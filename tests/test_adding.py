@@ -57,7 +57,7 @@ CHECK: tuple[Text, ...] = (
      "from .idleness import Idleness\nfrom .kept_copies import Copies\n"),
     (f"{CHECKS}/__init__.py", "return (Bounds(), ", "return (Bounds(), Idleness(), "),
 )  # fmt: skip
-SCALAR = "decay, beta = log_decay[None, :, :, None], "
+SCALAR = "decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))"
 ALIKE, FALLING = "", " * torch.arange(1, K + 1)"  # all channels of a head forget alike; each one more than the last
 REWIND = '''class Rewind(Event, frozen=True):
     """The request goes back to the state that it had when it was saved under `name`."""
@@ -345,7 +345,7 @@ def test_members_of_other_families_are_a_file_and_a_line(tmp_path: Path) -> None
 @pytest.mark.parametrize(("channels", "right"), [(ALIKE, 0), (FALLING, 1)], ids=["alike", "falling"])
 def test_a_decay_per_channel_is_a_line_of_the_layer(tmp_path: Path, trace: Trace, channels: str, right: int) -> None:
     """The reference alone has it: it agrees with an engine of scalar gates exactly if the channels are alike."""
-    wide = f"decay, beta = log_decay[None, :, :, None].expand(-1, -1, -1, K){channels}, "
+    wide = f"decay = log_decay[None, :, :, None].expand(-1, -1, -1, K){channels}"
     copy = added(tmp_path / "copy", ((f"{THEIRS}/gdn.py", SCALAR, wide),))
     assert touched(copy) == {f"{THEIRS}/gdn.py": 1}
     code, (one,) = replayed(copy, trace.path, "--ops", "plain", "--until", "3")

@@ -111,7 +111,7 @@ def attention(stored: Stored, prefix: str) -> AttentionWeights:
 
 def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
     at = f"{prefix}.mlp"
-    if not config.experts or layer in config.dense_layers:
+    if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
     shared = f"{at}.shared_expert"
     with_shared = stored.has(f"{shared}.down_proj.weight")

@@ -28,10 +28,9 @@ class GdnMemory:
 
 def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> GdnMemory:
     """Return the memory before the first token: zeros."""
-    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
     return GdnMemory(
-        window=torch.zeros(channels, config.conv_width - 1, dtype=dtype, device=device),
-        state=torch.zeros(config.value_heads, config.key_dim, config.value_dim, dtype=dtype, device=device),
+        window=torch.zeros(*config.lengths(("C",)), config.conv_width - 1, dtype=dtype, device=device),
+        state=torch.zeros(config.lengths(config.recurrence.state), dtype=dtype, device=device),
     )
 
 
@@ -71,22 +70,24 @@ def _rows(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Inputs of the rule for T tokens, by the names of `recur`; their gate z (T, HV, V); the window after them."""
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
-    K, V = config.key_dim, config.value_dim
+    K, V, gate = config.key_dim, config.value_dim, config.lengths(config.recurrence.gate)
     qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
     z = at("z", (normed @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
     b = at("b", normed @ weights.b.T)  # (T, HV)
-    a = at("a", normed @ weights.a.T)  # (T, HV)
+    a = at("a", (normed @ weights.a.T).reshape(T, *gate))  # (T, HV), or (T, HV, K) with a decay per channel
     convolved, window = conv(qkv, weights.conv, window)  # (T, C), (C, W-1)
     mixed = at("mixed", F.silu(convolved))  # (T, C)
     q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
     q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
     k = at("k", l2_norm(k.reshape(T, H, K)))  # (T, H, K)
     v = at("v", v.reshape(T, HV, V))  # (T, HV, V)
-    log_decay = at("log_decay", -weights.A_log.exp() * F.softplus(a + weights.dt_bias))  # (T, HV)
+    rate = weights.A_log.exp().reshape(HV, *[1] * len(gate[1:]))  # (HV) or (HV, 1): one of each head
+    log_decay = at("log_decay", -rate * F.softplus(a + weights.dt_bias.reshape(gate)))  # as a
     beta = at("beta", torch.sigmoid(b))  # (T, HV)
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
-    decay, beta = log_decay[None, :, :, None], beta[None, :, :, None]  # (1, T, HV, 1)
+    decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))  # (1, T, HV, 1 or K)
+    beta = beta[None, :, :, None]  # (1, T, HV, 1)
     return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": beta, "write": beta}, z, window
 
 

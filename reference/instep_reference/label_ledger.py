@@ -98,7 +98,8 @@ class LabelModel:
 
     def nothing(self) -> Memory:
         fresh = GdnLabels((0,) * (self.config.conv_width - 1))
-        return tuple(fresh if kind == "gdn" else KvLabels() for kind in self.config.layer_kinds)
+        recurrent = self.config.recurrent
+        return tuple(fresh if layer in recurrent else KvLabels() for layer in range(len(self.config.layers)))
 
     def no_cache(self) -> KvLabels:
         return KvLabels()
@@ -202,7 +203,7 @@ class LabelModel:
         entry, drafts, blocks = _shape("key", config), caches, tuple[KvLabels, ...]()
         if config.block is not None:
             drafts, blocks, own = (), tuple(caches), _shape("key", config.block_model())
-        block = (config.value_heads, config.key_dim, config.value_dim)
+        block = config.lengths(config.recurrence.state)
         gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnLabels)}
         kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, KvLabels)}
         return RequestState(
@@ -343,22 +344,10 @@ def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ..
     """Return the shape of a row at a place; a place that is not in the table has hidden rows."""
     if component == "features" and config.block is not None:
         return ((1 + config.block.target_layer_ids.index(layer)) * config.hidden,)
-    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
+    if component in config.recurrence.places:
+        return config.lengths(config.recurrence.places[component])
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
-        "qkv": (channels,),
-        "mixed": (channels,),
-        "z": (config.value_heads, config.value_dim),
-        "b": (config.value_heads,),
-        "a": (config.value_heads,),
-        "q": (config.key_heads, config.key_dim),
-        "k": (config.key_heads, config.key_dim),
-        "v": (config.value_heads, config.value_dim),
-        "log_decay": (config.value_heads,),
-        "beta": (config.value_heads,),
-        "core": (config.value_heads, config.value_dim),
-        "update": (config.value_heads, config.value_dim),
-        "gated": (config.value_heads, config.value_dim),
         "projected": (config.heads, 2, config.head_dim),
         "key_raw": (config.kv_heads, config.head_dim),
         "query": (config.heads, config.head_dim),

@@ -13,8 +13,9 @@ import torch
 
 from . import attention, gdn
 from .attention import AttentionMemory
-from .contract.config import LayerKind, ModelConfig
+from .contract.config import Block, ModelConfig
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .contract.recurrences import RECURRENCES
 from .gdn import GdnMemory
 from .mlp import mlp
 from .norms import rms_norm
@@ -22,23 +23,23 @@ from .weights import LayerWeights, Weights
 
 LayerMemory = GdnMemory | AttentionMemory
 
-# The token mixers by kind of layer: each module has `mix` and `empty`.
-KINDS: dict[LayerKind, Any] = {"gdn": gdn, "attention": attention}
-Forms = Mapping[LayerKind, Mapping[str, Any]]
+# The mixers by the block that they are: each module has `mix` and `empty`.
+MIXERS: Mapping[Block, Any] = {**dict.fromkeys(RECURRENCES, gdn), "attention": attention}
+Forms = Mapping[Block, Mapping[str, Any]]
 
 
 def empty_memory(
-    config: ModelConfig, kind: LayerKind, dtype: torch.dtype, device: torch.device | str = "cpu"
+    config: ModelConfig, mixer: Block, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> LayerMemory:
-    """Return the memory of a layer of this kind before the first token."""
-    memory: LayerMemory = KINDS[kind].empty(config, dtype, device)
+    """Return the memory of a layer with this mixer before the first token."""
+    memory: LayerMemory = MIXERS[mixer].empty(config, dtype, device)
     return memory
 
 
 def empty_memories(weights: Weights) -> tuple[LayerMemory, ...]:
     """`empty_memory` for every layer of the trunk, in the dtype and on the device of the weights."""
     dtype, device = weights.embedding.dtype, weights.embedding.device
-    return tuple(empty_memory(weights.config, kind, dtype, device) for kind in weights.config.layer_kinds)
+    return tuple(empty_memory(weights.config, mixer, dtype, device) for mixer in weights.config.mixers)
 
 
 def advance(
@@ -74,21 +75,26 @@ def layer(
     config: ModelConfig, weights: LayerWeights, index: int, stage: str, hidden: torch.Tensor, memory: LayerMemory,
     positions: torch.Tensor, see: See = unseen, forms: Forms = MappingProxyType({}),
 ) -> tuple[torch.Tensor, LayerMemory]:
-    """One layer over T consecutive tokens of one request. Row t sees the memory and the rows 0 .. t.
+    """One layer over T consecutive tokens of one request, block by block. Row t sees the memory and the rows 0 .. t.
 
-    forms: kind of layer -> the parts of its mixer that run in another form, by the names that `mix` gives them
+    forms: mixer -> the parts of it that run in another form, by the names that `mix` gives them
     Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
     """
 
     def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
         return see(Place(stage, index, component), tensor)
 
-    normed = at("normed", rms_norm(hidden, weights.input_norm, config.eps))
-    kind = config.layer_kinds[index]
-    mixer, after = KINDS[kind].mix(config, weights.mixer, normed, memory, positions, at, **forms.get(kind, {}))
-    residual = at("residual", hidden + mixer)
-    post_normed = at("post_normed", rms_norm(residual, weights.post_norm, config.eps))
-    return at("hidden", residual + at("mlp", mlp(config, weights.mlp, post_normed))), after
+    blocks = config.layers[index]
+    for number, block in enumerate(blocks):
+        name, norm = ("post_normed", weights.post_norm) if number else ("normed", weights.input_norm)
+        normed = at(name, rms_norm(hidden, norm, config.eps))
+        if block in MIXERS:
+            made, memory = MIXERS[block].mix(
+                config, weights.mixer, normed, memory, positions, at, **forms.get(block, {}))
+        else:
+            made = at("mlp", mlp(config, weights.mlp, normed))
+        hidden = at("hidden" if number == len(blocks) - 1 else "residual", hidden + made)
+    return hidden, memory
 
 
 def embed(weights: Weights, tokens: torch.Tensor, see: See = unseen, stage: str = "trunk") -> torch.Tensor:

@@ -18,7 +18,10 @@ Get = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
+    """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V].
+
+    With a decay per channel: a [HV*K, D], dt_bias [HV*K].
+    """
 
     qkv: torch.Tensor
     z: torch.Tensor
@@ -154,17 +157,16 @@ def _block(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> BlockWeight
 
 
 def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) -> tuple[LayerWeights, ...]:
-    every = range(len(config.layer_kinds))
+    every = range(len(config.layers))
     return tuple(layer_of(config, f"{root}.layers.{index}", index, checkpoint.tensors, get) for index in every)
 
 
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
     """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
-    gdn = config.layer_kinds[index] == "gdn"
-    experts = config.experts and index not in config.dense_layers
+    recurrent, experts = index in config.recurrent, "moe" in config.layers[index]
     return LayerWeights(
         input_norm=get(f"{at}.input_layernorm.weight"),
-        mixer=_gdn(config, f"{at}.linear_attn", get) if gdn else _attention(f"{at}.self_attn", get),
+        mixer=_gdn(config, f"{at}.linear_attn", get) if recurrent else _attention(f"{at}.self_attn", get),
         post_norm=get(f"{at}.post_attention_layernorm.weight"),
         mlp=_moe(config, f"{at}.mlp", stored, get) if experts else _mlp(f"{at}.mlp", get),
     )

@@ -123,7 +123,7 @@ def _trunk(case: Case, width: str) -> Parity:
             model.save_pretrained(saved)
         weights = Weights.of(Checkpoint.open(saved), dtype)
     tokens = _tokens(weights.config.vocab)
-    cached = "attention" in weights.config.layer_kinds  # HF's cache raises on GDN layers alone
+    cached = weights.config.attending  # HF's cache raises on GDN layers alone
     uncached = None if cached else oracle.run(model, tokens, (TOKENS,), cached=False)
     errors = [
         _errors(_run(weights, tokens, parts), uncached or oracle.run(model, tokens, parts)) for parts in WAYS.values()

@@ -137,7 +137,7 @@ def test_the_model_for_vllm_on_a_cpu_has_the_same_states(tmp_path: Path, instep:
 @pytest.mark.parametrize(("field", "value", "says"), [
     ("rms_norm_eps", 1e-5, "recording.json: config: eps: found 1e-05, expected 1e-06, as in"),
     ("full_attention_interval", 2, ""),  # layer_types are stated
-    ("layer_types", ["linear_attention"] * 4, "recording.json: config: layer_kinds: found"),
+    ("layer_types", ["linear_attention"] * 4, "recording.json: config: layers: found"),
     ("mtp_num_hidden_layers", 0, "recording.json: config: mtp_layers: found 0, expected 1"),
     ("hidden_size", "wide", "recording.json: config.json: hidden_size: found 'wide'"),
     ("model_type", "llama", "recording.json: config.json: model_type: found 'llama'"),

@@ -66,7 +66,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_every_product_of_a_layer_belongs_to_a_form(model: Weights) -> None:
     """As many as the model has: projections, taps, three a token in the delta rule, two in attention, the MLP's."""
     config = model.config
-    for index, kind in enumerate(config.layer_kinds):
+    for index, kind in enumerate(config.mixers):
         operands = Operands({}, model)
         memory = trunk.empty_memory(config, kind, torch.float32)
         hidden = torch.randn(TOKENS, config.hidden, generator=torch.Generator().manual_seed(0))

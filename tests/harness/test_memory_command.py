@@ -160,7 +160,7 @@ def config_of_experts(tmp_path: Path, experts: int) -> Path:
 @pytest.mark.parametrize("experts", [4, 2**31])
 def test_expert_weights_are_counted_without_listing_names(experts: int, tmp_path: Path) -> None:
     config = ModelConfig.from_file(config_of_experts(tmp_path, experts))
-    layers, more = len(config.layer_kinds) + config.mtp_layers, replace(config, experts=experts + 1)
+    layers, more = len(config.layers) + config.mtp_layers, replace(config, experts=experts + 1)
     each = config.hidden + 3 * config.hidden * config.expert_intermediate  # its router row and its three matrices
     assert weights_bytes(more, torch.bfloat16) - weights_bytes(config, torch.bfloat16) == 2 * layers * each
     if experts < 9:

@@ -295,7 +295,7 @@ def moved(one: Run, other: Run) -> set[str]:
 def test_op_rerun_uses_the_subjects_rows_and_changes_nothing_after(rerunnable: Rerunnable, kind: str) -> None:
     weights, contexts = rerunnable
     piece = next(p for _, found in contexts for p in found
-                 if p.span.kind == "verify" and p.layer == weights.config.layer_kinds.index(kind))  # fmt: skip
+                 if p.span.kind == "verify" and p.layer == weights.config.mixers.index(kind))  # fmt: skip
     right = rerun(piece, weights)
     for component, readers in READ_BY[kind].items():
         changed = 1.25 * piece.own[piece.place(component)]
@@ -324,7 +324,7 @@ def test_rows_that_are_not_shown_or_do_not_fit_are_the_references_own(rerunnable
 
 def test_rerun_accepts_another_position_configuration_or_memory(rerunnable: Rerunnable) -> None:
     weights, contexts = rerunnable
-    kinds = weights.config.layer_kinds
+    kinds = weights.config.mixers
     attention, recurrent = (
         next(p for _, found in contexts for p in found
              if p.span.kind == "verify" and p.stage == "trunk" and p.layer == kinds.index(kind))

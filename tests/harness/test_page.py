@@ -229,7 +229,7 @@ def test_page_of_a_long_trace_is_built_and_drawn_fast(tmp_path: Path, shown: Cal
     """2,000 events of 64 layers; all cells have different numbers."""
     events = round_of("a")
     trace = trace_of(*(event for _ in range(400) for event in events))
-    config = SimpleNamespace(layer_kinds=KINDS * 16)
+    config = SimpleNamespace(mixers=KINDS * 16)
     plan = SimpleNamespace(**vars(PLAN) | {"checkpoint": SimpleNamespace(**vars(PLAN.checkpoint) | {"config": config})})
     places = [Place("trunk", layer, "state") for layer in range(64)]
     compared = [

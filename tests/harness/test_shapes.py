@@ -28,14 +28,14 @@ def test_a_shape_adds_up_to_the_published_model(name: str) -> None:
     config = replace(shape(name), mtp_layers=0)
     total = sum(math.prod(size) for size in expected_shapes(config).values()) / 1e9
     assert total == pytest.approx(PUBLISHED[name], rel=0.005)
-    assert config.layer_kinds[:4] == ("gdn", "gdn", "gdn", "attention") and config.rotary_dim == 64
+    assert config.mixers[:4] == ("gdn", "gdn", "gdn", "attention") and config.rotary_dim == 64
     assert shape(name).mtp_layers == 1
 
 
 def test_a_cut_keeps_the_first_layers_and_their_weights() -> None:
     whole = narrow("qwen3.5-9b", layers=8)
     few = cut(whole, layers=3, vocab=16)
-    assert few.layer_kinds == ("gdn", "gdn", "gdn") and few.vocab == 16
+    assert few.mixers == ("gdn", "gdn", "gdn") and few.vocab == 16
     parts = {parts: random_checkpoint(config, seed=3).tensors for parts, config in (("few", few), ("whole", whole))}
     name = "model.layers.2.linear_attn.in_proj_qkv.weight"
     assert torch.equal(parts["few"][name], parts["whole"][name])

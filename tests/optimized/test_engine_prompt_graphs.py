@@ -71,9 +71,9 @@ def test_segments_do_what_the_eager_run_of_the_bucket_does(checkpoint: Checkpoin
 
 def parts(checkpoint: Checkpoint) -> Iterator[tuple[str, int]]:
     """A segment before and after each GDN layer, whose mixer is an eager call."""
-    for number in range(checkpoint.config.layer_kinds.count("gdn")):
+    for number in range(len(checkpoint.config.recurrent)):
         yield from (("segment", number), ("eager", number))
-    yield "segment", checkpoint.config.layer_kinds.count("gdn")
+    yield "segment", len(checkpoint.config.recurrent)
 
 
 @few(1)

@@ -174,7 +174,7 @@ def test_a_ring_takes_less_than_a_fiftieth_of_the_snapshots() -> None:
         return bytes_per(STRATEGIES[strategy].demands(config, sizes), guarded=False)
 
     snapshots, rerun, lazy, columns = map(costs, ("snapshot", "rerun", "lazy_rerun", "columns"))
-    one = 4 * 32 * 128 * 128 * config.layer_kinds.count("gdn")  # bytes of a request's states
+    one = 4 * 32 * 128 * 128 * len(config.recurrent)  # bytes of a request's states
     assert (snapshots["slot"], snapshots["row"]) == (one, 4 * one)
     assert 0 < 50 * rerun["ring"] < snapshots["row"]
     mark = rerun["slot"] - one
@@ -188,7 +188,7 @@ def test_a_ring_costs_what_it_keeps(activation: torch.dtype) -> None:
     """Keys and gates of two windows, updates (or values) of one, in fp32 whatever the activations are."""
     config, widest = ModelConfig.from_dict(config_of()), 4
     H, HV, K, V = config.key_heads, config.value_heads, config.key_dim, config.value_dim
-    layers = config.layer_kinds.count("gdn")
+    layers = len(config.recurrent)
     sizes = Sizes(load("plain").types(activation, torch.float32), "VK", CAPACITY, widest)
     of_updates, of_inputs = (RERUN.demands(config, replace(sizes, keeps=keeps)) for keeps in ("update", "inputs"))
     costs = [bytes_per(wanted, guarded=False)["ring"] for wanted in (of_updates, of_inputs)]

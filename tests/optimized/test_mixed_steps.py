@@ -332,4 +332,4 @@ def test_labels_are_right_in_random_steps(model: Model, strategy: str, data: st.
 
 def test_constants_of_this_file_match_the_model(model: Model) -> None:
     assert model.checkpoint.config.conv_width == CONV_WIDTH and model.checkpoint.config.mtp_layers == 1
-    assert model.checkpoint.config.layer_kinds == ("gdn", "attention")
+    assert model.checkpoint.config.mixers == ("gdn", "attention")

@@ -19,10 +19,10 @@ from support.inputs.checkpoints import config_of
 def test_a_dense_file_is_read() -> None:
     config = ModelConfig.from_dict(config_of("dense"))
     assert config.model_type == "qwen3_5"
-    assert config.layer_kinds == ("gdn", "gdn", "gdn", "attention")
+    assert config.mixers == (*["gdn"] * 3, "attention")
     assert (config.key_heads, config.value_heads, config.key_dim, config.value_dim) == (2, 4, 8, 16)
     assert (config.head_dim, config.rotary_dim, config.rope_theta) == (16, 4, 1e7)
-    assert (config.experts, config.dense_layers, config.mtp_layers) == (0, (), 1)
+    assert (config.experts, {mlp for _, mlp in config.layers}, config.mtp_layers) == (0, {"mlp"}, 1)
 
 
 def test_a_multimodal_file_is_read_at_its_text_config() -> None:
@@ -56,9 +56,9 @@ def test_missing_field_has_the_default_of_its_class() -> None:
         rope_parameters={"rope_theta": 1e7},
     ))
     assert (config.head_dim, config.rotary_dim) == (256, 64)
-    assert config.layer_kinds == ("gdn", "gdn", "gdn", "attention")
+    assert config.mixers == (*["gdn"] * 3, "attention")
     assert (config.norm_topk, config.output_gate, config.tied) == (True, "silu", False)
-    assert (config.dense_layers, config.mtp_layers) == ((), 0)
+    assert ({mlp for _, mlp in config.layers}, config.mtp_layers) == ({"moe"}, 0)
 
 
 @pytest.mark.parametrize(("stated", "gate"), [("silu", "silu"), ("swish", "silu"), ("sigmoid", "sigmoid")])
@@ -73,19 +73,24 @@ def test_place_after_the_last_layer_sorts_after_every_layer() -> None:
 def test_layer_types_take_precedence_over_the_interval() -> None:
     types = ["full_attention", "linear_attention", "linear_attention"]
     config = ModelConfig.from_dict(config_of("dense", num_hidden_layers=3, layer_types=types))
-    assert config.layer_kinds == ("attention", "gdn", "gdn")
+    assert config.mixers == ("attention", "gdn", "gdn")
     every_second = ModelConfig.from_dict(config_of("dense", full_attention_interval=2))
-    assert every_second.layer_kinds == ("gdn", "attention", "gdn", "attention")
+    assert every_second.mixers == ("gdn", "attention", "gdn", "attention")
+
+
+def dense(data: dict[str, Any]) -> list[int]:
+    """The layers without experts."""
+    return [layer for layer, blocks in enumerate(ModelConfig.from_dict(data).layers) if "mlp" in blocks]
 
 
 def test_layers_without_experts_follow_the_list_and_the_step() -> None:
-    assert ModelConfig.from_dict(config_of("next", mlp_only_layers=[2])).dense_layers == (2,)
-    assert ModelConfig.from_dict(config_of("next", decoder_sparse_step=2)).dense_layers == (0, 2)
+    assert dense(config_of("next", mlp_only_layers=[2])) == [2]
+    assert dense(config_of("next", decoder_sparse_step=2)) == [0, 2]
 
 
 def test_only_qwen3_next_has_layers_without_experts() -> None:
     """Qwen3.5-MoE's classes know no such fields and build experts everywhere."""
-    assert ModelConfig.from_dict(config_of("moe", mlp_only_layers=[2], decoder_sparse_step=2)).dense_layers == ()
+    assert dense(config_of("moe", mlp_only_layers=[2], decoder_sparse_step=2)) == []
 
 
 def test_only_qwen3_next_may_skip_renormalisation() -> None:
@@ -97,11 +102,11 @@ def test_drafter_configuration_is_a_separate_object() -> None:
     config = ModelConfig.from_dict(config_of("next", mlp_only_layers=[0], mtp_num_hidden_layers=2))
     before = dataclasses.asdict(config)
     drafter = config.drafter()
-    assert drafter.layer_kinds == ("attention", "attention")
-    assert (drafter.dense_layers, drafter.mtp_layers, drafter.experts) == ((), 0, config.experts)
+    assert drafter.mixers == ("attention", "attention")
+    assert ({mlp for _, mlp in drafter.layers}, drafter.mtp_layers, drafter.experts) == ({"moe"}, 0, config.experts)
     assert dataclasses.asdict(config) == before
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.layer_kinds = ()  # type: ignore[misc]
+        config.layers = ()  # type: ignore[misc]
 
 
 IMPOSSIBLE: dict[str, list[Any]] = {

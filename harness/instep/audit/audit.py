@@ -157,7 +157,7 @@ def audit(
         stopped = replay.verdict.stopped and f"{replay.verdict.stopped}, after {replay.verdict.events} events"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
     return Audit(found, words, precision, what, replay, verdict, assumed, digest, time.perf_counter() - begun, peak,
-                 texts, trace, disk.config.layer_kinds, None if steps is None else len(steps), span, one_step,
+                 texts, trace, disk.config.mixers, None if steps is None else len(steps), span, one_step,
                  stopped)  # fmt: skip
 
 

@@ -84,7 +84,7 @@ class Pass:
     def layer(self, weights: LayerWeights, index: int, hidden: torch.Tensor, prompt: int) -> torch.Tensor:
         """All rows of one text. prompt: how many of them are its prompt's."""
         lean = Weights(self.config, hidden, (weights,), hidden, hidden, None)
-        memory = trunk.empty_memory(self.config, self.config.layer_kinds[index], self.width)
+        memory = trunk.empty_memory(self.config, self.config.mixers[index], self.width)
         done = []
         for rows, chunk in pieces(len(hidden), prompt):
             with self.begin(lean, chunk):
@@ -196,7 +196,7 @@ def walk(
     rows = embedded(disk, texts)
     hidden = {draw: [one.to(each.width) for one in rows] for draw, each in passes.items()}
     noise = {draw: [torch.full((len(one),), TRUTH_ERROR, dtype=torch.float64) for one in rows] for draw in draws}
-    for index in range(len(config.layer_kinds)):
+    for index in range(len(config.layers)):
         at = f"model.layers.{index}"
         stored = disk.read(name for name in names if name.startswith(f"{at}."))
         for width in dict.fromkeys(each.width for each in passes.values()):
@@ -210,7 +210,7 @@ def walk(
                     ]
             del cast, weights
         _add(noise, hidden)
-        progress("layers", index + 1, len(config.layer_kinds))
+        progress("layers", index + 1, len(config.layers))
     norm = disk.read([NORM])[NORM]
     behind = [slice(0 if whole else len(text.prompt) - 1, None) for text in texts]
     final = {

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from instep_optimized.memory.budget import conv_window, of_kind, state_block
+from instep_optimized.memory.budget import conv_window, state_block
 from instep_reference.contract import engine as e
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
@@ -75,7 +75,7 @@ def replayed(
     begin = first_served(trace, judged.start)
 
     def make(directory: Path, room: object, **told: object) -> Player:
-        return Player(recorded, precision, shows, of_kind(config, "gdn"), begin)
+        return Player(recorded, precision, shows, config.recurrent, begin)
 
     dtype = str(precision.activation).removeprefix("torch.")
     setting = Replayed(engine=recorded.engine, dtype=dtype, served=ByVerbs(recorded.engine, make))
@@ -257,9 +257,9 @@ def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str], judg
     """Refuse a recording in which a declared tensor is missing or has another shape: of these events, and the states
     before them.
     """
-    unknown = [layer for layer in recorded.layers or () if layer not in of_kind(config, "gdn")]
+    unknown = [layer for layer in recorded.layers or () if layer not in config.recurrent]
     if unknown:
-        raise BadInput(f"{META}: attached.layers", found=unknown, expected=f"some of {of_kind(config, 'gdn')}")
+        raise BadInput(f"{META}: attached.layers", found=unknown, expected=f"some of {config.recurrent}")
     heads, keys, values = state_block(config)
     state = (heads, keys, values) if recorded.layout == "KV" else (heads, values, keys)
     shapes = {"conv": conv_window(config), "state": state}
@@ -280,7 +280,7 @@ def complete(recorded: Recorded, config: ModelConfig, shows: Sequence[str], judg
                     either = {count, 1} if row.kind == "prefill" else {count}
                     wanted[f"{key}.{row.request}"] = [(many, widths[key]) for many in either]
         if "states" in shows:
-            layers, requests = of_kind(config, "gdn"), wrote(event)
+            layers, requests = config.recurrent, wrote(event)
             if recorded.layers is not None:
                 shown = recorded.tensors(index)
                 layers, requests = recorded.layers, [name for name in requests if has_states(shown, name)]

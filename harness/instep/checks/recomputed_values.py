@@ -89,7 +89,7 @@ class Derived:
                     x = before_rounding(found, truth, stored, state)
             result = measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants)
             if isinstance(stored, Blocked) and found is not None and fits and not result.agrees:
-                slot, kinds = slot_of(context, piece.request), self.oracle.config.layer_kinds
+                slot, kinds = slot_of(context, piece.request), self.oracle.config.mixers
                 for known, other in fell(piece, kinds, stored.seed, slot) if stored.seed is not None else ():
                     x = before_rounding(found, truth, stored, other)
                     if measured(self._spot(context, piece, "state"), x, truth, sampled, stored=grants).agrees:

@@ -220,7 +220,7 @@ class Operands:
 
     def _experts(self, place: Place) -> bool:
         config = self.config if place.stage == "trunk" else self.config.drafter()
-        return bool(config.experts) and place.layer not in config.dense_layers
+        return "moe" in config.layers[place.layer]
 
 
 def _memory(x: torch.Tensor) -> range:

@@ -200,15 +200,16 @@ class Planner:
         if self.whole:
             tokens = self._tokens(span)
             yield self._task(span, "trunk", STAGE_LEVEL, lambda w, see: _embedded(w, tokens, "trunk", see))
-        for layer, kind in enumerate(self.config.layer_kinds):
-            hidden = self._hidden(span, layer) if self.whole or kind == "gdn" else None
+        for layer in range(len(self.config.layers)):
+            recurrent = layer in self.config.recurrent
+            hidden = self._hidden(span, layer) if self.whole or recurrent else None
             if hidden is not None:
-                run = self._gdn if kind == "gdn" else self._attention
+                run = self._recurrence if recurrent else self._attention
                 yield run(span, before, layer, hidden)
         if self.whole and self.config.block is not None:
             yield from self._features(span, self.config.block.target_layer_ids)
         if self.whole:
-            yield from self._answers(span, "trunk", len(self.config.layer_kinds) - 1)
+            yield from self._answers(span, "trunk", len(self.config.layers) - 1)
 
     def _features(self, span: RowSpan, layers: Sequence[int]) -> Iterator[Task]:
         """The rows that a block drafter reads, layer by layer side by side. Nothing is computed."""
@@ -273,7 +274,7 @@ class Planner:
         return self._task(
             span, "trunk", layer, LayerWork("trunk", layer, hidden, span.start, memory, self._parents(span)))
 
-    def _gdn(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
+    def _recurrence(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
         parents = self._parents(span)
         memory = GdnMemory(before.conv[layer], before.state[layer]) if span.start else None
         work = LayerWork("trunk", layer, hidden, span.start, memory, parents)
@@ -350,7 +351,7 @@ class Planner:
         root = context.expected.roots_after[name]
         known = (*context.expected.prompts[name], *(() if root is None else (root,)))
         tokens = list(known[span.start + 1 :]) if span.kind == "prefill" else [cast(int, root)]
-        bare = rows(context.subject, Place("trunk", len(self.config.layer_kinds) - 1, "hidden"), span_of_trunk)
+        bare = rows(context.subject, Place("trunk", len(self.config.layers) - 1, "hidden"), span_of_trunk)
         others = [] if bare is None else [(BEFORE_NORM.known("the target's rows", "the"), bare)]
         others.append((SHIFTED.known(), hidden.roll(1, 0)))
         yield from self._layers(span, tokens, hidden, context.subject.before[name], others)

@@ -16,6 +16,7 @@ from instep_reference import gdn, trunk
 from instep_reference.attention import attend_both_ways, rotate
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See
+from instep_reference.contract.recurrences import RECURRENCES
 from instep_reference.gdn import GdnMemory, Recurred, recur
 from instep_reference.norms import rms_norm
 from instep_reference.trunk import Forms
@@ -48,7 +49,7 @@ class LayerWork:
         elif self.stage != "trunk":
             config, layers = config.drafter(), draft_of(weights).layers
         if self.memory is None:
-            memory = trunk.empty_memory(config, config.layer_kinds[self.layer], like.dtype, like.device)
+            memory = trunk.empty_memory(config, config.mixers[self.layer], like.dtype, like.device)
         else:
             own: Any = self.memory
             memory = type(own)(*(getattr(own, field.name).to(like) for field in fields(own)))
@@ -111,7 +112,8 @@ def to_state(
         if not read and tree is None:
             return gdn.state_after(weights.config, mine.mixer, normed, memory, at)
         positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
-        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **forms.get("gdn", {}))[1].state
+        other = forms.get(weights.config.mixers[number], {})
+        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **other)[1].state
 
     return work
 
@@ -141,10 +143,8 @@ def block_of(weights: Weights) -> BlockWeights:
 def forms(parents: Sequence[int]) -> Forms:
     """For `trunk.layer`. parents: of each node, -1 for the root; the memory before the window is the layer's."""
     tree = tuple(parents)
-    return {
-        "gdn": {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)},
-        "attention": {"read": partial(read_tree, tree)},
-    }
+    recurrent = {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)}
+    return {"attention": {"read": partial(read_tree, tree)}, **{mixer: recurrent for mixer in RECURRENCES}}
 
 
 def recur_tree(

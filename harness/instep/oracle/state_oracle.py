@@ -14,7 +14,6 @@ from types import MappingProxyType
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.config import LayerKind
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import RequestState
 from instep_reference.weights import Weights
@@ -36,8 +35,7 @@ class StateOracle(Oracle):
     ) -> None:
         """device: where pieces are computed; layers: the judged ones, None: every GDN layer."""
         config, self.device = replace(checkpoint.config, mtp_layers=0, block=None), device
-        kinds = enumerate(config.layer_kinds)
-        self.gdn_layers = [n for n, kind in kinds if kind == "gdn" and (layers is None or n in layers)]
+        self.gdn_layers = [n for n in config.recurrent if layers is None or n in layers]
         lean = _lean(checkpoint, self.gdn_layers)
         self._begin(config, rounds, Runner(
             Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products))
@@ -74,10 +72,9 @@ class StatePlanner(Planner):
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
     """A model of its GDN layers alone, renumbered, with one token, and an MLP and an output of one row."""
-    kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in gdn_layers)
+    blocks = tuple((checkpoint.config.mixers[layer], "mlp") for layer in gdn_layers)
     config = replace(
-        checkpoint.config, layer_kinds=kinds, vocab=1, tied=True, intermediate=1, experts=0,
-        dense_layers=(), mtp_layers=0, block=None,
+        checkpoint.config, layers=blocks, vocab=1, tied=True, intermediate=1, experts=0, mtp_layers=0, block=None,
     )
     tensors = {name: checkpoint.tensors[name][:1] for name in ("model.embed_tokens.weight", "model.norm.weight")}
     for number, layer in enumerate(gdn_layers):

@@ -287,7 +287,7 @@ def _model_of(trace: Trace) -> Path:
 
 def must_have(layers: Iterable[int], config: ModelConfig) -> None:
     """Refuse layers that the model does not have."""
-    count = max(len(config.layer_kinds), config.mtp_layers,
+    count = max(len(config.layers), config.mtp_layers,
                 0 if config.block is None else config.block.num_hidden_layers)  # fmt: skip
     for layer in layers:
         if not 0 <= layer < count:

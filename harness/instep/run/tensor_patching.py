@@ -93,8 +93,7 @@ def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
 def _remembers(component: str, config: ModelConfig) -> list[Place]:
     """The places of the model with this component of memory."""
     paged = component in ("keys", "values")
-    kind = "attention" if paged else "gdn"
-    trunk = [Place("trunk", layer, component) for layer, its in enumerate(config.layer_kinds) if its == kind]
+    trunk = [Place("trunk", layer, component) for layer in (config.attending if paged else config.recurrent)]
     drafts = [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
     blocks = 0 if config.block is None or not paged else config.block.num_hidden_layers
     return trunk + drafts + [Place("extend", layer, component) for layer in range(blocks)]

@@ -23,8 +23,8 @@ from instep_reference.contract.config import ModelConfig
 VOCAB, PAGE_SIZE, WINDOW = 64, 4, 4
 # Two GDN layers around one attention layer: so errors pass through both kinds.
 COMMON = {
-    "layer_kinds": ("gdn", "attention", "gdn"), "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1,
-    "head_dim": 16, "rotary_dim": 4, "dense_layers": (), "mtp_layers": 1, "vocab": VOCAB,
+    "hidden": 32, "intermediate": 48, "heads": 2, "kv_heads": 1,
+    "head_dim": 16, "rotary_dim": 4, "mtp_layers": 1, "vocab": VOCAB,
 }
 # r = HV / H of 1, 2 and 3; K under, over and equal to V; V no multiple of the 8 columns of a block.
 GDN = (
@@ -76,8 +76,10 @@ def trees(number: int) -> bool:
 
 
 def config(number: int) -> ModelConfig:
-    mlp = EXPERTS if number % 4 == 3 else {}
-    return replace(shape("qwen3.5-9b", layers=3), **{**COMMON, **GDN[number % len(GDN)], **mlp})  # type: ignore[arg-type]
+    whole, experts = shape("qwen3.5-9b"), EXPERTS if number % 4 == 3 else {}
+    around, between = (whole.mixers[layers[0]] for layers in (whole.recurrent, whole.attending))
+    layers = tuple((mixer, "moe" if experts else "mlp") for mixer in (around, between, around))
+    return replace(whole, layers=layers, **{**COMMON, **GDN[number % len(GDN)], **experts})  # type: ignore[arg-type]
 
 
 def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Policy:

@@ -14,7 +14,7 @@ import torch
 
 from instep.campaign.shapes import shape
 from instep_optimized.ops.op_protocols import Ops
-from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
 
@@ -57,10 +57,10 @@ class Ground:
     def config(self, value_heads: int, layers: int) -> ModelConfig:
         """A model that consists of this many GDN layers."""
         heads, key_dim, value_dim = TINY if self.tiny else REAL
-        kinds: tuple[LayerKind, ...] = tuple("gdn" for _ in range(layers))
+        whole = shape("qwen3.5-9b")
         return replace(
-            shape("qwen3.5-9b"), layer_kinds=kinds, value_heads=value_heads, mtp_layers=0, hidden=64, key_heads=heads,
-            key_dim=key_dim, value_dim=value_dim,
+            whole, layers=(whole.layers[whole.recurrent[0]],) * layers, value_heads=value_heads, mtp_layers=0,
+            hidden=64, key_heads=heads, key_dim=key_dim, value_dim=value_dim,
         )
 
     def layers(self, bytes_each: float, least: int = 2, most: int = 48) -> int:

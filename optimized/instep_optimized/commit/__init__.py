@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Component, Sizes, conv_window, of_kind, state_block, with_scales
+from ..memory.budget import Component, Sizes, conv_window, state_block, with_scales
 from ..memory.pool import Demand
 from ..ops.op_protocols import Ops
 from .base import StrategySpec
@@ -57,7 +57,7 @@ def make(
         for name, spec in _chosen(strategy, conv, ops)
     )
     brought = ops is not None and not {strategy, conv}.isdisjoint(ops.keepers)
-    asked = PeekShapes(of_kind(config, "gdn"), conv_window(config), state_block(config)) if brought else None
+    asked = PeekShapes(config.recurrent, conv_window(config), state_block(config)) if brought else None
     return CommitPair(of_conv, of_state, asked, trees=sizes.capacity.trees)
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Blocked, Storage, scaled
 from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import BadInput, Unsupported
@@ -90,13 +90,13 @@ def must_fill_pitch(wanted: tuple[Demand, ...]) -> None:
 def demands(config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
     """The pools of every engine, whatever the strategy: KV pages of target and draft layers, and the slot table."""
     capacity, pages = sizes.capacity, max(sizes.capacity.pages) + 1
-    kept = _kv("", config, of_kind(config, "attention"), capacity.page_size, pages, sizes.types.kv)
+    kept = _kv("", config, config.attending, capacity.page_size, pages, sizes.types.kv)
     if config.mtp_layers:
         drafter = config.drafter()
-        kept += _kv("draft_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
+        kept += _kv("draft_", drafter, drafter.attending, capacity.page_size, pages, sizes.types.kv)
     if config.block is not None:
         drafter = config.block_model()
-        kept += _kv("block_", drafter, of_kind(drafter, "attention"), capacity.page_size, pages, sizes.types.kv)
+        kept += _kv("block_", drafter, drafter.attending, capacity.page_size, pages, sizes.types.kv)
     return (*with_scales(kept), *_board(config, sizes))
 
 
@@ -138,7 +138,7 @@ def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
     state = component == "state"
     dtype, tiles = _stored(sizes.types.state) if state else (sizes.types.conv, None)
     return Demand(
-        component, "slot", of_kind(config, "gdn"), max(sizes.capacity.slots) + 1,
+        component, "slot", config.recurrent, max(sizes.capacity.slots) + 1,
         state_block(config) if state else conv_window(config), dtype, transposed=state and sizes.transposed,
         means=Meaning(component), tiles=tiles,
     )
@@ -257,11 +257,6 @@ def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Dem
     """Return how many requests of `tokens` tokens fit in `total` bytes."""
     none, one = (bytes_of(requests, tokens, page_size, wanted, guarded=guarded) for requests in (0, 1))
     return max(0, (total - none) // (one - none)) if one > none else 0
-
-
-def of_kind(config: ModelConfig, kind: LayerKind) -> tuple[int, ...]:
-    """The layers of one kind, in order."""
-    return tuple(layer for layer, found in enumerate(config.layer_kinds) if found == kind)
 
 
 def conv_window(config: ModelConfig) -> tuple[int, int]:

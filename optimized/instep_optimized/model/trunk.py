@@ -5,13 +5,14 @@ Leaves out: the layers (`gdn.py`, `attention.py`) and the draft head (`draft/`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.config import LayerKind, ModelConfig
+from instep_reference.contract.config import Block, ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .. import weights as w
 from ..commit.strategy_pair import Mixes
@@ -44,8 +45,9 @@ def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
     return lambda ops, hidden, batch, bound: hidden
 
 
-KINDS: dict[LayerKind, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
-    "gdn": _gdn, "attention": _attention, "elsewhere": _elsewhere,
+# By the mixer of the layer.
+LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
+    **dict.fromkeys(RECURRENCES, _gdn), "attention": _attention, "": _elsewhere,
 }
 
 
@@ -94,7 +96,7 @@ class Trunk:
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
-        layers = tuple(KINDS[kind](stored, layer, config, memory) for layer, kind in enumerate(config.layer_kinds))
+        layers = tuple(LAYERS[mixer](stored, layer, config, memory) for layer, mixer in enumerate(config.mixers))
         read = () if config.block is None else config.block.target_layer_ids
         return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps, read)
 

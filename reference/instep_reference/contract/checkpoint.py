@@ -61,7 +61,7 @@ class Checkpoint:
     def _with_block(self, directory: Path) -> Checkpoint:
         """Add the block drafter of this directory."""
         target, file = self.config, directory / "config.json"
-        block = BlockDrafter.read(file, target.vocab, target.hidden, len(target.layer_kinds))
+        block = BlockDrafter.read(file, target.vocab, target.hidden, len(target.layers))
         config, files = replace(target, block=block), _files(directory)
         stored = {PREFIX + name: where for name, where in _stored(files).items()}
         _must_fit(block_shapes(config).items(), stored)

@@ -7,6 +7,7 @@ Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from math import prod
 
 from .block_drafter import PREFIX
 from .config import ModelConfig
@@ -40,7 +41,7 @@ def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tup
     yield "model.norm.weight", (D,)
     if not config.tied:
         yield "lm_head.weight", (config.vocab, D)
-    for index in range(len(config.layer_kinds)):
+    for index in range(len(config.layers)):
         yield from _layer(config, f"model.layers.{index}", index, stored)
     if config.mtp_layers:
         yield "mtp.fc.weight", (D, 2 * D)
@@ -69,19 +70,19 @@ def _layer(
     shapes: Shapes = {
         f"{at}.input_layernorm.weight": (config.hidden,), f"{at}.post_attention_layernorm.weight": (config.hidden,)
     }
-    if config.layer_kinds[index] == "gdn":
+    if index in config.recurrent:
         shapes |= _gdn(config, f"{at}.linear_attn")
     else:
         shapes |= _attention(config, f"{at}.self_attn")
     yield from shapes.items()
-    if config.experts and index not in config.dense_layers:
+    if "moe" in config.layers[index]:
         yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
     else:
         yield from _mlp(config.hidden, config.intermediate, f"{at}.mlp").items()
 
 
 def _gdn(config: ModelConfig, at: str) -> Shapes:
-    D, HV = config.hidden, config.value_heads
+    D, HV, gate = config.hidden, config.value_heads, prod(config.lengths(config.recurrence.gate))
     keys, values = config.key_heads * config.key_dim, config.value_heads * config.value_dim
     if config.model_type == "qwen3_next":
         projections: Shapes = {
@@ -90,12 +91,12 @@ def _gdn(config: ModelConfig, at: str) -> Shapes:
     else:
         projections = {
             f"{at}.in_proj_qkv.weight": (2 * keys + values, D), f"{at}.in_proj_z.weight": (values, D),
-            f"{at}.in_proj_b.weight": (HV, D), f"{at}.in_proj_a.weight": (HV, D),
+            f"{at}.in_proj_b.weight": (HV, D), f"{at}.in_proj_a.weight": (gate, D),
         }
     return projections | {
         f"{at}.conv1d.weight": (2 * keys + values, 1, config.conv_width),
         f"{at}.A_log": (HV,),
-        f"{at}.dt_bias": (HV,),
+        f"{at}.dt_bias": (gate,),
         f"{at}.norm.weight": (config.value_dim,),
         f"{at}.out_proj.weight": (D, values),
     }

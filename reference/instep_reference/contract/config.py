@@ -6,6 +6,8 @@ Leaves out: weights (`checkpoint.py`) and everything that is not needed to compu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,13 +15,17 @@ import msgspec
 
 from .block_drafter import BlockDrafter
 from .errors import BadInput
+from .recurrences import RECURRENCES, Axes, Recurrence
 
-LayerKind = Literal["gdn", "attention", "elsewhere"]  # elsewhere: on another pipeline stage
+# A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a recurrence of RECURRENCES,
+# "attention", "mlp" or "moe".
+Block = str
+MLPS = ("mlp", "moe")
 
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
-KINDS: dict[str, LayerKind] = {"linear_attention": "gdn", "full_attention": "attention"}
+LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 # Names under which files state the number of MTP layers. Qwen3-Next's files state none:
 # it follows from the names of the tensors (`checkpoint.py`).
@@ -35,7 +41,7 @@ MOST_LAYERS = (1 << 16) - 1  # below `place_names.AFTER_LAYERS`, which must sort
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One alphabet of sizes: D = hidden, H/HV = key/value heads of GDN, K/V their widths, W = conv width.
+    """One alphabet of sizes: D = hidden, H/HV = key/value heads of a recurrence, K/V their widths, W = conv width.
 
     The draft head is described by `drafter()`, another frozen object; nothing can change this one.
     """
@@ -43,10 +49,10 @@ class ModelConfig:
     model_type: str  # without the suffix _text
     vocab: int
     hidden: int  # D
-    layer_kinds: tuple[LayerKind, ...]
+    layers: tuple[tuple[Block, ...], ...]  # of each layer its blocks, in order; none: it is on another pipeline stage
     eps: float
     tied: bool
-    # GDN
+    # layers with a recurrence
     key_heads: int  # H
     value_heads: int  # HV
     key_dim: int  # K
@@ -59,14 +65,13 @@ class ModelConfig:
     head_dim: int
     rotary_dim: int
     rope_theta: float
-    # MLP: dense when experts == 0
+    # MLP: a layer has experts if "moe" is among its blocks
     intermediate: int
     experts: int
     experts_per_token: int
     expert_intermediate: int
     shared_intermediate: int
     norm_topk: bool
-    dense_layers: tuple[int, ...]  # layers of a MoE model that have a dense MLP (mlp_only_layers, sparse step)
     # draft head
     mtp_layers: int
     # a block drafter, from a separate file; None: none is in use
@@ -82,18 +87,49 @@ class ModelConfig:
         """Read decoded JSON; multimodal files are read at their `text_config`."""
         return _read(_Fields(_text_part(data), data))
 
+    @cached_property
+    def mixers(self) -> tuple[Block, ...]:
+        """The mixer of each layer; "" if it has none, or is on another pipeline stage."""
+        return tuple(next((one for one in blocks if one not in MLPS), "") for blocks in self.layers)
+
+    @cached_property
+    def recurrent(self) -> tuple[int, ...]:
+        """The layers with a recurrence: they have a conv window and a state."""
+        return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer in RECURRENCES)
+
+    @cached_property
+    def attending(self) -> tuple[int, ...]:
+        """The layers with attention: they have keys and values."""
+        return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer and mixer not in RECURRENCES)
+
+    @cached_property
+    def recurrence(self) -> Recurrence:
+        """The row of the model's recurrence: it has one kind, or else none, and then any row does."""
+        found = [RECURRENCES[mixer] for mixer in self.mixers if mixer in RECURRENCES]
+        return [*found, *RECURRENCES.values()][0]
+
+    @cached_property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """The segments of a conv's channels, in order: (heads, channels of each)."""
+        row = self.recurrence
+        return tuple((heads, width) for heads, width in (self.lengths(row.places[part]) for part in row.conv))
+
+    def lengths(self, axes: Axes) -> tuple[int, ...]:
+        """Return the lengths of axes of a recurrence."""
+        sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim}
+        return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
+
     def drafter(self) -> ModelConfig:
         """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
-        kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(self.mtp_layers))
-        return replace(self, layer_kinds=kinds, dense_layers=(), mtp_layers=0, block=None)
+        layers = (("attention", "moe" if self.experts else "mlp"),) * self.mtp_layers
+        return replace(self, layers=layers, mtp_layers=0, block=None)
 
     def block_model(self) -> ModelConfig:
         """Describe the block drafter as a model of attention layers."""
         block = self.block
         assert block is not None, "there is a block drafter"
-        kinds: tuple[LayerKind, ...] = tuple("attention" for _ in range(block.num_hidden_layers))
         return replace(
-            self, layer_kinds=kinds, dense_layers=(), mtp_layers=0, block=None,
+            self, layers=(("attention", "mlp"),) * block.num_hidden_layers, mtp_layers=0, block=None,
             heads=block.num_attention_heads, kv_heads=block.num_key_value_heads, head_dim=block.head_dim,
             rotary_dim=block.rotary_dim, rope_theta=block.rope_theta, eps=block.rms_norm_eps,
             intermediate=block.intermediate_size, experts=0, experts_per_token=0, expert_intermediate=0,
@@ -193,12 +229,13 @@ def _read(f: _Fields) -> ModelConfig:
     heads, kv_heads = _multiple(f, "num_attention_heads", "num_key_value_heads")
     head_dim = f.whole("head_dim", default=HEAD_DIM)
     # Qwen3.5-MoE has experts in every layer, and no such fields
-    dense_layers = _dense_layers(f, layers) if experts and model_type == "qwen3_next" else ()
+    dense_layers = range(layers) if not experts else _dense_layers(f, layers) if model_type == "qwen3_next" else ()
+    mixers = _mixers(f, layers, next(row.name for row in RECURRENCES.values() if model_type in row.types))
     return ModelConfig(
         model_type=model_type,
         vocab=f.whole("vocab_size"),
         hidden=f.whole("hidden_size"),
-        layer_kinds=_layer_kinds(f, layers),
+        layers=tuple((mixer, "mlp" if layer in dense_layers else "moe") for layer, mixer in enumerate(mixers)),
         eps=f.positive("rms_norm_eps"),
         tied=f.flag("tie_word_embeddings", default=False),
         key_heads=key_heads,
@@ -212,14 +249,13 @@ def _read(f: _Fields) -> ModelConfig:
         head_dim=head_dim,
         rotary_dim=_rotary_dim(f, head_dim),
         rope_theta=_positive("rope_theta", f.rope("rope_theta")),
-        intermediate=f.whole("intermediate_size") if not experts or dense_layers else 0,
+        intermediate=f.whole("intermediate_size") if dense_layers else 0,
         experts=experts,
         experts_per_token=_experts_per_token(f, experts) if experts else 0,
         expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
         shared_intermediate=f.whole("shared_expert_intermediate_size") if experts else 0,
         # Qwen3.5-MoE has no such field and always renormalises
         norm_topk=f.flag("norm_topk_prob", default=True) if model_type == "qwen3_next" else bool(experts),
-        dense_layers=dense_layers,
         mtp_layers=next(
             (f.whole(name, least=0, most=MOST_LAYERS) for name in MTP_FIELDS if f.get(name) is not None), 0),
     )
@@ -255,18 +291,19 @@ def _multiple(f: _Fields, name: str, of: str) -> tuple[int, int]:
     return heads, groups
 
 
-def _layer_kinds(f: _Fields, layers: int) -> tuple[LayerKind, ...]:
-    stated = f.get("layer_types")
+def _mixers(f: _Fields, layers: int, recurrent: Block) -> tuple[Block, ...]:
+    """Return the mixer of every layer. recurrent: that of a linear layer."""
+    mixers, stated = {LINEAR: recurrent, FULL: "attention"}, f.get("layer_types")
     if stated is None:
         interval = f.whole("full_attention_interval", default=ATTENTION_INTERVAL)
-        return tuple("gdn" if (index + 1) % interval else "attention" for index in range(layers))
+        stated = [LINEAR if (index + 1) % interval else FULL for index in range(layers)]
     if not isinstance(stated, list) or len(stated) != layers:
         found = f"{len(stated)} entries" if isinstance(stated, list) else stated
         raise _bad("layer_types", found, f"a list of {layers} entries (num_hidden_layers)")
     for index, kind in enumerate(stated):
-        if not isinstance(kind, str) or kind not in KINDS:
-            raise _bad(f"layer_types[{index}]", kind, f"one of {', '.join(KINDS)}")
-    return tuple(KINDS[kind] for kind in stated)
+        if not isinstance(kind, str) or kind not in mixers:
+            raise _bad(f"layer_types[{index}]", kind, f"one of {', '.join(mixers)}")
+    return tuple(mixers[kind] for kind in stated)
 
 
 def _rotary_dim(f: _Fields, head_dim: int) -> int:

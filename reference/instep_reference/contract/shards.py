@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import prod
 
 from msgspec import structs
 
 from .block_drafter import PREFIX
-from .config import LayerKind, ModelConfig
+from .config import ModelConfig
 from .errors import BadInput
 from .place_names import Place
 
@@ -95,7 +96,7 @@ def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
     the results of the ranks are added. Experts are split by their columns (`expert_of`: whole ones).
     """
     queries, kv = Segment(config.heads, 2 * config.head_dim), Segment(config.kv_heads, config.head_dim, copied=True)
-    ratio = config.value_heads // config.key_heads
+    ratio, gate = config.value_heads // config.key_heads, config.lengths(config.recurrence.gate)
     mlps = [("mlp", config.intermediate), ("mlp.shared_expert", config.shared_intermediate)]
     mlps += [(r"mlp.experts.\d+", config.expert_intermediate)]
     experts = Segment(config.expert_intermediate)
@@ -109,8 +110,9 @@ def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
          Shard(0, (Segment(config.key_heads, 2 * config.key_dim + 2 * ratio * config.value_dim),))),
         ("linear_attn.in_proj_ba.weight", Shard(0, (Segment(config.key_heads, 2 * ratio),))),
         ("linear_attn.in_proj_z.weight", Shard(0, (Segment(config.value_heads, config.value_dim),))),
-        *((f"linear_attn.{name}", Shard(0, (Segment(config.value_heads),)))
-          for name in ("in_proj_b.weight", "in_proj_a.weight", "A_log", "dt_bias")),
+        *((f"linear_attn.{name}", Shard(0, (Segment(config.value_heads),))) for name in ("in_proj_b.weight", "A_log")),
+        *((f"linear_attn.{name}", Shard(0, (Segment(config.value_heads, prod(gate[1:])),)))
+          for name in ("in_proj_a.weight", "dt_bias")),
         ("linear_attn.out_proj.weight", Shard(1, (Segment(config.value_heads, config.value_dim),))),
         ("self_attn.q_proj.weight", Shard(0, (queries,))),
         ("self_attn.k_proj.weight", Shard(0, (kv,))),
@@ -135,12 +137,11 @@ def weight(config: ModelConfig, name: str) -> Shard | None:
 
 def rows(config: ModelConfig) -> Mapping[str, Shard]:
     """The named places whose rows are split, by component; axis 0 counts the rows."""
-    keys, values = Segment(config.key_heads, 1), Segment(config.value_heads, 1)
     queries, kv = Segment(config.heads, 1), Segment(config.kv_heads, 1, copied=True)
+    first = {"C": _channels(config, 1), "H": Shard(1, (Segment(config.key_heads),)),
+             "HV": Shard(1, (Segment(config.value_heads),))}  # fmt: skip
     return {
-        **dict.fromkeys(("qkv", "mixed"), _channels(config, 1)),
-        **dict.fromkeys(("q", "k"), Shard(1, (keys,))),
-        **dict.fromkeys(("z", "b", "a", "v", "log_decay", "beta", "core", "update", "gated"), Shard(1, (values,))),
+        **{component: first[axes[0]] for component, axes in config.recurrence.places.items()},
         **dict.fromkeys(("projected", "query", "attended", "opened"), Shard(1, (queries,))),
         **dict.fromkeys(("key_raw", "key", "value"), Shard(1, (kv,))),
     }
@@ -182,13 +183,12 @@ def config_of_stage(config: ModelConfig, stage: int, stages: int) -> ModelConfig
 
     Raises `BadInput` if there are more stages than layers.
     """
-    layers = len(config.layer_kinds)
+    layers = len(config.layers)
     if stages > layers:
         raise BadInput("--stages", found=stages, expected=f"at most {layers}, the layers of the model")
     own = layers_of(layers, stages)[stage]
-    kinds: tuple[LayerKind, ...] = tuple(
-        kind if layer in own else "elsewhere" for layer, kind in enumerate(config.layer_kinds))
-    return replace(config, layer_kinds=kinds, mtp_layers=config.mtp_layers if stage == stages - 1 else 0)
+    blocks = tuple(blocks if layer in own else () for layer, blocks in enumerate(config.layers))
+    return replace(config, layers=blocks, mtp_layers=config.mtp_layers if stage == stages - 1 else 0)
 
 
 def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelConfig:
@@ -234,6 +234,5 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
 
 def _channels(config: ModelConfig, axis: int) -> Shard:
-    """The conv channels q | k | v."""
-    keys = Segment(config.key_heads, config.key_dim)
-    return Shard(axis, (keys, keys, Segment(config.value_heads, config.value_dim)))
+    """The channels of the conv."""
+    return Shard(axis, tuple(Segment(*segment) for segment in config.segments))

@@ -64,5 +64,5 @@ def rows(
     positions = start + torch.arange(len(tokens), device=x.device)
     forms = {"attention": {"read": attend_both_ways}}
     for index, (layer, cache) in enumerate(zip(block.layers, caches, strict=True)):
-        x, _ = trunk.layer(config, layer, index, BLOCK, x, cache, positions, see, forms)  # type: ignore[arg-type]
+        x, _ = trunk.layer(config, layer, index, BLOCK, x, cache, positions, see, forms)
     return see(Place(BLOCK, AFTER_LAYERS, "final"), rms_norm(x, block.norm, config.eps))

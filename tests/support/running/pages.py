@@ -22,7 +22,7 @@ from instep_speed.gate.statistics import Ratio, Say, Spread
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 KINDS = ("gdn", "gdn", "gdn", "attention")
 PLAN = SimpleNamespace(
-    setting=Setting("plain"), checkpoint=SimpleNamespace(digest="d" * 64, config=SimpleNamespace(layer_kinds=KINDS))
+    setting=Setting("plain"), checkpoint=SimpleNamespace(digest="d" * 64, config=SimpleNamespace(mixers=KINDS))
 )
 
 

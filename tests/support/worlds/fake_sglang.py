@@ -190,7 +190,7 @@ class Model:
         opened = Checkpoint.open(checkpoint)
         self.weights = Weights.of(opened, torch.float32)
         self.config = opened.config
-        self.gdn = [layer for layer, kind in enumerate(self.config.layer_kinds) if kind == "gdn"]
+        self.gdn = self.config.recurrent
 
     def nothing(self) -> tuple[Any, ...]:
         return trunk.empty_memories(self.weights)

@@ -27,7 +27,7 @@ class Slotted(Keeping):
         super().__init__(model, dtype)
         self.room, self.slot = room, dict[str, int]()
         config = self.weights.config
-        self.gdn = [layer for layer, kind in enumerate(config.layer_kinds) if kind == "gdn"]
+        self.gdn = config.recurrent
         heads = config.value_heads, config.key_dim, config.value_dim
         channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
         units = max(room.slots) + 1

@@ -105,7 +105,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
 
 def _places(run: Run, held: Held) -> list[dict[str, Any]]:
     """Counts of what was compared, for every layer and draft step."""
-    kinds, places = run.case.plan.checkpoint.config.layer_kinds, defaultdict[Row, list[Comparison]](list)
+    kinds, places = run.case.plan.checkpoint.config.mixers, defaultdict[Row, list[Comparison]](list)
     for one in held.verdict.compared:
         places[Row.of(one.place)].append(one)
     return [

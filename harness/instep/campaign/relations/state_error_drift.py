@@ -59,7 +59,7 @@ INVERSES = (False, True)
 def hold(case: Case) -> Results:
     ops = case.ops
     assert ops is not None, "asked before"
-    layer = case.plan.checkpoint.config.layer_kinds.index("gdn")
+    layer = case.plan.checkpoint.config.recurrent[0]
     for form in ("window", "chunk"):
         yield from judged(by_the_op(case, ops, layer, form))
     for course in through_the_layers(case, ops):
@@ -115,7 +115,7 @@ def lacks(case: Case) -> str | None:
         return "an external engine has no op that can be run alone"
     if case.labels:
         return "labels have no error"
-    if "gdn" not in case.plan.checkpoint.config.layer_kinds:
+    if not case.plan.checkpoint.config.recurrent:
         return "this model has no state that could drift"
     return None
 
@@ -187,9 +187,7 @@ def through_the_layers(case: Case, ops: Ops) -> Iterator[LongRun | Stopped]:
     said, stored = declares(case.plan, ops), ops.types(setting.activation, setting.state).state
     truth, narrow = (Weights.of(case.plan.checkpoint, dtype) for dtype in (torch.float64, setting.width))
     lengths, kind = [standing.state.length for standing in record.standings], record.standings[-1].kind
-    for layer, mixes in enumerate(case.plan.checkpoint.config.layer_kinds):
-        if mixes != "gdn":
-            continue
+    for layer in case.plan.checkpoint.config.recurrent:
         place = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
         given = [record.rows.get((NAME, place, position)) for position in range(lengths[-1])]
         states = [standing.state.state.get(layer) for standing in record.standings]

@@ -21,7 +21,6 @@ from msgspec.structs import replace as with_fields
 
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.commit.lazy_rerun import LazyRerun
-from instep_optimized.memory.budget import of_kind
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import kind_of, named
 
@@ -204,7 +203,7 @@ def hold(case: Case) -> Results:
     alone = replace(setting, drafter="external", kept_dtype=None, chunk_dtype=None)  # no request loads a prefix
     case = replace(case, plan=replace(case.plan, setting=alone))
     ours = setting.strategy in STRATEGIES
-    gdn_layers = cycle(of_kind(case.plan.checkpoint.config, "gdn"))
+    gdn_layers = cycle(case.plan.checkpoint.config.recurrent)
     for before, after in (*CHANGES, *(OURS if ours else ())):
         found: list[Comparison | Skipped] = []
         if not case.labels:

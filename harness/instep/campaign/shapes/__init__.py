@@ -24,12 +24,10 @@ def shape(name: str, *, layers: int | None = None, vocab: int | None = None) -> 
 
 def cut(config: ModelConfig, *, layers: int | None = None, vocab: int | None = None) -> ModelConfig:
     """The same model with its first `layers` layers and the first `vocab` tokens."""
-    for name, asked, most in (("layers", layers, len(config.layer_kinds)), ("vocab", vocab, config.vocab)):
+    for name, asked, most in (("layers", layers, len(config.layers)), ("vocab", vocab, config.vocab)):
         if asked is not None and not 1 <= asked <= most:
             raise BadInput(name, found=asked, expected=f"1 to {most}")
-    kinds = config.layer_kinds[:layers]
-    dense = tuple(layer for layer in config.dense_layers if layer < len(kinds))
-    return replace(config, layer_kinds=kinds, dense_layers=dense, vocab=vocab or config.vocab)
+    return replace(config, layers=config.layers[:layers], vocab=vocab or config.vocab)
 
 
 def sized_like(where: str) -> ModelConfig:

@@ -46,7 +46,7 @@ def drawn(
     config: ModelConfig, name: str, size: tuple[int, ...], seed: int, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
     """One tensor, as it is stored."""
-    parts = 2 * len(config.layer_kinds)
+    parts = 2 * len(config.layers)
     return _draw(name, size, parts, seed, device).to(torch.float32 if name.endswith(FP32) else dtype)
 
 

@@ -19,6 +19,7 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.checkpoint_tensor_shapes import expected_shapes
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .token_stamps import DIGIT, DIGITS, KEYS, WIDTH, Stamp, columns, vocabulary
 
@@ -32,11 +33,11 @@ def config(requests: int, *, mtp_layers: int = 1) -> ModelConfig:
     """Three GDN layers, then one attention layer; two value heads per key head, K = V = 16."""
     return ModelConfig(
         model_type="qwen3_5", vocab=vocabulary(requests), hidden=HIDDEN,
-        layer_kinds=("gdn", "gdn", "gdn", "attention"), eps=1e-6, tied=True,
+        layers=((next(iter(RECURRENCES)), "mlp"),) * 3 + (("attention", "mlp"),), eps=1e-6, tied=True,
         key_heads=2, value_heads=4, key_dim=KEYS, value_dim=WIDTH, conv_width=4, output_gate="silu",
         heads=2, kv_heads=2, head_dim=WIDTH, rotary_dim=4, rope_theta=10000.0,
         intermediate=8, experts=0, experts_per_token=0, expert_intermediate=0, shared_intermediate=0, norm_topk=True,
-        dense_layers=(), mtp_layers=mtp_layers,
+        mtp_layers=mtp_layers,
     )  # fmt: skip
 
 
@@ -45,10 +46,11 @@ def stream_checkpoint(made: ModelConfig) -> Checkpoint:
     tensors = {name: torch.zeros(size) for name, size in expected_shapes(made).items()}
     tensors["model.embed_tokens.weight"] = _embedding(made)
     tensors["model.norm.weight"] += _unit(ONES)
-    for layer, kind in enumerate(made.layer_kinds):
+    for layer in range(len(made.layers)):
         at = f"model.layers.{layer}"
         tensors[f"{at}.input_layernorm.weight"] += _unit(ONES)
-        tensors |= _gdn(made, f"{at}.linear_attn", layer) if kind == "gdn" else _values(at, layer, (0, 0))
+        recurrent = layer in made.recurrent
+        tensors |= _recurrence(made, f"{at}.linear_attn", layer) if recurrent else _values(at, layer, (0, 0))
     if made.mtp_layers:
         tensors |= _draft(made, tensors)
     stored = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in tensors.items()}
@@ -75,7 +77,7 @@ def _unit(ones: int) -> float:
     return math.sqrt(ones / HIDDEN) - 1
 
 
-def _gdn(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tensor]:
+def _recurrence(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tensor]:
     keys = made.key_heads * made.key_dim
     key = torch.zeros(keys, HIDDEN)
     for head in range(made.key_heads):

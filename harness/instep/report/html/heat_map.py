@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ...verdict import Comparison
 from ..divergence_message import NAMES, drafting
@@ -22,7 +23,6 @@ from ..outcome_data import EXACT
 
 DETAILED = 200_000  # lines; with more, every cell keeps only the one that used most of its allowance
 TABLE, HEAD, DRAFT = STAGE_LEVEL - 1, AFTER_LAYERS, 0  # levels of rows other than layers of the trunk
-KINDS = {"gdn": "GDN"}
 
 
 class Row(NamedTuple):
@@ -44,7 +44,8 @@ class Row(NamedTuple):
             return drafting(self.stage).strip()
         named = {TABLE: "slots, pages, lengths", STAGE_LEVEL: "embedding", HEAD: "final rows, logits"}
         kind = kinds[self.level] if 0 <= self.level < len(kinds) else ""
-        return named.get(self.level) or f"layer {self.level} {KINDS.get(kind, kind)}".strip()
+        kind = kind.upper() if kind in RECURRENCES else kind
+        return named.get(self.level) or f"layer {self.level} {kind}".strip()
 
     def order(self) -> tuple[int, ...]:
         return Place(self.stage, self.level, "length").order()[:3]

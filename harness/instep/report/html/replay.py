@@ -40,7 +40,7 @@ def page_of(outcomes: Sequence[Outcome], trace: Trace) -> bytes:
 def charts_of(outcomes: Sequence[Outcome], trace: Trace) -> dict[str, Any]:
     """The heat maps of all runs, and the timeline."""
     plan = outcomes[0].plan
-    kinds = plan.checkpoint.config.layer_kinds
+    kinds = plan.checkpoint.config.mixers
     lanes = lanes_of(trace, kinds, overlap=plan.setting.overlap)
     return {**lanes.data(), "runs": [_run(outcome, lanes, kinds) for outcome in outcomes]}
 

@@ -108,7 +108,7 @@ class Asked:
     def _layers(self, request: str, count: int) -> Layers:
         given = self.verb("layers", request)
         must(isinstance(given, Mapping), "layers", given, "layers with their hidden rows")
-        known = set(range(len(self.config.layer_kinds)))
+        known = set(range(len(self.config.layers)))
         must(set(given) <= known, "layers", sorted(map(str, given)), f"layers of the model, 0 to {max(known)}")
         width = self.config.hidden
         return {layer: copied(f'layers: layer {layer} of "{request}"', rows, [{count}, {width}], f"[{count}, {width}]")
@@ -121,21 +121,21 @@ class Asked:
         if self.state_layers is not None and not self.made.has_state(request):
             return None
         shapes = conv_window(self.config), state_block(self.config)
-        return self._pair("state", request, "gdn", shapes, self.state_layers)
+        return self._pair("state", request, self.config.recurrent, shapes, self.state_layers)
 
     def kv(self, request: str) -> tuple[Layers, Layers]:
         """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""
         if not self.has("kv"):
             return {}, {}
         shape = (ANY, self.config.kv_heads, self.config.head_dim)
-        return self._pair("kv", request, "attention", (shape, shape))
+        return self._pair("kv", request, self.config.attending, (shape, shape))
 
     def nothing(self) -> tuple[Layers, ...]:
         """The state of a request before its first token: zeros in every GDN layer, and no KV entries."""
         conv, state = (dict[int, torch.Tensor]() for _ in range(2))
         keys = dict[int, torch.Tensor]()
-        for layer, kind in enumerate(self.config.layer_kinds):
-            memory = empty_memory(self.config, kind, torch.float32)
+        for layer, mixer in enumerate(self.config.mixers):
+            memory = empty_memory(self.config, mixer, torch.float32)
             if isinstance(memory, GdnMemory):
                 conv[layer], state[layer] = memory.window, memory.state
             else:
@@ -143,14 +143,14 @@ class Asked:
         return conv, state, keys, dict(keys)
 
     def _pair(
-        self, verb: str, request: str, kind: str, shapes: tuple[tuple[int, ...], ...],
+        self, verb: str, request: str, every: Sequence[int], shapes: tuple[tuple[int, ...], ...],
         chosen: Collection[int] | None = None,
     ) -> tuple[Layers, Layers]:
-        """chosen: the layers that are shown; None: all of this kind."""
+        """every: the layers that have such memory; chosen: those that are shown, None: all of them."""
         given = self.verb(verb, request)
         with calling(verb):
-            layers = [layer for layer, its in enumerate(self.config.layer_kinds)
-                      if its == kind and (chosen is None or layer in chosen)]  # fmt: skip
+            layers = [layer for layer in every if chosen is None or layer in chosen]
+            kind = " or ".join(dict.fromkeys(self.config.mixers[layer] for layer in every))
             must(isinstance(given, Mapping), verb, given, f"{kind} layers with two tensors each")
             must(set(given) == set(layers), verb, sorted(map(str, given)), f"the {kind} layers {layers}")
             pairs = {layer: given[layer] for layer in layers}

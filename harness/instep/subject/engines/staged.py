@@ -72,7 +72,7 @@ class StagedEngine(PartedEngine):
     ) -> None:
         super().__init__(group, engines, config)
         self.micro_batches = micro_batches
-        self._layers = shards.layers_of(len(config.layer_kinds), group.size)
+        self._layers = shards.layers_of(len(config.layers), group.size)
 
     def patch(self, request: str, places: Sequence[Place], right: RequestState) -> None:
         for engine, layers in zip(self.engines, self._layers, strict=True):

@@ -56,7 +56,7 @@ OWN_DRAFTS = Edit(EAGLE, "who, drafts[-1], \"draft\"", "who, own[-1], \"draft\""
 HIDDEN_FIRST = Edit("instep_optimized/ops/fused/draft_inputs.py", "x=left, y=right", "x=right, y=left")
 # The head's layer count and kinds are written into the configuration that it was given, and that others hold too.
 ALIASED_KINDS = Wrap(
-    MTP, "MtpLayer.all", "object.__setattr__(config, \"layer_kinds\", (\"attention\",) * config.mtp_layers)"
+    MTP, "MtpLayer.all", "object.__setattr__(config, \"layers\", config.drafter().layers)"
 )
 ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-5)")
 

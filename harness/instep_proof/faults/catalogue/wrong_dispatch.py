@@ -58,7 +58,7 @@ FAULTS: tuple[Fault, ...] = (
         "layer-kind-polluted", "layer-kind", "The full-attention layer finds its KV by the draft head's layer ids.",
         (Edit("instep_optimized/model/trunk.py",
               "    pools = memory.units(\"keys\", layer), memory.units(\"values\", layer)\n",
-              "    layer_id = config.drafter().layer_kinds.index(\"attention\")\n"
+              "    layer_id = config.drafter().attending[0]\n"
               "    pools = memory.units(\"draft_keys\", layer_id), memory.units(\"draft_values\", layer_id)\n"),),
         "ragged", Setting(), ("bytes", "poison", "contracts"), origin="sglang 23331",
     ),

@@ -75,7 +75,7 @@ class Texts:
         setting = Setting.of(ops=self.ops, device=device, dtype=str(ground.dtype).removeprefix("torch."),
                              graphs=ground.card, drafter=self.at["drafter"])  # fmt: skip
         large = checkpoint_of(ground, self.at.get("layers"))
-        judged = [large.config.layer_kinds.index("gdn")]
+        judged = [large.config.recurrent[0]]
         until = {name: min(Extent.full_batches(one).until or 0, CHECKED) for name, one in self.decoded.items()}
         extents = {name: Extent(last, judged if name == ADAPTIVE else []) for name, last in until.items()}
         self.played = play(self.decoded, large, setting, laps=laps, extents=extents)

@@ -82,7 +82,7 @@ def checkpoint_of(ground: Ground, layers: int | None, drafter: str = "") -> Chec
 
 def block_of(config: ModelConfig) -> BlockDrafter:
     """A block drafter of this shape: attention layers as wide as the target's, over rows of layers spread evenly."""
-    count = len(config.layer_kinds)
+    count = len(config.layers)
     read = tuple(sorted({(number * (count - 1)) // READ + 1 for number in range(min(READ, count - 1))}))
     return BlockDrafter(
         "block_drafter", config.vocab, config.hidden, BLOCK_LAYERS, config.heads, config.kv_heads, config.head_dim,
@@ -130,7 +130,7 @@ class Run:
         """Describe what is wrong. This also runs the timing, because the states of both runs are compared."""
         commits = [number for number, event in enumerate(self.trace.events) if isinstance(event, Commit)]
         until = commits[CHECKED - 1]
-        witness, judged = Witness(until), [self.checkpoint.config.layer_kinds.index("gdn")]
+        witness, judged = Witness(until), [self.checkpoint.config.recurrent[0]]
         found = explain_outcome(outcome(
             self.trace, self.checkpoint, self.setting, until=until, layers=judged, also=[witness], admissions=False,
             batches=self.batches,
@@ -244,9 +244,9 @@ def least(checkpoint: Checkpoint, batch: int, ground: Ground, length: float) -> 
     config, each = checkpoint.config, weights_of(checkpoint)
     runs = NUM_STEPS if config.block is None else 1  # of the draft side and its head
     weights = ground.dtype.itemsize * (each["trunk"] + runs * each["draft"] + (runs + 1) * each["head"])
-    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * config.layer_kinds.count("gdn")
+    state = 4.0 * batch * config.value_heads * config.key_dim * config.value_dim * len(config.recurrent)
     drafting = NUM_STEPS if config.block is None else config.block.num_hidden_layers
-    attending = config.layer_kinds.count("attention") + drafting
+    attending = len(config.attending) + drafting
     kept = 2 * config.kv_heads * config.head_dim * ground.dtype.itemsize * batch * length * attending
     return weights + state + kept, state
 

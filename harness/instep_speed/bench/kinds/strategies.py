@@ -97,7 +97,7 @@ class Course:
         who = Who(ground.ints(memory.slots.of(str(n)) for n in each), ground.ints(each),
                   ground.ints(n * window for n in each), ground.ints([window] * batch))  # fmt: skip
         return cls(ops, ground.dtype, memory, commit, who, window, [one.inputs(ops) for one in rows],
-                   len(config.layer_kinds), tuple(one.name for one in kept), rows if within else None)  # fmt: skip
+                   len(config.layers), tuple(one.name for one in kept), rows if within else None)  # fmt: skip
 
     def anew(self) -> None:
         """Reset: every request has no tokens, and its memory is zero."""
@@ -205,7 +205,7 @@ def beside(ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At)
     room = Capacity((1,), (1,), 64, at["window"])
     sizes = Sizes(ops.types(ground.dtype, state_dtype(at)), "VK", room, at["window"], keeps=ops.keeps)
     costs = bytes_per(strategies.demands(config, sizes, strategy, "windows", ops), guarded=False)
-    return {kind: cost // len(config.layer_kinds) for kind, cost in costs.items() if kind != "page"}
+    return {kind: cost // len(config.layers) for kind, cost in costs.items() if kind != "page"}
 
 
 def make(ground: Ground, at: At) -> Cell:
@@ -238,7 +238,7 @@ def _arm(
     # Separate requests: binding moves marks, and a round of the course must find its own where it left them.
     apart = None if within else Course.of(ground, ops, ground.config(config.key_heads, 1), strategy, at, [])
     return Arm(
-        told + TOO * within, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layer_kinds),
+        told + TOO * within, lambda: course.round(lens), lambda: course.check(state_dtype(at)), len(config.layers),
         less=None if apart is None else lambda: apart.round(lens, 0),
         period=period_of(strategy, at["window"], ops), anew=course.anew,
         more=lambda: {"bytes": beside(ground, ops, config, strategy, at)},

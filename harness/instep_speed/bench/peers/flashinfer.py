@@ -59,7 +59,7 @@ def decode(ground: Ground, at: At, name: str, rows: Rows, parts: list[Part]) -> 
 
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
     run_one = _adapter("flashinfer", ground, at).KERNELS.gated_delta_rule_mtp
-    batch, window, layers = at["batch"], at["window"], len(config.layer_kinds)
+    batch, window, layers = at["batch"], at["window"], len(config.layers)
     pool = pools(ground, config, layers, batch + 1, state_dtype(at))
     kept = torch.zeros(layers, batch, window, *pool.shape[2:], device=ground.device)
     slots, step, every = ground.ints(range(1, batch + 1)), accepted_of(window) - 1, [_rows(one, window) for one in rows]

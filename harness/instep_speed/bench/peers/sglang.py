@@ -164,7 +164,7 @@ def _mixer(name: str, rule: Rule, layers: list[Layer], judge: Judge) -> Arm:
 
 
 def verify_and_scatter(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    batch, window, layers, stored = at["batch"], at["window"], len(config.layer_kinds), state_dtype(at)
+    batch, window, layers, stored = at["batch"], at["window"], len(config.layers), state_dtype(at)
     _kernels()
     adapter = import_module("instep.adapters.sglang_commit")
     scatter = adapter.take("fused_mamba_state_scatter_with_mask",
@@ -211,7 +211,7 @@ def replay(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelCon
         module = import_module("sglang.kernels.ops.attention.linear.gdn_replayssm_spec_decode")
     except ImportError:
         raise Unsupported("not in this release") from None
-    batch, window, layers = at["batch"], at["window"], len(config.layer_kinds)
+    batch, window, layers = at["batch"], at["window"], len(config.layers)
     slots, heads, values, keys = batch + 1, config.value_heads, config.value_dim, config.key_dim
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

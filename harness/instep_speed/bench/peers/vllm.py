@@ -28,7 +28,7 @@ def _kernel() -> Any:
 
 
 def verify(ground: Ground, at: At, name: str, rows: list[Rows], config: ModelConfig) -> Arm:
-    kernel, batch, window, layers = _kernel(), at["batch"], at["window"], len(config.layer_kinds)
+    kernel, batch, window, layers = _kernel(), at["batch"], at["window"], len(config.layers)
     pool = pools(ground, config, layers, batch * window + 1, state_dtype(at))
     table = ground.ints(range(1, batch * window + 1)).view(window, batch).T  # no request owns unit 0
     starts, accepted = (ground.ints(x).int() for x in (

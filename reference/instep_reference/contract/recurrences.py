@@ -1,0 +1,58 @@
+"""The table of gated linear recurrences: what a layer of each kind computes, shows and keeps.
+
+All are one recurrence with other gates. A value head keeps a state S [K, V], and for every token
+
+    S <- exp(log_decay) S;   u <- beta (v - S^T k);   S <- S + k u^T;   o <- S^T q
+
+Both sides and the harness read a row of this table, and name no kind. Leaves out: the weights, whose form depends on
+the model type (`checkpoint_tensor_shapes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Axes = tuple[str, ...]  # of H, HV, K, V in the alphabet of `ModelConfig`, and C, the conv's channels
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One kind.
+
+    name   of the kind, and of its op: in op sets, `instep op` and the kit
+    decay  "head": a state forgets at one rate; "channel": at one rate per key channel
+    types  model types whose "linear_attention" it is
+    conv   the segments of the conv's channels, in order: components that the conv's output is split into
+    state  axes of a state in the canonical layout
+    """
+
+    name: str
+    decay: Literal["head", "channel"]
+    types: tuple[str, ...]
+    conv: tuple[str, ...] = ("q", "k", "v")
+    state: Axes = ("HV", "K", "V")
+
+    @property
+    def gate(self) -> Axes:
+        """The axes of a token's decay, and of its input."""
+        return ("HV",) if self.decay == "head" else ("HV", "K")
+
+    @cached_property
+    def places(self) -> Mapping[str, Axes]:
+        """The axes of every result of such a layer alone, per row, by component, in the order of the data flow."""
+        head = ("HV", "V")
+        return {
+            "qkv": ("C",), "z": head, "b": ("HV",), "a": self.gate, "mixed": ("C",), "q": ("H", "K"), "k": ("H", "K"),
+            "v": head, "log_decay": self.gate, "beta": ("HV",), "core": head, "update": head, "gated": head,
+        }
+
+
+RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
+    # Gated DeltaNet (arXiv:2412.06464)
+    Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe")),
+    # Kimi Delta Attention (arXiv:2510.26692)
+    Recurrence("kda", "channel", types=("kimi_linear",)),
+)}  # fmt: skip
