@@ -204,6 +204,9 @@ def check(
         names = known(component, ops)
         if getattr(options, field) not in names:
             raise Unsupported(f"this {what} is not here; known: {', '.join(names)} ({field} {getattr(options, field)})")
+    if config.recurrent and ops.recurrence(config.recurrence) is None:
+        raise Unsupported(f"the ops of {ops.name} have no recurrence {config.recurrence.name} "
+                          f"(model type {config.model_type})")  # fmt: skip
     tiled = [name for name in ("state", "kv") if scaled(getattr(options, name))]
     falls = isinstance(options.state, Blocked) and options.state.seed is not None
     if tiled and not (ops.tiled or moves_labels(ops)):

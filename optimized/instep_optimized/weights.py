@@ -21,7 +21,10 @@ from .ops.op_protocols import ExpertWeights
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """inputs [C + HV*V + HV + HV, D]: qkv, z, b, a; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V]."""
+    """inputs [C + HV*V + HV + HV, D]: qkv, z, b, a; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V].
+
+    With a decay per channel: HV*K rows of a, dt_bias [HV, K].
+    """
 
     inputs: torch.Tensor
     conv: torch.Tensor
@@ -97,7 +100,7 @@ def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
         torch.cat(inputs),
         conv=stored.take(f"{at}.conv1d.weight").squeeze(1),
         A_log=stored.wide(f"{at}.A_log"),
-        dt_bias=stored.wide(f"{at}.dt_bias"),
+        dt_bias=stored.wide(f"{at}.dt_bias").view(config.lengths(config.recurrence.gate)),
         norm=stored.wide(f"{at}.norm.weight"),
         out=stored.take(f"{at}.out_proj.weight"),
     )

@@ -1,8 +1,8 @@
 """Adapt a kernel with dense states and packed sequences to the contract of the `gdn` op.
 
 The author of such a kernel need not know slots, pools or rings: this file gathers the states of a launch, passes them
-to the kernel, and stores the states that it returns. A kernel that reads pools itself implements `Gdn` instead. Leaves
-out: the kernel.
+to the kernel, and stores the states that it returns. A kernel that reads pools itself implements `Recur`.
+Leaves out: the kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from instep_optimized.memory_addresses import Inputs, Part, Ring
-from instep_optimized.ops.op_protocols import Gdn, GdnInputs
+from instep_optimized.ops.op_protocols import GdnInputs, Recur
 from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.requests_of_part import Lanes, after, along, before, lanes
 from instep_optimized.ops.plain.rerun_ring import NO_UPDATES, keep, recalled
@@ -39,7 +39,7 @@ class Kernel(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-def dense(*, window: Kernel, chunk: Kernel) -> Gdn:
+def dense(*, window: Kernel, chunk: Kernel) -> Recur:
     """The `gdn` op made of two kernels: `window` for decode, verify and rerun tokens, `chunk` for prefill.
 
     Such a kernel returns no updates, so its op set must declare keeps="inputs". Its rings then keep the inputs.

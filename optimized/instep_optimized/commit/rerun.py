@@ -20,7 +20,7 @@ from ..memory import Memory
 from ..memory.budget import Sizes, mark, ring_pools, rings, units
 from ..memory.pool import Demand
 from ..memory.tiled_units import Copied
-from ..memory_addresses import KEPT, Keeps, Part, Ring, SplitUpdates
+from ..memory_addresses import KEPT, Inputs, Keeps, Part, Ring, SplitUpdates
 from ..ops.integer_op_protocols import RingPlan
 from ..ops.op_protocols import GdnInputs, Ops
 from ..packed_batch import Batch, Group
@@ -68,7 +68,7 @@ class Rerun:
     """
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
-        trees = sizes.capacity.trees
+        trees, self._kind = sizes.capacity.trees, config.recurrence
         self.may, names = may_change(sizes.keeps, trees=trees), ring_pools(sizes.keeps)
         self._marks, self._size = Marks(memory[SETTLED].units(0)), self.ring_size(sizes.widest)
         self._spare = self.spare(self._size, width, sizes.widest)
@@ -190,9 +190,10 @@ class Rerun:
         ring = self._ring(layer, slots, plan)
         # No rows, with the dtypes and widths of rows. The parts of a split ring are narrower than rows.
         wide = ring.kept.decay.dtype if isinstance(ring.kept, SplitUpdates) else None
-        k, v = (pool[0, :0].to(wide or pool.dtype) for pool in (ring.kept.k, ring.own))
-        ops.gdn(
-            inputs=GdnInputs(k, k, v, v[..., 0], v[..., 0]),
+        gate = ring.kept.log_decay if isinstance(ring.kept, Inputs) else ring.kept.decay
+        k, v, decay = (pool[0, :0].to(wide or pool.dtype) for pool in (ring.kept.k, ring.own, gate))
+        ops.recurrence(self._kind)(
+            inputs=GdnInputs(k, k, v, decay, v[..., 0]),
             parts=(Part(
                 form="window", begin=none, count=none, most=0, read=state.at(slots), fresh=none.bool(),
                 store=scratch.at(none + 1), ring=ring, before=before,

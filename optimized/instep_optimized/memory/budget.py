@@ -28,6 +28,7 @@ from .slots import check_order
 from .tiled_units import SCALES
 
 Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
+GATES = ("decay", "log_decay", "beta")  # entries of a ring that have one part
 RING, LOW = "ring_", "_low"  # the name of every ring pool begins with RING; a pool of low parts ends with LOW
 FRESH = torch.bool.itemsize  # per slot that can be claimed, in addition to the pools: `Memory.none_fresh`
 # Meaning of a position in a line of the slot table, for the fields that have positions.
@@ -177,16 +178,14 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
     is stored in the dtype in which the delta rule consumes them. Keys and updates of a split ring have two parts of
     16 bits each, in separate pools.
     """
-    keys, gate = (config.key_heads, config.key_dim), (config.value_heads,)
-    values = (*gate, config.value_dim)
-    shapes = {"k": keys, "v": values, "update": values, "decay": gate, "log_decay": gate, "beta": gate,
-              "k_low": keys, "update_low": values}
+    row = config.recurrence
+    axes = {**row.places, "decay": row.gate}
     width = sizes.types.consumed if sizes.keeps == "inputs" else sizes.types.recurrence
     part = sizes.types.ring or width  # the dtype of a part of a key or an update
     plain = replace(units("state", config, sizes), dtype=width, transposed=False, tiles=None)
     return tuple(
-        replace(plain, name=RING + name, shape=(own if name in OWN else size, *shapes[name]), means=_entries(name),
-                dtype=width if shapes[name] is gate else part)
+        replace(plain, name=RING + name, means=_entries(name), dtype=width if name in GATES else part,
+                shape=(own if name in OWN else size, *config.lengths(axes[name.removesuffix(LOW)])))
         for name in KEPT[sizes.keeps]._fields
     )
 
@@ -259,15 +258,14 @@ def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Dem
     return max(0, (total - none) // (one - none)) if one > none else 0
 
 
-def conv_window(config: ModelConfig) -> tuple[int, int]:
-    """[C, W-1], C = 2HK + HV*V: queries, keys and values go through one conv."""
-    channels = 2 * config.key_heads * config.key_dim + config.value_heads * config.value_dim
-    return channels, config.conv_width - 1
+def conv_window(config: ModelConfig) -> tuple[int, ...]:
+    """[C, W-1]: all segments of a layer's channels go through one conv."""
+    return *config.lengths(("C",)), config.conv_width - 1
 
 
-def state_block(config: ModelConfig) -> tuple[int, int, int]:
+def state_block(config: ModelConfig) -> tuple[int, ...]:
     """[HV, K, V]."""
-    return config.value_heads, config.key_dim, config.value_dim
+    return config.lengths(config.recurrence.state)
 
 
 def _kv(

@@ -1,4 +1,4 @@
-"""A gated-delta-net layer: ops and views only.
+"""A layer with a recurrence: ops and views only.
 
 Leaves out: the memory that is read and written; the commit strategy chooses the addresses.
 """
@@ -43,12 +43,12 @@ class GdnLayer:
             return Place(stage, self.layer, component)
 
         weights, config = self.weights, self.config
-        heads, wide = config.value_heads, (config.value_heads, config.value_dim)
+        places = ("qkv", "z", "b", "a")
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         qkv, z, b, a = linears(
-            ops, x=x, weight=weights.inputs, shapes=(weights.conv.shape[:1], wide, (heads,), (heads,)),
-            to=tuple(map(at, ("qkv", "z", "b", "a"))),
-        )  # [N, C], [N, HV, V], [N, HV], [N, HV]
+            ops, x=x, weight=weights.inputs, to=tuple(map(at, places)),
+            shapes=tuple(config.lengths(config.recurrence.places[place]) for place in places),
+        )  # [N, C], [N, HV, V], [N, HV], [N, HV], or a [N, HV, K]
         core = bound.mix(ops, partial(self._core, stage, x.dtype), (qkv, a, b), z)  # [N, HV, V]
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
@@ -68,14 +68,8 @@ class GdnLayer:
         weights, config = self.weights, self.config
         windows = bound.conv(self.layer)
         parts = bound.state(self.layer)  # the addresses at which the op reads and writes the states
-        if ops.fused_gdn is None:
-            return prefill_gdn(
-                ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
-                dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=dtype,
-                to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
-            )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]
-        return ops.fused_gdn(
-            mixed=ops.conv(x=qkv, weight=weights.conv, parts=windows, to=at("mixed")),  # [N, C]
-            a=a, b=b, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
-            key_dim=config.key_dim, parts=parts, dtype=dtype, to=at("core"),
-        )  # [N, HV, V]
+        return prefill_gdn(
+            ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
+            dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=dtype,
+            row=config.recurrence, to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
+        )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]

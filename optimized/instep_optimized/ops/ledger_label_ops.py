@@ -184,7 +184,7 @@ def gdn_inputs(
     heads = a.shape[1]
     base = mix(mix(read(mixed), read(a)), read(b))
     value_dim = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
-    shapes = ((key_heads, key_dim), (key_heads, key_dim), (heads, value_dim), (heads,), (heads,))
+    shapes = ((key_heads, key_dim), (key_heads, key_dim), (heads, value_dim), a.shape[1:], (heads,))
     return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
 
 
@@ -199,6 +199,9 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
         if len(who.which):
             _gdn_part(inputs, part, who, out, to)
     return out
+
+
+kda = gdn
 
 
 def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: Place) -> None:

@@ -24,6 +24,7 @@ import torch
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from ..memory_addresses import Keeps, Pages, Part
 from .integer_op_protocols import (
@@ -67,6 +68,7 @@ class Types(NamedTuple):
 class GdnInputs(NamedTuple):
     """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32.
 
+    With a decay per channel log_decay is [N, HV, K].
     Inside a `PrefillGdn`, where no watcher sees them, q, k and v may be narrower.
     """
 
@@ -155,6 +157,7 @@ class MakeGdnInputs(Protocol):
     """mixed [N, C] = [q (H*K) | k (H*K) | v (HV*V)], a, b [N, HV] -> `GdnInputs`.
 
     q, k: x * rsqrt(sum x^2 + 1e-6); beta = sigmoid(b); log_decay = -exp(A_log) * softplus(a + dt_bias); fp32.
+    A_log, dt_bias [HV]. With a decay per channel a is [N, HV, K], and dt_bias [HV, K].
     `to`: places of q, k, v, log_decay, beta.
     """
 
@@ -164,8 +167,8 @@ class MakeGdnInputs(Protocol):
     ) -> GdnInputs: ...
 
 
-class Gdn(Protocol):
-    """The gated delta rule over packed rows; addresses point at states seen as [HV, K, V].
+class Recur(Protocol):
+    """A recurrence over packed rows; addresses point at states seen as [HV, K, V].
 
     Value head h reads key head h // (HV / H).  -> core [N, HV, V] in `dtype`. Per request, in this order:
       1. read the state (zeros if fresh); 2. run the ring's pending tokens again (none if fresh, even if some pend)
@@ -402,7 +405,7 @@ class FusedGdn(Protocol):
 
 
 # The ops that receive the shapes of trees: see `Ops.trees`.
-ALONG_TREES = ("conv", "conv_inputs", "gdn", "fused_gdn", "attend")
+ALONG_TREES = ("conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend")
 
 
 @dataclass(frozen=True)
@@ -416,6 +419,7 @@ class Ops:
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
+    kda            the other rows of RECURRENCES, if it serves them (`recurrence`): the fusions above are of `gdn`
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -439,7 +443,7 @@ class Ops:
     select: Select
     conv: Conv
     gdn_inputs: MakeGdnInputs
-    gdn: Gdn
+    gdn: Recur
     kept_updates: KeptUpdates
     gated_norm: GatedNorm
     attention_inputs: MakeAttentionInputs
@@ -481,6 +485,7 @@ class Ops:
     verify_gdn: VerifyGdn | None = None
     window_gdn: WindowGdn | None = None
     fused_gdn: FusedGdn | None = None
+    kda: Recur | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False
@@ -489,6 +494,11 @@ class Ops:
     scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None
     keepers: Mapping[str, Any] = field(default_factory=dict, hash=False)
     own: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
+
+    def recurrence(self, row: Recurrence) -> Recur:
+        """Return the op of a kind of recurrence. `options.check` has refused a model without one."""
+        op: Recur = getattr(self, row.name)
+        return op
 
     def __post_init__(self) -> None:
         forms = {name: op for keeper in self.keepers.values() for name, op in keeper.ops.items()}

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
+
+from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from ..memory_addresses import Inputs, SplitUpdates
 
@@ -86,9 +89,10 @@ def _parents(given: Given, rows: int) -> Iterator[Fit]:
 def _gdn_inputs(given: Given) -> Iterator[Fit]:
     heads, keys = given["A_log"].shape[0], given["key_heads"] * given["key_dim"]
     yield "channels after the keys, by value heads,", (given["mixed"].shape[1] - 2 * keys) % heads, 0
-    for name in ("a", "b"):
-        yield name, tuple(given[name].shape), (given["mixed"].shape[0], heads)
-    yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
+    rows, gate = given["mixed"].shape[0], (heads, given["key_dim"])[: given["dt_bias"].dim()]
+    yield "a", tuple(given["a"].shape), (rows, *gate)
+    yield "b", tuple(given["b"].shape), (rows, heads)
+    yield "dt_bias", tuple(given["dt_bias"].shape), gate
 
 
 def _conv_inputs(given: Given) -> Iterator[Fit]:
@@ -96,12 +100,12 @@ def _conv_inputs(given: Given) -> Iterator[Fit]:
     yield from _gdn_inputs({**given, "mixed": given["x"]})
 
 
-def _gdn(given: Given) -> Iterator[Fit]:
+def _recurrence(row: Recurrence, given: Given) -> Iterator[Fit]:
     q, k, v, log_decay, beta = given["inputs"]
     state = (v.shape[-2], k.shape[-1], v.shape[-1])
     yield "q", tuple(q.shape), tuple(k.shape)
-    for name, gate in (("log_decay", log_decay), ("beta", beta)):
-        yield name, tuple(gate.shape), tuple(v.shape[:-1])
+    yield "log_decay", tuple(log_decay.shape), (len(v), *state[: len(row.gate)])
+    yield "beta", tuple(beta.shape), tuple(v.shape[:-1])
     yield from _states(given, state)
     yield from _parents(given, len(q))
     yield from _kept(given, q, k, v, log_decay, beta)
@@ -277,7 +281,8 @@ def _draw(given: Given) -> Iterator[Fit]:
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "accept": _of_trees("window", "picks", "parents"), "plan_tree": _of_trees("parents"), "move_rows": _move_rows,
     "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
-    "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs, "gdn": _gdn,
+    "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs,
+    **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()},
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "key_inputs": _key_inputs,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
@@ -296,7 +301,7 @@ def _heads(given: Given) -> tuple[Shape, ...]:
     rows, keys = given["mixed"].shape[0], (given["key_heads"], given["key_dim"])
     values = given["A_log"].shape[0]
     width = (given["mixed"].shape[1] - 2 * math.prod(keys)) // values
-    return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, values), (rows, values))
+    return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, *given["dt_bias"].shape), (rows, values))
 
 
 def _candidates(given: Given) -> Shape:
@@ -311,7 +316,8 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
-    "gdn_inputs": _heads, "gdn": lambda g: (tuple(g["inputs"].v.shape),), "gated_norm": _like("core"),
+    "gdn_inputs": _heads, "gated_norm": _like("core"),
+    **dict.fromkeys(RECURRENCES, lambda g: (tuple(g["inputs"].v.shape),)),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
     "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],
     "verify_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from instep_reference.contract.place_names import Place, See, unseen
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .fused import in_parts
 from .op_protocols import Ops
@@ -51,7 +52,7 @@ def around(ops: Ops, see: See, *wrappers: Wrapper) -> Ops:
     if see is not unseen:
         look = wrapped["kept_updates"]
         wrapped = {name: _seen(op, see) for name, op in wrapped.items()}
-        wrapped["gdn"] = _with_updates(wrapped["gdn"], look, see)
+        wrapped |= {name: _with_updates(wrapped[name], look, see) for name in wrapped.keys() & RECURRENCES.keys()}
     return with_ops(ops, wrapped)
 
 
@@ -92,15 +93,15 @@ def memory_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _with_updates(gdn: Op, look: Op, see: See) -> Op:
-    """Wrap the `gdn` op, so that it also shows `see` the updates that its rings have kept.
+def _with_updates(rule: Op, look: Op, see: See) -> Op:
+    """Wrap the op of a recurrence, so that it also shows `see` the updates that its rings have kept.
 
     Updates are memory, not a result: the next step reads them there. If `see` returns other updates, they are written
     into the rings.
     """
 
     def call(**given: Any) -> Any:
-        core, parts, rows = gdn(**given), given["parts"], len(given["inputs"].q)
+        core, parts, rows = rule(**given), given["parts"], len(given["inputs"].q)
         if rows and keeps_updates(parts):
             place = given["to"]._replace(component="update")
             kept = look(parts=parts, rows=rows, to=place)

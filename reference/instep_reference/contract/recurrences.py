@@ -50,9 +50,9 @@ class Recurrence:
         }
 
 
+# Gated DeltaNet (arXiv:2412.06464). Only code that serves this kind alone may name it: its fused kernels, their shapes.
+GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe"))
 RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
-    # Gated DeltaNet (arXiv:2412.06464)
-    Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe")),
-    # Kimi Delta Attention (arXiv:2510.26692)
-    Recurrence("kda", "channel", types=("kimi_linear",)),
+    GDN,
+    Recurrence("kda", "channel", types=("kimi_linear",)),  # Kimi Delta Attention (arXiv:2510.26692)
 )}  # fmt: skip

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from instep_reference.contract.recurrences import GDN
+
 from ..integer_op_protocols import Moved
 from ..op_protocols import AddNorm, Ops
 from .add_norm import add_norm
@@ -60,12 +62,12 @@ FUSIONS: Mapping[str, Fusion] = {
     "linears": Fusion(("linear",), exact=False, shares=True),
     "moves": Fusion(("move",)),
     "prefill_gdn": Fusion(
-        ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
+        ("conv", "gdn_inputs", GDN.name), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
     "verify_gdn": Fusion(
-        ("conv", "gdn_inputs", "gdn"), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
-    "window_gdn": Fusion(("gdn_inputs", "gdn"), hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
+        ("conv", "gdn_inputs", GDN.name), hides=frozenset({"mixed", "q", "k", "v", "log_decay", "beta"})),
+    "window_gdn": Fusion(("gdn_inputs", GDN.name), hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
     "fused_gdn": Fusion(
-        ("gdn_inputs", "gdn"), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
+        ("gdn_inputs", GDN.name), exact=False, hides=frozenset({"q", "k", "v", "log_decay", "beta"})),
 }  # fmt: skip
 
 

@@ -28,11 +28,13 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 
         S <- exp(log_decay) S;   S <- S + k (beta (v - S^T k))^T;   o <- S^T q
 
-    Shapes:  q, k (N, H, K)   v (N, HV, V)   log_decay, beta (N, HV)   states in memory (HV, K, V)  ->  (N, HV, V)
+    Shapes:  q, k (N, H, K)   v (N, HV, V)   log_decay (N, HV), or (N, HV, K) per channel   beta (N, HV)
+             states in memory (HV, K, V)  ->  (N, HV, V)
     Units:   log_decay in nats; q already scaled by K ** -0.5.
-    Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Within the rows of a call the running state is never
-             rounded; `per_row` and `store` round a copy to the pool's dtype. The state that the kept tokens make is
-             rounded to it once, before the rows, as a store and a load between two calls would do.
+    Mirrors: Gated DeltaNet (arXiv:2412.06464) and KDA (arXiv:2510.26692), the recurrent form. Within the rows of a
+             call the running state is never rounded; `per_row` and `store` round a copy to the pool's dtype. The state
+             that the kept tokens make is rounded to it once, before the rows, as a store and a load between two calls
+             would do.
     """
     out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
     for part in parts:
@@ -40,6 +42,9 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
         if len(who.which):
             _run(inputs, part, who, out)
     return out
+
+
+kda = gdn  # the decay's axes tell the kinds apart
 
 
 def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
@@ -114,7 +119,8 @@ def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
 class Write(NamedTuple):
     """A token of n requests in the form that the rule uses, in the width of the states [n, HV, K, V].
 
-    key [n, HV, K, 1];  v [n, HV, V];  decay = exp(log_decay) and beta [n, HV];  for several tokens [n, most, ...]
+    key [n, HV, K, 1];  v [n, HV, V];  decay = exp(log_decay) [n, HV] or [n, HV, K];  beta [n, HV];  for several tokens
+    [n, most, ...]
     """
 
     key: torch.Tensor
@@ -135,11 +141,16 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
     """Put one token into the states, in place -> its update [n, HV, V], which was added along its key."""
-    S *= write.decay[..., None, None]
+    _forget(S, write.decay)
     # The decayed state already recalls a part of the value for this key. Only the rest is written.
     update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
     S += write.key * update[..., None, :]
     return update
+
+
+def _forget(S: torch.Tensor, decay: torch.Tensor) -> None:
+    """Multiply states [n, HV, K, V] by decays [n, HV] or [n, HV, K], in place."""
+    S *= decay[(..., *[None] * (S.dim() - decay.dim()))]
 
 
 def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
@@ -148,7 +159,7 @@ def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
         _absorb(S, _writes(kept, S.dtype, S.shape[1]))
         return
     k, decay, update = (x.to(S.dtype) for x in kept)
-    S *= decay[..., None, None]
+    _forget(S, decay)
     S += _per_value_head(k, S.shape[1]) * update[..., None, :]
 
 
@@ -176,13 +187,15 @@ def gdn_inputs(
         q, k: x / sqrt(sum x^2 + 1e-6), q times K ** -0.5;  log_decay = -exp(A_log) softplus(a + dt_bias)
 
     Shapes:  mixed (N, 2HK + HV*V)   a, b (N, HV)   A_log, dt_bias (HV)  ->  q, k (N, H, K)  v (N, HV, V)  gates (N, HV)
+             with a decay per channel a, log_decay (N, HV, K)   dt_bias (HV, K)
     Mirrors: Qwen3-Next in transformers, which keeps beta in the activation dtype; here it stays fp32 on every path.
     """
     keys, heads = key_heads * key_dim, a.shape[1]
     rows, x = mixed.shape[0], wide(mixed)
     q, k = (part.reshape(rows, key_heads, key_dim) for part in (x[:, :keys], x[:, keys : 2 * keys]))
     v = x[:, 2 * keys :].clone(memory_format=torch.contiguous_format)
-    log_decay = -wide(A_log).to(q.dtype).exp() * softplus(a.to(q.dtype) + dt_bias.to(q.dtype))
+    rate = wide(A_log).to(q.dtype).exp()
+    log_decay = -rate[(..., *[None] * (a.dim() - 2))] * softplus(a.to(q.dtype) + dt_bias.to(q.dtype))
     return GdnInputs(
         q=_unit(q) * key_dim**-0.5,
         k=_unit(k),
