@@ -62,12 +62,16 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
         with _watching(processes, store.port):
             group = _group(0, size, backend, store)
             try:
-                return own(group)
+                found = own(group)
             finally:
                 group.close()
     finally:
         torch.set_num_threads(threads)
-        _end(processes)
+        forced = _end(processes)
+    if forced:
+        warnings.warn(f"the process of rank {', '.join(map(str, forced))} had not ended {LEAVES_S:g} s after the run, "
+                      "and was killed", RuntimeWarning, stacklevel=2)  # fmt: skip
+    return found
 
 
 def _serve(rank: int, size: int, backend: str, port: int, work: Callable[[Processes], object]) -> None:
@@ -137,13 +141,17 @@ def _watching(processes: Sequence[Any], port: int) -> Iterator[None]:
         thread.join()
 
 
-def _end(processes: Sequence[Any]) -> None:
-    """Wait a moment for the processes, and end those that are left."""
-    for process in processes:
+def _end(processes: Sequence[Any]) -> list[int]:
+    """Wait a moment for the processes, end those that are left, and return their ranks."""
+    forced = list[int]()
+    for rank, process in enumerate(processes, start=1):
         if process.pid is None:
             continue
         process.join(LEAVES_S)
+        if process.is_alive():
+            forced.append(rank)
         for end in (process.terminate, process.kill):
             if process.is_alive():
                 end()
                 process.join(LEAVES_S)
+    return forced

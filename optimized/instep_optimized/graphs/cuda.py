@@ -99,6 +99,8 @@ class _Segment:
         # NCCL has a thread that queries events, which a capture forbids to all threads, if not told otherwise.
         mode = "thread_local" if isinstance(comm, Processes) else "global"
         self._graph, self._thread = once("capture", which, partial(_begun, pool, mode))
+        if isinstance(comm, Processes):
+            comm.ends_before(self._graph)
         self._from = 0 if comm is None else len(comm.calls)
 
     def end(self) -> None:

@@ -2,19 +2,26 @@
 
 The calls of a rank are numbered. A rank posts each call in a key-value store, and reads the calls of the other ranks
 with the same number. If they differ, every rank raises before any data is exchanged: no sum mixes two results, and no
-rank hangs. A rank that does not come is reported after a time limit; a rank that raised or died, at once. Leaves out:
-starting the processes (`instep.run.rank_processes`).
+rank hangs. A rank that does not come is reported after a time limit; a rank that raised or died, at once. Tensors are
+moved by torch.distributed alone, since a value in the store has at most 8 MiB. Leaves out: starting the processes
+(`instep.run.rank_processes`).
 """
 
 from __future__ import annotations
 
+import ctypes
+import io
+import math
 import pickle
+import threading
 import time
+import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,7 +37,25 @@ BACKENDS = ("gloo", "nccl")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1e-4, 1e-2  # seconds between two looks at what another rank does
 END, RAISED, COMPARED = "end", "raised", "compared"  # kinds of calls that the engine does not make
 HOST = "127.0.0.1"
-Post = tuple[Call, Any]
+CLOSES_S = 10.0  # seconds in which NCCL must end
+ALIGNED = 16  # bytes at whose multiples a tensor begins in a buffer of several
+
+
+class _Kept(NamedTuple):
+    """A tensor as a post describes it: its bytes are in a buffer, from `begin`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    away: bool  # not on the host
+    begin: int
+
+
+class Post(NamedTuple):
+    """What a rank posts about a call: a pickled value, and the bytes of the tensors in it."""
+
+    call: Call
+    given: bytes
+    size: int = 0
 
 
 def call_of(kind: str) -> Call:
@@ -62,6 +87,9 @@ class Processes:
         self._store, self._describe = store, describe
         self._number, self._letters = 0, defaultdict[tuple[int, int], int](int)
         self._doing = "has not begun"
+        self._compares = True
+        self._graphs = weakref.WeakSet[Any]()  # CUDA graphs with collectives of this rank
+        self._device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", torch.cuda.current_device())
         self._sent: list[Any] = []
         self._transport: Any = _transport(backend, PrefixStore("transport", store), rank, size, limit_s)
 
@@ -76,13 +104,44 @@ class Processes:
             raised = self.exchange(call_of(RAISED), (type(error).__name__, str(error), self._describe(error)))
             if len({kind for kind, _, _ in raised}) == 1:
                 raise  # every rank raised the same
-            self._differ([(call_of(RAISED), one) for one in raised])
+            self._differ([Post(call_of(RAISED), _packed(one)[0]) for one in raised])
         self.exchange(call_of(END))
         return [found]
 
+    @contextmanager
+    def uncompared(self) -> Iterator[None]:
+        """Make calls without comparing them with those of the other ranks, as in production: a rank that leaves hangs.
+
+        Each rank has compared the same calls before, and all of them enter and leave at the same event.
+        """
+        self._compares = False
+        try:
+            yield
+        finally:
+            self._compares = True
+
     def close(self) -> None:
-        """End the threads that move data. No call may follow."""
-        self._transport, self._sent = None, []
+        """End the threads that move data. No call may follow, and no graph with collectives can be replayed.
+
+        NCCL ends only after the graphs that hold its collectives, which a finding or a traceback may still hold. If it
+        does not end in time, it is left alone, since its destructor would wait for ever.
+        """
+        transport, self._transport, self._sent = self._transport, None, []
+        if self._device.type != "cuda" or transport is None:
+            return
+        for graph in self._graphs:
+            graph.reset()
+        ends = threading.Thread(target=transport.abort, daemon=True)  # kernels that wait for a rank end, too
+        ends.start()
+        ends.join(CLOSES_S)
+        if ends.is_alive():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
+            warnings.warn(f"NCCL of rank {self.rank} did not end within {CLOSES_S:g} s; its memory stays in use",
+                          RuntimeWarning, stacklevel=2)  # fmt: skip
+
+    def ends_before(self, graph: Any) -> None:
+        """Register a CUDA graph with collectives, which must end before NCCL does."""
+        self._graphs.add(graph)
 
     def take_calls(self) -> list[list[Call]]:
         """Return the calls of this rank since the last look."""
@@ -95,27 +154,48 @@ class Processes:
 
     def meet(self, rank: int, call: Call, given: Any, make: Callable[[Sequence[Any]], Sequence[Any]]) -> Any:
         """Return this rank's result of `make`, which every rank computes from the tensors that all gave."""
-        return make([one.to(given.device) for one in self.exchange(call, given)])[rank]
+        return make(self.exchange(call, given))[rank]
 
     def once(self, call: Call, make: Callable[[], T]) -> T:
         self.exchange(call)
         return make()
 
     def exchange(self, call: Call, given: Any = None) -> list[Any]:
-        """Post a call with what this rank gives, and return what all ranks gave in the same call."""
+        """Post a call with what this rank gives, and return what all ranks gave in the same call.
+
+        Tensors of other ranks arrive on the host, or on the card of this rank, as they were there.
+        """
+        if not self._compares:
+            assert given is None or call.kind == RAISED, "nothing is exchanged while calls are not compared"
+            return [given] * self.size
         number, self._number = self._number, self._number + 1
-        posted = given.cpu() if isinstance(given, torch.Tensor) else given
-        self._store.set(f"{number}/{self.rank}", pickle.dumps((call, posted)))  # type: ignore[arg-type]
-        posts: list[Post] = [
-            (call, posted) if rank == self.rank else self._posted(rank, f"{number}/{rank}", call)
-            for rank in range(self.size)]  # fmt: skip
+        packed, tensors, size = _packed(given)
+        mine = Post(call, packed, size)
+        self._store.set(f"{number}/{self.rank}", pickle.dumps(mine))  # type: ignore[arg-type]
+        posts = [mine if rank == self.rank else self._posted(rank, f"{number}/{rank}", call)
+                 for rank in range(self.size)]  # fmt: skip
         self._doing = str(call)
         if self._large is not None:  # all ranks are here, so nobody reads it
             self._store.delete_key(self._large)
         self._large = None if given is None else f"{number}/{self.rank}"
-        if any(other != call for other, _ in posts):
+        if any(other.call != call for other in posts):
             self._differ(posts)
-        return [other for _, other in posts]
+        buffers = self._moved(call, tensors, [post.size for post in posts])
+        return [given if rank == self.rank else _unpacked(post.given, buffer)
+                for rank, (post, buffer) in enumerate(zip(posts, buffers, strict=True))]  # fmt: skip
+
+    def _moved(self, call: Call, tensors: Sequence[tuple[_Kept, torch.Tensor]], sizes: Sequence[int]) -> Any:
+        """The buffers of all ranks with the bytes of their tensors."""
+        if not any(sizes):
+            return [None] * self.size
+        mine = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
+        for kept, x in tensors:
+            flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
+            mine[kept.begin : kept.begin + len(flat)].copy_(flat)
+        buffers = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._reported(call):
+            self._transport.allgather([buffers], [mine]).wait()
+        return buffers
 
     # The collectives
 
@@ -123,8 +203,12 @@ class Processes:
         with self._call("all_reduce", x, place):
             wide = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
             total = x.to(wide, copy=True).contiguous()
-            self._transport.allreduce([total]).wait()
+            self.add_in_place(total)
         return total.to(x.dtype)
+
+    def add_in_place(self, x: torch.Tensor) -> None:
+        """Add x of all ranks into it, as `all_reduce` does, and compare and log no call."""
+        self._transport.allreduce([x]).wait()
 
     def all_gather(self, x: torch.Tensor, axis: int, place: Place | None = None) -> torch.Tensor:
         with self._call("all_gather", x, place):
@@ -142,14 +226,15 @@ class Processes:
     def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
         call, number = Call("send", tuple(x.shape), x.dtype, place, to), self._next(self.rank, to)
         self.calls.append(call)
-        self._store.set(f"mail/{self.rank}/{to}/{number}", pickle.dumps((call, None)))  # type: ignore[arg-type]
+        post = pickle.dumps(Post(call, b""))
+        self._store.set(f"mail/{self.rank}/{to}/{number}", post)  # type: ignore[arg-type]
         copied = x.clone().contiguous()
         self._sent.append((self._transport.send([copied], to, number), copied))  # both must live until it has arrived
 
     def recv(self, like: torch.Tensor, source: int, place: Place | None = None) -> torch.Tensor:
         call, number = Call("recv", tuple(like.shape), like.dtype, place, source), self._next(source, self.rank)
         self.calls.append(call)
-        sent, _ = self._posted(source, f"mail/{source}/{self.rank}/{number}", call)
+        sent = self._posted(source, f"mail/{source}/{self.rank}/{number}", call).call
         if (sent.shape, sent.dtype) != (call.shape, call.dtype):
             raise RankWaits(f"rank {source} is {sent}; rank {self.rank} is {call}", [self.rank])
         found = torch.empty_like(like).contiguous()
@@ -166,9 +251,15 @@ class Processes:
         call = Call(kind, tuple(x.shape), x.dtype, place)
         self.calls.append(call)
         self.exchange(call)
+        with self._reported(call):
+            yield
+
+    @contextmanager
+    def _reported(self, call: Call) -> Iterator[None]:
+        """Report a rank that has died since its post."""
         try:
             yield
-        except RuntimeError as error:  # a rank has died since
+        except RuntimeError as error:
             raise RankWaits(f"rank {self.rank} waits {call}: {str(error).splitlines()[0]}", [self.rank]) from error
 
     # What the others do
@@ -191,12 +282,45 @@ class Processes:
 
     def _differ(self, posts: Sequence[Post]) -> NoReturn:
         """Raise what differing calls of the ranks show."""
-        raised = {rank: given for rank, (call, given) in enumerate(posts) if call.kind == RAISED}
+        raised = {rank: _unpacked(post.given, None) for rank, post in enumerate(posts) if post.call.kind == RAISED}
         if raised:
             (_, _, evidence), *_ = raised.values()
             named = {rank: f"{kind} ({says})" for rank, (kind, says, _) in raised.items()}
             raise some_raised(named, self.size, evidence)
-        raise some_wait({rank: call for rank, (call, _) in enumerate(posts) if call.kind != END}, self.size)
+        raise some_wait({rank: post.call for rank, post in enumerate(posts) if post.call.kind != END}, self.size)
+
+
+def _packed(given: Any) -> tuple[bytes, list[tuple[_Kept, torch.Tensor]], int]:
+    """Pickle a value without its tensors. Return also these, and the size of a buffer for their bytes."""
+    found, size, into = list[tuple[_Kept, torch.Tensor]](), 0, io.BytesIO()
+
+    def kept(value: Any) -> _Kept | None:
+        nonlocal size
+        if not isinstance(value, torch.Tensor):
+            return None
+        one = _Kept(tuple(value.shape), value.dtype, value.device.type != "cpu", size)
+        found.append((one, value))
+        size += -(-value.numel() * value.element_size() // ALIGNED) * ALIGNED
+        return one
+
+    pickler = pickle.Pickler(into)
+    pickler.persistent_id = kept  # type: ignore[method-assign]
+    pickler.dump(given)
+    return into.getvalue(), found, size
+
+
+def _unpacked(packed: bytes, buffer: torch.Tensor | None) -> Any:
+    """Return a pickled value with its tensors. buffer: their bytes; None: there are none"""
+
+    def tensor(kept: _Kept) -> torch.Tensor:
+        assert buffer is not None
+        size = math.prod(kept.shape) * kept.dtype.itemsize
+        x = buffer[kept.begin : kept.begin + size].view(kept.dtype).view(kept.shape)
+        return x if kept.away else x.cpu()
+
+    unpickler = pickle.Unpickler(io.BytesIO(packed))
+    unpickler.persistent_load = tensor  # type: ignore[method-assign]
+    return unpickler.load()
 
 
 def _transport(backend: str, store: Store, rank: int, size: int, limit_s: float) -> Any:

@@ -26,7 +26,7 @@ from instep_reference.contract.kept_copies import Copy
 from instep_reference.contract.label_algebra import SPREAD
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, See, memory_place, unseen
 
-from ...watch.batched_host_copies import brought, on_host
+from ...watch.batched_host_copies import brought
 from ...watch.digests import bits
 from ...watch.event_log import EventLog
 from ...watch.gather_event_log import RankedInstrumentation, of_rank
@@ -69,9 +69,8 @@ class RankedEngine:
         return answers[0]
 
     def _every(self, ask: Callable[[Any], T]) -> list[T]:
-        """The answers of all ranks to a question; on the host if they come from other processes and cards."""
-        mine = [ask(engine) for engine in self.engines]
-        return self.group.gather(mine if len(mine) == self.group.size else on_host(mine))
+        """The answers of all ranks to a question."""
+        return self.group.gather([ask(engine) for engine in self.engines])
 
     def next_num_steps(self, batch: int, scheduled: int) -> int:
         found: list[int] = self._every(lambda engine: engine.next_num_steps(batch, scheduled))
