@@ -134,6 +134,9 @@ if [ "$part" = all ] || [ "$part" = time ]; then
   mkdir -p "$out/baselines"  # for fixtures/baselines: how often the gate is wrong on this machine
   task gate-native 360 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --clock device --calibrate --minutes 2.7 --baselines "$out/baselines" --commit "$commit"
   task bench-prompts 240 python3 -m instep bench --ops triton --kind prompts --no-peers --minutes 3 --commit "$commit" --json "$out/bench-prompts.json"
+  if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -gt 1 ]; then
+    task bench-ranks 300 python3 -m instep bench --ops triton --ranks 2 --minutes 3.5 --commit "$commit" --json "$out/bench-ranks.json"
+  fi
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"
 fi
 cat "$failed"/* 2>/dev/null

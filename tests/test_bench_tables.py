@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from documentation import bench_tables
-from documentation.bench_tables import figure, spread
+from documentation.bench_tables import figure, over_ranks, spread
 from instep_speed.bench.bench_types import TOO
 
 CELL = {"batch": 32, "window": 4, "heads": 32, "state": "float32"}
@@ -104,3 +104,17 @@ def test_a_figure_has_three_digits(value: float, shown: str) -> None:
 ])  # fmt: skip
 def test_a_mean_is_printed_if_it_differs_from_the_median(us: float, mean: float, shown: str) -> None:
     assert spread(arm(us, mean)) == shown
+
+
+def test_rounds_over_ranks_show_the_time_in_collectives() -> None:
+    time = {"us": 4000.0, "lower": 3990.0, "upper": 4010.0, "mean": 4000.0, "of_floor": 1.25, "peer": "", "finding": ""}
+    found = {"calls": 83.0, "bytes": 2.5e6, "floor_us": 410.0, "ranks_us": [4000.0, 4010.0], "us": [700.0, 650.0],
+             "moving_us": 600.0}  # fmt: skip
+    arms = {1: time, 2: {**time, "collectives": found}, 4: {"peer": "", "finding": "rank 1 waits"}}
+    rows = [{"kind": "rounds", "cell": {"batch": 8, "layers": 32, "ranks": ranks}, "floor_us": 3200.0,
+             "arms": {"triton": arm}} for ranks, arm in arms.items()]  # fmt: skip
+    assert over_ranks({"rows": rows}).splitlines()[2:] == [
+        "| 8 | 1 | 4000 ±10.0 | 3200 | 1.25 |  |  |  |",
+        "| 8 | 2 | 4000 ±10.0 | 3200 | 1.25 | 410 for 83 calls, 2.50 MB | rank 0 700, rank 1 650 | 600 |",
+        "| 8 | 4 | no speed: rank 1 waits |  |  |  |  |  |",
+    ]

@@ -13,7 +13,7 @@ from instep_speed.bench.bench_types import TOO
 
 Results = Mapping[str, Any]
 AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "kv", "tree", "heads", "state", "op", "layers",
-        "drafter")  # fmt: skip
+        "ranks", "drafter")  # fmt: skip
 # The one table of the README: kind -> the cells that it shows, by some of their axes.
 SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": state}
@@ -81,6 +81,26 @@ def speed(result: Results) -> str:
             for row in sorted(rows_of(result, kind, **axes), key=lambda row: len(row["cell"]))[:1]]  # fmt: skip
     lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
     return "\n".join([*lines, *_unlike(rows)])
+
+
+def over_ranks(result: Results) -> str:
+    """A round on one rank and on several, by batch: its time and floor, and the time in its collectives."""
+    lines = _head(["batch", "ranks", "a round, us", "floor, us", "mean / floor", "of that collectives, us",
+                   "in collectives, us", "of that with all ranks there"])  # fmt: skip
+    for row in rows_of(result, "rounds"):
+        for arm in row["arms"].values():
+            cell = f"| {row['cell']['batch']} | {row['cell']['ranks']} "
+            if "us" not in arm:
+                lines.append(f"{cell}| no speed: {arm['finding']} |  |  |  |  |  |")
+                continue
+            found = arm.get("collectives")
+            parts = ["", "", ""] if found is None else [
+                f"{figure(found['floor_us'])} for {found['calls']:.0f} calls, {found['bytes'] / 1e6:.2f} MB",
+                ", ".join(f"rank {rank} {figure(us)}" for rank, us in enumerate(found["us"])),
+                figure(found["moving_us"]) if found["us"] else ""]  # fmt: skip
+            lines.append(f"{cell}| {spread(arm)} | {figure(row['floor_us'])} | {arm['of_floor']:.2f} "
+                         f"| {' | '.join(parts)} |")  # fmt: skip
+    return "\n".join(lines)
 
 
 def brief(result: Results) -> str:

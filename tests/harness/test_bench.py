@@ -21,11 +21,12 @@ from instep.report.svg import bars as svg_of
 from instep.verdict import Exit
 from instep_optimized.graphs.prompt_segments import PromptGraphs
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ranks import Call
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_speed.bench import KINDS, bench_types, kernels_of_peers, kind, run
 from instep_speed.bench.bench_types import TOO, Arm
 from instep_speed.bench.kinds import decoding, pick, prefill, rounds, strategies
-from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of
+from instep_speed.bench.profile import HOLD, OTHER, by_kind, gap, kind_of, of_ranks, without_meetings
 from instep_speed.bench.result_document import bars_of, works
 from instep_speed.bench.run import Asked, Bench, bench
 from instep_speed.commands.bench import draw
@@ -349,6 +350,23 @@ def test_gaps_are_between_kernels_of_a_round_where_no_other_kernel_runs() -> Non
     assert gap(by_kind([*first, *second[1:]], 2, held=True)) == "4 launches", "where the second begins is not known"
 
 
+def test_time_in_collectives_counts_no_meeting_of_the_ranks() -> None:
+    """Ranks meet after the hold. A rank that comes first to a collective waits within it."""
+    reduce, gather, waits = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_AllGather_RING_LL", 7.0
+    one = [(0.0, 9.0, HOLD), (9.0, 40.0, reduce), (40.0, 50.0, "slim_linear"), (50.0, 62.0, reduce),
+           (62.0, 70.0, gather)]  # fmt: skip
+    other = [(0.0, 3.0, HOLD), (3.0, 40.0, reduce), (40.0, 43.0, "slim_linear"), (43.0, 55.0 + waits, reduce),
+             (62.0, 69.0, gather)]  # fmt: skip
+    every = [without_meetings(spans) for spans in (one, other)]
+    assert of_ranks(every, 1) == ([20.0, 26.0], 19.0)
+    assert by_kind(every[0], 1, held=True)["work"] == {"collectives": 20.0, "products": 10.0}
+    assert [of_ranks(*one) for one in (([every[0], every[1][:-1]], 1), (every, 2), ([[], []], 1))] == [None] * 3
+    link = rounds.Link(seconds=1e-5, bytes_per_s=1e9)
+    calls = [Call("all_reduce", (4, 100_000), torch.bfloat16), Call("all_gather", (4, 5000), torch.bfloat16),
+             Call("broadcast", (4,), torch.int64)]  # fmt: skip
+    assert link.floor(calls, 2) == (1_600_000 + 40_000 + 16, pytest.approx(1.6e-3 + 4e-5 + 1e-5))
+
+
 @pytest.mark.usefixtures('quick')
 def test_the_kernel_that_holds_the_device_back_is_known_by_its_name() -> None:
     card = pytest.importorskip("instep_speed.gate.gpu_operations", reason="Triton is not here")
@@ -382,6 +400,8 @@ def test_rounds_are_listed_by_batch_in_any_order_of_measurement() -> None:
     (["--grid", "full"], "--json FILE as well"), (["--grid", "large"], "default or full"),
     (["--minutes", "0"], "--minutes"), (["--at", "batch"], "expected AXIS=VALUE"),
     (["--kind", "pick", "--plots", "README.md"], "expected a folder"),
+    (["--ranks", "2", "--kind", "pick"], "expected --kind rounds alone"),
+    (["--ranks", "3", "--device", "cpu"], "a divisor of the model's 2 key heads"),
 ])  # fmt: skip
 def test_unmeasurable_request_is_refused_in_one_line(instep: Runner, words: list[str], says: str) -> None:
     assert says in complaint(instep("bench", *words))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.bundled import model
 from instep.checks.rank_agreement import Agreement
 from instep.checks.rank_collectives import Collectives
 from instep.checks.rank_replicas import Replicas
@@ -26,9 +27,13 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ranks.processes import Processes
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
+from instep_speed.bench.kinds import rounds
+from support.inputs.bench_runs import measured_cells
 from support.running.command import Runner
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
@@ -168,6 +173,56 @@ def test_other_machines_do_not_reach_the_store() -> None:
     assert found == {"0100007F"}  # 127.0.0.1
 
 
+def test_tensors_of_any_size_reach_the_other_ranks() -> None:
+    """A value in the store has at most 8 MiB. Calls that are not compared leave nothing in it."""
+    dtypes = torch.float32, torch.bfloat16, torch.int64, torch.bool
+
+    def given(rank: int) -> dict[str, Any]:
+        made = [torch.arange(3 * (rank + 1)).view(rank + 1, 3).to(dtype).T for dtype in dtypes]
+        return {"large": torch.full((3 << 20,), rank + 1.0), "made": (*made, torch.tensor(rank), torch.empty(0, 2)),
+                "says": f"rank {rank}"}  # fmt: skip
+
+    def sent(group: Processes) -> tuple[list[dict[str, Any]], torch.Tensor, int]:
+        found, number = group.gather([given(group.rank)]), group._number
+        with group.uncompared():
+            total = group.all_reduce(torch.ones(2))
+            group.run([lambda: None])
+        return found, total, group._number - number
+
+    found, total, posted = rank_processes.over_processes(2, "gloo", sent, sent)
+    for rank, one in enumerate(found):
+        right = given(rank)
+        assert one["says"] == right["says"] and torch.equal(one["large"], right["large"])
+        for mine, due in zip(one["made"], right["made"], strict=True):
+            assert mine.dtype == due.dtype and mine.shape == due.shape and torch.equal(mine, due)
+    assert total.tolist() == [2, 2] and posted == 0
+
+
+@WHOLE
+def test_rounds_over_ranks_are_timed_next_to_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By processes that are made as on cards. A wrong engine has a finding instead of a time."""
+    monkeypatch.setitem(rank_processes.START, "gloo", "spawn")
+    alone, over = measured_cells({"plain": PLAIN}, "rounds", ranks=2).rows
+    assert [row["cell"]["ranks"] for row in (alone, over)] == [1, 2]
+    assert 0.5 < over["bytes"] / alone["bytes"] < 0.6, "norms and `mtp.fc` are on every rank"
+    told = over["arms"]["plain"]
+    assert told["us"] > 0 and told["finding"] == "" and "collectives" not in alone["arms"]["plain"]
+    found = told["collectives"]
+    layers = len(Checkpoint.open(model()).config.layers)
+    runs = layers, *[1] * rounds.NUM_STEPS  # each with embedding, head and pick, and with mixer and MLP in every layer
+    assert found["calls"] == sum(3 + 2 * layers for layers in runs) and len(found["ranks_us"]) == 2
+    assert over["floor_us"] > found["floor_us"] > 0 and over["floor_us"] < told["us"]
+    monkeypatch.undo()
+    for edits, ops, says in (
+        ((Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"),), "plain", "rank 0 waits in all_reduce"),
+        ((), "support.wrong.ops:SWAPPED", "KV keys"),
+    ):
+        with planted_here(*edits):
+            wrong = measured_cells({ops: PLAIN}, "rounds", ranks=2, at={"ranks": ("2",)})
+        (told,) = (arm for row in wrong.rows for arm in row["arms"].values())
+        assert says in told["finding"] and "us" not in told and wrong.exit == Exit.DIVERGED
+
+
 @WHOLE
 def test_processes_that_are_not_forked_are_given_all(four_rounds: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with NCCL: they read the trace and the model again."""
@@ -188,3 +243,9 @@ def test_unknown_way_to_exchange_data_is_refused(
 ) -> None:
     ran = instep("replay", four_rounds.path, "--ops", "plain", *words)
     assert ran.code == Exit.BAD_INPUT and says in ran.err + ran.out
+
+
+def test_process_that_does_not_end_is_killed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "LEAVES_S", 0.1)
+    with pytest.warns(RuntimeWarning, match=r"the process of rank 1 had not ended 0\.1 s after the run"):
+        assert rank_processes.over_processes(2, "gloo", lambda group: "done", lambda group: time.sleep(60)) == "done"

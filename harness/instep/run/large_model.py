@@ -15,11 +15,12 @@ from pathlib import Path
 import torch
 
 from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.ranks.processes import Processes
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.label_ledger import LedgerEngine
 
-from ..checks import Check, structure
+from ..checks import Check, of_ranks, structure
 from ..checks.known_wrong_states import Directed
 from ..checks.trace_bookkeeping import Identity
 from ..checks.unchanged_bytes import Bytes
@@ -30,7 +31,7 @@ from ..trace.event_scheduler import drive
 from ..trace.file import Trace
 from ..trace.header import Part
 from ..trace.policy import Policy
-from .build_compared_engines import Participants, Plan, build_from_ops, join_sides, ledger_participant
+from .build_compared_engines import Participants, Plan, build_from_ops, join_sides, ledger_participant, over
 from .engine_without_comparison import header_of
 from .lockstep import Lockstep, Progress, run
 from .replay import Outcome, of_kernels, served
@@ -67,16 +68,16 @@ def outcome(
     trace: Trace, checkpoint: Checkpoint, setting: Setting, *, until: int | None = None,
     layers: Collection[int] | None = None, also: Sequence[Check] = (), judged: Sequence[Check] | None = None,
     ops: Ops | None = None, kept: Collection[int] | None = None, again: tuple[str, ...] = (), admissions: bool = True,
-    batches: tuple[int, ...] | None = None, progress: Progress | None = None,
+    batches: tuple[int, ...] | None = None, progress: Progress | None = None, group: Processes | None = None,
 ) -> Outcome:
     """Replay a trace in which everything is forced, up to and including event `until`.
 
     layers: layers whose states are judged; None means all. also: further checks. judged: checks instead of `checks`.
     ops: the op set, wrapped. kept: layers whose results are compared; None means all. again: the command that repeats
     the run, if there is one. admissions: whether all admissions are checked. batches: the batch sizes of the engine's
-    graphs.
+    graphs. group: the processes of the ranks; every rank replays the trace.
     """
-    plan = Plan.of(trace.header, checkpoint, setting, trace.path.name)
+    plan = replace(Plan.of(trace.header, checkpoint, setting, trace.path.name), group=group)
     seats = participants(plan, ops, batches)
     lockstep = Lockstep(trace, seats)
     chosen = checks(checkpoint, setting, layers) if judged is None else judged
@@ -98,8 +99,8 @@ def participants(plan: Plan, ops: Ops | None = None, batches: tuple[int, ...] | 
 
 def checks(checkpoint: Checkpoint, setting: Setting, layers: Collection[int] | None = None) -> Sequence[Check]:
     """The checks without a whole reference: T0, T1 and T2d. Recomputation in fp64 runs on the subject's device."""
-    said = declared(setting.op_set(), setting.activation, setting.state, setting.kv)
+    said = declared(over(setting.op_set(), setting), setting.activation, setting.state, setting.kv)
     oracle = StateOracle(
         checkpoint, said.rounds, setting.width, torch.device(setting.device), layers, said.products
     )
-    return Identity(), Bytes(oracle), *structure(), Directed(oracle)
+    return Identity(), Bytes(oracle), *structure(), *of_ranks(setting.ranks), Directed(oracle)

@@ -36,6 +36,7 @@ class Ground:
     sets   the op sets, by the name that the user typed
     rates  bandwidth and product rate of this machine, measured first
     past   minimum bytes that one sample walks through: more than the last-level cache holds
+    ranks  over which whole rounds are measured, next to one rank; 1: no ranks are measured
     """
 
     device: torch.device
@@ -44,6 +45,7 @@ class Ground:
     rates: Rates
     past: int
     peers: bool = True
+    ranks: int = 1
 
     @property
     def card(self) -> bool:
@@ -114,6 +116,7 @@ class Cell:
     flops          operations of products
     absent         arm -> why it is missing
     anew           resets memory that arms share, as `Arm.anew` does
+    waits          returns seconds that the floor has in addition, known after the timing: of collectives
     """
 
     arms: list[Arm]
@@ -122,6 +125,7 @@ class Cell:
     flops: float = 0.0
     absent: dict[str, str] = field(default_factory=dict)
     anew: Callable[[], object] = lambda: None
+    waits: Callable[[], float] = lambda: 0.0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from instep.verdict import Exit
 
 from . import KINDS, kind
 from .bench_types import TOO, key
-from .profile import gap
+from .profile import collectives, gap
 from .run import chosen
 
 LOUD = ("WRONG", "ABOVE")
@@ -83,8 +83,11 @@ def _further(rows: Sequence[Data]) -> Iterator[str]:
                 parts = [f"{kind} {us:.0f}" for kind, us in (told.get("work", {}) | alone).items()]
                 said, more = ", ".join(parts), gap(told) if "work" in told else "in us"
             else:
-                continue
-            yield f"{key(row['cell'])}, {arm}: {said}; {more}"
+                said = more = ""
+            if said:
+                yield f"{key(row['cell'])}, {arm}: {said}; {more}"
+            if "collectives" in told:
+                yield f"{key(row['cell'])}, {arm}: {collectives(told['collectives'])}"
 
 
 def _notes(rows: Sequence[Data]) -> Iterator[tuple[str, str]]:

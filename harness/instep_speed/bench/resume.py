@@ -50,8 +50,8 @@ def going_on(file: Path, asked: Asked) -> Bench:
     begun = {**data.begun, "--at": chosen(data.setting.at) or "all cells", "peers": PEERS[data.setting.peers],
              "commit": data.commit, "machine": _still(data.machine)}  # fmt: skip
     now = {"op sets": list(asked.sets), "dtype": str(asked.dtype).removeprefix("torch."), "grid": asked.size,
-           "--at": chosen(asked.at) or "all cells", "peers": PEERS[asked.peers], "commit": asked.commit,
-           "machine": _still(fingerprint(asked.device))}  # fmt: skip
+           "ranks": asked.ranks, "--at": chosen(asked.at) or "all cells", "peers": PEERS[asked.peers],
+           "commit": asked.commit, "machine": _still(fingerprint(asked.device))}  # fmt: skip
     _same(file, begun, now, "name another --json file to start again")
     return Bench(asked, rows=data.rows, sessions=data.sessions, wanted=data.wanted)
 
@@ -78,7 +78,7 @@ def joined(files: Sequence[Path], commit: str | None) -> Bench:
     asked = Asked(dict.fromkeys(last.setting.ops, PLAIN), last.setting.device, getattr(torch, last.setting.dtype),
                   tuple(name for name in KINDS if any(name == one for one, _ in wanted)),
                   last.setting.grid, math.inf if last.setting.minutes is None else last.setting.minutes,
-                  peers.pop() if len(peers) == 1 else None, commit, at)  # fmt: skip
+                  peers.pop() if len(peers) == 1 else None, commit, at, last.setting.ranks)  # fmt: skip
     numbered = [row | {"session": order.index(msgspec.json.encode(session))} for session, row in rows]
     made = Bench(asked, last.rates, numbered, list(numbers.values()), wanted)
     made.take_rates()
@@ -110,6 +110,17 @@ def _told(one: Any, other: Any) -> str:
 # ---- the schema of a file, checked field by field before the file is used
 
 
+class _Collectives(msgspec.Struct):
+    """The collectives of a round over ranks, as `profile.Collectives` has them."""
+
+    calls: float
+    bytes: float
+    floor_us: float
+    ranks_us: list[float]
+    us: list[float] = []
+    moving_us: float | None = None
+
+
 class _Arm(msgspec.Struct):
     """The fields of an arm that tables, pages or plots use. An arm may have more."""
 
@@ -134,6 +145,7 @@ class _Arm(msgspec.Struct):
     proposals_us: float | UnsetType = UNSET
     launches: int | UnsetType = UNSET
     gap_us: Some = UNSET
+    collectives: _Collectives | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         for names in TOGETHER:
@@ -175,6 +187,7 @@ class _Setting(msgspec.Struct, forbid_unknown_fields=True):
     minutes: float | None
     at: dict[str, tuple[str, ...]] = {}
     peers: bool | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if not self.ops:
@@ -218,7 +231,8 @@ class Kept(msgspec.Struct):
     @property
     def begun(self) -> dict[str, object]:
         """The setting that all rows of one file share."""
-        return {"op sets": self.setting.ops, "dtype": self.setting.dtype, "grid": self.setting.grid}
+        return {"op sets": self.setting.ops, "dtype": self.setting.dtype, "grid": self.setting.grid,
+                "ranks": self.setting.ranks}  # fmt: skip
 
     @property
     def wanted(self) -> list[tuple[str, Axes]]:

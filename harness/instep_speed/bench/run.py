@@ -60,6 +60,7 @@ class Asked:
 
     at     axis -> printed values: only cells with one of these, none of kinds without the axis; empty: all cells
     peers  None: not known, for rows that were read from files
+    ranks  as in `Ground`
     """
 
     sets: Mapping[str, Ops]
@@ -71,6 +72,7 @@ class Asked:
     peers: bool | None = True
     commit: str | None = None
     at: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         for name, found, right, expected in (
@@ -88,7 +90,7 @@ class Asked:
     def cells(self, name: str) -> list[At]:
         """All cells of a kind in this grid."""
         device = torch.device("cuda" if self.device.startswith("cuda") else "cpu")
-        return list(kind(name).cells(Ground(device, self.dtype, self.sets, UNKNOWN, 0), self.size))
+        return list(kind(name).cells(Ground(device, self.dtype, self.sets, UNKNOWN, 0, ranks=self.ranks), self.size))
 
 
 def matches(at: At, axes: Axes) -> bool:
@@ -155,6 +157,7 @@ class Bench:
         setting = {"ops": list(asked.sets), "device": asked.device, "dtype": str(asked.dtype).removeprefix("torch."),
                    "grid": asked.size, "minutes": asked.minutes, "peers": asked.peers}  # fmt: skip
         setting |= {"at": {axis: list(values) for axis, values in asked.at.items()}} if asked.at else {}
+        setting |= {"ranks": asked.ranks} if asked.ranks > 1 else {}
         machine = fingerprint(asked.device) if self.last is None else self.last.machine
         left = self.left
         found = {"machine": machine, "setting": setting, "rates": self.rates, "left_out": left,
@@ -167,7 +170,10 @@ def bench(asked: Asked, run: TrialRunner | None = None, found: Bench | None = No
     """Run the benchmark. found: the rows of an earlier call, which are not measured again."""
     device, run, found = torch.device(asked.device), run or TrialRunner(60 * asked.minutes), found or Bench(asked)
     torch.manual_seed(SEED)
-    ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers))
+    ground = Ground(device, asked.dtype, asked.sets, UNKNOWN, _past(device), bool(asked.peers), asked.ranks)
+    if ground.card and torch.cuda.device_count() < asked.ranks:
+        raise BadInput("--ranks", found=f"{asked.ranks}, and {torch.cuda.device_count()} GPUs",
+                       expected="a GPU for each rank")  # fmt: skip
     grid, named = _grid(asked)  # refuse bad requests before measuring
     found.wanted += [(name, asked.at) for name in named]
     run.advance("measuring the machine", 0, None)
@@ -256,6 +262,8 @@ def _row(name: str, ground: Ground, at: At) -> Row:
         said = f"it has killed the device: {lost.finding}"
         return row | {"arms": {lost.arm: {"peer": peer, "finding": said}},
                       "absent": cell.absent | dict.fromkeys(rest, f"{lost.arm} has killed the device")}  # fmt: skip
+    floor += cell.waits()
+    row["floor_us"] = 1e6 * floor
     bar = arms[kind(name).bar].judged if kind(name).bar in arms else Judged("")
     for arm in cell.arms:
         own = arms[arm.name]

@@ -36,6 +36,8 @@ CHOICES = ", ".join(KINDS)
     dtype="Activations; left out: bfloat16 on a card, float32 on a CPU.",
     device="cpu, cuda or cuda:1; left out: cuda where there is one.",
     drafter="Only cells with this drafter, as block: the same as --at drafter=block.",
+    also=("ranks",),
+    ranks="Only whole rounds, on one rank and on this many: each a process, with a card (NCCL), or on a CPU (gloo).",
 )  # fmt: skip
 def bench(
     given: Given,
@@ -68,6 +70,9 @@ def bench(
         raise BadInput("--grid", found=grid, expected="default or full")
     if grid == "full" and (files.json is None or not is_replaced(files.json)):
         raise BadInput("--grid", found="full without a file", expected="--json FILE as well, which keeps every cell")
+    ranks = int(given.named.get("ranks", 1))
+    if ranks > 1 and kind not in (None, ["rounds"]):
+        raise BadInput("--ranks", found=f"{ranks} with --kind {' --kind '.join(kind)}", expected="--kind rounds alone")
     if "drafter" in given.named:
         at = [*(at or ()), f"drafter={given.named['drafter']}"]
     files.must_be_free(*join or ())
@@ -79,14 +84,15 @@ def bench(
     else:
         card = torch.cuda.is_available() and given.named.get("device", "cuda") != "cpu"
         usual = {"device": "cuda" if card else "cpu", "dtype": "bfloat16" if card else "float32"}
+        usual |= {"comm": "nccl" if card else "gloo"} if ranks > 1 else {}
         names = given.several("ops", "triton" if card else "plain")
         settings = {name: given.setting(**usual | {"ops": name}) for name in names}  # cells choose their drafters
         one = next(iter(settings.values()))
         asked = Asked(
             {name: setting.op_set() for name, setting in settings.items()}, one.device, one.activation,
-            tuple(dict.fromkeys(kind)) if kind else tuple(KINDS),
+            tuple(dict.fromkeys(kind)) if kind else ("rounds",) if ranks > 1 else tuple(KINDS),
             grid if one.device.startswith("cuda") else "tiny",  # type: ignore[arg-type]
-            6.0 if minutes is None else minutes, card if peers is None else peers, files.commit, _axes(at or []),
+            6.0 if minutes is None else minutes, card if peers is None else peers, files.commit, _axes(at or []), ranks,
         )
         found = resume.going_on(there[0], asked) if grid == "full" and there else Bench(asked)
     if plots is not None:
