@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,7 +39,7 @@ from . import forward_with_prefill_chunks
 from .commit import write_set
 from .commit.base import RequestWrites, changes
 from .commit.verified_windows import answered, forced_paths
-from .controllers import controller
+from .controllers import Controller, controller
 from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
 from .forward_with_prefill_chunks import Inner, Planned, RunTarget, planned
@@ -66,6 +66,16 @@ from .transfer_between_engines import Courier, Wire
 from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
 
+class Settled(NamedTuple):
+    """What an engine is built from, once all of it is supported."""
+
+    checkpoint: Checkpoint
+    ops: Ops
+    options: Options
+    capacity: Capacity
+    controller: Controller
+
+
 class OptimizedEngine:
     """Implements `Engine`, `Inspectable` and `Watched` of the contract. `messages`: changes to the adaptive candidates.
 
@@ -90,19 +100,14 @@ class OptimizedEngine:
         wire: to another engine of the same model, which fetches what this one offloads, and the other way round
         """
         whole = checkpoint.config
-        if comm is not None:
-            checkpoint, ops, options = of_rank(checkpoint, ops, options, comm)
+        checkpoint, ops, options, capacity, self._controller = OptimizedEngine.settled(
+            checkpoint, ops, options, capacity, num_steps=num_steps, adaptive=adaptive, controlled=controlled, lag=lag,
+            comm=comm)  # fmt: skip
         config = checkpoint.config
-        capacity = replace(capacity, block=options.drafter == BLOCK)
         self._device, self._options = torch.device(options.device), options
         self._base = self._ops = ops
         self._see: See = unseen
         self._capacity, self._vocab = capacity, config.vocab
-        self._controller = controller(controlled, num_steps, adaptive, lag)
-        check(options, config, self._controller.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
-              interval=capacity.track_interval, device_widths=capacity.device_widths)
-        if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
-            raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         self.messages = tuple(self._controller.messages)
         self._model, self._rounds = built(checkpoint, ops, options, capacity, self._controller.candidates,
                                           self.of_round)
@@ -125,6 +130,23 @@ class OptimizedEngine:
             self._graphs.record, options.prompt_graphs, ops, self._model, self._device)
         # Not reported to the controller yet: counts of commits, and the decode rows of forwards after them.
         self._unreported: list[HostCopy | int] = []
+
+    @classmethod
+    def settled(
+        cls, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
+        adaptive: AdaptiveFile | None = None, controlled: Controlled | None = None, lag: int = 0,
+        comm: Comm | None = None,
+    ) -> Settled:
+        """Return what an engine is built from, or refuse what it does not support, before anything is allocated."""
+        if comm is not None:
+            checkpoint, ops, options = of_rank(checkpoint, ops, options, comm)
+        capacity = replace(capacity, block=options.drafter == BLOCK)
+        made = controller(controlled, num_steps, adaptive, lag)
+        check(options, checkpoint.config, made.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
+              interval=capacity.track_interval, device_widths=capacity.device_widths)
+        if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
+            raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
+        return Settled(checkpoint, ops, options, capacity, made)
 
     # Events
 

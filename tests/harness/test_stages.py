@@ -64,7 +64,8 @@ def test_three_stages_agree_with_the_reference(three_layers: Trace, how: dict[st
 def test_long_traces_agree_on_three_stages(name: str, ops: str, graphs: bool) -> None:
     trace = read(TRACES / f"{name}.jsonl")
     recorded = trace.header.recording
-    setting = Setting(ops=ops, graphs=graphs, overlap=name.endswith("overlapped"), strategy="snapshot", **THREE)
+    setting = Setting(ops=ops, graphs=graphs, overlap=name.endswith("overlapped"), strategy="snapshot",
+                      snapshot_layout="KV", **THREE)  # fmt: skip
     verdict = Replay(trace, setting if recorded is None else setting.recorded(recorded)).run(until=24).verdict
     assert verdict.exit == Exit.AGREED and verdict.relayed > 1
 

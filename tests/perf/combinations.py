@@ -25,11 +25,11 @@ from instep.verdict import Exit
 from support.inputs.option_combinations import (
     FACTORS,
     Row,
+    array,
     cells,
     name_of,
     pairwise,
     refusals,
-    served,
     setting,
     trace,
     whole,
@@ -96,7 +96,7 @@ def refused() -> dict[str, int]:
 def met(rows: list[Row]) -> dict[str, tuple[int, int]]:
     """How many pairs, triples and fours these rows contain, and how many all served rows contain."""
     return {
-        name: (len({some for row in rows for some in cells(row, together)}), len(served(together)))
+        name: (len({some for row in rows for some in cells(row, together)}), len(array(together).rows))
         for name, together in TOGETHER.items()
     }
 

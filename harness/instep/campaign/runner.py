@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self, TypeVar
 
 T = TypeVar("T")
@@ -73,13 +73,14 @@ class TrialRunner:
             yield group
             self.ended += 1
 
-    def trials(self, several: Sequence[T], name: Callable[[T], str]) -> Iterator[T]:
+    def trials(self, several: Iterable[T], name: Callable[[T], str]) -> Iterator[T]:
         """The trials that begin before the share is over. name: the description of a trial in the progress."""
+        total = len(several) if isinstance(several, Sequence) else None
         for done, trial in enumerate(several):
             if self.over:
                 return
             self.name = name(trial)
-            self.advance(self.name, done, len(several))
+            self.advance(self.name, done, total)
             yield trial
             self.ended += 1
             self.keep()

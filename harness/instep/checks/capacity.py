@@ -140,7 +140,7 @@ def _layout(region: Region, room: Room, blocks: Collection[tuple[int, ...]]) -> 
     units = region.units
     if room.layouts is None or tuple(units.shape[-3:]) not in blocks or min(units.shape[-2:]) == 1:
         return
-    due, lies = room.layouts[region.by == "row"], "KV" if units.stride(-1) == 1 else "VK"
+    due, lies = room.layouts[region.by in ("row", "request")], "KV" if units.stride(-1) == 1 else "VK"
     yield f"blocks in the order {due}", units.shape[0] * (lies == due), units.shape[0], ", the declared layout"
 
 

@@ -6,7 +6,7 @@ Leaves out: the replay (`instep.run`) and the messages (`instep.report`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,8 +21,12 @@ from .progress import trial_runner
 from .subject_options import Given, Layers, TraceModel, Until, takes_setting
 
 if TYPE_CHECKING:
+    from ..report.result import Result
+    from ..run.replay import Outcome
+    from ..setting import Setting
     from ..trace.file import Trace
     from ..trace.header import Part
+    from ..verdict import Tier
 
 
 @writes("json", "html", "sarif", "annotate", "commit")
@@ -48,6 +52,10 @@ def replay(
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes, for diff.")] = None,
     save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
                                                                           "to this folder, as safetensors.")] = None,
+    settings: Annotated[str | None, typer.Option(metavar="all|each", help="Run the trace in all settings that were not "
+                                                 "typed: every pair of values is in a run; each: every value.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time limit of this session of --settings; with --json the next "
+                                                       "one goes on.", min=0.0)] = None,
 ) -> None:
     """Replay a trace through reference and engine; exit 0: all agree, 1: divergence, 3: nothing compared."""
     names = tiers_named(tiers or ())
@@ -69,6 +77,15 @@ def replay(
     loaded = read(asked)
     must_reach(until, loaded)
     runs = _planned(loaded, given, until)
+    if settings is not None:
+        others = {"--swap": swap, "--graft": graft, "--trail": trail, "--save-tensors": save_tensors}
+        for option, typed in others.items():
+            if typed:
+                raise BadInput(option, found="--settings, too", expected="one of the two")
+        _in_all_settings(given, files, loaded, runs, settings, minutes, checkpoint, tiers=judged, layers=layer,
+                         ladder=ladder)  # fmt: skip
+    if minutes is not None:
+        raise BadInput("--minutes", found="no --settings", expected="both: one replay runs to its end")
     outcomes, lines = list[Outcome](), list[str]()
     with trial_runner("replay") as run:
         for part in run.trials(runs, lambda part: f"{loaded.header.name} [{part.ops}]"):
@@ -88,6 +105,39 @@ def replay(
         write_atomically(tensor_files(outcomes, save_tensors))
     result = outcome_data.of(outcomes, files.commit, claim=loaded.header.claim, warnings=loaded.warnings)
     files.finish(result, interrupted=run.interrupted, trace=loaded.path, charts=lambda: charts_of(outcomes, loaded))
+
+
+def _in_all_settings(
+    given: Given, files: Files, trace: Trace, parts: list[Part], settings: str, minutes: float | None,
+    checkpoint: Path | None, *, tiers: frozenset[Tier], layers: list[int] | None, ladder: bool,
+) -> NoReturn:
+    """Run the trace with each op set in all settings, and end the command."""
+    from ..campaign import all_settings
+    from ..diagnose import diagnose
+    from ..report.result import Session
+    from ..run.replay import Replay
+
+    kept, found = all_settings.read(files.json)
+    several, parts = list[all_settings.AllSettings](), list({part.ops: part for part in reversed(parts)}.values())[::-1]
+
+    def result() -> Result:
+        return all_settings.result(trace, several, kept, found, files.commit)
+
+    for part in parts:
+        base = Replay(trace, given.setting(ops=part.ops), checkpoint=checkpoint)
+        factors = all_settings.factors_of(base.plan.setting, trace, given.left_to_draw(all_settings.FACTORS),
+                                          experts=bool(base.plan.checkpoint.config.experts))  # fmt: skip
+        base.refuse(base.plan.setting)
+        rows = all_settings.new_rows(base, settings, part.until, tiers, layers, factors)
+        several.append(all_settings.AllSettings(base, all_settings.begun(kept, rows, files.json), factors))
+    with trial_runner("replay", minutes, files.json, result) as run:
+        for part, each in run.shares(list(zip(parts, several, strict=True))):
+            def play(setting: Setting, until: int | None = part.until) -> Outcome:
+                return diagnose(Replay(trace, setting, checkpoint=checkpoint), until=until, tiers=tiers, layers=layers,
+                                ladder=ladder, progress=run.events(until, len(trace.events) - 1))  # fmt: skip
+
+            each.run(run, play, found, Session.now(each.base.plan.setting.device, files.commit))
+    files.finish(result(), interrupted=run.interrupted, trace=trace.path)
 
 
 def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:

@@ -154,6 +154,7 @@ FAMILY: Mapping[str, str] = {
     "instep_proof.faults.result_document": "fired", "instep.campaign.fuzz.result_document": "campaigns",
     "instep_speed.gate.result_document": "judged",
     "instep_speed.gate.result_document:calibration_document": "trials",
+    "instep.campaign.all_settings": "coverage",
     "instep.campaign.relations.result": "runs.relation", "instep.report.runs_document": "runs.findings",
 }
 

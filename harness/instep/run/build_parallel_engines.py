@@ -11,14 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from instep_optimized import OptimizedEngine
 from instep_optimized.data_parallel import Replica
+from instep_optimized.data_parallel.ops_of_group import of_group
 from instep_optimized.data_parallel.replica_engine import ReplicaEngine
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.pipeline import Stage
+from instep_optimized.pipeline.ops_of_stage import of_stage
 from instep_optimized.pipeline.stage_engine import StageEngine
 from instep_optimized.ranks.lockstep import Lockstep
 from instep_reference.contract import shards
+from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Capacity
 
 from ..setting import Setting
 from ..subject.engines.ranked import RankedEngine
@@ -71,6 +76,18 @@ def group_engine(make: Callable[..., Any], config: ModelConfig, each: Sequence[O
         for own, comm, into in zip(each, group.comms, padded, strict=True)
     ])  # fmt: skip
     return GroupEngine(group, replicas, config, owners, padded)
+
+
+def refuse(setting: Setting, checkpoint: Checkpoint, ops: Ops, capacity: Capacity, **steps: Any) -> None:
+    """Raise the error with which our engine refuses a setting, before anything is allocated."""
+    parts = max(setting.ranks, setting.stages, setting.dp)
+    options, (comm, *_) = setting.options(), Lockstep(parts).comms
+    if setting.stages > 1:
+        stage = Stage(comm, setting.micro_batches, lambda tick: None)
+        checkpoint, ops = of_stage(checkpoint, ops, options, capacity, stage)
+    elif setting.dp > 1:
+        checkpoint, ops = of_group(checkpoint, ops, options, capacity, Replica(comm, {}))
+    OptimizedEngine.settled(checkpoint, ops, options, capacity, comm=comm if setting.ranks > 1 else None, **steps)
 
 
 def joins(engine: RankedEngine) -> type[RankedInstrumentation]:

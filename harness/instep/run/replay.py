@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from instep_optimized.ops.fused import exact_of
+from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ranks.processes import Processes
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -45,6 +46,7 @@ from ..watch.event_context import EventContext
 from ..watch.kernel_calls import Exercised
 from ..watch.visible_places import WHOLE, Shown
 from .build_compared_engines import Participants, Plan, candidates, participants_of
+from .build_parallel_engines import refuse
 from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
 from .rank_processes import START, over_processes
@@ -136,10 +138,27 @@ class Replay:
         known, _ = candidates(**header.steps(f"{trace.path.name} line 1"))
         if set(header.candidates) != set(known):
             raise BadInput(f"{trace.path.name} line 1: candidates", found=header.candidates, expected=known)
-        self.plan = Plan.of(header, opened, (setting or Setting()).recorded(header.recording),
-                            f"{trace.path.name} line 1", directory)  # fmt: skip
-        must_hold(opened, self.plan.setting.dtype)
+        self.plan = self._planned(opened, setting or Setting(), directory)
         self.checks, self.checkpoint = checks, checkpoint
+
+    def refuse(self, setting: Setting) -> None:
+        """Raise the error with which our engine or the trace refuses another setting, before anything is allocated."""
+        for plan in self._plans(self._planned(self.plan.checkpoint, setting, self.plan.directory)):
+            ops = plan.setting.subject()
+            if isinstance(ops, Ops):
+                refuse(plan.setting, plan.checkpoint, ops, plan.capacity, **plan.steps)
+
+    def _planned(self, checkpoint: Checkpoint, setting: Setting, directory: Path | None) -> Plan:
+        header = self.trace.header
+        plan = Plan.of(header, checkpoint, setting.recorded(header.recording), f"{self.trace.path.name} line 1",
+                       directory)  # fmt: skip
+        must_hold(checkpoint, plan.setting.dtype)
+        return plan
+
+    def _plans(self, plan: Plan) -> tuple[Plan, ...]:
+        """The plan of each engine of the trace."""
+        return (plan,) if self.trace.header.receiver is None else plan.of_receiver(
+            self.trace.header, f"{self.trace.path.name} line 1")
 
     def run(
         self, *, until: int | None = None, layers: Iterable[int] | None = None, progress: Progress | None = None,
@@ -163,7 +182,7 @@ class Replay:
         if setting.ranks == 1 or setting.comm == IN_TURNS:
             return self._run(None, progress=progress, also=also, **how)
         if self.trace.header.receiver is not None:
-            self.plan.of_receiver(self.trace.header, f"{self.trace.path.name} line 1")  # refuses processes
+            self._plans(self.plan)  # refuses processes
         others = partial(self._run, progress=None, also=(), **how)
         if START[setting.comm] == "spawn":
             if setting.handed is not None or isinstance(self.checkpoint, Checkpoint):
@@ -182,8 +201,7 @@ class Replay:
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.in_use.config)
-        plans = (self.plan,) if self.trace.header.receiver is None else self.plan.of_receiver(
-            self.trace.header, f"{self.trace.path.name} line 1")
+        plans = self._plans(self.plan)
         try:
             sides = [participants_of(replace(plan, group=group), variant) for plan in plans]
         except SubjectFailed as failed:

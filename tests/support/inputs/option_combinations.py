@@ -3,7 +3,7 @@
 Leaves out: running a row (`tests/harness/test_combinations.py`) and running all of them (`tests/perf/combinations.py`).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from itertools import combinations, product
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from instep.campaign.covering_array import CoveringArray, Group, Row
 from instep.cli.record import make
 from instep.options import CHOICES, LAYOUTS, either
 from instep.setting import FALLING, FP8, KVS, STATES, STOCHASTIC, WIDTHS, Setting
@@ -24,9 +25,6 @@ from instep_optimized.draft import MODES
 from instep_optimized.options import RINGS
 from support.inputs.checkpoints import MODEL_TYPES, write, write_block
 from support.inputs.traces import PROMPTS
-
-Row = Mapping[str, Any]
-Cell = tuple[str, Any]  # a factor and its value
 
 NARROW = tuple(name for name in STATES if name not in ("float64", "float32"))  # states; None: in the width
 PARTS = CHOICES["ring_dtype"]
@@ -80,52 +78,23 @@ def whole(names: tuple[str, ...] = tuple(FACTORS)) -> Iterator[dict[str, Any]]:
     return (dict(zip(names, values, strict=True)) for values in product(*(FACTORS[name] for name in names)))
 
 
-def cells(row: Row, together: int = 2) -> Iterator[tuple[Cell, ...]]:
+def cells(row: Row, together: int = 2) -> Iterator[Group]:
     """The pairs of a row, or its groups of `together` cells, in the order of the factors."""
     return combinations(((name, row[name]) for name in FACTORS if name in row), together)
 
 
-def new(row: Row, name: str) -> Iterator[tuple[Cell, ...]]:
-    """The pairs of a row that contain the given factor."""
-    names = [each for each in FACTORS if each in row]
-    at = names.index(name)
-    for place, other in enumerate(names):
-        if place != at:
-            yield tuple((each, row[each]) for each in ((other, name) if place < at else (name, other)))
-
-
-def served(together: int = 2) -> set[tuple[Cell, ...]]:
-    """All pairs (triples, ...) in rows that the engine serves."""
-    found = set()
-    for names in combinations(FACTORS, together):
-        for row in whole(names):
-            if completed(row) is not None:
-                found.update(cells(row, together))
-    return found
-
-
-def completed(row: Row, due: Collection[tuple[Cell, ...]] = ()) -> dict[str, Any] | None:
-    """A whole row that is served and has what this one has. Each further value is the one that meets most of `due`."""
-    if refusals(row):
-        return None
-    left = [name for name in FACTORS if name not in row]
-    if not left:
-        return {name: row[name] for name in FACTORS}
-    tries = [{**row, left[0]: value} for value in FACTORS[left[0]]]
-    if due:
-        tries.sort(key=lambda one: -sum(pair in due for pair in new(one, left[0])))
-    return next((found for one in tries if (found := completed(one, due)) is not None), None)
+def array(together: int = 2) -> CoveringArray:
+    """The rows that contain every pair (triple, ...) that the engine serves."""
+    return CoveringArray(FACTORS, lambda row: "; ".join(refusals(row)), together, {"dtype": "float32"})
 
 
 @cache
 def pairwise() -> tuple[Row, ...]:
-    """Few rows that contain every served pair: each is built around a pair that is still missing, and adds others."""
-    due, rows = served(), []
-    while due:
-        begins = sorted(due, key=repr)[:: max(1, len(due) // 24)]  # some of those that are due
-        tried = [row for pair in begins if (row := completed(dict(pair), due)) is not None]
-        rows.append(max(tried, key=lambda row: sum(pair in due for pair in cells(row))))
-        due.difference_update(cells(rows[-1]))
+    """Few rows that contain every served pair."""
+    rows, pairs = list[Row](), array()
+    for row in pairs:
+        rows.append(row)
+        pairs.met(row)
     return tuple(rows)
 
 

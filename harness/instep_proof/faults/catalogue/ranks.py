@@ -135,7 +135,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rank-own-controller", "rank-decision", "The controller of rank 1 hears of no accepted counts.",
-        (Edit.of(ENGINE, "        self._controller = controller(controlled, num_steps, adaptive, lag){ => \n"
+        (Edit.of(ENGINE, "        self.messages = tuple(self._controller.messages){ => \n"
                          "        if comm is not None and comm.rank:\n"
                          "            self._controller.committed = lambda drafts: None}"),),
         "controller", LABELS, ("agreement",),
