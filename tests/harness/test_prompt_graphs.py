@@ -103,10 +103,17 @@ def test_sizes_are_sorted_and_printed() -> None:
     assert " ".join(setting.words()) == "--ops plain --graphs --prompt-graphs 64, 16,16"
 
 
+@pytest.mark.parametrize(("name", "event", "reason"), [
+    ("prompts", 1, "attention inside a CUDA graph is not judged; run without --prompt-graphs to judge it"),
+    ("unread", 6, "op calls inside a CUDA graph are not judged; run without --graphs to judge them"),
+])  # fmt: skip
 def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
-    prompts: Trace, monkeypatch: pytest.MonkeyPatch
+    name: str, event: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay of CUDA shows no op call of its segments; the eager draft extend after it has attention, too."""
+    """A replay of CUDA shows no op call inside.
+
+    The eager draft extend after a prompt has attention, too; with `device_widths` two index ops run next to a graph.
+    """
     judging, begin, replay = list[Calls](), Calls.begin, emulator.Recorded.replay
 
     def begun(self: Calls, regions: Any) -> None:
@@ -122,10 +129,10 @@ def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
 
     monkeypatch.setattr(Calls, "begin", begun)
     monkeypatch.setattr(emulator.Recorded, "replay", hidden)
-    outcome = replayed(prompts, until=2)
+    outcome = replayed(read(fixtures() / "traces" / "faults" / f"{name}.jsonl"), until=event + 1)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
-    skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts" and one.event == 1}
-    assert skipped == {"attention inside a CUDA graph is not judged; run without --prompt-graphs to judge it"}
+    skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts" and one.event == event}
+    assert skipped == {reason}
 
 
 NAMED = {  # a planted fault, and what the first finding says

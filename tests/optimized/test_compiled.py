@@ -37,6 +37,7 @@ class Taken:
            registers, ptxas silently lets every product of the kernel wait for the previous one
     beside powers that are computed while a product of values runs
     over_barriers  values that overlap barriers in shared memory (`instep.kit`)
+    sums   layouts of what the kernel of windows sums
     """
 
     kernel: str
@@ -46,6 +47,7 @@ class Taken:
     waits: int
     beside: int
     over_barriers: list[str]
+    sums: list[str]
 
 
 # By kernel: the integers that change from launch to launch. None may make Triton compile another variant. In a tuple
@@ -92,7 +94,7 @@ def compiled(*words: object) -> Printed:
 
 def read(line: Mapping[str, Any]) -> Taken:
     stack = int(line["usage"].split("STACK:")[1].split()[0])
-    rest = ("shared", "copies", "waits", "beside", "over_barriers")
+    rest = ("shared", "copies", "waits", "beside", "over_barriers", "sums")
     return Taken(line["kernel"], stack, *(line[name] for name in rest))
 
 
@@ -196,9 +198,10 @@ def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: 
     assert all(one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies for one in told), told
 
 
-def test_a_split_ring_spills_no_more_than_a_wide_one(taken: Mapping[str, list[Taken]]) -> None:
+def test_a_split_ring_sums_as_a_wide_one_and_spills_no_more(taken: Mapping[str, list[Taken]]) -> None:
     wide, split = taken["split_rings"]
     assert wide.kernel == split.kernel == "_window" and split.stack <= wide.stack and split.shared <= SHARED
+    assert len(wide.sums) > 1 and split.sums == wide.sums, "the order of its sums decides the bits of a state"
 
 
 def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:

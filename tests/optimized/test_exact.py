@@ -243,10 +243,16 @@ def in_two_parts(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, tor
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("ops", [PLAIN, TRITON], ids=lambda ops: ops.name)
-def test_split_ring_has_both_parts_and_runs_their_sum_again(ops: Ops, dtype: torch.dtype) -> None:
-    """Verify into a wide ring and into a split one; run both again, the wide one with the sums of the parts."""
-    heads, size, (first, last, again) = Heads(1, 2, 20, 12), 6, (4, 3, 2)
+@pytest.mark.parametrize(
+    ("ops", "heads"), [(PLAIN, Heads(1, 2, 20, 12)), (TRITON, Heads(1, 2, 20, 12)), (TRITON, Heads(1, 2, 32, 8))],
+    ids=["plain", "triton", "pieces"],
+)  # fmt: skip
+def test_split_ring_has_both_parts_and_runs_their_sum_again(ops: Ops, heads: Heads, dtype: torch.dtype) -> None:
+    """Verify into a wide ring and into a split one; run both again, the wide one with the sums of the parts.
+
+    Keys of 32 numbers are moved in pieces of several numbers.
+    """
+    size, (first, last, again) = 6, (4, 3, 2)
     right, _ = truth(ops, heads, True, 13, first + 1)
     wide, two = (World.of(ops, heads, HERE, size=size, slots=3, split=to) for to in (None, dtype))
     for world in (wide, two):

@@ -37,17 +37,21 @@ class Contracts(TellsOnce):
             yield from self.once(context, "instep does not see the op calls of this engine")
             return
         runs = bool(facts(context.event).batch)
+        inside = Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; run without "
+                         "--graphs to judge them")  # fmt: skip
         if not log.calls:
             if runs and log.replays:
-                yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; run without "
-                              "--graphs to judge them")  # fmt: skip
+                yield inside
             elif runs:
                 yield self._comparison(context, NOWHERE, 0, "no op was called and no graph was replayed", None)
             return
         yield from broken(log, context.index, context.kind)
         if not log.broken:
             yield self._comparison(context, NOWHERE, log.tensors, "", None, log.calls)
-        if not log.captured:  # calls before a capture serve no real rows
+        prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))  # their GDN runs eagerly
+        if log.replays and not log.captured and not log.served and not prompts:
+            yield inside  # its own calls next to the graph serve no rows
+        elif not log.captured:  # calls before a capture serve no real rows
             yield from self._served(context)
         elif runs:
             yield Skipped(self.name, context.index, "a graph was captured here, so rows of its calls are not judged")

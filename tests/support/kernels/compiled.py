@@ -13,8 +13,10 @@ differs. Leaves out: what is allowed (`tests/optimized/test_compiled.py`).
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -73,6 +75,7 @@ def compiled(
 ) -> None:  # fmt: skip
     """Triton's own binder makes the signature, as for a launch."""
     options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
+    assert not (bad := compared_with_none(kernel, arguments)), f"Triton 3.6 compares no tuple that has None: {bad}"
     bound, specialized, _ = binder(kernel)(*arguments, **constants)
     _, *signature = kernel._pack_args(BACKEND, options, bound, specialized, None)
     source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *signature)
@@ -81,6 +84,15 @@ def compiled(
         found = taken(triton.compile(source, target=TARGET, options=options))
     seen[key] = {"kernel": kernel.__name__, **found}
     print(json.dumps({"key": key, **seen[key]}))
+
+
+def compared_with_none(kernel: Any, arguments: tuple[Any, ...]) -> set[str]:
+    """Name the arguments that are tuples with None in them and that the kernel itself compares with None."""
+    tuples = {name for name, x in zip(kernel.arg_names, arguments, strict=False)
+              if isinstance(x, tuple) and any(one is None for one in x)}  # fmt: skip
+    tests = (node for node in ast.walk(ast.parse(kernel.src)) if isinstance(node, ast.Compare))
+    return tuples & {node.left.id for node in tests if isinstance(node.left, ast.Name)
+                     and isinstance(node.ops[0], ast.Is | ast.IsNot)}  # fmt: skip
 
 
 def binder(kernel: Any) -> Callable[..., Any]:
@@ -122,7 +134,15 @@ def taken(made: Any) -> Found:
         "copies": ptx.count("cp.async.c"),
         "waits": code.count("WARPGROUP.DEPBAR") - ptx.count("wgmma.wait_group"),
         "beside": made_beside(code), "over_barriers": barrier_overlaps.over_barriers(made),
+        "sums": sums_of(made.asm.get("ttgir", "")) if made.metadata.name == "_window" else [],
     }
+
+
+def sums_of(text: str) -> list[str]:
+    """The layouts of the floating-point tensors that a kernel sums: they are the order of its sums."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.blocked<.*>)", text, re.MULTILINE))
+    found = re.findall(r"^ *}\) : \(tensor<\S*xf32, (.*?)>[,)]", text, re.MULTILINE)
+    return sorted({layouts[name] for one in found for name in re.findall(r"#blocked\d*", one)})
 
 
 def cuobjdump(what: str, made: Any) -> str:

@@ -22,7 +22,7 @@ from ..convs.packed_16_bit_words import WordWindows, in_words, windows, words
 from ..device.gluon_helpers import NEWER
 from ..device.pool_address import PackedRows, Spans, States, constant, flat
 from ..runtime import launch, power_of_2
-from .token_by_token import KEY_PIECE, ring_of, rows_of
+from .token_by_token import KEY_PIECE, Kept, ring_of, rows_of
 from .token_by_token_gluon import staged_decode, staged_window
 
 STORED = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of states
@@ -102,7 +102,7 @@ SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     },
 }  # fmt: skip
 LARGEST = (2, 4)  # over all shapes
-NOTHING = States._make(len(States._fields) * (None,))
+NOTHING, NO_RING = States._make(len(States._fields) * (None,)), Kept._make(len(Kept._fields) * (None,))
 
 
 def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, numbers: int = 1) -> bool:
@@ -188,7 +188,7 @@ def staged(
     sizes = (1, 1) if ring is None else (ring.size, ring.own.shape[1])
     launch(
         staged_window, grid, x, rule, of_conv, of_requests,
-        *map(held_at, (part.read, part.store, part.settled, part.per_row)), None if ring is None else ring_of(ring),
+        *map(held_at, (part.read, part.store, part.settled, part.per_row)), NO_RING if ring is None else ring_of(ring),
         *sizes, look, group, units, KEPT=power_of_2(sizes[0]), MOST=power_of_2(part.most),
         STEP=inputs.q.stride(0) if conv else None,
         SHAPE=one._replace(apart=one.apart and part.most <= WRITTEN_OUT), **options,
@@ -214,7 +214,7 @@ class ConvWords(NamedTuple):
 def held_at(address: Address | None) -> States:
     """Return an address of states, in which the step of V is a constant. Absent parts are None in it.
 
-    Triton 3.6 cannot compare a tuple in which something is None with None, so an absent address is a tuple, too.
+    Triton 3.6 cannot compare a tuple in which something is None with None, so what is absent is a tuple, too.
     """
     if address is None:
         return NOTHING

@@ -199,7 +199,10 @@ def _window(
         low_u = ring.update_low + kept_by * ring.update_per_unit + head * ring.update_per_head + at_v
     for _age in range(pending):
         if ring.k_low is not None:
-            place_k, place_u = entry * ring.k_per_entry + every_k, (entry % ring_u_size) * ring.update_per_entry
+            # Numbers of 16 bits in fours, as those of 32: in eights they would change the layout of the tile, and with
+            # it the order of the sums over K.
+            place_k = tl.max_contiguous(entry * ring.k_per_entry + every_k, (1, 1, 1, 4))
+            place_u = (entry % ring_u_size) * ring.update_per_entry
             state = again(
                 state,
                 joined(fetch(kept_k + place_k, in_k, WHOLE), fetch(low_k + place_k, in_k, WHOLE)),
@@ -283,10 +286,11 @@ def _window(
         if keeps:
             if keeps_k:
                 once = in_k & (tl.arange(0, VL)[:, None, None, None] == 0)
-                tl.store(kept_k + entry * ring.k_per_entry + every_k, key.to(ring.k.dtype.element_ty), mask=once)
+                place_k = entry * ring.k_per_entry + every_k
                 if ring.k_low is not None:
-                    rest = low_part(key, ring.k.dtype.element_ty)
-                    tl.store(low_k + entry * ring.k_per_entry + every_k, rest, mask=once)
+                    place_k = tl.max_contiguous(entry * ring.k_per_entry + every_k, (1, 1, 1, 4))
+                    tl.store(low_k + place_k, low_part(key, ring.k.dtype.element_ty), mask=once)
+                tl.store(kept_k + place_k, key.to(ring.k.dtype.element_ty), mask=once)
             put(kept_u + (entry % ring_u_size) * ring.update_per_entry, update, in_v, WHOLE)
             if ring.k_low is not None:
                 rest = low_part(update, ring.update.dtype.element_ty)

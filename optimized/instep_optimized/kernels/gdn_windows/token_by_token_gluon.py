@@ -227,11 +227,11 @@ def staged_window(
 ):  # fmt: skip
     """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
-    At most KEPT tokens run again, and then at most MOST rows. The pool of an absent address is None, and so is an
-    absent ring; no code is compiled for it. If a rule is given, q, k and v are the conv's rows, and log_decay and beta
-    are a and b. If a conv is given, too, q, k and v are its inputs, in words (`token_inputs_gluon.py`). Several
-    programs of a key head read the windows before a request's rows from `conv.past`. So the windows after its rows are
-    kept in another place.
+    At most KEPT tokens run again, and then at most MOST rows. The pool of an absent address is None, and so are the
+    keys of an absent ring; no code is compiled for it. If a rule is given, q, k and v are the conv's rows, and
+    log_decay and beta are a and b. If a conv is given, too, q, k and v are its inputs, in words
+    (`token_inputs_gluon.py`). Several programs of a key head read the windows before a request's rows from `conv.past`.
+    So the windows after its rows are kept in another place.
 
     STEP: words from a row before the conv to the next one. SHAPE: as in `Shape`
     """
@@ -278,7 +278,7 @@ def staged_window(
     v += row_v * x.v.per_row + (word_v if CONV else copied_v)
     log_decay, beta = x.log_decay.at + head * x.log_decay.per_head, x.beta.at + head * x.beta.per_head
     out_at = x.core.at + head * x.core.per_head + at_v
-    if ring is not None:
+    if ring.k is not None:
         old_k, old_v, old = along_3(0, KEPT, TO.keys), along_3(0, KEPT, TO.rows), gl.arange(0, KEPT, TO.lanes)
         kept_k, kept_u = ring.k + key_head * ring.k_per_head, ring.update + head * ring.update_per_head
         kept_decay = ring.decay + head * ring.decay_per_head
@@ -298,7 +298,7 @@ def staged_window(
     unit, first = gl.load(spans.units + request), gl.load(spans.begin + request)
     rows, known = gl.load(spans.rows + request).to(gl.int32), gl.load(spans.fresh + request) == 0
     pending = 0
-    if ring is not None:
+    if ring.k is not None:
         kept_by = gl.load(ring.units + request)
         asked = gl.minimum(gl.maximum(gl.load(ring.pending + request), 0), ring_size).to(gl.int32)
         oldest, keep = gl.load(ring.begin + request).to(gl.int32), gl.load(ring.keep + request).to(gl.int32)
@@ -328,7 +328,7 @@ def staged_window(
     if rule is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
 
-    if ring is not None:
+    if ring.k is not None:
         kept_k, kept_decay = kept_k + kept_by * ring.k_per_unit, kept_decay + kept_by * ring.decay_per_unit
         kept_u += kept_by * ring.update_per_unit
         entry_k, entry_v = wrapped(oldest + old_k, ring_size), (oldest + old_v) % ring_u_size
@@ -373,7 +373,7 @@ def staged_window(
         keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * rule.scale, [MOST, P, KI])
     decay = gl.exp(forgets)
     writes, decays = gates(strength, MOST), gates(decay, MOST)
-    if ring is not None:
+    if ring.k is not None:
         old_decays = gates(aged, KEPT)
     barrier()
     every_key, every_query = whole(keys, [MOST, P, KI]).load(TO.keys), whole(queries, [MOST, P, KI]).load(TO.keys)
@@ -389,7 +389,7 @@ def staged_window(
     barrier()
     state = gl.convert_layout(gl.reshape(tile.load(TO.mine).to(gl.float32), [VL, VR, P, KI]), TO.tile)
 
-    if ring is not None:
+    if ring.k is not None:
         if SHAPE.kept_first:  # a 64-bit division is a call, after which ptxas orders both loops differently
             keep_rows(kept_rows, keep, keeps & (stripe == 0), head % group == 0, decay, row, every_key, row_k, rows)
         for age in range(pending):
@@ -416,7 +416,7 @@ def staged_window(
             if t + 1 < MOST:
                 state = again(state, key, forget, update)
             core += x.core.per_row
-            if ring is not None:
+            if ring.k is not None:
                 gl.store(kept_u + own * ring.update_per_entry + at_v, update, mask=live & keeps)
                 own = gl.where(own + 1 == ring_u_size, 0, own + 1)
     else:
@@ -434,11 +434,11 @@ def staged_window(
                 if each_to >= 0:
                     column = each.pool + each_to * each.per_unit + t * each.per_column + head * each.per_head
                     store_tile(column, each.per_v, state.to(DTYPE), stripe, False, False)
-            if ring is not None:
+            if ring.k is not None:
                 if keeps:
                     gl.store(kept_u + own * ring.update_per_entry + at_v, update)
                 own = gl.where(own + 1 == ring_u_size, 0, own + 1)
-    if ring is not None:
+    if ring.k is not None:
         if not SHAPE.kept_first:
             leads = head == key_head * group
             keep_rows(kept_rows, keep, keeps & (stripe == 0), leads, decay, row, every_key, row_k, rows)
