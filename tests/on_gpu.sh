@@ -59,6 +59,13 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   for one in triton invariant; do
     replay ranks-native-$one --ops $one --ranks 2 --dtype bfloat16 --graphs &
   done
+  for dtype in float32 bfloat16; do
+    replay stages-native-$dtype --ops triton --stages 3 --micro-batches 2 --graphs --overlap --dtype $dtype &
+  done
+  of stages-trees replay trees --stages 3 --micro-batches 2 --graphs &
+  of stages-invariant replay slots --stages 3 --micro-batches 2 --ops invariant --until 40 &
+  of groups replay adaptive --dp 2 --dtype bfloat16 &
+  of groups-invariant replay slots --dp 2 --ops invariant --until 40 &
   of coins replay faults/coins --graphs &
   of transfer replay faults/transfer --graphs &
   of split-rings replay adaptive --ring-dtype bfloat16 --strategy lazy_rerun --graphs &
@@ -70,6 +77,9 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   of ranks-relations relations adaptive graph_is_eager unseen --ranks 2 --graphs --until 30 &
   if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -gt 1 ]; then
     replay ranks-nccl --ops triton --ranks 2 --comm nccl --graphs &
+    for dtype in float32 bfloat16; do
+      replay stages-nccl-$dtype --ops triton --stages 2 --micro-batches 2 --comm nccl --graphs --dtype $dtype &
+    done
   fi
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
@@ -91,7 +101,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_kit_device.py tests/harness/test_read_late.py tests/harness/test_sums_native.py &
   tests tests-rounds tests/harness/test_mixed_steps.py &
   tests tests-steps tests/harness/test_step_changes.py &
-  tests tests-ranks tests/harness/test_ranks.py &
+  tests tests-ranks tests/harness/test_ranks.py tests/harness/test_stages.py tests/harness/test_data_parallel.py &
   tests tests-storage tests/harness/test_storage.py tests/harness/test_split_rings.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &

@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "guarded": (bool, "Put red zones between the units of every pool."),
     "ranks": (int, "Tensor-parallel ranks of the engine, in lock step in this process (docs/ranks.md)."),
     "experts": (str, "Routed experts of a rank: columns of each, or whole ones."),
-    "comm": (str, "How ranks exchange data: lockstep, or gloo or nccl, each rank in a process."),
+    "comm": (str, "How ranks or stages exchange data: lockstep, or gloo or nccl, each in a process."),
     "stages": (int, "Pipeline stages of the engine, in lock step in this process (docs/stages.md)."),
     "micro_batches": (int, "Parts of a batch that are in flight over the stages at a time. Needs --stages."),
     "dp": (int, "Replicas of a data-parallel group, in lock step in this process (docs/stages.md)."),

@@ -84,8 +84,8 @@ class Setting:
     guarded   there are red zones between the units of every pool
     ranks     tensor-parallel ranks of the engine
     experts   the part of routed experts that a rank has: columns of each, or whole ones
-    comm      how they exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
-    stages    pipeline stages of the engine, in lock step in this process
+    comm      how ranks or stages exchange data: lockstep, in turns in this process, or gloo or nccl, each in a process
+    stages    pipeline stages of the engine
     micro_batches  parts of a batch that are in flight over the stages at a time, at most
     dp        replicas of a data-parallel group, in lock step in this process
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
@@ -132,16 +132,16 @@ class Setting:
             if str(found) in ("", "0") or not str(found).isdecimal():
                 raise BadInput(f"--{name.replace('_', '-')}", found=found, expected="at least 1")
         several = [f"--{name} {getattr(self, name)}" for name in ("stages", "dp", "ranks") if getattr(self, name) > 1]
-        if len(several) > 1 or (self.comm != IN_TURNS and several and self.ranks == 1):
+        if len(several) > 1 or (self.comm != IN_TURNS and self.dp > 1):
             other = several[1] if len(several) > 1 else f"--comm {self.comm}"
             option, found = several[0].split()
             raise BadInput(option, found=f"{found} with {other}", expected="one of the two")
         if self.micro_batches > 1 and self.stages == 1:
             raise BadInput("--micro-batches", found=f"{self.micro_batches} with --stages 1",
                            expected="several stages, over which they are in flight")  # fmt: skip
-        for name, default in (("experts", DEFAULTS.experts), ("comm", IN_TURNS)):
-            if (found := getattr(self, name)) != default and self.ranks == 1:
-                raise BadInput(f"--{name}", found=f"{found} with one rank", expected="--ranks 2 or more")
+        for name, default, more in (("experts", DEFAULTS.experts, ""), ("comm", IN_TURNS, ", or --stages")):
+            if (found := getattr(self, name)) != default and self.ranks == 1 and not (more and several):
+                raise BadInput(f"--{name}", found=f"{found} with one rank", expected=f"--ranks 2 or more{more}")
         if self.device != {"gloo": "cpu", "nccl": "cuda"}.get(self.comm, self.device):
             raise BadInput("--comm", found=f"{self.comm} with --device {self.device}",
                            expected="gloo with cpu, nccl with cuda: rank n is on card n")  # fmt: skip
@@ -313,8 +313,9 @@ class Setting:
         for name in GROUPED:
             if found[name] == 1:
                 del found[name]  # files of engines with one rank have no such field
-        if self.ranks == 1:
-            del found["experts"], found["comm"]
+        for name, default in (("experts", DEFAULTS.experts), ("comm", IN_TURNS)):
+            if self.ranks == 1 and found[name] == default:
+                del found[name]
         if self.ring_dtype is None:
             del found["ring_dtype"]  # nor have files of a ring in one part
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)

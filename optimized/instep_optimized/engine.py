@@ -43,7 +43,7 @@ from .controllers import Controller, controller
 from .draft_answers import cut_to_trees, split_tables
 from .engine_from_checkpoint import budget, built
 from .forward_with_prefill_chunks import Inner, Planned, RunTarget, planned
-from .graphs import Runner
+from .graphs import Recorder, Runner
 from .graphs.capture_all_at_start import prepared
 from .graphs.prompt_segments import PromptGraphs
 from .kept_entries_on_device_or_host import Entry, Tiers
@@ -88,6 +88,7 @@ class OptimizedEngine:
     refuses = True  # an illegal event raises `BadInput`, and nothing has changed (`refusals.py`)
     drafts_elsewhere = False  # another engine chooses the drafts (`pipeline/stage_engine.py`)
     of_round: type[Round] = Round
+    recorder: Recorder | None = None  # of its graphs; None: by the device
 
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, num_steps: int,
@@ -125,7 +126,7 @@ class OptimizedEngine:
         self._refusals = Refusals(self._requests, self._preempted, self._saved, self._tiers, self._vocab,
                                   capacity.track_interval, device_widths=capacity.device_widths)
         self._graphs = prepared(
-            ops, self._rounds.values(), self._device, batches=options.batches, comm=comm) if options.graphs else None
+            ops, self._rounds.values(), self._device, self.recorder, options.batches, comm) if options.graphs else None
         self._prompt_graphs = None if self._graphs is None or options.prompt_graphs is None else PromptGraphs(
             self._graphs.record, options.prompt_graphs, ops, self._model, self._device)
         # Not reported to the controller yet: counts of commits, and the decode rows of forwards after them.

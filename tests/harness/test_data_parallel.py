@@ -42,6 +42,15 @@ def test_replicas_agree_with_the_reference(trace: Trace, how: dict[str, Any]) ->
     assert {"group", "agreement", "bytes", "bounds", "contracts"} <= {one.check for one in verdict.compared}
 
 
+@pytest.mark.parametrize(("ops", "device"), [
+    pytest.param("triton", "cpu", marks=WHOLE), *(pytest.param(ops, "cuda", marks=pytest.mark.gpu)
+                                                  for ops in ("triton", "invariant")),
+])  # fmt: skip
+def test_kernels_run_on_two_replicas(four_rounds_bf16: Trace, ops: str, device: str) -> None:
+    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16", device=device).verdict
+    assert verdict.exit == Exit.AGREED and verdict.shared > 3
+
+
 @WHOLE
 @pytest.mark.parametrize(("name", "ops"), [
     ("adaptive", "plain"), ("trees", "ledger"), ("slots", "plain"), ("slots-overlapped", "ledger"),

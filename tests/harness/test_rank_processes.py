@@ -1,6 +1,6 @@
-"""Ranks in processes over gloo: the verdict is that of lock step, and a rank that leaves the others is reported.
+"""Ranks and stages in processes over gloo: the verdict is that of lock step, and one that leaves is reported.
 
-Leaves out: ranks in lock step (`test_ranks.py`).
+Leaves out: ranks in lock step (`test_ranks.py`), stages in lock step (`test_stages.py`).
 """
 
 import os
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from instep.bundled import model
+from instep.checks.pipeline_stages import Stages
 from instep.checks.rank_agreement import Agreement
 from instep.checks.rank_collectives import Collectives
 from instep.checks.rank_replicas import Replicas
@@ -34,6 +35,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput
 from instep_speed.bench.kinds import rounds
 from support.inputs.bench_runs import measured_cells
+from support.inputs.traces import first, recording
 from support.running.command import Runner
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
@@ -42,6 +44,10 @@ OVER = "instep_optimized/ranks/ops_over_ranks.py"
 REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
 MLP = "return {added(ops.mlp(to=to, **given), to) => added(%s, to)}"
 OWN = "ops.mlp(to=to, **given)"
+STAGE, ROWS = "instep_optimized/pipeline/stage_engine.py", "instep_optimized/pipeline/ops_of_stage.py"
+SENT = "comm.send({x => %s}, stage.number + 1, FINAL)"
+
+three_layers = recording(first(4), num_hidden_layers=3, full_attention_interval=2)
 
 
 def replayed(trace: Trace, *edits: Edit | Wrap, until: int | None = 3, **how: Any) -> Outcome:
@@ -96,6 +102,52 @@ def test_rank_that_leaves_the_others_is_reported(
     (found, *_) = replayed(four_rounds, edit).verdict.findings
     assert (found.event, found.check, found.place.component, found.rank) == (2, check, component, rank)
     assert says in found.diagnosis
+
+
+def staged(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -> Outcome:
+    with planted_here(*edits):
+        return diagnose(Replay(trace, Setting(**{"stages": 3, "micro_batches": 2, "comm": "gloo", **how})), until=until)
+
+
+@pytest.mark.parametrize("how", [
+    {"ops": "ledger", "until": 7}, pytest.param({"ops": "plain", "graphs": True, "overlap": True}, marks=WHOLE),
+    pytest.param({"ops": "ledger", "graphs": True, "strategy": "snapshot", "stages": 2}, marks=WHOLE),
+], ids=lambda how: "-".join(map(str, how.values())))
+def test_stages_in_processes_are_judged_like_those_in_turns(three_layers: Trace, how: dict[str, Any]) -> None:
+    found, right = (staged(three_layers, **how, comm=comm).verdict for comm in ("gloo", "lockstep"))
+    assert found.exit == Exit.AGREED and found.events == right.events >= 8
+    assert (found.relayed, found.overlapped) == (right.relayed, right.overlapped) and found.relayed
+    for check in (Agreement.name, Stages.name, "labels", "identity", "derived", "projected", "final"):
+        counts = [sum(one.elements for one in verdict.compared if one.check == check) for verdict in (found, right)]
+        assert counts[0] == counts[1], check
+    assert {one.check for one in found.compared} == {one.check for one in right.compared}
+
+
+@pytest.mark.parametrize(("edit", "check", "rank", "says"), [
+    pytest.param(Edit.of(ROWS, SENT % "x.flip(0)"), "labels", 1, "", id="rows-exchanged", marks=WHOLE),
+    pytest.param(Edit.of(ROWS, "{comm.send => stage.number or comm.send}(x, stage.number + 1, FINAL)"), "serves", None,
+                 "rank 2 waits in recv from rank 1 for trunk final", id="sends-nothing"),
+    pytest.param(Edit.of(ROWS, SENT % "x[:, 1:]"), "serves", 1, "rank 0 is in send to rank 1 for trunk final",
+                 id="shape", marks=WHOLE),
+    pytest.param(Edit.of(ROWS, SENT % "x[: 1 // (1 - stage.number) * 9]"), "serves", 1,
+                 "rank 1 raised ZeroDivisionError (integer division or modulo by zero); ranks 0, 2 did not",
+                 id="raises"),
+    pytest.param(Edit.of(ROWS, SENT % "x if stage.number == 0 else os._exit(3)"), "serves", 1, "rank 1 exited",
+                 id="exits", marks=WHOLE),
+    pytest.param(Edit.of(STAGE, "self._note(ops, {bonus => last}, inputs.slots, 0)"), "agreement", None, "",
+                 id="old-root", marks=WHOLE),
+])  # fmt: skip
+def test_stage_that_leaves_the_others_is_reported(
+    three_layers: Trace, edit: Edit, check: str, rank: int | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, although a stage waits for one other stage alone."""
+    from instep_optimized.pipeline import ops_of_stage
+
+    monkeypatch.setattr(ops_of_stage, "os", os, raising=False)
+    begun = time.monotonic()
+    (found, *_) = staged(three_layers, edit, ops="ledger").verdict.findings
+    assert (found.check, found.rank if rank is not None else None) == (check, rank) and says in found.diagnosis
+    assert time.monotonic() - begun < rank_processes.LIMIT_S
 
 
 def test_exception_of_an_op_in_one_process_has_its_line(four_rounds: Trace) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from instep.checks.pipeline_stages import Stages
 from instep.cli.record import make
@@ -22,13 +23,15 @@ from instep.trace.file import Trace, read
 from instep.trace.micro_batches import due_steps
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit
+from instep.watch import host_reads, op_calls
+from instep_optimized.graphs import emulator
 from instep_optimized.pipeline import Step, schedule
 from instep_proof.faults.catalogue.fault import TRACES as FAULTS
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.engine import Commit, Draft, Forward, Row
 from instep_reference.contract.errors import InstepError
 from support.inputs.checkpoints import TWO_LAYERS, write
-from support.inputs.traces import brief, policy, recorded, recording
+from support.inputs.traces import brief, first, policy, recorded, recording
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
 
@@ -36,6 +39,7 @@ STAGE, OVER = (f"instep_optimized/pipeline/{name}.py" for name in ("stage_engine
 THREE: dict[str, Any] = {"stages": 3, "micro_batches": 2}
 
 three_layers = recording(brief(), num_hidden_layers=3, full_attention_interval=2)  # stage 1 has the attention
+three_layers_bf16 = recording(first(4), num_hidden_layers=3, full_attention_interval=2, dtype=torch.bfloat16)
 
 
 def replayed(trace: Trace, *edits: Edit, **how: Any) -> Outcome:
@@ -53,6 +57,57 @@ def test_three_stages_agree_with_the_reference(three_layers: Trace, how: dict[st
     commits = [event for event in three_layers.events if isinstance(event, Commit)]
     assert verdict.relayed == len(commits) > 1 and any(len(event.requests) > 1 for event in commits)
     assert {"stages", "agreement", "graphs", "bytes", "identity"} <= {one.check for one in verdict.compared}
+
+
+@pytest.mark.parametrize(("ops", "graphs", "device"), [
+    pytest.param("triton", True, "cpu", marks=WHOLE), pytest.param("invariant", False, "cpu", marks=WHOLE),
+    *(pytest.param(ops, graphs, "cuda", marks=pytest.mark.gpu)
+      for ops in ("triton", "invariant") for graphs in (False, True)),
+])  # fmt: skip
+def test_kernels_run_on_three_stages(three_layers_bf16: Trace, ops: str, graphs: bool, device: str) -> None:
+    """On a GPU all stages run on one card, and each has CUDA graphs of its own."""
+    verdict = replayed(three_layers_bf16, ops=ops, dtype="bfloat16", graphs=graphs, device=device).verdict
+    assert verdict.exit == Exit.AGREED and verdict.relayed and verdict.overlapped
+
+
+@WHOLE
+def test_calls_inside_graphs_of_stages_are_not_missed(three_layers: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph hides the calls of its replays. Ops around it are called, as a stage reads and writes roots."""
+    inside, replay, wrapper = [0], emulator.Recorded.replay, op_calls.Calls.wrapper
+
+    def hidden(recording: Any) -> None:
+        inside[0] += 1
+        replay(recording)
+        inside[0] -= 1
+
+    def seen_outside(self: Any, name: str, op: Any) -> Any:
+        seen = wrapper(self, name, op)
+        return lambda **given: (op if inside[0] else seen)(**given)
+
+    monkeypatch.setattr(emulator.Recorded, "replay", hidden)
+    monkeypatch.setattr(op_calls.Calls, "wrapper", seen_outside)
+    monkeypatch.setattr(host_reads.Reads, "note", lambda self: None)
+    outcome = replayed(three_layers, ops="ledger", graphs=True)
+    skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts"}
+    assert outcome.verdict.exit == Exit.AGREED
+    assert "conv inside a CUDA graph is not judged; run without --graphs to judge it" in skipped
+
+
+@pytest.mark.parametrize(("edit", "says"), [
+    pytest.param("        found = serve(asked)\n        if not stage.last:\n            "
+                 "{stage.comm.send => stage.first and stage.comm.send}(self._passed.left.of(rows), stage.number + 1, "
+                 "FINAL)", "rank 2 waits in recv from rank 1 for trunk final", id="no-send",
+                 marks=WHOLE),
+    pytest.param("        {found = serve(asked) => pass}\n        if not stage.last:\n            stage.comm.send("
+                 "self._passed.left.of(rows), stage.number + 1, FINAL){ => \n        found = serve(asked)}", "",
+                 id="sends-before-the-replay", marks=WHOLE),
+    pytest.param("{self._passed.received.of(rows).copy_(stage.comm.recv(rows, stage.number - 1, FINAL)) => "
+                 "stage.comm.recv(rows, stage.number - 1, FINAL)}", "", id="rows-of-the-replay-before"),
+])  # fmt: skip
+def test_rows_that_miss_a_graph_are_found(three_layers: Trace, edit: str, says: str) -> None:
+    """The first graph of a stage runs in the first forward without a prompt, and gets or gives wrong rows."""
+    (found, *_) = replayed(three_layers, Edit.of(STAGE, edit), ops="ledger", graphs=True).verdict.findings
+    assert found.kind == "forward" and says in found.diagnosis and (says or found.rank == 1)
 
 
 @WHOLE

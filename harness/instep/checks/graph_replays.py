@@ -57,7 +57,7 @@ class Graphs(TellsOnce):
             yield said_of(self, context, NOWHERE, 1, [*_which(wanted, replays)])
         else:
             served = list[tuple[str, ...]]()
-            for stage in range(context.stages.count):
+            for stage in context.stages.here:
                 mine = [replay for replay in replays if replay.stage == stage]
                 for said in _of_stage(wanted, mine, context.stages.parts):
                     yield said_of(self, context, NOWHERE, 1, said, rank=stage if said else None)

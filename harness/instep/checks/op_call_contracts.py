@@ -65,16 +65,19 @@ class Contracts(TellsOnce):
             op = "attend" if place.component == "attended" else RECURRENT.get(place.component)
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
+            if context.stages is not None and context.stages.stage_of(place) not in context.stages.here:
+                continue  # of a pipeline stage in another process, which judges its own calls
             due = _due(context, place)
             if context.group is not None:  # the rows of one replica after those of another
                 owners = context.group.owners
                 due.sort(key=lambda pair: owners[pair[0].request])
             op = "fused_gdn" if op == "gdn" and context.shown.inside else op
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
-            if due and op == "attend" and context.log.replays and not shown:
+            if due and context.log.replays and not shown:
                 # A real graph hides the calls of its segments; the emulator shows them.
-                yield Skipped(self.name, context.index, "attention inside a CUDA graph is not judged; run without "
-                              "--prompt-graphs to judge it")  # fmt: skip
+                what, option = "attention" if op == "attend" else op, "prompt-" * bool(context.log.prompt_buckets)
+                yield Skipped(self.name, context.index, f"{what} inside a CUDA graph is not judged; run without "
+                              f"--{option}graphs to judge it")  # fmt: skip
                 continue
             if due:
                 rows = sorted(found.get((op, place), []), key=lambda served: (served.part, served.begin))

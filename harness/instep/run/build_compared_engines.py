@@ -373,17 +373,17 @@ def optimized_engine(
     ticks: of each pipeline stage, what is called before each tick of its schedule
     """
     size, make = plan.setting.ranks, partial(kind, plan.checkpoint, options=options, capacity=plan.capacity)
+    if plan.setting.comm != IN_TURNS and plan.group is None:
+        raise BadInput("--comm", found=plan.setting.comm, expected=f"{IN_TURNS}: only a replay starts processes")
     if (parts := plan.setting.stages * plan.setting.dp) > 1:
         with calling(MAKES), enough_memory(plan.capacity):
             return cast("OptimizedEngine", parallel_engine(
                 plan.setting, partial(partial, checkpoint=plan.checkpoint, options=options, capacity=plan.capacity,
-                                      **plan.steps), plan.checkpoint.config, each or (ops,) * parts, ticks,
+                                      **plan.steps), plan.checkpoint.config, each or (ops,) * parts, ticks, plan.group,
                 patchable=kind is PatchableEngine))  # fmt: skip
     with calling(MAKES), enough_memory(plan.capacity):
         if size == 1:
             return make(ops=ops, wire=plan.wire, **plan.steps)
-        if plan.setting.comm != IN_TURNS and plan.group is None:
-            raise BadInput("--comm", found=plan.setting.comm, expected=f"{IN_TURNS}: only a replay starts processes")
         group = plan.group or Lockstep(size)
         ranks = group.run([partial(make, ops=own, comm=comm, wire=plan.wire, **plan.steps)
                            for own, comm in zip(each or (ops,) * size, group.comms, strict=False)])  # fmt: skip

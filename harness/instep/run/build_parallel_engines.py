@@ -1,8 +1,8 @@
-"""Engines of several pipeline stages or replicas, in lock step, and the logs of their parts as one.
+"""Engines of several pipeline stages or replicas, and the logs of their parts as one.
 
-Each part is an engine in a thread, of which exactly one runs at any time. A stage has some of the layers, and a replica
-has all of them. The parts of an engine get separate op sets, so that the calls of each are logged separately.
-Leaves out: tensor-parallel ranks (`build_compared_engines.py`).
+Each part is an engine in a thread, of which exactly one runs at any time, or a stage in a process. A stage has some of
+the layers, and a replica has all of them. The parts of an engine get separate op sets, so that the calls of each are
+logged separately. Leaves out: tensor-parallel ranks (`build_compared_engines.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from instep_optimized.pipeline import Stage
 from instep_optimized.pipeline.ops_of_stage import of_stage
 from instep_optimized.pipeline.stage_engine import StageEngine
 from instep_optimized.ranks.lockstep import Lockstep
+from instep_optimized.ranks.processes import Processes
 from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
@@ -37,30 +38,33 @@ Ticks = Sequence[Callable[[int], None]]
 
 
 def parallel_engine(
-    setting: Setting, make: Make, config: ModelConfig, each: Sequence[Ops], ticks: Ticks, *, patchable: bool
+    setting: Setting, make: Make, config: ModelConfig, each: Sequence[Ops], ticks: Ticks,
+    group: Processes | None = None, *, patchable: bool,
 ) -> PartedEngine:
     """Our engine as pipeline stages or as replicas, without observers.
 
-    each   the op set of each part;  patchable: whether parts of its memory can be replaced
-    ticks  of each stage, what is called before each tick of its schedule
+    each   the op set of each part in this process;  patchable: whether parts of its memory can be replaced
+    ticks  of each of these stages, what is called before each tick of its schedule
+    group  the processes of the stages, if each has one
     """
     if setting.stages > 1:
         shards.config_of_stage(config, 0, setting.stages)  # refuses more stages than layers
         return staged_engine(make(PatchableStage if patchable else StageEngine), config, setting.micro_batches, each,
-                             ticks)  # fmt: skip
+                             ticks, group or Lockstep(setting.stages))  # fmt: skip
     return group_engine(make(PatchableReplica if patchable else ReplicaEngine), config, each)
 
 
 def staged_engine(
-    make: Callable[..., Any], config: ModelConfig, micro_batches: int, each: Sequence[Ops], ticks: Ticks
+    make: Callable[..., Any], config: ModelConfig, micro_batches: int, each: Sequence[Ops], ticks: Ticks,
+    group: Lockstep | Processes,
 ) -> StagedEngine:
-    """Build the stages; all of them are at the same tick of a schedule."""
-    group = Lockstep(len(each))
+    """Build the stages of this process. In lock step all of them are at the same tick of a schedule."""
 
     def clock(stage: int, tick: int) -> None:
-        group.tick(stage, tick)
+        if isinstance(group, Lockstep):  # processes wait only for what they receive
+            group.tick(stage, tick)
         if ticks:
-            ticks[stage](1 + tick)
+            ticks[group.ranks.index(stage)](1 + tick)
 
     stages = group.run([partial(make, ops=own, stage=Stage(comm, micro_batches, partial(clock, comm.rank)))
                         for own, comm in zip(each, group.comms, strict=True)])  # fmt: skip
@@ -84,7 +88,7 @@ def refuse(setting: Setting, checkpoint: Checkpoint, ops: Ops, capacity: Capacit
     options, (comm, *_) = setting.options(), Lockstep(parts).comms
     if setting.stages > 1:
         stage = Stage(comm, setting.micro_batches, lambda tick: None)
-        checkpoint, ops = of_stage(checkpoint, ops, options, capacity, stage)
+        checkpoint, _ = of_stage(checkpoint, ops, options, capacity, stage)
     elif setting.dp > 1:
         checkpoint, ops = of_group(checkpoint, ops, options, capacity, Replica(comm, {}))
     OptimizedEngine.settled(checkpoint, ops, options, capacity, comm=comm if setting.ranks > 1 else None, **steps)

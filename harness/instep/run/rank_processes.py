@@ -24,7 +24,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 from instep_optimized.ranks.lockstep import LIMIT_S
-from instep_optimized.ranks.processes import HOST, Processes, died
+from instep_optimized.ranks.processes import ENDED, HOST, Processes, died
 from instep_reference.contract.errors import BadInput
 
 from .subject_errors import raised_of
@@ -85,7 +85,7 @@ def _serve(rank: int, size: int, backend: str, port: int, work: Callable[[Proces
     store = _connected(port)
     try:
         work(_group(rank, size, backend, store))
-        why = "has ended its replay"
+        why = ENDED
     except BaseException as error:
         why = f"raised {type(error).__name__} ({error})"
     _post(store, rank, why)

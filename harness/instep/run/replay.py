@@ -179,7 +179,7 @@ class Replay:
             "past_lost": past_lost, "settle": settle, "part": part,
         }
         setting = self.plan.setting
-        if setting.ranks == 1 or setting.comm == IN_TURNS:
+        if setting.comm == IN_TURNS:
             return self._run(None, progress=progress, also=also, **how)
         if self.trace.header.receiver is not None:
             self._plans(self.plan)  # refuses processes
@@ -190,7 +190,7 @@ class Replay:
                                expected="their names, which new processes can read")  # fmt: skip
             others = partial(_again, self.trace.path, setting, self.elsewhere, self.checks, how)
         own = partial(self._run, progress=progress, also=also, **how)
-        return over_processes(setting.ranks, setting.comm, own, others)
+        return over_processes(max(setting.ranks, setting.stages), setting.comm, own, others)
 
     def _run(
         self, group: Processes | None, *, until: int | None, layers: Iterable[int] | None, progress: Progress | None,

@@ -229,7 +229,8 @@ class StagedInstrumentation(RankedInstrumentation):
             joined, served=tuple(chain.from_iterable(log.served for log in logs)),
             wrote=tuple(chain.from_iterable(log.wrote for log in logs)),
             in_graphs=tuple(chain.from_iterable(log.in_graphs for log in logs)),
-            replays=tuple(replace(one, stage=stage) for stage, log in enumerate(logs) for one in log.replays),
+            replays=tuple(replace(one, stage=stage) for stage, log in zip(self.ranks, logs, strict=True)
+                          for one in log.replays),
             by={name: op for log in logs for name, op in log.by.items()}, answered=logs[-1].answered,
         )
 

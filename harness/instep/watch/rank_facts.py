@@ -69,6 +69,7 @@ class StageFacts:
     verified   request -> number of the micro-batch of its window, counted over the run, and its place there
     decisions  what all stages must have alike
     ran        the steps that each stage made
+    here       the stages that run in this process
     """
 
     layers: tuple[range, ...]
@@ -76,6 +77,7 @@ class StageFacts:
     verified: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     ran: tuple[tuple[Ran, ...], ...] = ()
+    here: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:

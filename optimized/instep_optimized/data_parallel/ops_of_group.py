@@ -36,7 +36,6 @@ def of_group(
     """Return the checkpoint and the op set of one replica, or refuse settings that have no groups yet."""
     config, size = checkpoint.config, replica.comm.size
     for refused, why in (
-        (torch.device(options.device).type != "cpu", f"the device {options.device}; lock step runs on a CPU"),
         (options.drafter == BLOCK or config.mtp_layers > 1, "a drafter other than eagle"),
         (bool(config.experts), "experts: their rows are not exchanged"),
         (capacity.track_interval is not None, "tracked prefixes"),

@@ -43,10 +43,13 @@ def prepared(
     return runner
 
 
-def recorder_for(ops: Ops, device: torch.device, comm: Comm | None = None) -> Recorder:
-    """CUDA graphs if the device and the op set support them; else the emulator, which exposes stale data."""
+def recorder_for(ops: Ops, device: torch.device, comm: Comm | None = None, *, threads: bool = False) -> Recorder:
+    """CUDA graphs if the device and the op set support them; else the emulator, which exposes stale data.
+
+    threads: as in `CudaGraphs`
+    """
     if device.type == "cuda" and ops.captures:
         from .cuda import CudaGraphs
 
-        return CudaGraphs(comm)
+        return CudaGraphs(comm, threads=threads)
     return Emulator(poison=True)

@@ -174,7 +174,7 @@ class Runner:
         With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
-        captured = self._of(key, self._bucket(rows), ops, body, inputs, idle, see is not unseen)
+        captured = self._of(key, self.bucket(rows), ops, body, inputs, idle, see is not unseen)
         if rows:
             # Padding rows are written too: the last replay may have had more requests.
             _copy([
@@ -187,11 +187,11 @@ class Runner:
                 captured.recording.replay()
                 ran = tuple(getattr(captured.recording, "ran", ()))
                 self.latest.append(Replayed(
-                    key, self._bucket(rows), rows, inputs, idle, captured, ran, freed_inputs(captured.recording)))
+                    key, self.bucket(rows), rows, inputs, idle, captured, ran, freed_inputs(captured.recording)))
                 for place, tensor in captured.seen:
-                    see(place, _cut(tensor, self._bucket(rows), rows))
+                    see(place, _cut(tensor, self.bucket(rows), rows))
             # Copies, because the next replay writes into the same outputs.
-            return _copied(captured.outputs, self._bucket(rows), rows, join)  # type: ignore[no-any-return]
+            return _copied(captured.outputs, self.bucket(rows), rows, join)  # type: ignore[no-any-return]
         finally:  # only here: an output may be a view on an input; also if `see` raises, because the replay runs
             captured.static.mark_read()
 
@@ -208,7 +208,8 @@ class Runner:
             yield from _listed(captured.outputs)
         yield from getattr(self.record, "rooms", ())
 
-    def _bucket(self, rows: int) -> int:
+    def bucket(self, rows: int) -> int:
+        """Return the batch size of the graph for these requests."""
         for bucket in self.buckets:
             if bucket >= rows:
                 return bucket

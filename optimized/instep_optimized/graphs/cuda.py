@@ -38,9 +38,13 @@ class CudaGraphs:
     their memory. SGLang holds them weakly instead (`weak_ref_tensor.py`), which takes less memory.
     """
 
-    def __init__(self, comm: Comm | None = None) -> None:
-        """comm: that of the rank whose graphs these are"""
+    def __init__(self, comm: Comm | None = None, *, threads: bool = False) -> None:
+        """comm: that of the rank whose graphs these are
+
+        threads: whether another thread may query the device during a capture, as that of NCCL does
+        """
         self._comm, self._numbers = comm, count()
+        self._mode = "thread_local" if threads or isinstance(comm, Processes) else "global"
         self._stream, self._pool = self._once("capture", (0, 0), lambda: (
             torch.cuda.Stream(), torch.cuda.graph_pool_handle()))  # type: ignore[no-untyped-call]  # fmt: skip
         self.rooms = Rooms()
@@ -56,7 +60,7 @@ class CudaGraphs:
         segments, eager, number = list[_Segment](), list[Callable[[], None]](), next(self._numbers)
 
         def begin() -> None:
-            segments.append(_Segment((number, len(segments)), self._pool, self._once, self._comm))
+            segments.append(_Segment((number, len(segments)), self._pool, self._mode, self._once, self._comm))
 
         def between(call: Callable[[torch.Tensor], None], like: torch.Tensor) -> torch.Tensor:
             segments[-1].end()
@@ -92,12 +96,10 @@ class _Segment:
     """
 
     def __init__(
-        self, which: tuple[int, int], pool: Any, once: Callable[..., Any], comm: Comm | None
+        self, which: tuple[int, int], pool: Any, mode: str, once: Callable[..., Any], comm: Comm | None
     ) -> None:
         self._which, self._once, self._comm = which, once, comm
         self.calls: Sequence[Call] = ()
-        # NCCL has a thread that queries events, which a capture forbids to all threads, if not told otherwise.
-        mode = "thread_local" if isinstance(comm, Processes) else "global"
         self._graph, self._thread = once("capture", which, partial(_begun, pool, mode))
         if isinstance(comm, Processes):
             comm.ends_before(self._graph)

@@ -5,13 +5,14 @@
     norm        the final one of the target, except on the last stage: rows go on         send
     lm_head, pick, draw   except on the last stage: 0, as its choice comes by relay       -
 
-Every other op works on the layers of the stage. So the bodies of a round are the same on every stage. Leaves out:
-relays (`stage_engine.py`).
+Every other op works on the layers of the stage. So the bodies of a round are the same on every stage. A graph has no
+transfer: it reads received rows from memory outside of it, and leaves its rows there (`Passed`). Leaves out: relays,
+and the transfers before and after a replay (`stage_engine.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See
 
+from ..graphs.capture_and_replay import Rooms
 from ..model.trunk import STAGE
 from ..ops.op_protocols import Ops
 from ..options import Options, types_of
@@ -31,12 +33,27 @@ from . import Stage
 EMBEDDED, FINAL = Place(STAGE, STAGE_LEVEL, "embedding"), Place(STAGE, AFTER_LAYERS, "final")
 
 
+@dataclass(frozen=True)
+class Passed:
+    """Hidden rows between two stages: their width and dtype, and the memory in which the graphs of a stage have them.
+
+    received, left: rows of the stage before, and rows for the next one
+    """
+
+    hidden: int
+    dtype: torch.dtype
+    received: Rooms = field(default_factory=Rooms)
+    left: Rooms = field(default_factory=Rooms)
+
+    def rows(self, count: int, device: torch.device) -> torch.Tensor:
+        return torch.empty(count, self.hidden, dtype=self.dtype, device=device)
+
+
 def of_stage(
     checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, stage: Stage
-) -> tuple[Checkpoint, Ops]:
-    """Return the checkpoint and the op set of one stage, or refuse settings that have no stages yet."""
+) -> tuple[Checkpoint, Passed]:
+    """Return the checkpoint of one stage and its rows, or refuse settings that have no stages yet."""
     for refused, why in (
-        (torch.device(options.device).type != "cpu", f"the device {options.device}; lock step runs on a CPU"),
         (options.drafter == BLOCK, "a block drafter: it reads layers of all stages"),
         (capacity.topk is not None, "trees that the drafter grows: their shapes are not relayed"),
         (capacity.track_interval is not None, "tracked prefixes: their tokens are not relayed"),
@@ -46,29 +63,33 @@ def of_stage(
         if refused:
             raise Unsupported(f"pipeline stages with {why} (stages {stage.count})")
     cut = replace(checkpoint, config=shards.config_of_stage(checkpoint.config, stage.number, stage.count))
-    return cut, over_stages(ops, stage, checkpoint.config.hidden, types_of(options, ops).hidden)
+    return cut, Passed(checkpoint.config.hidden, types_of(options, ops).hidden)
 
 
-def over_stages(ops: Ops, stage: Stage, hidden: int, dtype: torch.dtype) -> Ops:
-    """Return the op set of a stage. hidden, dtype: of the rows between two stages"""
+def over_stages(ops: Ops, stage: Stage, passed: Passed, *, in_graphs: bool = False) -> Ops:
+    """Return the op set of a stage, or that of its graphs."""
     comm, changed = stage.comm, dict[str, Any]()
 
     def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tensor:
         if to != EMBEDDED:
             return ops.embed(tokens=tokens, table=table, to=to)
-        return comm.recv(torch.empty(len(tokens), hidden, dtype=dtype), stage.number - 1, FINAL)
+        rows = passed.rows(len(tokens), tokens.device)
+        return rows.copy_(passed.received.of(rows)) if in_graphs else comm.recv(rows, stage.number - 1, FINAL)
 
     def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
         if to != FINAL:
             return ops.norm(x=x, weight=weight, eps=eps, to=to)
-        comm.send(x, stage.number + 1, FINAL)
+        if in_graphs:
+            passed.left.of(x).copy_(x)
+        else:
+            comm.send(x, stage.number + 1, FINAL)
         return x.clone()
 
     def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
-        return torch.zeros(len(x), 1, dtype=torch.float32)
+        return torch.zeros(len(x), 1, dtype=torch.float32, device=x.device)
 
     def pick(*, logits: torch.Tensor, **given: Any) -> torch.Tensor:
-        return torch.zeros(len(logits), dtype=torch.int64)
+        return torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
 
     if not stage.first:
         changed |= {"embed": embed}

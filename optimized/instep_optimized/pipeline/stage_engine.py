@@ -1,8 +1,9 @@
 """The engine of one pipeline stage: micro-batches in flight, and choices of the last stage that are relayed to it.
 
 The last stage has the drafter, verifies and accepts. Every other stage serves the same events on its own layers. It
-drafts what was relayed, and commits when the relay arrives, with the batch that the forward had. Leaves out: the
-schedule (`__init__.py`), and the events themselves (`engine.py`).
+drafts what was relayed, and commits when the relay arrives, with the batch that the forward had. A graph of a stage
+has no transfer: rows arrive before its replay, and leave after it. Leaves out: the schedule (`__init__.py`), and the
+events themselves (`engine.py`).
 """
 
 from __future__ import annotations
@@ -23,20 +24,23 @@ from ..commit.verified_windows import gather_path
 from ..draft.drafter_protocol import column
 from ..engine import OptimizedEngine
 from ..forward_with_prefill_chunks import Inner, Planned, RunTarget
+from ..graphs.capture_all_at_start import recorder_for
 from ..ops.integer_op_protocols import Acceptance
 from ..ops.op_protocols import Ops
+from ..ops.unpadded_view import watched
 from ..options import Options
+from ..ranks.processes import Processes
 from ..request_record import Request
-from ..round_for_step_count import CAPPED, KINDS, Asked, Body, Inputs, Round
+from ..round_for_step_count import BESIDE, CAPPED, KINDS, Asked, Body, Inputs, Round, kind_of
 from ..transfer.to_device import ints
 from ..transfer.to_host import HostCopy
 from . import Accepted, Ran, Relay, Stage, Work, cut, schedule
-from .ops_of_stage import of_stage, own_places
+from .ops_of_stage import FINAL, of_stage, over_stages, own_places
 
 T = TypeVar("T")
 Names = tuple[str, ...]
 Relayed = tuple[tuple[int, ...], ...]
-COMMITS = ("commit", CAPPED)
+COMMITS, FORWARDS = ("commit", CAPPED), (*KINDS, BESIDE)
 HEAD = 2  # columns of a relay before its values
 
 
@@ -86,22 +90,29 @@ class StageEngine(OptimizedEngine):
     def __init__(
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, stage: Stage, **steps: Any
     ) -> None:
-        checkpoint, ops = of_stage(checkpoint, ops, options, capacity, stage)
+        checkpoint, self._passed = of_stage(checkpoint, ops, options, capacity, stage)
+        self._eager, base = (over_stages(ops, stage, self._passed, in_graphs=held) for held in (False, options.graphs))
         self.stage, self.ran = stage, list[Ran]()
+        self.recorder = recorder_for(
+            ops, torch.device(options.device), threads=isinstance(stage.comm, Processes)) if options.graphs else None
         self._flights: dict[int, InFlight] = {}  # by number
         self._flown = 0
         if not stage.last:
             self.of_round, self.drafts_elsewhere = RelayedRound, True
-        super().__init__(checkpoint, ops, replace(options, scratch="request"), capacity, **steps)
+        super().__init__(checkpoint, base, replace(options, scratch="request"), capacity, **steps)
+        self._ops = self._eager
 
     def watch(self, see: See) -> None:
-        super().watch(see if see is unseen else own_places(self.stage, see))
+        see = see if see is unseen else own_places(self.stage, see)
+        super().watch(see)
+        self._ops = watched(self._eager, see)
 
     # Micro-batches
 
     def _serve(self, asked: Asked) -> Any:
         """Run a body on every micro-batch, in the ticks of the schedule."""
-        kind, requests, serve = asked.kind, asked.requests, super()._serve
+        kind, requests = asked.kind, asked.requests
+        serve = self._with_rows if kind in FORWARDS else super()._serve
         commits, drafts, numbers = kind in COMMITS, kind.endswith("draft"), range(len(requests))
         parts = self._in_flight_together(requests) if commits else cut(numbers, self.stage.micro_batches)
         kinds = asked.kinds or [kind] * len(requests)
@@ -127,6 +138,20 @@ class StageEngine(OptimizedEngine):
             return self._receive_roots([requests[n] for n in parts[at] if n in decodes])
 
         return _joined(self._through("choice" if commits or drafts else "forward", len(parts), run, relay))
+
+    def _with_rows(self, asked: Asked) -> Any:
+        """Run a body of the target. Graphs have no transfers, so these surround a replay, with its padding rows."""
+        stage, serve = self.stage, super()._serve
+        if self._graphs is None:
+            return serve(asked)
+        body = self._round.bodies[kind_of(asked.kind, bool(asked.uniforms))]
+        rows = self._passed.rows(self._graphs.bucket(len(asked.requests)) * body.width, self._memory.device)
+        if not stage.first:
+            self._passed.received.of(rows).copy_(stage.comm.recv(rows, stage.number - 1, FINAL))
+        found = serve(asked)
+        if not stage.last:
+            stage.comm.send(self._passed.left.of(rows), stage.number + 1, FINAL)
+        return found
 
     def _run_chunks(
         self, plan: Sequence[Planned], replay: RunTarget | None

@@ -36,6 +36,7 @@ T = TypeVar("T")
 BACKENDS = ("gloo", "nccl")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1e-4, 1e-2  # seconds between two looks at what another rank does
 END, RAISED, COMPARED = "end", "raised", "compared"  # kinds of calls that the engine does not make
+ENDED = "has ended its replay"  # why a rank without an error has died
 HOST = "127.0.0.1"
 CLOSES_S = 10.0  # seconds in which NCCL must end
 ALIGNED = 16  # bytes at whose multiples a tensor begins in a buffer of several
@@ -92,6 +93,9 @@ class Processes:
         self._device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", torch.cuda.current_device())
         self._sent: list[Any] = []
         self._transport: Any = _transport(backend, PrefixStore("transport", store), rank, size, limit_s)
+        # NCCL runs all transfers of two ranks one after the other: a send must not wait for one the other way round.
+        self._downwards = self._transport if backend == "gloo" else _transport(
+            backend, PrefixStore("downwards", store), rank, size, limit_s)
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """Run the function of this rank, as `Lockstep.run` does for all."""
@@ -126,16 +130,19 @@ class Processes:
         NCCL ends only after the graphs that hold its collectives, which a finding or a traceback may still hold. If it
         does not end in time, it is left alone, since its destructor would wait for ever.
         """
-        transport, self._transport, self._sent = self._transport, None, []
-        if self._device.type != "cuda" or transport is None:
+        transports = {id(one): one for one in (self._transport, self._downwards) if one is not None}.values()
+        self._transport, self._downwards, self._sent = None, None, []
+        if self._device.type != "cuda" or not transports:
             return
         for graph in self._graphs:
             graph.reset()
-        ends = threading.Thread(target=transport.abort, daemon=True)  # kernels that wait for a rank end, too
+        # Kernels that wait for a rank end, too.
+        ends = threading.Thread(target=lambda: [one.abort() for one in transports], daemon=True)
         ends.start()
         ends.join(CLOSES_S)
         if ends.is_alive():
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
+            for one in transports:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
             warnings.warn(f"NCCL of rank {self.rank} did not end within {CLOSES_S:g} s; its memory stays in use",
                           RuntimeWarning, stacklevel=2)  # fmt: skip
 
@@ -190,7 +197,8 @@ class Processes:
             return [None] * self.size
         mine = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
         for kept, x in tensors:
-            flat = x.detach().contiguous().reshape(-1).view(torch.uint8)
+            # An axis of one element may have any stride, also in contiguous memory.
+            flat = x.detach().contiguous().as_strided((x.numel(),), (1,)).view(torch.uint8)
             mine[kept.begin : kept.begin + len(flat)].copy_(flat)
         buffers = [torch.empty_like(mine) for _ in range(self.size)]
         with self._reported(call):
@@ -229,17 +237,23 @@ class Processes:
         post = pickle.dumps(Post(call, b""))
         self._store.set(f"mail/{self.rank}/{to}/{number}", post)  # type: ignore[arg-type]
         copied = x.clone().contiguous()
-        self._sent.append((self._transport.send([copied], to, number), copied))  # both must live until it has arrived
+        # Both must live until it has arrived.
+        self._sent = [one for one in self._sent if not one[0].is_completed()]
+        self._sent.append((self._way(self.rank, to).send([copied], to, number), copied))
 
     def recv(self, like: torch.Tensor, source: int, place: Place | None = None) -> torch.Tensor:
         call, number = Call("recv", tuple(like.shape), like.dtype, place, source), self._next(source, self.rank)
         self.calls.append(call)
-        sent = self._posted(source, f"mail/{source}/{self.rank}/{number}", call).call
+        post = self._posted(source, f"mail/{source}/{self.rank}/{number}", call, f"{self._number}/{source}")
+        sent = post.call
         if (sent.shape, sent.dtype) != (call.shape, call.dtype):
-            raise RankWaits(f"rank {source} is {sent}; rank {self.rank} is {call}", [self.rank])
+            raise ValueError(f"rank {source} is {sent}; rank {self.rank} is {call}")  # which `run` posts
         found = torch.empty_like(like).contiguous()
-        self._transport.recv([found], source, number).wait()
+        self._way(source, self.rank).recv([found], source, number).wait()
         return found
+
+    def _way(self, source: int, to: int) -> Any:
+        return self._transport if source < to else self._downwards
 
     def _next(self, source: int, to: int) -> int:
         self._letters[source, to] += 1
@@ -264,13 +278,21 @@ class Processes:
 
     # What the others do
 
-    def _posted(self, rank: int, key: str, call: Call) -> Post:
-        """Wait for the post of another rank."""
+    def _posted(self, rank: int, key: str, call: Call, instead: str | None = None) -> Post:
+        """Wait for the post of another rank. instead: what it posts if it does not make this post any more"""
         begun, pause = time.monotonic(), FIRST_PAUSE_S
         while not self._store.check([key]):
+            if instead is not None:
+                if pause == FIRST_PAUSE_S:
+                    self._store.set(f"waits/{self.rank}", pickle.dumps((rank, key)))  # type: ignore[arg-type]
+                vain = self._store.check([instead]) or (pause == LONGEST_PAUSE_S and self._in_circle(rank))
+                if vain and not self._store.check([key]):
+                    self.exchange(call)  # other ranks post other calls, so all ranks raise
             if self._store.check([died(rank)]) and not self._store.check([key]):
-                why = self._store.get(died(rank)).decode()
-                raise RankRaised(f"rank {rank} {why}; rank {self.rank} waits {call}", [rank])
+                gone = {one: self._store.get(died(one)).decode() for one in range(self.size)
+                        if self._store.check([died(one)])}  # fmt: skip
+                first = next((one for one, why in gone.items() if why != ENDED), rank)  # others end because of it
+                raise RankRaised(f"rank {first} {gone[first]}; rank {self.rank} waits {call}", [first])
             if time.monotonic() - begun > self.limit_s:
                 says = (f"rank {rank} did not come within {self.limit_s:g} s, after it was {self._doing}; "
                         f"rank {self.rank} waits {call}")  # fmt: skip
@@ -279,6 +301,16 @@ class Processes:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         post: Post = pickle.loads(self._store.get(key))
         return post
+
+    def _in_circle(self, rank: int) -> bool:
+        """Return whether a rank waits, over others, for a tensor of this one, so that none of them can go on."""
+        for _ in range(self.size):
+            if rank == self.rank or not self._store.check([f"waits/{rank}"]):
+                return rank == self.rank
+            rank, key = pickle.loads(self._store.get(f"waits/{rank}"))
+            if self._store.check([key]):
+                return False
+        return False
 
     def _differ(self, posts: Sequence[Post]) -> NoReturn:
         """Raise what differing calls of the ranks show."""
