@@ -111,7 +111,8 @@ def test_fault_of_one_strategy_is_found_in_its_settings_alone(
 
 
 @pytest.mark.parametrize(("words", "says"), [
-    (("--settings", "some"), "--settings: found some, expected all or each"),
+    (("--settings", "some"), "--settings: found some, expected all or each, or some of strategy, conv,"),
+    (("--settings", "dp,graphs", "--graphs"), "--settings: found graphs, which has a value, expected all or each, or"),
     (("--settings", "all", "--swap", "gdn=plain"), "--swap: found --settings, too"),
     (("--minutes", "1"), "--minutes: found no --settings"),
     (("--settings", "all", "--ops", "support.wrong.subjects:right"), "--settings: found support.wrong.subjects:right"),

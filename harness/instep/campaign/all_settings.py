@@ -32,7 +32,7 @@ from ..verdict import Exit, Tier
 from .covering_array import CoveringArray, Group, Row
 from .runner import TrialRunner
 
-SIZES = {"all": 2, "each": 1}  # value of --settings -> cells of a group
+SIZES = {"all": 2, "each": 1}  # value of --settings -> cells of a group; names of settings are as `all`
 STAGES = 3  # with two, a wrong micro-batch is hidden
 # Setting -> its values, the usual one first. None: those of the trace or of the op set.
 FACTORS: Mapping[str, Sequence[Any] | None] = {
@@ -77,6 +77,19 @@ class Rows(msgspec.Struct, forbid_unknown_fields=True):
 class _Kept(msgspec.Struct):
     arrays: list[Rows]
     runs: list[dict[str, Any]]
+    coverage: list[dict[str, Any]]
+
+
+def named(settings: str, left: Sequence[str]) -> tuple[str, ...]:
+    """The settings that vary. left: those without a typed value"""
+    if settings in SIZES:
+        return tuple(left)
+    names = tuple(word.strip().replace("-", "_") for word in settings.split(","))
+    for name in names:
+        if name not in left:
+            found = name if name not in FACTORS else f"{name}, which has a value"
+            raise BadInput("--settings", found=found, expected=f"{either(tuple(SIZES))}, or some of {', '.join(left)}")
+    return names
 
 
 def factors_of(setting: Setting, trace: Trace, names: Iterable[str], *, experts: bool) -> dict[str, tuple[Any, ...]]:
@@ -108,7 +121,7 @@ class AllSettings:
 
     def __init__(self, base: Replay, rows: Rows, factors: Mapping[str, Sequence[Any]]) -> None:
         self.base, self.rows = base, rows
-        self.array = CoveringArray(factors, self._refusal, SIZES[rows.settings])
+        self.array = CoveringArray(factors, self._refusal, SIZES.get(rows.settings, SIZES["all"]))
         for ran in rows.ran:
             self._note(ran)
 
@@ -194,31 +207,36 @@ def begun(kept: list[Rows], rows: Rows, path: Path | None) -> Rows:
     return rows
 
 
-def read(path: Path | None) -> tuple[list[Rows], list[dict[str, Any]]]:
-    """The rows and the outcomes in a file; none if there is no file yet."""
+def read(path: Path | None) -> tuple[list[Rows], list[dict[str, Any]], list[dict[str, Any]]]:
+    """The rows, the outcomes and the sums in a file; none if there is no file yet."""
     if path is None or not path.is_file():
-        return [], []
+        return [], [], []
     kept: _Kept = decode(bytes_of(path), _Kept, str(path), "a file that `instep replay --settings` wrote")
-    return kept.arrays, kept.runs
+    return kept.arrays, kept.runs, kept.coverage
 
 
 def new_rows(base: Replay, settings: str, until: int | None, tiers: Collection[Tier],
              layers: Collection[int] | None, factors: Mapping[str, Sequence[Any]]) -> Rows:  # fmt: skip
     """No rows yet, of a replay with the settings that were typed."""
-    if settings not in SIZES:
-        raise BadInput("--settings", found=settings, expected=either(tuple(SIZES)))
     judged = [*(tier.value for tier in Tier if tier in tiers), *(f"layer {layer}" for layer in layers or ())]
     return Rows(base.trace.sha256, base.plan.setting.data(), settings, until, judged, served(),
                 {name: list(values) for name, values in factors.items()})  # fmt: skip
 
 
-def result(trace: Trace, several: Sequence[AllSettings], kept: Sequence[Rows], runs: Sequence[dict[str, Any]],
-           commit: str | None) -> Result:  # fmt: skip
-    """The file: sums for readers, every row, and the outcomes that diverged. kept: the rows of other op sets, too"""
-    devices = sorted({str(one.rows.setting["device"]) for one in several})
-    return Result(Exit.worst(one.exit for one in several), ", ".join(devices), {
+def result(
+    trace: Trace, several: Sequence[AllSettings], kept: Sequence[Rows], runs: Sequence[dict[str, Any]],
+    earlier: Sequence[dict[str, Any]], commit: str | None,
+) -> Result:
+    """The file: sums for readers, every row, and the outcomes that diverged.
+
+    kept, earlier: the rows of all op sets, and the sums of those that this session may not have
+    """
+    devices = sorted({str(one.setting["device"]) for one in kept})
+    now = {one.rows.setting["ops"]: one.data() for one in several}
+    coverage = [*(one for one in earlier if one["ops"] not in now), *now.values()]
+    return Result(Exit.worst(Exit(one["exit"]) for one in coverage), ", ".join(devices), {
         "trace": trace.header.name, "claim": trace.header.claim, "warnings": trace.warnings,
-        "coverage": [one.data() for one in several], "arrays": kept, "runs": runs,
+        "coverage": coverage, "arrays": kept, "runs": runs,
     }, commit)  # fmt: skip
 
 

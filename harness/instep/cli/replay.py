@@ -52,8 +52,9 @@ def replay(
     trail: Annotated[Path | None, typer.Option(help="Write a digest of every event's bytes, for diff.")] = None,
     save_tensors: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the tensors of the first findings "
                                                                           "to this folder, as safetensors.")] = None,
-    settings: Annotated[str | None, typer.Option(metavar="all|each", help="Run the trace in all settings that were not "
-                                                 "typed: every pair of values is in a run; each: every value.")] = None,
+    settings: Annotated[str | None, typer.Option(metavar="all|each|NAMES", help="Run the trace in all settings that "
+                                                 "have no value here: every pair of values is in a run; each: every "
+                                                 "value; or all of some settings: graphs,ranks,dp.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Time limit of this session of --settings; with --json the next "
                                                        "one goes on.", min=0.0)] = None,
 ) -> None:
@@ -117,15 +118,16 @@ def _in_all_settings(
     from ..report.result import Session
     from ..run.replay import Replay
 
-    kept, found = all_settings.read(files.json)
+    names = all_settings.named(settings, given.left_to_draw(all_settings.FACTORS))
+    kept, found, sums = all_settings.read(files.json)
     several, parts = list[all_settings.AllSettings](), list({part.ops: part for part in reversed(parts)}.values())[::-1]
 
     def result() -> Result:
-        return all_settings.result(trace, several, kept, found, files.commit)
+        return all_settings.result(trace, several, kept, found, sums, files.commit)
 
     for part in parts:
         base = Replay(trace, given.setting(ops=part.ops), checkpoint=checkpoint)
-        factors = all_settings.factors_of(base.plan.setting, trace, given.left_to_draw(all_settings.FACTORS),
+        factors = all_settings.factors_of(base.plan.setting, trace, names,
                                           experts=bool(base.plan.checkpoint.config.experts))  # fmt: skip
         base.refuse(base.plan.setting)
         rows = all_settings.new_rows(base, settings, part.until, tiers, layers, factors)
