@@ -219,8 +219,9 @@ class Operands:
         return any(weight.data_ptr() in addresses for addresses in self._wide)
 
     def _experts(self, place: Place) -> bool:
-        config = self.config if place.stage == "trunk" else self.config.drafter()
-        return "moe" in config.layers[place.layer]
+        if place.stage == "trunk":
+            return "moe" in self.config.layers[place.layer]
+        return self.config.experts > 0 and self.config.block is None  # a block drafter has none
 
 
 def _memory(x: torch.Tensor) -> range:
