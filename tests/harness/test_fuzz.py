@@ -5,8 +5,10 @@ Leaves out: whether the checks name the fault rightly (their own tests).
 
 import json
 import re
+from collections import Counter
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -17,6 +19,8 @@ from instep.campaign.fuzz import hypothesis_machine
 from instep.campaign.fuzz.campaign import Settings, campaign, place
 from instep.campaign.fuzz.coverage import PROMPT_GRAPHS, TRANSFERS, TREES, Coverage
 from instep.campaign.fuzz.drawn_run import Example
+from instep.campaign.fuzz.result_data import of
+from instep.campaign.soak import totals
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import read
@@ -27,6 +31,7 @@ from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.plant import planted, run
 from instep_reference.contract import engine as e
 from support.inputs.checkpoints import write
+from support.inputs.outcomes import shown
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.event_clock import count_events
@@ -485,6 +490,25 @@ def test_campaign_of_two_engines_finds_a_wrong_transfer(model: Path, tmp_path: P
         assert result.exit is Exit.DIVERGED and result.found is not None
         assert result.found.verdict.findings[0].kind == "load at the receiver" and result.again
         assert read(place(settings)).header.receiver is not None
+
+
+@pytest.mark.parametrize(("how", "moves", "says"), [
+    ({"stages": 2, "micro_batches": 2}, False, "no event had several micro-batches"),
+    ({}, True, "no request was loaded by the engine to which it was sent"),
+])  # fmt: skip
+def test_campaign_that_did_not_test_an_option_is_inconclusive(
+    how: dict[str, Any], moves: bool, says: str, model: Path, tmp_path: Path
+) -> None:
+    result = campaign(Settings(Setting("ledger", **how), model, 1, 1, tmp_path, transfers=moves))
+    assert result.elements and result.exit is Exit.INCONCLUSIVE and says in shown(of([result]))
+    met = Counter({"a commit relayed to the other stages": 1, "several micro-batches in flight": 1,
+                   "loaded after it was sent": 1})  # fmt: skip
+    assert result.coverage.met["a commit relayed to the other stages"] == (4 if how else 0)
+    soaked = totals.Soaked(Setting("ledger", stages=2).data(), "", 0, 20, 200, sessions=[totals.Session(
+        "2026-01-01", None, {}, elements=1)])  # fmt: skip
+    assert soaked.exit is Exit.INCONCLUSIVE
+    result.coverage.met, soaked.conditions = met, dict(met)
+    assert result.exit is soaked.exit is Exit.AGREED
 
 
 def test_trees_of_two_engines_are_refused(instep: Runner, model: Path) -> None:

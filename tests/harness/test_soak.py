@@ -129,7 +129,7 @@ def test_permanent_memory_of_engines_stays_bounded(
 class Ruled:
     """Replaces `Example`: the rules alone, without an engine."""
 
-    refuses, elements = True, 1
+    refuses, elements, served = True, 1, None
 
     def __init__(self, plan: Any, header: Any, *given: Any) -> None:
         self.header, self.setting, self.rules = header, plan.setting, EventRules(header, overlap=False)

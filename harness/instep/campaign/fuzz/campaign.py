@@ -41,7 +41,7 @@ from ...trace.policy import Policy
 from ...verdict import Exit
 from ..runner import Over, TrialRunner
 from . import draw_events
-from .coverage import Coverage
+from .coverage import Coverage, untested
 from .drawn_run import Diverged, Example
 from .hypothesis_machine import Machine, TransferMachine
 from .same_draws_from_seed import by_seed_alone
@@ -98,11 +98,17 @@ class Result:
     interrupted: bool = False
 
     @property
+    def untested(self) -> list[str]:
+        """Sentences about options that no run tested."""
+        options = {**self.settings.setting.data(), "transfers": self.settings.transfers}
+        return untested(options, self.coverage.met)
+
+    @property
     def exit(self) -> Exit:
-        """The exit code. A campaign that compared nothing has not passed."""
+        """The exit code. A campaign that compared nothing, or did not test an option, has not passed."""
         if self.found is not None:
             return Exit.DIVERGED
-        return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
+        return Exit.AGREED if self.elements and not self.untested else Exit.INCONCLUSIVE
 
 
 def campaign(settings: Settings, run: TrialRunner | None = None) -> Result:
@@ -163,7 +169,8 @@ class _Host:
             self.run.advance(self.name, self.result.examples, self.settings.examples)
             self.result.coverage.begin(
                 overlap=plan.setting.overlap, heads=header.heads, buckets=plan.setting.prompt_buckets or (),
-                block=header.drafter is not None, transfers=header.receiver is not None)
+                block=header.drafter is not None, transfers=header.receiver is not None,
+                stages=plan.setting.stages, micro_batches=plan.setting.micro_batches)
         try:
             return Example(plan, header)
         except Exception as error:
@@ -191,7 +198,7 @@ class _Host:
                 self.result.events += 1
                 self.result.elements += example.elements - elements
         if self.smallest is None:
-            self.result.coverage.note(before, event, table)
+            self.result.coverage.note(before, event, table, example.served)
 
     def refused(self, event: Any) -> None:
         self.result.refused[kind_of(event)] += 1

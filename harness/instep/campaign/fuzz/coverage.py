@@ -21,6 +21,7 @@ from instep_reference.contract.event_facts import (
 )
 
 from ...trace.request_table import RequestTable, Standing
+from ...verdict import Verdict
 from .event_turns import Past, Turn, accepted_of, at_prefix_end, batch_of, paths_of, remember, rows_of
 
 Condition = Callable[[Turn], bool]
@@ -34,19 +35,25 @@ class Coverage:
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
         self._trees = self._prefixes = False  # whether any run had windows that may be trees; tracked prefixes
-        self._further: dict[str, Condition] = {}  # of the drafters of the runs, and of graphs of prompts
+        self._further: dict[str, object] = {}  # of drafters, graphs of prompts, two engines, and stages
         self.begin()
 
     def begin(
         self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = (), block: bool = False,
-        transfers: bool = False,
+        transfers: bool = False, stages: int = 1, micro_batches: int = 1,
     ) -> None:
         self._past, self._last, self._overlap, self._heads, self._block = Past(), "start", overlap, heads, block
         self._buckets = tuple(buckets)
         self._moves = TRANSFERS if transfers else {}
         self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {}), **self._moves}
+        self._further |= dict.fromkeys((*[RELAYED] * (stages > 1), *[PARTED] * (micro_batches > 1)))
 
-    def note(self, before: RequestTable, event: e.AnyEvent, after: RequestTable) -> None:
+    def note(
+        self, before: RequestTable, event: e.AnyEvent, after: RequestTable, verdict: Verdict | None = None
+    ) -> None:
+        """Count an event. verdict: of this event, with what only the engine shows: relays and micro-batches"""
+        if verdict is not None:
+            self.met += Counter({RELAYED: verdict.relayed, PARTED: verdict.overlapped})
         turn = Turn(before, event, after, self._past, self._overlap, self._heads, self._buckets)
         conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads, self._block)}
         kind = kind_of(event)
@@ -501,3 +508,20 @@ TRANSFERS: Mapping[str, Condition] = {
     "a verify after a transfer": lambda t: any(row.request in t.past.sent for row in rows_of(t, "verify")),
     "a second transfer of a request": _at(e.Save, lambda t, event: event.request in t.past.sent),
 }
+
+
+# ---- conditions without which an option was not tested
+
+RELAYED, PARTED = "a commit relayed to the other stages", "several micro-batches in flight"
+NEEDED: Mapping[str, tuple[str, str]] = {  # option -> the condition, and what is reported if no event met it
+    "stages": (RELAYED, "no commit was relayed to the other stages"),
+    "micro_batches": (PARTED, "no event had several micro-batches"),
+    "transfers": ("loaded after it was sent", "no request was loaded by the engine to which it was sent"),
+    "prompt_graphs": ("a prompt in a graph", "no forward with a prompt ran in a graph"),
+}
+
+
+def untested(options: Mapping[str, Any], met: Mapping[str, int]) -> list[str]:
+    """Report the options that a campaign was given and did not test. met: as `Coverage.met`"""
+    return [says for option, (condition, says) in NEEDED.items()
+            if (options.get(option) is True or options.get(option) not in (None, False, 1)) and not met.get(condition)]

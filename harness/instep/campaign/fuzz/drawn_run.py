@@ -40,6 +40,7 @@ class Example:
     every     every op is recomputed at one of this many events, at the others the states alone (`Oracle`)
     refuses   whether the subject is offered illegal events
     elements  numbers compared so far; verdict: the verdict of the event at which the sides differed
+    served    the verdict of the last event
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Example:
     ) -> None:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
-        self.verdict = Verdict()
+        self.verdict = self.served = Verdict()
         self._answers = _Answers()
         self._oracles = list[PatchedOracle | FreeOracle | None]()
         self._lockstep: Lockstep | SubjectFailed
@@ -95,7 +96,7 @@ class Example:
         self._lockstep.trace, self._lockstep.goes_on = self._trace(), not last
         if self._lockstep.receiver is not None:
             self._lockstep.receiver.trace = self._lockstep.trace
-        verdict = run(self._lockstep, self._checks)
+        verdict = self.served = run(self._lockstep, self._checks)
         self.elements += verdict.elements
         if verdict.findings:
             engine = self._lockstep.at_last

@@ -30,6 +30,7 @@ def _data(result: Result) -> dict[str, Any]:
         "pairs": len(result.coverage.pairs), "refused": sum(result.refused.values()),
         "met": dict(result.coverage.counts()), "kinds": dict(result.coverage.events.most_common()),
         "interrupted": result.interrupted, "findings": [],
+        **({"untested": result.untested} if result.untested and found is None else {}),
         **({} if found is None else {
             "trace": place(settings).name, "shrunk": found.of, "again": result.again, "cut": result.cut,
             "message": f"{divergence(found)}\n  found in run {result.examples}, shrunk to {found.of} events: "

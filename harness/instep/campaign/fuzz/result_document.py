@@ -28,7 +28,8 @@ def document(found: Data) -> Document:
 
 def _verdict(name: str, one: Data) -> str:
     much = f"{short(one['elements'])} numbers compared" if one["elements"] else "nothing was compared"
-    return (f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events; "
+    why = "".join(f"; {says}" for says in one.get("untested", ()) if one["elements"])
+    return (f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events{why}; "
             f"--seed {one['seed']} draws the same runs")  # fmt: skip
 
 

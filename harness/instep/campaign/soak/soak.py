@@ -93,7 +93,8 @@ class Soak:
         self.soaked.engines += 1
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
-                            buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None)
+                            buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None,
+                            stages=plan.setting.stages, micro_batches=plan.setting.micro_batches)
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:
@@ -130,7 +131,7 @@ class Soak:
         example.serve(event, last=leaving)  # every answer is compared once more where requests leave
         self.session.events += 1
         self.session.elements += example.elements - elements
-        self.coverage.note(before, event, example.rules.table)
+        self.coverage.note(before, event, example.rules.table, example.served)
         if isinstance(event, Commit):
             self.session.rounds += 1
             name = f"rounds of soak [{self.soaked.name}], seed {self.soaked.seed}"

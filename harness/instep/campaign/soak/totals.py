@@ -21,7 +21,7 @@ from ...report.result import Session as Called
 from ...run.replay import Outcome
 from ...trace.file import decode
 from ...verdict import Exit
-from ..fuzz.coverage import CONDITIONS
+from ..fuzz.coverage import CONDITIONS, untested
 
 
 class Session(Called):
@@ -88,10 +88,15 @@ class Soaked(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def exit(self) -> Exit:
-        """The verdict over all sessions. A finding stays a finding, and nothing compared is no pass."""
+        """The verdict over all sessions. A finding stays a finding; nothing compared or tested is no pass."""
         if self.found:
             return Exit.DIVERGED
-        return Exit.AGREED if self.elements else Exit.INCONCLUSIVE
+        return Exit.AGREED if self.elements and not self.untested else Exit.INCONCLUSIVE
+
+    @property
+    def untested(self) -> list[str]:
+        """Sentences about options that no session tested."""
+        return untested(self.setting, self.conditions)
 
     def count(self, met: Counter[str]) -> None:
         self.conditions = dict(Counter(self.conditions) + met)
@@ -165,6 +170,8 @@ def document(runs: Sequence[Soaked], found: Outcome | None) -> Document:
         those = [run for run in runs if run.name == name]
         never = [one for one in CONDITIONS if not any(run.conditions.get(one) for run in those)]
         notes += [f"{name}: never met: {', '.join(never)}"] * bool(never)
+        lacking = dict.fromkeys(says for run in those for says in run.untested)
+        notes += [f"{name}, inconclusive: {says}" for says in lacking]
         held = [session.memory_mib for run in those for session in run.sessions[-1:] if session.memory_mib]
         if held:
             most = max(held, key=lambda mib: mib[-1] - mib[0])
