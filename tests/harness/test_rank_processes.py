@@ -28,11 +28,12 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ranks.lockstep import RankKilled
 from instep_optimized.ranks.processes import Processes
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.checkpoint import Checkpoint
-from instep_reference.contract.errors import BadInput
+from instep_reference.contract.errors import BadInput, InstepError
 from instep_speed.bench.kinds import rounds
 from support.inputs.bench_runs import measured_cells
 from support.inputs.traces import first, recording
@@ -80,8 +81,8 @@ def test_ranks_in_processes_are_judged_like_those_in_turns(four_rounds: Trace, h
                  id="another-shape", marks=WHOLE),
     pytest.param(Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os._exit(3)"), "serves", "post_normed", 1,
                  "rank 1 exited; rank 0 waits in all_reduce for trunk layer 0 mlp of (4, 32)", id="exits", marks=WHOLE),
-    pytest.param(Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os.kill(os.getpid(), 9)"), "serves", "post_normed",
-                 1, "rank 1 was ended by signal 9; rank 0 waits in all_reduce for trunk layer 0 mlp", id="is-killed"),
+    pytest.param(Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os.kill(os.getpid(), 10)"), "serves", "post_normed",
+                 1, "rank 1 was ended by SIGUSR1; rank 0 waits in all_reduce for trunk layer 0 mlp", id="is-ended"),
     pytest.param(Edit.of(OVER, MLP % f"(time.sleep(9 * comm.rank), {OWN})[1]"), "serves", "post_normed", 1,
                  "rank 1 did not come within 0.5 s, after it was at trunk layer 0 post_normed of (4, 32) float32; "
                  "rank 0 waits in all_reduce for trunk layer 0 mlp", id="hangs", marks=WHOLE),
@@ -148,6 +149,19 @@ def test_stage_that_leaves_the_others_is_reported(
     (found, *_) = staged(three_layers, edit, ops="ledger").verdict.findings
     assert (found.check, found.rank if rank is not None else None) == (check, rank) and says in found.diagnosis
     assert time.monotonic() - begun < rank_processes.LIMIT_S
+
+
+def test_rank_that_is_killed_from_outside_is_no_finding(
+    four_rounds: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a system that is out of memory: nothing is known about the engine."""
+    from instep_optimized.ranks import ops_over_ranks
+
+    monkeypatch.setattr(ops_over_ranks, "os", os, raising=False)
+    edit = Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os.kill(os.getpid(), 9)")
+    with pytest.raises(RankKilled, match="rank 1: its process was ended by SIGKILL, while rank 0 waited in all_reduce"):
+        replayed(four_rounds, edit)
+    assert issubclass(RankKilled, InstepError)  # one line, exit code 2
 
 
 def test_exception_of_an_op_in_one_process_has_its_line(four_rounds: Trace) -> None:

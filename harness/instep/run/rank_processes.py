@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -109,10 +110,10 @@ def _connected(port: int) -> Any:
     return TCPStore(HOST, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=CONNECTS_S))
 
 
-def _post(store: Any, rank: int, why: str) -> None:
-    """Post the end of a rank, if rank 0 is still there to read it."""
+def _post(store: Any, rank: int, why: str, number: int = 0) -> None:
+    """Post the end of a rank, if rank 0 is still there to read it. number: of the signal that ended it"""
     try:
-        store.set(died(rank), why)
+        store.set(died(rank), pickle.dumps((why, number)))
     except RuntimeError:
         return
 
@@ -128,9 +129,11 @@ def _watching(processes: Sequence[Any], port: int) -> Iterator[None]:
             for sentinel in wait([*left], timeout=0.1):
                 rank, process = left.pop(sentinel)
                 process.join()
-                if process.exitcode:
-                    how = f"was ended by signal {-process.exitcode}" if process.exitcode < 0 else "exited"
-                    _post(store, rank, how)
+                if process.exitcode < 0:
+                    number = -process.exitcode
+                    _post(store, rank, f"was ended by {signal.Signals(number).name}", number)
+                elif process.exitcode:
+                    _post(store, rank, "exited")
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -15,6 +15,7 @@ from typing import Any, get_args
 import torch
 
 from instep_optimized.ops.interpreter import VARIABLE, is_native_on_cpu
+from instep_optimized.ranks.lockstep import RankKilled
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
@@ -61,7 +62,7 @@ def calling(question: str) -> Iterator[None]:
     """The context of one call to the subject, and of nothing else."""
     try:
         yield
-    except SubjectFailed:
+    except (SubjectFailed, RankKilled):
         raise
     except InstepError as error:  # it does not support this combination, which is one line and no finding
         if question == MAKES or (question == SERVES and isinstance(error, Unsupported)):

@@ -18,6 +18,7 @@ import torch
 
 from instep.watch.batched_host_copies import alive
 from instep_optimized.ops.watch_op_calls import tensors_of
+from instep_optimized.ranks.lockstep import RankKilled
 
 from .answer_check import Judged, fallen, first, same
 from .bench_types import Arm, Cell
@@ -95,6 +96,8 @@ def _judged(arm: Arm, device: torch.device) -> Judged:
     """Judge the answers. Foreign code may raise anything, and an exception of ours is a finding as well."""
     try:
         return arm.judged()
+    except RankKilled:  # nothing is known about the arm
+        raise
     except Exception as raised:
         return Judged(_said(arm.name, raised, device))
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place_names import Place
 
 from . import Call, Comm
@@ -51,6 +52,10 @@ class RankRaised(RankError):
     def __init__(self, says: str, ranks: Sequence[int], evidence: Any = None) -> None:
         super().__init__(says, ranks)
         self.evidence = evidence
+
+
+class RankKilled(InstepError):
+    """The process of a rank was ended from outside, so nothing is known about the engine."""
 
 
 class _Abandoned(BaseException):

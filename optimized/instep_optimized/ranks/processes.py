@@ -13,6 +13,7 @@ import ctypes
 import io
 import math
 import pickle
+import signal
 import threading
 import time
 import warnings
@@ -30,7 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from instep_reference.contract.place_names import Place
 
 from . import Call, Comm
-from .lockstep import LIMIT_S, RankError, RankRaised, RankWaits, some_raised, some_wait
+from .lockstep import LIMIT_S, RankError, RankKilled, RankRaised, RankWaits, some_raised, some_wait
 
 T = TypeVar("T")
 BACKENDS = ("gloo", "nccl")
@@ -38,6 +39,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 1e-4, 1e-2  # seconds between two looks at what
 END, RAISED, COMPARED = "end", "raised", "compared"  # kinds of calls that the engine does not make
 ENDED = "has ended its replay"  # why a rank without an error has died
 HOST = "127.0.0.1"
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # signals that no fault of an engine raises
 CLOSES_S = 10.0  # seconds in which NCCL must end
 ALIGNED = 16  # bytes at whose multiples a tensor begins in a buffer of several
 
@@ -65,7 +67,7 @@ def call_of(kind: str) -> Call:
 
 
 def died(rank: int) -> str:
-    """The key under which the end of a rank is posted, with its reason."""
+    """The key under which the end of a rank is posted: the reason, and the signal that ended it, if one did."""
     return f"died/{rank}"
 
 
@@ -102,7 +104,7 @@ class Processes:
         (function,) = functions
         try:
             found = function()
-        except RankError:
+        except (RankError, RankKilled):
             raise  # the others know it
         except Exception as error:
             raised = self.exchange(call_of(RAISED), (type(error).__name__, str(error), self._describe(error)))
@@ -289,10 +291,14 @@ class Processes:
                 if vain and not self._store.check([key]):
                     self.exchange(call)  # other ranks post other calls, so all ranks raise
             if self._store.check([died(rank)]) and not self._store.check([key]):
-                gone = {one: self._store.get(died(one)).decode() for one in range(self.size)
+                gone = {one: pickle.loads(self._store.get(died(one))) for one in range(self.size)
                         if self._store.check([died(one)])}  # fmt: skip
-                first = next((one for one, why in gone.items() if why != ENDED), rank)  # others end because of it
-                raise RankRaised(f"rank {first} {gone[first]}; rank {self.rank} waits {call}", [first])
+                for one, (why, number) in gone.items():
+                    if number in FROM_OUTSIDE:
+                        raise RankKilled(f"rank {one}: its process {why}, while rank {self.rank} waited {call}: from "
+                                         "outside, or because this machine has too little memory; run it again")
+                first = next((one for one, (why, _) in gone.items() if why != ENDED), rank)  # others end because of it
+                raise RankRaised(f"rank {first} {gone[first][0]}; rank {self.rank} waits {call}", [first])
             if time.monotonic() - begun > self.limit_s:
                 says = (f"rank {rank} did not come within {self.limit_s:g} s, after it was {self._doing}; "
                         f"rank {self.rank} waits {call}")  # fmt: skip
