@@ -213,8 +213,9 @@ def check(
         raise Unsupported(f"the ops of {ops.name} read no scales of a pool ({', '.join(tiled)} float8_e4m3fn)")
     if falls and not (ops.chances or moves_labels(ops)):
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
-    if options.ring is not None and not (ops.split or moves_labels(ops)):
-        raise Unsupported(f"the ops of {ops.name} keep no ring in two parts (`Ops.split`; ring {options.ring})")
+    if options.ring is not None and not ops.split:
+        why = "labels have no high and low part" if moves_labels(ops) else "`Ops.split`"
+        raise Unsupported(f"the ops of {ops.name} keep no ring in two parts ({why}; ring {options.ring})")
     if (tiled or falls) and not {options.strategy, options.conv}.isdisjoint(ops.keepers):
         knows, which = ("no scales", f"{', '.join(tiled)} float8_e4m3fn") if tiled else ("no chance", options.state)
         raise Unsupported(f"a strategy that an op set brings knows {knows} ({which})")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.file import Trace, read
-from instep.trace.policy import Arrival, ScheduledAction, Steps, read_policy, read_prompts
+from instep.trace.policy import Arrival, ScheduledAction, Steps, Transfer, read_policy, read_prompts
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.event_facts import Phase
@@ -437,7 +437,13 @@ def test_policies_and_prompts_are_read_strictly(tmp_path: Path) -> None:
         read_policy(file)
     refused = policy(deeds=(ScheduledAction(1, "refused"),))
     idle = policy(deeds=(ScheduledAction(1, "idle"), ScheduledAction(1, "idle", of=e.Idle())))
-    for told, complaint in ((refused, r"deeds\[0\].of: found no event"), (idle, r"deeds\[1\].of: found an event")):
+    early = policy(transfers=(Transfer(0, "a"), Transfer(-1, "a")))
+    for told, complaint in (
+        (refused, r"deeds\[0\].of: found no event"), (idle, r"deeds\[1\].of: found an event"),
+        (early, r"transfers\[1\].round: found -1, expected at least 0"),
+        (policy(deeds=(ScheduledAction(-2, "idle"),)), r"deeds\[0\].round: found -2"),
+        (policy(steps=(Steps(-1, 2),)), r"steps\[0\].round: found -1"),
+    ):
         file.write_bytes(msgspec.json.encode(told))
         with pytest.raises(BadInput, match=complaint):
             read_policy(file)

@@ -140,6 +140,7 @@ def test_fuzz_splits_rings_of_every_second_number_of_slots(setting: Setting, slo
 @pytest.mark.parametrize(("told", "says"), [
     ({"strategy": "snapshot"}, "needs a strategy with a ring: rerun or lazy_rerun"),
     ({"dtype": "float64"}, "hold numbers of float32, not of float64"),
+    ({"ops": "ledger"}, "the ops of ledger keep no ring in two parts .labels have no high and low part; ring"),
     ({"ring_dtype": "float8"}, "--ring-dtype: found float8, expected bfloat16 or float16"),
     (Options(ring=torch.float32), "the parts of a ring's numbers are bfloat16 or float16"),
     (Options(ring=torch.bfloat16), "the ops of mine keep no ring in two parts"),

@@ -12,11 +12,13 @@ import pytest
 import torch
 from msgspec import structs
 
+from instep.bundled import model
 from instep.campaign.relations import hold, relations
 from instep.campaign.relations.case import Case
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.report.divergence_message import divergence
+from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.event_rules import EventRules
@@ -113,6 +115,15 @@ def test_a_header_with_a_wrong_receiver_is_refused(change: dict[str, Any], says:
     wrong: Receiver = structs.replace(receiver, **fields)
     with pytest.raises(BadInput, match=says):
         sound(structs.replace(trace.header, receiver=wrong), "line 1")
+
+
+def test_a_receiver_with_one_rank_and_whole_experts_is_refused_by_its_field(trace: Trace) -> None:
+    receiver = trace.header.receiver
+    assert receiver is not None
+    one = replace(trace, header=structs.replace(trace.header, receiver=structs.replace(receiver, ranks=1)))
+    plan = Plan.of(one.header, Checkpoint.open(model()), Setting("ledger", ranks=2, experts="whole"), "line 1")
+    with pytest.raises(BadInput, match=r"line 1: receiver\.ranks: found 1 with --experts whole, expected 2 or more"):
+        plan.of_receiver(one.header, "line 1")
 
 
 @pytest.mark.parametrize(("setting", "says"), [

@@ -127,6 +127,9 @@ class Plan:
                                "a receiver", expected="no tiles and no narrow prefixes where entries move to another "
                                "engine")  # fmt: skip
         ours = isinstance(setting.subject(), Ops)
+        if receiver.ranks == 1 and setting.experts != shards.COLUMNS:
+            raise BadInput(f"{field}: receiver.ranks", found=f"1 with --experts {setting.experts}",
+                           expected="2 or more")
         if ours and receiver.ranks is not None:
             try:
                 shards.config_of(self.checkpoint.config, receiver.ranks, setting.experts)

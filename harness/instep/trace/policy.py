@@ -177,6 +177,8 @@ def read_policy(path: Path) -> Policy:
         if arrival.seed is not None and (arrival.sampling is None or not 0 <= arrival.seed < SEEDS):
             raise BadInput(f"{path.name}: {at}.seed", found=arrival.seed,
                            expected="a number from 0 to below 2**63, with `sampling`")
+    rules += [(f"{name}[{index}].round", one.round, one.round, 0) for name in ("deeds", "steps", "transfers")
+              for index, one in enumerate(getattr(policy, name))]  # fmt: skip
     for field, found, smallest, least in rules:
         if smallest < least:
             raise BadInput(f"{path.name}: {field}", found=found, expected=f"at least {least}")

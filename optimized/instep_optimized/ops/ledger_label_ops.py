@@ -290,4 +290,4 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     return out
 
 
-LEDGER = replace(PLAIN, name="ledger", tiled=False, chances=False, **ops_of(sys.modules[__name__]))
+LEDGER = replace(PLAIN, name="ledger", tiled=False, chances=False, split=False, **ops_of(sys.modules[__name__]))
