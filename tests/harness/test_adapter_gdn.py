@@ -22,7 +22,7 @@ import torch
 from instep.adapters import find
 from instep.adapters.dense import dense
 from instep.diagnose import diagnose
-from instep.kit.cases import GDN, Case, serve
+from instep.kit.cases import RECURRENT, Case, serve
 from instep.report.divergence_message import exercised
 from instep.report.outcome_data import of
 from instep.run.replay import Outcome, Replay
@@ -43,6 +43,7 @@ from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed, first_finding
 
+CASES = [case for case in RECURRENT if case.op == "gdn"]
 TOP = Path(__file__).resolve().parents[2]
 DENSE, POOLED = (
     re.findall(r"```python\n(.*?)```", (TOP / "docs" / page).read_text(), re.DOTALL)[0]
@@ -279,7 +280,7 @@ def test_dense_states_agree_under_every_strategy(
     assert verdict.exit is Exit.AGREED and verdict.events == len(trace.events), verdict.findings[:1]
 
 
-@pytest.mark.parametrize("case", GDN, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_dense_obeys_the_contract(case: Case, mine: Callable[..., None]) -> None:
     """Idle and padded requests, fresh ones, columns, skipped stores, red zones: the cases of every op set."""
     mine(FILES["dense"])
@@ -328,14 +329,14 @@ def test_fla_without_its_package_names_the_package(instep: Runner) -> None:
 
 
 @needs_fla
-@pytest.mark.parametrize("case", GDN, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_recurrent_kernel_of_fla_obeys_the_contract(case: Case) -> None:
     served = serve(find("fla"), case)
     assert agree(case, serve(PLAIN, case), served) == []
 
 
 @needs_fla
-@pytest.mark.parametrize("case", [case for case in GDN if "chunk" in case.name or "mixed" in case.name], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if "chunk" in case.name or "mixed" in case.name], ids=str)
 def test_chunked_kernels_of_fla_obey_the_contract(case: Case, patched: ModuleType) -> None:
     ops = replace(PLAIN, gdn=dense(window=patched.RECURRENT, chunk=patched.CHUNKED), keeps="inputs")
     served = serve(ops, case)

@@ -100,7 +100,7 @@ def test_every_product_of_a_run_belongs_to_a_form(tmp_path: Any) -> None:
     with Counting(operands) as counting:
         for event in m.events_of(opened)[:12]:
             event.on(engine)
-    assert set(counting.found) == set(FORMS) - {"gdn.chunk", "moe"}
+    assert set(counting.found) == set(FORMS) - {"gdn.chunk", "moe", "kda.window", "kda.chunk"}
 
 
 def test_routers_stay_wide(tmp_path: Any) -> None:
@@ -245,7 +245,7 @@ def test_a_conv_that_multiplies_16_bit_tensors_is_declared_by_its_results(tmp_pa
     ({"gdn": TF32}, "found 'gdn', expected forms of ops: linear"),
     ({"gdn.chunk": TF32}, "expected the block of the kernel"),
     ({"linear": Product("tf32", block=16)}, "expected no block"),
-    ({"linear": Product("tf32", residual=True)}, "only gdn.chunk has residuals"),
+    ({"linear": Product("tf32", residual=True)}, "only gdn.chunk and kda.chunk have residuals"),
     ({"linear": Product("bf16", results=True)}, "only conv in fp16 or bf16 rounds its results"),
     ({"conv": Product("tf32", results=True)}, "only conv in fp16 or bf16 rounds its results"),
     ({"linear": "tf32"}, "expected a Product"),

@@ -27,6 +27,7 @@ from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized.memory_addresses import Part
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.recurrences import RECURRENCES
 from support.running import processes
 from support.running.command import Runner, advances, complaint
 from support.running.covering import WHOLE, few
@@ -154,11 +155,11 @@ def test_drawn_cases_agree_and_are_named_by_their_numbers(op: str) -> None:
 def test_cases_of_real_sizes_are_chosen_by_option_and_name() -> None:
     cases = kit.op_cases("attend", real=True, dtype="bfloat16")
     assert [case.name for case in cases] == [f"real-{what}-bfloat16" for what in ("decode", "verify", "prefill")]
-    assert {case.op for case in REAL} == {"gdn", "conv", "attend"} and not {*REAL} & {*CASES}
+    assert {case.op for case in REAL} == {*RECURRENCES, "conv", "attend"} and not {*REAL} & {*CASES}
     (one,) = kit.op_cases("attend", case="real-verify-bfloat16")
     assert one in cases and one.build("cpu").inputs["query"].shape[1:] == (16, 256)
     assert kit.served(one, PLAIN).must_agree()
-    with pytest.raises(BadInput, match="expected one of gdn, conv, attend"):
+    with pytest.raises(BadInput, match="expected one of gdn, kda, conv, attend"):
         kit.op_cases("norm", real=True)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from instep.kit.cases import CONV, GDN
+from instep.kit.cases import CONV, RECURRENT
 from instep.kit.cases.case import Case, serve
 from instep.kit.cases.guarded_pools import Pool, guarded, same_bits
 from instep_optimized.memory_addresses import Address, Part
@@ -128,7 +128,7 @@ def test_memory_moves_through_the_exact_ops_of_the_plain_set() -> None:
         assert getattr(LEDGER, name) is getattr(PLAIN, name)
 
 
-@pytest.mark.parametrize("case", [*CONV, *GDN], ids=str)
+@pytest.mark.parametrize("case", [*CONV, *RECURRENT], ids=str)
 def test_the_ledger_writes_the_same_units_as_plain(case: Case) -> None:
     """The shared cases with labels in the pools: what changes is what `plain` may change, and no more."""
     call = case.build("cpu")

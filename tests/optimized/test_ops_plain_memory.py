@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.kit.cases import CONV, GDN, MOVEMENT, strays
+from instep.kit.cases import CONV, MOVEMENT, RECURRENT, strays
 from instep.kit.cases.case import BF16, FP32, Case, Draw, Outcome, at, serve
 from instep.kit.cases.conv_and_gdn import HEADS, SHAPES, Heads, Shape, conv_case, gdn_case, make_part, make_pools
 from instep.kit.cases.guarded_pools import guarded, runs, same_bits
@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 LAYOUTS = (False, True)
 
 
-@pytest.mark.parametrize("case", [*CONV, *GDN], ids=str)
+@pytest.mark.parametrize("case", [*CONV, *RECURRENT], ids=str)
 def test_nothing_else_is_written_and_uncovered_rows_are_zero(case: Case) -> None:
     outcome = serve(PLAIN, case)
     assert not any(strays(outcome).values())

@@ -91,7 +91,7 @@ class Pass:
                 positions, rule = torch.arange(rows.start, rows.stop), self._rule(chunk)
                 out, memory = trunk.layer(
                     self.config, weights, index, "trunk", hidden[rows], memory, positions, self.see,
-                    {"gdn": {"rule": rule}},
+                    {self.config.mixers[index]: {"rule": rule}} if index in self.config.recurrent else {},
                 )
             done.append(out)
             if isinstance(memory, GdnMemory) and self.draw is not None:
@@ -103,14 +103,14 @@ class Pass:
             return self.see(Place("trunk", AFTER_LAYERS, "final"), rms_norm(hidden, norm, self.config.eps))
 
     def _rule(self, chunk: bool) -> Rule:
-        declared = self.precision.declared.products
+        declared, (window, block) = self.precision.declared.products, self.config.recurrence.forms
         if self.operands is None:
             return in_blocks(BLOCK, unrounded)
-        if chunk and (product := declared.get("gdn.chunk")) is not None:
+        if chunk and (product := declared.get(block)) is not None:
             return in_blocks(product.block or BLOCK, self.operands.kept, product.residual, self.operands.inverse)
         if not chunk and self._narrow():
             return self._token_by_token
-        return recur if not chunk and "gdn.window" in declared else in_blocks(BLOCK, unrounded)
+        return recur if not chunk and window in declared else in_blocks(BLOCK, unrounded)
 
     def _narrow(self) -> bool:
         return self.precision.declared.rounds.get("state", self.width) != self.width

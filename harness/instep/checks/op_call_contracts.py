@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ..finding_problem import Problem
 from ..trace.tree_shape import lines
@@ -21,8 +22,6 @@ from ..watch.grown_tree import grown_of
 from ..watch.op_calls import linked, seen
 from ..watch.rows_by_request import row_spans
 from .check_interface import NOWHERE, TellsOnce, compared, counted, op_at
-
-RECURRENT = {"mixed": "conv", "core": "gdn"}  # component of the result -> the op that returns it
 
 
 class Contracts(TellsOnce):
@@ -61,17 +60,18 @@ class Contracts(TellsOnce):
         found: dict[tuple[str, Place], list[Served]] = {}
         for served in context.log.served:
             found.setdefault((served.op, served.place), []).append(served)
+        called = [op for op, _ in found if op in RECURRENCES]
+        ops = {"mixed": "conv", "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
         for place in context.truth.places:
-            op = "attend" if place.component == "attended" else RECURRENT.get(place.component)
+            op = "attend" if place.component == "attended" else ops.get(place.component)
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
             if context.stages is not None and context.stages.stage_of(place) not in context.stages.here:
                 continue  # of a pipeline stage in another process, which judges its own calls
-            due = _due(context, place)
+            due = _due(context, op, place)
             if context.group is not None:  # the rows of one replica after those of another
                 owners = context.group.owners
                 due.sort(key=lambda pair: owners[pair[0].request])
-            op = "fused_gdn" if op == "gdn" and context.shown.inside else op
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
             if due and context.log.replays and not shown:
                 # A real graph hides the calls of its segments; the emulator shows them.
@@ -121,7 +121,7 @@ def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:
     return found
 
 
-def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
+def _due(context: EventContext, op: str, place: Place) -> list[tuple[RowSpan, Served]]:
     """The rows of a place in the trace: their requests, and how they must be served."""
     found = []
     stage, _, step = place.stage.partition(".")
@@ -148,7 +148,7 @@ def _due(context: EventContext, place: Place) -> list[tuple[RowSpan, Served]]:
         else:
             form = "chunk" if span.kind == "prefill" else "window"
             branches = linked(tree) if tree else ()
-            served = Served(RECURRENT[place.component], place, form, (slot,), span.begin, span.count, 0, branches)
+            served = Served(op, place, form, (slot,), span.begin, span.count, 0, branches)
         found.append((span, served))
     return found
 

@@ -22,6 +22,7 @@ from instep_optimized.ops.watch_op_calls import OPS
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ..run.replay import Outcome, Replay
 from ..run.run_variants import Patch, Variant, in_memory, spelled
@@ -57,6 +58,7 @@ class _Climb:
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
         self.begin = _round_of(replay.trace.events, self.event)
         self.eager = not replay.plan.setting.graphs
+        self.unused = RECURRENCES.keys() - {self.replay.plan.checkpoint.config.recurrence.name}
         self.replays = 0
         self.seen: list[str] = []
         no_tensor = "the reference has no tensor that could replace it"
@@ -81,7 +83,7 @@ class _Climb:
             return self._is("place", None, "cause: the ranks differ (this check compares ranks, not results)")
         if self.first.check not in DIRECT:
             return None
-        op = next(iter(ops_of(self.at)), None)
+        op = next(iter(ops_of(self.at, self.unused)), None)
         return self._is("place", op, "cause: the call itself (this check looks at the call, not at its result)")
 
     def led(self) -> Located | None:
@@ -113,7 +115,7 @@ class _Climb:
 
     def op(self) -> Located | None:
         twin, other = self._others()
-        near = [op for op in (*self._keepers_ops(), *ops_of(self.at)) if op in other]
+        near = [op for op in (*self._keepers_ops(), *ops_of(self.at, self.unused)) if op in other]
         for op in near:
             if self._agrees({op: twin}):
                 return self._by_ops([op], twin)
@@ -131,7 +133,7 @@ class _Climb:
         alike = dict.fromkeys([self.at, *beside, *(f.place for f in self.found if f.place.component in named)])
         for chosen in dict.fromkeys(((self.at,), tuple(beside), tuple(alike))):
             here = "this place" if len(chosen) == 1 else f"{len(chosen)} places"
-            found = self._patched("place", ops_of(self.at)[0], here, chosen)
+            found = self._patched("place", ops_of(self.at, self.unused)[0], here, chosen)
             if found is not None:
                 return found
         return None
@@ -197,7 +199,7 @@ class _Climb:
         name = "ledger" if moves_labels(subject) else "plain"
         twin = replace(load(name), keepers=subject.keepers)
         own = [op for op, form in subject.own.items() if form is not twin.own.get(op, form)]
-        return name, [op for op in OPS if getattr(subject, op) is not getattr(twin, op)] + own
+        return name, [op for op in OPS if op not in self.unused and getattr(subject, op) is not getattr(twin, op)] + own
 
     def _keepers_ops(self) -> list[str]:
         """The ops of a commit strategy that wrote this place in the event."""

@@ -5,7 +5,10 @@ Leaves out: the order of findings, which the contract has (`Place.order`, `Compa
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 # Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {
@@ -16,7 +19,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
-    "gdn": ("core", "update"),
+    **dict.fromkeys(RECURRENCES, ("core", "update")),
     "fused_gdn": ("core",),
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
@@ -30,14 +33,14 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "pick": ("pick",),
     "draw": ("pick",),
 }
-TOGETHER = ("gdn_inputs", "gdn", "attention_inputs")  # ops whose results come from one call
+TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs")  # ops whose results come from one call
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
 # Component of memory -> the ops that write it or compute its address, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
     "conv": ("conv", "move"),
-    "state": ("gdn", "fused_gdn", "move", "plan_ring"),
+    "state": (*RECURRENCES, "fused_gdn", "move", "plan_ring"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),
     "length": ("advance", "accept"),
@@ -49,12 +52,11 @@ WRITERS: dict[str, tuple[str, ...]] = {
 NAMES = {"conv": "conv windows", "state": "states"}
 
 
-def ops_of(place: Place) -> tuple[str, ...]:
-    """The ops that may have produced this place, the likeliest first."""
-    if place.component in WRITERS:
-        return WRITERS[place.component]
-    makers = tuple(op for op, components in RESULTS.items() if place.component in components)
-    return (*makers, "accept", "choose") if place.component == "pick" else makers
+def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
+    """The ops that may have produced this place, the likeliest first. others: ops that the model does not use."""
+    made = tuple(op for op, components in RESULTS.items() if place.component in components)
+    made = WRITERS.get(place.component, (*made, "accept", "choose") if place.component == "pick" else made)
+    return tuple(op for op in made if op not in others)
 
 
 def siblings(place: Place) -> tuple[Place, ...]:

@@ -22,6 +22,7 @@ from instep_optimized.ops.result_kinds import unlike
 from instep_optimized.ops.watch_op_calls import around, memory_of, tensors_of
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place, unseen
+from instep_reference.contract.recurrences import GDN
 from instep_reference.weights import Weights
 
 from ..checks.error_measurement import Spot, granted_error, measured
@@ -40,7 +41,7 @@ from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.batched_host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve
 from .cases.guarded_pools import Pool
-from .expected_results import COMPUTED, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
+from .expected_results import COMPUTED, RULES, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
 from .named_mistakes import Launched, Observed, named
 
 Tensor = torch.Tensor
@@ -57,6 +58,9 @@ def judged(
         progress(number)
         if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
             verdict.skipped.append(Skipped("op", number, "windows that are trees (`Ops.trees`)", str(case)))
+            continue
+        if getattr(ops, case.op, None) is None:
+            verdict.skipped.append(Skipped("op", number, f"{ops.name} has no op {case.op}", str(case)))
             continue
         seen = served_as(ops, case)
         try:
@@ -80,7 +84,7 @@ def judged(
 
 def served_as(ops: Ops, case: Case) -> Case:
     """The case as this op set serves it: a kernel that norms and gates inside gets raw rows."""
-    return behind_conv(case) if case.op == "gdn" and ops.fused_gdn is not None else case
+    return behind_conv(case) if case.op == GDN.name and ops.fused_gdn is not None else case
 
 
 class CaseRun:
@@ -95,7 +99,7 @@ class CaseRun:
         self.memory = {memory_of(pool.raw) for pool in call.pools.values()}
         self.found = serve(around(ops, unseen, self._watched), replace(case, build=lambda device: call), device)
         self.given = case.build("cpu")
-        self.plain = serve(PLAIN, replace(case, op="gdn", build=_unfused(case.build)) if case.op == "fused_gdn" else
+        self.plain = serve(PLAIN, replace(case, op=GDN.name, build=_unfused(case.build)) if case.op == "fused_gdn" else
                            case, "cpu")
 
     def _watched(self, name: str, op: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +121,7 @@ class CaseRun:
 
     def launched(self) -> Launched:
         """The comparisons with their tensors, for `named`."""
-        return Launched(self.observed, self.given.inputs if self.case.op in ("gdn", "fused_gdn") else None)
+        return Launched(self.observed, self.given.inputs if self.case.op in RULES else None)
 
     def __iter__(self) -> Iterator[Comparison]:
         case = self.case
@@ -159,12 +163,13 @@ class CaseRun:
         op, inputs = self.case.op, widened(self.given.inputs, width)
         products = of_width(self.ops.products, self.activation)
         mixture = [SimpleNamespace(mlp=experts(inputs["weights"]))] if op == "moe" else []
-        operands = Operands(products, cast(Weights, SimpleNamespace(config=None, draft=None, layers=mixture)))
+        config = SimpleNamespace(recurrence=RULES.get(op, GDN))
+        operands = Operands(products, cast(Weights, SimpleNamespace(config=config, draft=None, layers=mixture)))
         mode = Reordered(torch.Generator().manual_seed(self.number), operands)
-        form = "gdn.window" if op in ("gdn", "fused_gdn") else op
-        chunked: list[Rule] = [partial(_in_blocks, operands) if "gdn.chunk" in products else by_token]
+        form, chunk = operands.forms if op in RULES else (op, "")
+        chunked: list[Rule] = [partial(_in_blocks, operands) if chunk in products else by_token]
         draws = chunked * (DRAWS if op in WAVERS else FEWEST_DRAWS)
-        if form == "gdn.window" and "gdn.chunk" not in products and _prefills(self.given):
+        if chunk and chunk not in products and _prefills(self.given):
             draws += [partial(in_chunks_of, size) for size in CHUNKS]
         for number, rule in enumerate(draws):
             operands.begin_draw(number)
@@ -292,11 +297,11 @@ def _unfused(build: Callable[[str], Call]) -> Callable[[str], Call]:
 
 def _in_blocks(operands: Operands, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """Prefill in the declared block form."""
-    operands.form = "gdn.chunk"
+    operands.form = operands.forms[1]
     try:
         return in_chunks(operands, rows, state)
     finally:
-        operands.form = "gdn.window"
+        operands.form = operands.forms[0]
 
 
 def _prefills(call: Call) -> bool:
@@ -321,7 +326,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 def _at(case: Case, name: str) -> Place:
     """The place of a result, from the op's name or the result's own name."""
-    component = {"gdn": "core", "fused_gdn": "core", "conv": "mixed", "attend": "attended", "norm": "normed",
+    component = {**dict.fromkeys(RULES, "core"), "conv": "mixed", "attend": "attended", "norm": "normed",
                  "gated_norm": "gated", "output_gate": "opened", "moe": "mlp", "lm_head": "logits",
                  "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
     return Place("trunk", 0, component)

@@ -19,6 +19,7 @@ from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
 from instep_reference import attention, gdn, mlp, norms
 from instep_reference.chunked_delta_rule import recur_in_chunks
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 from instep_reference.weights import MlpWeights, MoeWeights
 
 from .cases.case import Call, Inputs
@@ -26,6 +27,7 @@ from .cases.guarded_pools import place, runs
 
 Tensor = torch.Tensor
 # The delta rule over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
+RULES: Mapping[str, Recurrence] = {**RECURRENCES, "fused_gdn": GDN}  # op -> the recurrence that it computes
 Rule = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
@@ -80,15 +82,16 @@ def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     """Rows of one request as arguments of `gdn.recur`: q, k, v, log_decay, erase, write."""
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    return q, k, v[None], log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
+    decay = log_decay if log_decay.dim() > beta.dim() else log_decay[..., None]  # [n, HV, K], or one of each head
+    return q, k, v[None], decay[None], beta[None, ..., None], beta[None, ..., None]
 
 
 def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
     """The right answer of the op on these inputs. call: the call with its memory; chunk: the form of prefill."""
     if op == "fused_gdn":
         inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
-    if op in ("gdn", "fused_gdn"):
-        return _gdn(inputs["inputs"], inputs["parts"], call, chunk)
+    if op in RULES:
+        return _recurrence(inputs["inputs"], inputs["parts"], call, chunk)
     if op == "conv":
         return _conv(inputs["x"], inputs["weight"], inputs["parts"], call)
     if op == "attend":
@@ -129,7 +132,7 @@ def _written(
             yield at(kept, row, (int(kept.units[request]), row))
 
 
-def _gdn(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
+def _recurrence(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
     core, spans, written = torch.zeros_like(inputs.v), dict[int, range](), list[Written]()
     for number, part, request, parents, memory in walk(parts, inputs.v):
         begin, states = int(part.begin[request]), {-1: memory}
@@ -240,4 +243,4 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "moe": _moe,
     "lm_head": lambda given: given["x"] @ given["weight"].T,
 }
-COMPUTED = frozenset({"gdn", "fused_gdn", "conv", "attend", *ROWS})  # ops with a truth other than `plain`
+COMPUTED = frozenset({*RULES, "conv", "attend", *ROWS})  # ops with a truth other than `plain`

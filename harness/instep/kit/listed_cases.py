@@ -14,6 +14,7 @@ import torch
 from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.watch_op_calls import tensors_of
 from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ..adapters import in_a_shell
 from ..options import CHOICES, either
@@ -144,7 +145,7 @@ def _width(name: str, value: str | torch.dtype | None) -> str | None:
 
 def _widths(case: Case, call: Call) -> Widths:
     """The dtype of the state's pool, and the narrowest dtype of the other inputs."""
-    memory = call.pools.get("memory") if case.op == "gdn" else None
+    memory = call.pools.get("memory") if case.op in RECURRENCES else None
     given = [value for name, value in call.inputs.items() if name not in ("parts", "pages")]
     found = [x.dtype for value in given for x in tensors_of(value) if x.is_floating_point()]
     found += [value for value in given if isinstance(value, torch.dtype)]

@@ -15,6 +15,7 @@ import torch
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.declared_rounding import ADDED, FORMATS, HALVES, Product
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ..diagnose.mistakes.delta_rule import MISTAKES
 from ..diagnose.mistakes.explanation_fit import off
@@ -24,9 +25,10 @@ from .compare_with_reference import CaseRun, judged, served_as
 from .named_mistakes import Observed
 
 FORMS = {
-    "gdn": ("gdn.window", "gdn.chunk"), "conv": ("conv",), "attend": ("attend",), "linear": ("linear",),
-    "mlp": ("mlp",), "moe": ("moe",), "lm_head": ("lm_head",),
+    **{row.name: row.forms for row in RECURRENCES.values()},
+    **{op: (op,) for op in ("conv", "attend", "linear", "mlp", "moe", "lm_head")},
 }  # fmt: skip
+CHUNKS = {row.forms[1] for row in RECURRENCES.values()}
 BLOCKS = (64, 16, 1)  # tokens; the first one is that of the published kernels
 # The cosine between the errors of a subject and of the yardstick, over the tensors that a stricter declaration refuses.
 # Unrelated errors of n numbers have one of about n ** -0.5, under 0.1 for these tensors. A kernel with the declared
@@ -162,7 +164,7 @@ def declarations(form: str, dtypes: Iterable[torch.dtype]) -> Iterator[list[Prod
         for narrow in widths:
             one = Product(name, narrow=narrow)
             blocks = [replace(one, block=block) for block in BLOCKS]
-            yield [*blocks, replace(blocks[0], residual=True)] if form == "gdn.chunk" else [one]
+            yield [*blocks, replace(blocks[0], residual=True)] if form in CHUNKS else [one]
             if form == "conv" and name in HALVES:
                 yield [replace(one, results=True)]
 

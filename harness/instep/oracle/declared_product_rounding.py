@@ -61,8 +61,9 @@ NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
 
 # The last place -> the form of the op that multiplies next; after places that are not listed, none does.
+RULE = "recurrence"  # of the model: which of its forms, `Operands.chunk` tells
 NEXT = {
-    "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": "gdn", "gated": "linear",
+    "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "gated": "linear",
     "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
     "post_normed": "mlp", "final": "lm_head",
 }
@@ -93,7 +94,7 @@ class Operands:
         chance: torch.Generator | None = None, squares: Squares | None = None,
     ) -> None:
         self.products, self.chunk, self.chance, self._squares = products, chunk, chance, squares
-        self.config = weights.config
+        self.config, self.forms = weights.config, weights.config.recurrence.forms
         self.cut: torch.Tensor | bool = False
         self.by_substitution: torch.Tensor | bool = False
         self.form: str | None = FIRST
@@ -118,8 +119,8 @@ class Operands:
 
     def seen(self, place: Place) -> None:
         form = NEXT.get(place.component)
-        if form == "gdn":
-            form = "gdn.chunk" if self.chunk else "gdn.window"
+        if form == RULE:
+            form = self.forms[self.chunk]
         elif form == "mlp" and self._experts(place):
             form = "moe"
         self.form = form
@@ -195,7 +196,7 @@ class Operands:
 
         Updates of the form on residuals are not stored, and are rounded as the operands that they become.
         """
-        product = self.products["gdn.chunk"]
+        product = self.products[self.forms[1]]
         return self._rounded(tensor, product.format) if product.format in STORED and name != "update" else tensor
 
     def _rounded(self, x: torch.Tensor, format: str) -> torch.Tensor:
@@ -276,7 +277,7 @@ def in_chunks(
     q, k, v, log_decay, beta = rows
     repeats = v.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
-    product = operands.products["gdn.chunk"]
+    product = operands.products[operands.forms[1]]
     assert product.block is not None, "checked when it was declared"
     gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
     core, state = recur_by_products(
@@ -288,11 +289,11 @@ def in_chunks(
 
 def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
     """The state [HV, K, V] after one launch of the delta rule alone; rows: as FOLDED, of one request."""
-    if operands is not None and operands.chunk and "gdn.chunk" in operands.products:
-        operands.form = "gdn.chunk"
+    if operands is not None and operands.chunk and operands.forms[1] in operands.products:
+        operands.form = operands.forms[1]
         return in_chunks(operands, rows, state)[1]
     if operands is not None:
-        operands.form = "gdn.chunk" if operands.chunk else "gdn.window"
+        operands.form = operands.forms[operands.chunk]
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
     decay, beta = log_decay[None, ..., None], beta[None, ..., None]

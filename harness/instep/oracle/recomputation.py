@@ -158,7 +158,7 @@ class Runner:
             if not torch.equal(ranking, truth.route.ranking):
                 truth = true(work, self.truth, ranking=ranking)
                 both = self._draws(work, draws, base, truth, near, own)
-        if base is not None and "gdn.chunk" not in self.products:
+        if base is not None and self.forms[1] not in self.products:
             both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
         return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
 
@@ -173,6 +173,10 @@ class Runner:
             further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
             rankings=[run.route.ranking for run in (truth, near) if run is not None and run.route is not None],
         )
+
+    @property
+    def forms(self) -> tuple[str, str]:
+        return self.truth.config.recurrence.forms
 
     def true(self, work: Work) -> Run:
         """Only the fp64 run."""
@@ -226,7 +230,7 @@ class Runner:
         """
         operands = Operands(self.products, self.rounded, chance=chance, squares=self._squares)
         operands.begin(cut)
-        operands.form = "gdn.window"
+        operands.form = self.forms[0]
         return Reordered(self.generator, operands)
 
     def dithered(self, work: Work, draws: int, base: torch.Tensor | None = None) -> Run:
@@ -248,7 +252,7 @@ class Runner:
 
     def _formats(self, chunk: bool) -> set[str]:
         """The formats of the products between a layer's rows and its state."""
-        forms = ("linear", "conv", "gdn.chunk" if chunk else "gdn.window")
+        forms = ("linear", "conv", self.forms[chunk])
         return {self.products[form].format for form in forms if form in self.products}
 
     def _sampled(
@@ -268,7 +272,7 @@ class Runner:
         def draw(number: torch.Tensor) -> tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]:
             first = number < draws
             operands.begin_draw(number)
-            rule = InChunks(operands, base) if base is not None and "gdn.chunk" in self.products else None
+            rule = InChunks(operands, base) if base is not None and self.forms[1] in self.products else None
             places: dict[Place, torch.Tensor] = {}
 
             @aside

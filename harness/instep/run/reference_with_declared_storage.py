@@ -97,7 +97,7 @@ class StoringEngine(ReferenceEngine):
     def _chunk(
         self, tokens: tuple[int, ...], memory: Memories, start: int, *, inner: bool
     ) -> tuple[torch.Tensor, Memories]:
-        if "gdn.chunk" in self.operands.products:
+        if self.operands.forms[1] in self.operands.products:
             self._rules = {layer: InChunks(self.operands, one.state) for layer, one in enumerate(memory)
                            if isinstance(one, GdnMemory)}  # fmt: skip
         final, memory = super()._chunk(tokens, memory, start, inner=inner)

@@ -23,6 +23,7 @@ from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.recurrences import GDN, RECURRENCES
 
 from .answer_check import first, off
 from .bench_types import SEED, TO, Ground
@@ -163,7 +164,8 @@ def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Produc
 
 def alone(form: str, products: Mapping[str, Product]) -> Operands:
     """The operand rounding of one form, without a model around it."""
-    weights = cast(Any, SimpleNamespace(config=None, layers=(), draft=None))
+    row = next((row for row in RECURRENCES.values() if form in row.forms), None)
+    weights = cast(Any, SimpleNamespace(config=SimpleNamespace(recurrence=row or GDN), layers=(), draft=None))
     operands = Operands(products, weights, chunk=True)
     operands.form = form
     return operands

@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from .errors import BadInput
+from .recurrences import RECURRENCES
 
 # The forms of ops that multiply. A declaration for one form does not apply to another form.
 FORMS: dict[str, str] = {
     "linear": "projections of a layer, and the draft head's `fc`",
     "conv": "taps times inputs of the short convolution",
-    "gdn.window": "the delta rule token by token: decode, verify, and tokens that are run again",
-    "gdn.chunk": "the delta rule over a prefill chunk, in blocks of tokens",
+    **{form: text for row in RECURRENCES.values() for form, text in zip(row.forms, (
+        "the recurrence token by token: decode, verify, and tokens that are run again",
+        "the recurrence over a prefill chunk, in blocks of tokens"), strict=True)},
     "attend": "query times keys, shares times values",
     "mlp": "the three products of a dense MLP",
     "moe": "the products of experts; the router and the shared gate stay fp32",
@@ -223,14 +225,16 @@ def read_as(storage: Storage) -> torch.dtype:
 
 
 def checked(products: Mapping[str, Product]) -> dict[str, Product]:
-    """Check a declaration and return it: every form must be known, and `gdn.chunk` and only it must name its block."""
+    """Check a declaration and return it. Every form must be known; chunks of a recurrence alone name their block."""
+    chunks = [row.forms[1] for row in RECURRENCES.values()]
     for form, product in products.items():
         if form not in FORMS:
             raise BadInput("products", found=repr(form), expected=f"forms of ops: {', '.join(FORMS)}")
         if not isinstance(product, Product):
             raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
-        if product.residual and form != "gdn.chunk":
-            raise BadInput(f"products[{form!r}].residual", found="True", expected="False: only gdn.chunk has residuals")
+        if product.residual and form not in chunks:
+            raise BadInput(f"products[{form!r}].residual", found="True",
+                           expected=f"False: only {' and '.join(chunks)} have residuals")
         if product.results and (form != "conv" or product.format not in HALVES):
             raise BadInput(f"products[{form!r}].results", found=str(product),
                            expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")
@@ -242,7 +246,7 @@ def checked(products: Mapping[str, Product]) -> dict[str, Product]:
         if product.sums != "fp32" and form not in ADDED:
             raise BadInput(f"products[{form!r}].sums", found=repr(product.sums),
                            expected=f"fp32: others are of {', '.join(ADDED)}")
-        if (product.block is not None) != (form == "gdn.chunk"):
+        if (product.block is not None) != (form in chunks):
             expected = "the block of the kernel, such as block=64" if product.block is None else "no block"
             raise BadInput(f"products[{form!r}]", found=str(product), expected=expected)
     return dict(products)

@@ -36,6 +36,11 @@ class Recurrence:
     state: Axes = ("HV", "K", "V")
 
     @property
+    def forms(self) -> tuple[str, str]:
+        """The forms of its op, in declarations of products: token by token, and over a prefill chunk."""
+        return f"{self.name}.window", f"{self.name}.chunk"
+
+    @property
     def gate(self) -> Axes:
         """The axes of a token's decay, and of its input."""
         return ("HV",) if self.decay == "head" else ("HV", "K")

@@ -282,7 +282,7 @@ def _layered(
     for end in lengths:
         if operands is not None:
             operands.chunk = end - begin == CHUNK
-            declared = operands.chunk and "gdn.chunk" in operands.products
+            declared = operands.chunk and operands.forms[1] in operands.products
             rule = InChunks(operands, memory.state) if declared else None
         normed = at("normed", rms_norm(rows[begin:end].to(like), mine.input_norm, config.eps))
         before = memory.state

@@ -1,4 +1,4 @@
-"""Cases of the ops that carry memory through tokens: conv and gdn.
+"""Cases of the ops that carry memory through tokens: the conv, and the recurrences.
 
 Leaves out: paged attention and plain data movement (`paged_kv.py`).
 """
@@ -13,6 +13,7 @@ import torch
 
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
+from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 
 from .case import BF16, FP32, Call, Case, Draw, at, seeded
 from .guarded_pools import Pool, guarded, permit, place, runs
@@ -122,12 +123,14 @@ class Heads(NamedTuple):
 
 @seeded
 def gdn_case(
-    draw: Draw, shapes: tuple[Shape, ...], heads: Heads, state: torch.dtype, swap: bool, dtype: torch.dtype
+    draw: Draw, shapes: tuple[Shape, ...], heads: Heads, state: torch.dtype, swap: bool, dtype: torch.dtype,
+    row: Recurrence = GDN,
 ) -> Call:
     H, HV, K, V = heads
     parts, N, pools = make_parts(draw, shapes, (HV, K, V), state, swap)
     q, k = (torch.nn.functional.normalize(draw.normal(N, H, K), dim=-1) for _ in range(2))
-    gates = draw.uniform(N, HV, low=-1.2, high=-1e-4), draw.uniform(N, HV, low=0.05, high=0.95)
+    gate = (getattr(heads, axis) for axis in row.gate)
+    gates = draw.uniform(N, *gate, low=-1.2, high=-1e-4), draw.uniform(N, HV, low=0.05, high=0.95)
     inputs = {
         "inputs": GdnInputs(q * K**-0.5, k, draw.normal(N, HV, V), *gates),
         "parts": parts,
@@ -141,10 +144,11 @@ HEADS = {"r1": Heads(2, 2, 16, 16), "r2": Heads(2, 4, 16, 32), "r3": Heads(1, 3,
 
 PREFILLS = ("chunk", "mixed")  # in bf16 the kernels prefill in narrow products
 
-GDN: list[Case] = [
-    Case("gdn", f"{name}-{heads}-{'VK' if swap else 'KV'}-{str(state)[6:]}",
-         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype), narrow=name in PREFILLS and dtype == BF16)
-    for i, (name, heads, swap, state, dtype) in enumerate([
+RECURRENT: list[Case] = [
+    Case(row.name, f"{name}-{heads}-{'VK' if swap else 'KV'}-{str(state)[6:]}",
+         gdn_case(100 + i, SHAPES[name], HEADS[heads], state, swap, dtype, row),
+         narrow=name in PREFILLS and dtype == BF16)
+    for row in RECURRENCES.values() for i, (name, heads, swap, state, dtype) in enumerate([
         ("decode", "r1", False, FP32, FP32),
         ("decode", "r2", True, FP32, BF16),
         ("decode", "r2", True, BF16, BF16),

@@ -1,4 +1,4 @@
-"""Cases of random shapes, for the ops of user kernels: gdn, conv, attend. A number always names the same case.
+"""Cases of random shapes, for the ops of user kernels: recurrences, conv, attend. A number always names the same case.
 
 Leaves out: the table of chosen shapes (`conv_and_gdn.py`, `paged_kv.py`).
 """
@@ -6,9 +6,12 @@ Leaves out: the table of chosen shapes (`conv_and_gdn.py`, `paged_kv.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import torch
+
+from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from .case import BF16, FP32, Case
 from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
@@ -23,11 +26,11 @@ def drawn(op: str, number: int) -> Case:
     return DRAWERS[op](Random(f"{op} {number}"), number)
 
 
-def _gdn(dice: Random, number: int) -> Case:
+def _recurrence(row: Recurrence, dice: Random, number: int) -> Case:
     keys, shared = dice.choice((1, 2, 4)), dice.choice((1, 2, 3))
     K, V = dice.sample(WIDTHS, 2)
-    return Case("gdn", f"drawn-{number}", gdn_case(
-        number, _parts(dice), Heads(keys, keys * shared, K, V), FP32, dice.random() < 0.5, _activation(dice)))
+    return Case(row.name, f"drawn-{number}", gdn_case(
+        number, _parts(dice), Heads(keys, keys * shared, K, V), FP32, dice.random() < 0.5, _activation(dice), row))
 
 
 def _conv(dice: Random, number: int) -> Case:
@@ -50,7 +53,9 @@ def _attend(dice: Random, number: int) -> Case:
     return Case("attend", f"drawn-{number}", attend_case(number, reading, _activation(dice)))
 
 
-DRAWERS: dict[str, Callable[[Random, int], Case]] = {"gdn": _gdn, "conv": _conv, "attend": _attend}
+DRAWERS: dict[str, Callable[[Random, int], Case]] = {
+    **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()}, "conv": _conv, "attend": _attend,
+}
 
 
 def _activation(dice: Random) -> torch.dtype:

@@ -1,4 +1,4 @@
-"""Cases of gdn, conv and attend at the sizes of a layer of Qwen3.5-9B: for kernels that are compiled for one width.
+"""Cases of recurrences, conv and attend at the sizes of a layer of Qwen3.5-9B, for kernels compiled for one width.
 
 Leaves out: products and rows, which have only small cases, and whole layers (`instep shapes`).
 """
@@ -6,6 +6,8 @@ Leaves out: products and rows, which have only small cases, and whole layers (`i
 from __future__ import annotations
 
 from functools import partial
+
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .case import BF16, FP32, Case
 from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
@@ -26,9 +28,9 @@ PAGES = {
 }
 
 REAL: list[Case] = [
-    *(Case("gdn", f"real-{name}-{'VK' if swap else 'KV'}-{str(state)[6:]}-{str(dtype)[6:]}",
-           gdn_case(700 + i, SHAPES[name], HEADS, state, swap, dtype), narrow=name == "prefill" and dtype == BF16)
-      for i, (name, swap, state, dtype) in enumerate([
+    *(Case(row.name, f"real-{name}-{'VK' if swap else 'KV'}-{str(state)[6:]}-{str(dtype)[6:]}",
+           gdn_case(700 + i, SHAPES[name], HEADS, state, swap, dtype, row), narrow=name == "prefill" and dtype == BF16)
+      for row in RECURRENCES.values() for i, (name, swap, state, dtype) in enumerate([
           ("decode", True, FP32, BF16), ("verify", True, FP32, BF16), ("prefill", True, FP32, BF16),
           ("decode", False, FP32, FP32), ("verify", True, FP32, FP32), ("prefill", True, FP32, FP32),
           ("decode", True, BF16, BF16), ("verify", True, BF16, BF16)])),

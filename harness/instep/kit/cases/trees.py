@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.recurrences import RECURRENCES
+
 from .case import BF16, FP32, Build, Call, Case, Draw, drawn_from, seeded
 from .conv_and_gdn import HEADS, Shape, conv_case, gdn_case
 from .guarded_pools import guarded
@@ -189,9 +191,10 @@ TREE_INDEX = [
     Case("move_rows", "swapped", move_rows_case((6, 5), FP32, swap=True), exact=True),
 ]  # fmt: skip
 TREE_ROWS = [
-    Case("gdn", "trees-fp32", shaped(gdn_case(800, (window(RAGGED, skip=1),), HEADS["r2"], FP32, True, FP32), RAGGED)),
-    Case("gdn", "trees-bf16", shaped(gdn_case(801, (window(RAGGED),), HEADS["r3"], BF16, False, BF16), RAGGED)),
-    Case("gdn", "chain", shaped(gdn_case(802, (window(CHAIN),), HEADS["r1"], FP32, True, FP32), CHAIN)),
+    *(Case(row.name, name, shaped(gdn_case(800 + i, parts, HEADS[heads], state, state == FP32, state, row), tree))
+      for row in RECURRENCES.values() for i, (name, parts, heads, state, tree) in enumerate([
+          ("trees-fp32", (window(RAGGED, skip=1),), "r2", FP32, RAGGED),
+          ("trees-bf16", (window(RAGGED),), "r3", BF16, RAGGED), ("chain", (window(CHAIN),), "r1", FP32, CHAIN)])),
     Case("conv", "trees", shaped(conv_case(803, (window(RAGGED, skip=2),), 48, 4, FP32, False), RAGGED),
          exact_memory=True),
     Case("conv", "trees-over", shaped(conv_case(804, (OVER,), 48, 3, BF16, True), RAGGED, over=True),
