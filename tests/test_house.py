@@ -21,6 +21,7 @@ import pytest
 from documentation.drawn_modules import COUNT, drawn
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
 from instep_proof.faults.catalogue.kinds import KINDS
+from instep_reference.contract.recurrences import RECURRENCES
 from support.wrong.harmless import HARMLESS
 
 TOP = Path(__file__).resolve().parents[1]
@@ -269,6 +270,33 @@ def test_nothing_in_the_contract_computes() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
                 assert node.attr in CONTRACT_TORCH_NAMES, f"{name} line {node.lineno} uses torch.{node.attr}"
+
+
+# Modules that serve one kind of recurrence alone, so that they may name its row by `GDN`: adapters and fused kernels of
+# it, and the cases and yardsticks of such kernels. None writes its name as a text: the table has that.
+OF_ONE_KIND = {
+    "instep.adapters.dense", "instep.adapters.pooled", "instep.adapters.sglang_ring", "instep.kit.cases.conv_and_gdn",
+    "instep.kit.compare_with_reference", "instep.kit.expected_results", "instep_optimized.ops.fused",
+    "instep_optimized.ops.fused.prefill_gdn", "instep_optimized.ops.fused.verify_gdn",
+    "instep_proof.calibrate.injected_errors", "instep_speed.bench.drawn_rows",
+}
+TABLE = "instep_reference.contract.recurrences"
+
+
+def named_kinds(source: str) -> set[str]:
+    """The kinds of recurrences that a module names: as a text, or by the constant of a row."""
+    tree = ast.parse(source)
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    rows = {one.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+            and (node.module or "").endswith("recurrences") for one in node.names if one.name.lower() in RECURRENCES}
+    return (texts & RECURRENCES.keys()) | rows
+
+
+def test_only_modules_of_one_recurrence_name_a_kind() -> None:
+    found = {name: kinds for name, path in MODULES if name != TABLE and not name.startswith("instep_proof.faults.")
+             if (kinds := named_kinds(path.read_text()))}  # fmt: skip
+    assert found.keys() == OF_ONE_KIND and set().union(*found.values()) == {"GDN"}, f"read the row instead: {found}"
+    assert named_kinds("if kind == 'kda':\n    from .contract.recurrences import GDN") == {"kda", "GDN"}
 
 
 # Attributes, JSON fields and variables that hold a sentence. Code decides by the code and fields of a `Problem`, so

@@ -21,6 +21,7 @@ from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
 from instep_optimized.ops.watch_op_calls import memory_of
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import GDN, RECURRENCES
 
 from ..watch.kernel_calls import adapts, called
 from .read_only_arguments import only_read
@@ -72,7 +73,7 @@ GATED, RAW = ("log_decay", "beta"), ("a", "b", "A_log", "dt_bias")
 
 def pooled(
     base: Ops, *, name: str, window: Kernel | None = None, chunk: Kernel | None = None, raw: bool = False,
-    strided: bool = False, packed: bool = False, order: StateLayout = "VK",
+    strided: bool = False, packed: bool = False, order: StateLayout = "VK", op: str = GDN.name,
 ) -> Ops:
     """`base` with kernels over pools: `window` for decode and verify, `chunk` for prefill (None: that of `plain`).
 
@@ -81,13 +82,16 @@ def pooled(
     strided  no mirrors: the kernel gets the engine's own pools, whose units have gaps between them
     packed   the same without gaps: the engine allocates its pools without red zones and padding
     order    layout of the kernel's states: "VK" is [HV, V, K] with K contiguous, as in SGLang and vLLM
+    op       the recurrence that the kernels compute: `gdn` or `kda`; a raw kernel is one of `gdn`
     """
+    if op not in RECURRENCES or (raw and op != GDN.name):
+        raise BadInput("pooled: op", found=repr(op), expected=GDN.name if raw else f"one of {', '.join(RECURRENCES)}")
     if order not in get_args(StateLayout):
         raise BadInput("pooled: order", found=repr(order), expected=" or ".join(get_args(StateLayout)))
     lend = lent_own(order) if strided or packed else mirrored(order)
     kernels = {"window": window, "chunk": chunk}
 
-    def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    def recur(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
         def rows(taken: torch.Tensor) -> dict[str, Any]:
             return {**GdnInputs(*(x[taken] for x in inputs))._asdict(), **dict.fromkeys(RAW)}
 
@@ -114,16 +118,16 @@ def pooled(
         rows: Rows, like: torch.Tensor, parts: tuple[Part, ...], dtype: torch.dtype,
         plain: Callable[[tuple[Part, ...]], torch.Tensor],
     ) -> torch.Tensor:
-        adapts("gdn", kernels)
+        adapts(op, kernels)
         left = tuple(part for part in parts if kernels[part.form] is None)
         core = plain(left) if left else torch.zeros_like(like, dtype=dtype)
         for part in parts:
             if (kernel := kernels[part.form]) is not None:
-                _run(kernel, rows, part, lend, core)
+                _run(op, kernel, rows, part, lend, core)
         return core
 
-    served: dict[str, Any] = {"fused_gdn": fused} if raw else {"gdn": gdn, "fused_gdn": None}
-    products = {form: product for form, product in base.products.items() if not form.startswith("gdn.")}
+    served: dict[str, Any] = {"fused_gdn": fused} if raw else {op: recur, "fused_gdn": None}
+    products = {form: product for form, product in base.products.items() if form not in RECURRENCES[op].forms}
     return replace(
         base, name=name, keeps="inputs", captures=False, tiled=False, packed=packed or base.packed, trees=False,
         products=products, **served,
@@ -133,7 +137,7 @@ def pooled(
 Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> the pool of the kernel, for one call
 
 
-def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor) -> None:
+def _run(op: str, kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor) -> None:
     if part.ring is not None or part.settled is not None:
         raise Unsupported("pooled kernels cannot rerun kept tokens; use --strategy snapshot or columns")
     which = torch.nonzero((part.count > 0) & (part.read.units >= 0))[:, 0]
@@ -156,7 +160,7 @@ def _run(kernel: Kernel, rows: Rows, part: Part, lend: Lend, core: torch.Tensor)
             snapshots = lent.enter_context(lend(allocated(part.per_row.pool)))
             where = {"snapshots": snapshots, "rows": part.per_row.units[which]}
         pool[index[fresh]] = 0  # as an engine clears a slot for a request that begins
-        called(f"gdn.{part.form}", part.count[which].tolist())
+        called(f"{op}.{part.form}", part.count[which].tolist())
         given = {**rows(taken), "cu_seqlens": ends, "index": index, **where}
         with only_read({name: value for name, value in given.items() if name != "snapshots"}):
             found = kernel(Launch(**given, pool=pool, stores=part.store is not None, window=part.most))

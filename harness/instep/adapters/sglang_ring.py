@@ -41,6 +41,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.pool_meaning import Meaning
+from instep_reference.contract.recurrences import GDN
 
 from ..watch.kernel_calls import adapts, called
 from .sglang import BASE, GATED, NOW, take
@@ -292,7 +293,7 @@ def gated(
     key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: Place,
 ) -> torch.Tensor:
     """The op `fused_gdn`: windows by SGLang's verify, which fills the ring; prompts by `plain`."""
-    adapts("gdn", {"window": gated, "chunk": None})
+    adapts(GDN.name, {"window": gated, "chunk": None})
     given = {"mixed": mixed, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}
     left = tuple(part for part in parts if not isinstance(part, RingPart))
     heads, count = len(A_log), len(mixed)

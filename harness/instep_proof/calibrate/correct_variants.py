@@ -26,6 +26,7 @@ from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.requests_of_part import after, before, lanes, scatter
 from instep_reference.chunked_delta_rule import recur_in_chunks
+from instep_reference.contract.recurrences import RECURRENCES
 
 PLAIN, GDN = load("plain"), import_module("instep_optimized.ops.plain.gdn")
 SIZES = (8, 16, 32)  # terms to a block
@@ -139,7 +140,7 @@ def _ordered(order: Order, op: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _gdn_in_chunks(
+def _in_chunks(
     order: Order, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Any
 ) -> torch.Tensor:
     """Prefill parts by the reference's chunked form, request by request; windows as in `plain`."""
@@ -154,7 +155,7 @@ def _gdn_in_chunks(
         for number, length in enumerate(who.length.tolist()):
             q, k, v, decay, beta = (x[None, who.rows[number, :length]].to(state.dtype) for x in inputs)
             q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
-            decay, beta = decay[..., None], beta[..., None]
+            decay, beta = decay if decay.dim() > beta.dim() else decay[..., None], beta[..., None]
             size = CHUNKS[order.seed % len(CHUNKS)]
             read, left = recur_in_chunks(q, k, v, decay, beta, beta, state[number, None], size)
             core[number, :length], state[number] = read[0], left[0]
@@ -163,7 +164,7 @@ def _gdn_in_chunks(
     return out
 
 
-SUMS = ("linear", "lm_head", "mlp", "moe", "norm", "gated_norm", "gdn_inputs", "gdn", "attend")
+SUMS = ("linear", "lm_head", "mlp", "moe", "norm", "gated_norm", "gdn_inputs", *RECURRENCES, "attend")
 
 
 def _every_sum(order: Order) -> dict[str, Any]:
@@ -178,5 +179,5 @@ FORMS: dict[str, Callable[[Order], dict[str, Any]]] = {
     "pairwise": _every_sum,
     "split": _every_sum,
     "exact": _every_sum,
-    "chunked": lambda order: {"gdn": partial(_gdn_in_chunks, order)},
+    "chunked": lambda order: dict.fromkeys(RECURRENCES, partial(_in_chunks, order)),
 }

@@ -18,6 +18,7 @@ import torch
 from instep_optimized import load
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.contract.recurrences import GDN
 
 TOKEN = 7  # whose logit is off
 COLUMN = 3
@@ -85,7 +86,7 @@ ERRORS: dict[str, InjectedError] = {
     "beta": InjectedError("gdn_inputs", Place("trunk", 0, "beta"), _of("beta")),
     "k": InjectedError("gdn_inputs", Place("trunk", 0, "k"), _of("k")),
     "qkv": InjectedError("linear", Place("trunk", 0, "qkv"), _column),
-    "core": InjectedError("gdn", Place("trunk", 0, "core"), _head),
+    "core": InjectedError(GDN.name, Place("trunk", 0, "core"), _head),
     "attended": InjectedError("attend", Place("trunk", 1, "attended"), _head),
     "mlp": InjectedError("mlp", Place("trunk", 0, "mlp"), lambda x, size: x * (1 + size)),
     "logits": InjectedError("lm_head", Place("trunk", AFTER_LAYERS, "logits"), _token),

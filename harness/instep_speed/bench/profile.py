@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from instep_reference.contract.recurrences import RECURRENCES
+
 # Kind of work -> parts of the names of its kernels; the first match counts.
 COLLECTIVES, NCCL = "collectives", "nccl"
 KINDS: dict[str, tuple[str, ...]] = {
     COLLECTIVES: (NCCL,),  # first, since NCCL names its kernels after what they do: AllGather
     "conv and its inputs": ("conv", "gdn_inputs"),
-    "states": ("_window", "staged_decode", "prepare", "_solve", "carry", "fused_staged", "gated_delta", "gdn"),
+    "states": ("_window", "staged_decode", "prepare", "_solve", "carry", "fused_staged", "gated_delta", *RECURRENCES),
     "attention": ("attend", "attention", "flash", "read_parts", "read_alone", "join_parts", "read_chunk"),
     "products": ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk", "linear", "matmul", "moe", "sm90_", "sm80_"),
     "norms": ("norm", "draft_inputs"),

@@ -156,11 +156,12 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
     cuts = list(_cuts(case.tokens, sizes))
     pool = _pool(case, types.state, layer)
     found, core, what = [], Place("trunk", layer, "core"), f"{form}s of the op"
+    recur = ops.recurrence(case.plan.checkpoint.config.recurrence)
     for launch, (begin, end) in enumerate(cuts):
         part = _part(form, pool, begin, end)
         rows = GdnInputs(*(x[begin:end].to(pool.pool.device) for x in inputs))
         try:
-            ops.gdn(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
+            recur(inputs=rows, parts=(part,), dtype=types.hidden, to=core)
         except Unsupported:
             raise
         except Exception as error:  # whatever it is: the op may be anybody's
@@ -231,8 +232,9 @@ def long_request(case: Case) -> RewrittenTrace:
 
 
 def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
-    """Tokens with correlated keys, under the layer's own gates: q, k [N, H, K]  v [N, HV, V]  gates [N, HV]."""
+    """Tokens with correlated keys, under the layer's own gates: q, k [N, H, K]  v [N, HV, V]  gates as in its row."""
     config, count = case.plan.checkpoint.config, case.tokens
+    gate = config.lengths(config.recurrence.gate)
     generator = torch.Generator().manual_seed(case.trace.header.seed)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -240,7 +242,8 @@ def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
 
     H, HV, K, V = config.key_heads, config.value_heads, config.key_dim, config.value_dim
     q, k = (l2_norm(noise(H, K) + 1 / 2) for _ in range(2))
-    log_decay = -mixer.A_log.exp() * softplus(noise(HV) / 2 + mixer.dt_bias)
+    rate = mixer.A_log.exp().reshape(HV, *[1] * len(gate[1:]))
+    log_decay = -rate * softplus(noise(*gate) / 2 + mixer.dt_bias.reshape(gate))
     given = q * K**-0.5, k, noise(HV, V), log_decay, torch.sigmoid(noise(HV))
     return GdnInputs(*(x.to(dtype) for x in given))
 
