@@ -130,6 +130,8 @@ def test_an_arm_is_asked_for_no_option_at_its_default() -> None:
     chosen = Setting(graphs=True, kept_dtype="int8", strategy="snapshot", drafter="vanilla")
     assert Setting(**asked_of(chosen)) == chosen
     assert asked_of(chosen).keys() == {"device", "graphs", "kept_dtype", "strategy", "drafter"}
+    usual = asked_of(Setting(), ("strategy", "overlap"))
+    assert usual == {"device": "cpu", "strategy": "rerun", "overlap": False}, "a tree may have other defaults"
 
 
 @pytest.mark.slow

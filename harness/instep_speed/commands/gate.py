@@ -69,7 +69,7 @@ def gate(
     cases = tuple(dict.fromkeys(case or usual))
     question = Question(
         before, before if after is None else after, checkpoint or model(), cases, pairs, allowed, given.setting(),
-        batch, rounds, num_steps, seed, patience, tuple(dict.fromkeys(clock or ())),
+        batch, rounds, num_steps, seed, patience, tuple(dict.fromkeys(clock or ())), tuple(given.named),
     )
     named = {"BEFORE": question.before, "AFTER": question.after}
     arms = [Source.of(said, question.setting.ops, name) for name, said in named.items()]

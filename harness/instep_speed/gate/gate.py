@@ -16,7 +16,7 @@ Leaves out: the statistics (`statistics.py`) and the words (`result_data.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -133,7 +133,7 @@ def started(
     for arm in arms.values():
         arm.tell(
             "build", trace=str(course.trace.path), checkpoint=str(question.checkpoint),
-            setting=asked_of(question.setting) | {"ops": arm.source.ops}, clocks=question.judged_by,
+            setting=asked_of(question.setting, question.typed) | {"ops": arm.source.ops}, clocks=question.judged_by,
         )
     for name, arm in arms.items():
         try:
@@ -144,10 +144,14 @@ def started(
     return arms
 
 
-def asked_of(setting: Setting) -> dict[str, Any]:
-    """The options that are not at their defaults, and the device: an older source tree does not know every option."""
+def asked_of(setting: Setting, typed: Collection[str] = ()) -> dict[str, Any]:
+    """The options that were typed or are not at their defaults, and the device.
+
+    An older source tree does not know every option, and may have other defaults.
+    """
     default = PLAIN.data()
-    return {name: value for name, value in setting.data().items() if name == "device" or value != default.get(name)}
+    return {name: value for name, value in setting.data().items()
+            if name == "device" or name in typed or value != default.get(name)}  # fmt: skip
 
 
 def yardsticks_of(question: Question, course: Course, sources: Mapping[str, Source]) -> dict[str, Yardstick]:

@@ -31,6 +31,7 @@ class Question:
     batch, rounds, num_steps  of the course
     clocks      the judged clocks; empty: all that the device has. Others are not read
     patience_s  how long an arm may take for an answer, including its checks
+    typed       fields of the setting that the user gave, which each arm gets even if they are today's defaults
     """
 
     before: str
@@ -46,6 +47,7 @@ class Question:
     seed: int = 0
     patience_s: float = 600.0
     clocks: tuple[str, ...] = ()
+    typed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         cases, clocks = set(self.cases), judged(self.setting.device)

@@ -26,7 +26,7 @@ def of(report: Report, baselines: Path | None = None, commit: str | None = None)
     setting = asdict(question) | {"checkpoint": str(question.checkpoint)} | question.setting.data()
     setting["ops"] = ops_of(question)
     calibrated, wrong = (None, "") if report.refused else _known(question, baselines)
-    del setting["setting"]  # its fields are at the top level
+    del setting["setting"], setting["typed"]  # the fields of the setting are at the top level
     found = {
         "refused": report.refused or None, "setting": setting,
         "calibrated": calibrated, "calibration_error": wrong or None,
