@@ -141,6 +141,16 @@ def test_rows_that_ranks_have_in_common_must_be_equal(ranks: Path) -> None:
     found = [one for one in audit(ranks, TINY, level=1).verdict.findings]
     assert found and {(one.check, one.rank) for one in found} == {("replicas", 1)}
     assert "final of rank 1 differs from that of rank 0" in found[0].diagnosis
+    count, own = 0, ranks / "rank-0"
+    for at, file in enumerate(sorted((own / "tensors").glob("*.safetensors"))):
+        count += sum(name.startswith("final.") for name in load_file(file))
+        states(ranks, at, 0, lambda own: {name: x for name, x in own.items() if not name.startswith("final.")})
+    shows = json.loads((own / "recording.json").read_text())["shows"]
+    change(own, shows=[one for one in shows if one != "final"])
+    one = audit(ranks, TINY, level=1)
+    (note,) = (note for note in one.recorded.notes if "not compared" in note)
+    assert not one.verdict.findings and count > 2
+    assert note.startswith(f"rank 1: {count} tensors were not compared, since rank 0 did not record them, the first ")
 
 
 @pytest.mark.parametrize(("change_it", "says"), [

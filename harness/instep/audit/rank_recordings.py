@@ -71,7 +71,8 @@ def read_ranks(path: Path, config: ModelConfig) -> Recorded:
         raise BadInput(str(path), found=more[0], expected=f"the recordings of {size} ranks alone")
     ranks = Ranks(tuple(every), _shards(first, config, size))
     events, differences = _same_events(ranks)
-    notes = tuple(f"rank {rank}: {note}" for rank, one in enumerate(every) for note in one.notes)
+    notes = (*(f"rank {rank}: {note}" for rank, one in enumerate(every) for note in one.notes),
+             *_not_compared(ranks, len(events)))  # fmt: skip
     return replace(every[0], path=path, events=events, tensors=_merging(ranks), notes=notes, ranks=ranks,
                    differences=(*differences, *_same_rows(ranks, len(events))))  # fmt: skip
 
@@ -158,6 +159,18 @@ def _same_rows(ranks: Ranks, count: int) -> Iterator[Comparison]:
                 else:
                     yield Comparison(check, tier, index, kind_of(event), NOWHERE, elements=mine.numel(), worst=0.0,
                                      allowed=0.0, request=request)  # fmt: skip
+
+
+def _not_compared(ranks: Ranks, count: int) -> Iterator[str]:
+    """Count rows and slots that rank 0 did not record, so that nothing says what they must be."""
+    for rank, other in enumerate(ranks.every[1:], 1):
+        where = [(index, name) for index in range(count)
+                 for name in other.tensors(index).keys() - ranks.every[0].tensors(index).keys()
+                 if name.partition(".")[0] not in MEMORY]  # fmt: skip
+        if where:
+            index, name = min(where)
+            yield (f"rank {rank}: {len(where)} tensors were not compared, since rank 0 did not record them, the first "
+                   f"{name} at event {index}")  # fmt: skip
 
 
 # Parts
