@@ -7,9 +7,10 @@ make. It is reported while the event runs, because nothing comes after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from instep_optimized.ranks import Call
+from instep_reference.contract.engine import Draft
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
@@ -43,10 +44,22 @@ class Collectives:
         for place, kind in due - made:
             lacks = Problem("differs", f"is made without {kind}: every rank has its own")
             yield compared(self, context, place, 1, 1, lacks)
+        if context.expected.topk and isinstance(context.event, Draft):
+            yield from self._topk(context, first)
         for place, kind in made - due:
             if place is not None and place in context.subject.places:
                 more = Problem("differs", f"went through {kind}, and needs no such collective")
                 yield compared(self, context, place, 1, 1, more)
+
+
+    def _topk(self, context: EventContext, calls: Sequence[Call]) -> Iterator[Comparison]:
+        """Tokens and probabilities from which a tree grows are broadcast after the logits of each step."""
+        for at, call in enumerate(calls):
+            if call.place is not None and call.place.component == "logits":
+                after = [(one.kind, one.place) for one in calls[at + 1 : at + 3]]
+                lacks = None if after == [("broadcast", None)] * 2 else Problem(
+                    "differs", "are followed by top-k tokens without broadcast: every rank has its own")
+                yield compared(self, context, call.place, 1, int(lacks is not None), lacks)
 
 
 def differing(rank: int, calls: tuple[Call, ...], first: tuple[Call, ...]) -> Problem | None:
