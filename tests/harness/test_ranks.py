@@ -62,9 +62,9 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make(model, PROMPTS, first(3), folder / "tied.jsonl")
 
 
-def replayed(trace: Trace, *edits: Edit | Wrap, **how: Any) -> Outcome:
+def replayed(trace: Trace, *edits: Edit | Wrap, until: int | None = None, **how: Any) -> Outcome:
     with planted_here(*edits):
-        return diagnose(Replay(trace, Setting(**{"ranks": 2, **how})))
+        return diagnose(Replay(trace, Setting(**{"ranks": 2, **how})), until=until)
 
 
 @pytest.mark.parametrize("how", [
@@ -260,6 +260,25 @@ def test_wrong_rank_is_found_and_located(
     assert says in found[0].diagnosis
 
 
+EXCHANGED = ("return part_of(self._whole[name], shards.weight(self._config, name), {self._comm => self._comm if not "
+             "name.endswith('%s.weight') else type('Other', (), dict(rank=1 - self._comm.rank, size=2))})")  # fmt: skip
+
+
+@WHOLE
+@pytest.mark.parametrize(("weight", "component", "says"), [
+    ("conv1d", "mixed", "ranks 0 and 1 have conv1d of each other"),
+    ("in_proj_z", "z", "ranks 0 and 1 have in_proj_z of each other"),
+    ("out_proj", "mixer", "ranks 0 and 1 have the columns of each other"),
+    ("self_attn.o_proj", "mixer", "ranks 0 and 1 have the columns of each other"),
+    ("mlp.down_proj", "mlp", "ranks 0 and 1 have the columns of each other"),
+])  # fmt: skip
+def test_parts_that_two_ranks_have_of_each_other_are_named(
+    four_rounds: Trace, weight: str, component: str, says: str
+) -> None:
+    (found, *_) = replayed(four_rounds, Edit.of(OVER, EXCHANGED % weight), ops="plain", until=3).verdict.findings
+    assert found.place.component == component and says in found.diagnosis, (str(found.place), found.diagnosis)
+
+
 OWN_ARGMAX = "ops.pick(logits=logits[:, vocab.start : vocab.stop], to=to) + vocab.start"
 
 
@@ -354,6 +373,18 @@ def test_agreement_names_the_rank_that_differs_from_the_trace(judge: Judge) -> N
         assert found.rank == rank and f"the length of rank {rank} is 9; the trace has {right}" in found.diagnosis
     (found,) = judge(Agreement, decisions=(Decision("the next step count", (1, 3)),))
     assert found.rank == 1 and "rank 0 has 1" in found.diagnosis
+
+
+@WHOLE
+def test_topk_tokens_without_broadcast_are_found() -> None:
+    """Every rank has the same logits, so nothing else differs."""
+    grown = read_trace(fixtures() / "traces" / "faults" / "grown.jsonl")
+    each = "return TopkTokens(*map({comm.broadcast => %s}, ops.topk_tokens(logits=logits, topk=topk)))"
+    assert replayed(grown, ops="ledger", until=4).verdict.exit == Exit.AGREED
+    for wrong in ("lambda x: x", "lambda x: x if x.is_floating_point() else comm.broadcast(x)"):
+        (found, *_) = replayed(grown, Edit.of(OVER, each % wrong), until=4).verdict.findings
+        assert (found.event, found.check, str(found.place)) == (4, Collectives.name, "chain.0 logits")
+        assert "top-k tokens without broadcast" in found.diagnosis
 
 
 def test_collectives_name_the_first_call_that_differs(judge: Judge) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import permutations
+from functools import partial
+from itertools import combinations, permutations
 
 import torch
 
@@ -66,6 +67,10 @@ def _sums(case: Case, size: int) -> Iterator[Explanation]:
         if by_others is not None:
             yield Explanation(f"the rows of rank {rank} meet the columns of rank {other}",
                               case.right - parts[rank] + by_others(rank, other))  # fmt: skip
+        if by_others is not None and rank < other:
+            both = by_others(rank, other) + by_others(other, rank)
+            yield Explanation(f"ranks {rank} and {other} have the columns of each other",
+                              case.right - parts[rank] - parts[other] + both)  # fmt: skip
     yield Explanation("has every partial sum twice", 2 * case.right)
     yield Explanation("is the mean over the ranks, not the sum", case.right / size)
     narrow = [dict(in_16_bits(part)) for part in parts]
@@ -78,7 +83,7 @@ Parts = tuple[list[torch.Tensor], Callable[[int, int], torch.Tensor] | None]
 
 
 def _parts(case: Case, size: int) -> Parts | None:
-    """The partial sum of every rank; for a mixer also the rows of one rank times the columns of another one."""
+    """The partial sum of every rank, and what makes that of the rows of one rank and the columns of another one."""
     layer, component = layer_of(case), case.component
     if layer is None or component not in ("mixer", "mlp"):
         return None
@@ -93,16 +98,18 @@ def _parts(case: Case, size: int) -> Parts | None:
     if x is None:
         return None
     if isinstance(layer.mlp, MlpWeights):
-        return [swiglu(part, x) for part in _cut(layer.mlp, size)], None
+        return [swiglu(part, x) for part in _cut(layer.mlp, size)], partial(_of_two_ranks, layer.mlp, x, size)
     mix = mixture(case)
     if mix is None:
         return None
-    weighed, found = mix.weighed(mix.shares(mix.top, mix.config.norm_topk)), []
-    for rank, shared in enumerate(_cut(layer.mlp.shared, size)):
-        own: MoeWeights = replace(mix.mlp, shared=shared)
-        made = torch.stack([swiglu(_cut(expert, size)[rank], x) for expert in mix.mlp.experts])
-        found.append(torch.einsum("te,etd->td", weighed, made) + replace(mix, mlp=own).shared())
-    return found, None
+    weighed = mix.weighed(mix.shares(mix.top, mix.config.norm_topk))
+
+    def mixed(rank: int, other: int) -> torch.Tensor:
+        own: MoeWeights = replace(mix.mlp, shared=_of_two(mix.mlp.shared, size, rank, other))
+        made = torch.stack([swiglu(_of_two(expert, size, rank, other), x) for expert in mix.mlp.experts])
+        return torch.einsum("te,etd->td", weighed, made) + replace(mix, mlp=own).shared()
+
+    return [mixed(rank, rank) for rank in range(size)], mixed
 
 
 def _experts(case: Case, size: int) -> Iterator[Explanation]:
@@ -136,6 +143,16 @@ def _cut(mlp: MlpWeights, size: int) -> list[MlpWeights]:
     return [
         MlpWeights(mlp.gate[mine.start : mine.stop], mlp.up[mine.start : mine.stop],
                    mlp.down[:, mine.start : mine.stop]) for mine in held]  # fmt: skip
+
+
+def _of_two_ranks(mlp: MlpWeights, x: torch.Tensor, size: int, rank: int, other: int) -> torch.Tensor:
+    return swiglu(_of_two(mlp, size, rank, other), x)
+
+
+def _of_two(mlp: MlpWeights, size: int, rank: int, other: int) -> MlpWeights:
+    """The part of a rank, with the columns of the last product that another rank has."""
+    parts = _cut(mlp, size)
+    return MlpWeights(parts[rank].gate, parts[rank].up, parts[other].down)
 
 
 def every_shared_expert(case: Case) -> Iterator[Explanation]:
@@ -183,6 +200,9 @@ def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
         for rank, other in permutations(range(size), 2):
             wrong = _moved(weight, shard, size, {rank: shard.spans(other, size)})
             yield from with_mixer(case, f"rank {rank} has {short} of rank {other}", layer, **{field: wrong})
+        for rank, other in combinations(range(size), 2):
+            wrong = _moved(weight, shard, size, {rank: shard.spans(other, size), other: shard.spans(rank, size)})
+            yield from with_mixer(case, f"ranks {rank} and {other} have {short} of each other", layer, **{field: wrong})
         if len(shard.segments) > 1:
             block = len(weight) // size
             spans = {rank: (range(rank * block, (rank + 1) * block),) for rank in range(size)}
