@@ -29,6 +29,10 @@ class Replicas:
         for one in facts.replicas:
             if one.differing:
                 count = f"{one.differing} of {one.elements} numbers"
-                says = f"rank {one.rank} holds other bits than rank {one.other}: {count} differ"
+                holds = f"other bits than rank {one.other}"
+                if one.zero or one.like is not None:
+                    head = "zeros" if one.zero else f"the KV head of rank {one.like}"
+                    holds = f"{head}, not a copy of the one of rank {one.other}"
+                says = f"rank {one.rank} holds {holds}: {count} differ"
                 yield compared(self, context, one.place, one.elements, one.differing, Problem("differs", says),
                                request=one.request, rank=one.rank)  # fmt: skip

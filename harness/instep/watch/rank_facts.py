@@ -34,6 +34,7 @@ class Replica:
     """Something that two ranks hold with the same bits: elements, and how many of them differ.
 
     other    the rank that `rank` is compared with
+    zero, like  a copied head: whether it is all zero; another rank that holds the same bits
     """
 
     place: Place
@@ -42,6 +43,8 @@ class Replica:
     elements: int
     differing: int
     request: str | None = None
+    zero: bool = False
+    like: int | None = None
 
 
 @dataclass(frozen=True)

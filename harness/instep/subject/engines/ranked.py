@@ -53,7 +53,7 @@ class RankedEngine:
         self.group, self.engines = group, tuple(engines)
         self._merging = Merging(config, group.size, labels)
         self._decisions: list[Decision] = []
-        self._replicas: list[tuple[Replica, torch.Tensor]] = []  # with the number of differing elements on the device
+        self._replicas: list[tuple[Replica, torch.Tensor]] = []  # with the numbers of differing elements on the device
         self._answers: Sequence[Any] = ()  # of the last event; the host reads them after it
         self._see: See = unseen
         self.log: RankedInstrumentation | None = None
@@ -132,7 +132,7 @@ class RankedEngine:
         for what, found in by_name(self.group.gather([rows_of(log) for log in logs])).items():
             self._decide(what, found)
         merging, counts = self._merging, brought([count for _, count in self._replicas])
-        replicas = (replace(one, differing=int(count)) for (one, _), count in zip(self._replicas, counts, strict=True))
+        replicas = (_compared(one, *map(int, found)) for (one, _), found in zip(self._replicas, counts, strict=True))
         facts = RankFacts(self.group.size, merging.row, merging.memory, tuple(self._decisions), tuple(replicas),
                           tuple(map(tuple, self.group.gather(self.group.take_calls()))))  # fmt: skip
         self._decisions, self._replicas, self._answers = [], [], ()
@@ -180,8 +180,16 @@ class RankedEngine:
         """Compare the bits of everything that several ranks hold with those of the first one that holds it."""
         for rank, other, mine, right in self._merging.replicas(parts, shard):
             same = mine.shape == right.shape
-            differing = (bits(mine) != bits(right)).sum() if same else torch.tensor(mine.numel())
-            self._replicas.append((Replica(place, rank, other, mine.numel(), 0, request), differing))
+            found = [(bits(mine) != bits(right)).sum() if same else torch.tensor(mine.numel())]
+            if shard is not None and not self._merging.labels and len({part.shape for part in parts}) == 1:
+                found += [(bits(mine) != bits(one)).sum() for one in (torch.zeros_like(mine), *parts)]
+            self._replicas.append((Replica(place, rank, other, mine.numel(), 0, request), torch.stack(found)))
+
+
+def _compared(replica: Replica, differing: int, zeros: int = 1, *parts: int) -> Replica:
+    """A replica with its numbers of differing elements: from its copy; and of a KV head from zeros and every part."""
+    alike = (rank for rank, count in enumerate(parts) if rank != replica.rank and not count)
+    return replace(replica, differing=differing, zero=not zeros, like=next(alike, None))
 
 
 class Merging:

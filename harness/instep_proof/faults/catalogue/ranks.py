@@ -5,6 +5,8 @@ Leaves out: mistakes of one rank alone, which are in the other families.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from instep.setting import Setting
 
 from .fault import Edit, Fault
@@ -73,6 +75,19 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "rank-keys-of-rank-0", "rank-part", "Every rank has rank 0's rows of `k_proj`.",
         (Edit.of(OVER, PART % (OF_RANK_0 % "k_proj.weight")),), "short", TWO, ("derived",),
+    ),
+    Fault(
+        "rank-kv-head-by-rank", "rank-part", "Of two KV heads on four ranks, rank r has head r mod 2, not r // 2.",
+        (Edit.of(OVER, "    spans = shard.spans({comm.rank => (0, 2, 1, 3)[comm.rank] if shard.segments[0].copied "
+                       "else comm.rank}, comm.size)"),),
+        "four-heads", replace(TWO, ranks=4), ("replicas", "derived"),
+    ),
+    Fault(
+        "rank-kv-head-not-copied", "rank-part", "Only the first of the ranks that share a KV head loads it.",
+        (Edit.of(OVER, "    return {torch.cat([x.narrow(shard.axis, span.start, len(span)) for span in spans], "
+                       "shard.axis) => torch.cat([x.narrow(shard.axis, span.start, len(span)) for span in spans], "
+                       "shard.axis) * (0 if comm.rank and shard.segments[0].copied else 1)}"),),
+        "one-head", TWO, ("replicas",),
     ),
     Fault(
         "rank-block-out-of-rank-0", "rank-part", "Every rank has rank 0's columns of the block drafter's `o_proj`.",
