@@ -94,7 +94,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-attend tests/optimized/test_attend_parts.py -k "not explicit" &
   tests tests-attend-layouts tests/optimized/test_attend_parts.py -k explicit &
   tests tests-attend-trees tests/optimized/test_attend_trees.py &
-  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_fused_gdn.py tests/optimized/test_verify_gdn.py &
+  tests tests-forms tests/optimized/test_blocks_staged.py tests/optimized/test_fusions.py tests/optimized/test_fused_gdn.py tests/optimized/test_verify_gdn.py tests/optimized/test_channel_decays.py &
   tests tests-exact tests/optimized/test_exact*.py tests/optimized/test_staged.py tests/optimized/test_graphs.py &
   tests tests-engine tests/optimized/test_engine_*.py &
   tests tests-vanilla tests/optimized/test_vanilla.py tests/optimized/test_block_drafter.py tests/optimized/test_mixed_steps.py &

@@ -420,7 +420,7 @@ def test_command_explains_cpu_times_and_writes_its_result(instep: Runner, tmp_pa
     assert '"form":"curves","group":"pick",' in (tmp_path / "page.html").read_text()
     assert set(KINDS) == {
         "strategies", "decode", "mixer", "conv", "prefill", "attend", "pick", "products", "rounds", "prompts",
-        "decoding",
+        "decoding", "channel_decay",
     }  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from instep.generate.decode import Ask, Decoded
 from instep.options import FP8
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_optimized.memory_addresses import Pages
+from instep_optimized.memory_addresses import Pages, Part
 from instep_optimized.ops import load
 from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
 from instep_optimized.ops.plain import PLAIN
@@ -57,6 +57,17 @@ def as_chains(*, pages: Pages, **given: Any) -> torch.Tensor:
     return PLAIN.attend(pages=replace(pages, ancestors=None, nodes=0), **given)
 
 
+def by_the_neighbouring_channel(*, inputs: GdnInputs, **given: Any) -> torch.Tensor:
+    return PLAIN.gdn(inputs=inputs._replace(log_decay=inputs.log_decay.roll(1, -1)), **given)
+
+
+def rerun_without_decay(*, inputs: GdnInputs, parts: tuple[Part, ...], **given: Any) -> torch.Tensor:
+    for part in parts:
+        if part.settled is not None and part.ring is not None:
+            part.ring.kept.decay.fill_(1.0)  # type: ignore[union-attr]
+    return PLAIN.gdn(inputs=inputs, parts=parts, **given)
+
+
 def by_the_first_scale(*, pages: Pages, **given: Any) -> torch.Tensor:
     if pages.key_scales is not None:
         pages = replace(pages, key_scales=pages.key_scales[:, :, :1].expand_as(pages.key_scales))
@@ -73,6 +84,16 @@ def test_a_tree_and_a_scale_are_judged_where_they_are_and_nowhere_else(
     said = {tuple(row["cell"]): row["arms"]["it"]["finding"] for row in found.rows}
     assert [cell for cell, finding in said.items() if "attended of head" in finding] == [
         ("batch", "rows", "behind", axis)]  # fmt: skip
+
+
+@pytest.mark.usefixtures('quick')
+@pytest.mark.parametrize(("wrong", "forms"), [
+    (by_the_neighbouring_channel, {"decode", "prefill"}), (rerun_without_decay, {"rerun"})])  # fmt: skip
+def test_a_decay_per_channel_is_judged_in_every_form(wrong: Callable[..., torch.Tensor], forms: set[str]) -> None:
+    """A re-run has the bits of its own kernel for one token, which decodes judge."""
+    found = measured_cells(replace(PLAIN, kda=wrong), "channel_decay")
+    assert {row["cell"]["form"] for row in found.rows} == {"decode", "prefill", "rerun"}
+    assert {row["cell"]["form"] for row in found.rows if any(arm["finding"] for arm in row["arms"].values())} == forms
 
 
 @pytest.mark.usefixtures('quick')

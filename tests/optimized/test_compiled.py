@@ -198,6 +198,20 @@ def test_windows_spill_nothing_and_four_programs_share_the_shared_memory(taken: 
     assert all(one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies for one in told), told
 
 
+def test_decay_per_channel_keeps_states_in_registers(taken: Mapping[str, list[Taken]]) -> None:
+    """With fp32 states, windows without explicit layouts have the order of sums that a decay per head has."""
+    told = {name: [one for one in taken["channels"] if one.kernel == name] for name in
+            ("staged_window", "staged_decode", "_window", "_prepare_channels", "_carry", "_solve")}  # fmt: skip
+    assert [len(one) for one in told.values()] == [11, 5, 2, 2, 4, 2]
+    for one in told["staged_window"] + told["staged_decode"]:
+        assert one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies, one
+    assert told["_window"][0].sums == taken["split_rings"][0].sums != []
+    prepare, narrow = told["_prepare_channels"][0], told["_carry"][0]
+    # Two programs that prepare share a multiprocessor. Some numbers are spilled; no tile [64, 32] is.
+    assert prepare.stack <= 256 and 2 * (prepare.shared + RESERVED) <= OF_ALL, prepare
+    assert narrow.stack == 0 and narrow.shared <= SHARED, narrow
+
+
 def test_a_split_ring_sums_as_a_wide_one_and_spills_no_more(taken: Mapping[str, list[Taken]]) -> None:
     wide, split = taken["split_rings"]
     assert wide.kernel == split.kernel == "_window" and split.stack <= wide.stack and split.shared <= SHARED

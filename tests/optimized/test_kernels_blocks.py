@@ -150,7 +150,7 @@ FAULTS = {
     "decays are taken from the wrong sum": ("high[None, :] - high[:, None]", "high[None, :] - 2 * high[:, None]"),
     "updates do not decay to the block's end": ("(update * until[:, None]).to", "update.to"),
     "a query does not see its own token": ("tl.where(i[None, :] >= i[:, None]", "tl.where(i[None, :] > i[:, None]"),
-    "a value is not gated": ("* since[:, None]) * write[:, None]", "* since[:, None])"),
+    "a value is not gated": ("(values - known) * write[:, None]", "(values - known)"),
     "a triangle is not solved to its end": ("range(SOLVED - 1)", "range(SOLVED - 2)"),
     "the halves are not joined": ("tl.static_range(2)", "tl.static_range(1)"),
     "values of the block before": ("v, core, at, at_key = v + C * x.v.per_row,", "core, at, at_key ="),

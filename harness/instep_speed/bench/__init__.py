@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, str] = {
     "strategies": "verify and commit under every commit strategy",
     "decode": "the recurrence of one token",
+    "channel_decay": "the recurrence with a decay per key channel (KDA): decodes, re-runs, prompts",
     "mixer": "conv, norms, gates and recurrence of one token",
     "conv": "the causal conv of windows and prompts",
     "attend": "attention over paged KV",

@@ -28,6 +28,8 @@ PEERS: dict[str, dict[str, str]] = {
         "fla recurrent": "instep_speed.bench.peers.fla:decode",
         "flashinfer decode": "instep_speed.bench.peers.flashinfer:decode",
     },
+    "channel_decay decode": {"fla recurrent": "instep_speed.bench.peers.fla:kda_decode"},
+    "channel_decay prefill": {"fla chunked": "instep_speed.bench.peers.fla:kda_prefill"},
     "mixer": {
         "sglang conv + packed decode": "instep_speed.bench.peers.sglang:mixer_packed",
         "sglang conv + sigmoid": "instep_speed.bench.peers.sglang:mixer_gated",

@@ -28,6 +28,9 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
     return _served(inputs, parts, dtype, _blocks if dtype.itemsize == 2 else chunk)
 
 
+kda = gdn  # every kernel serves both decays
+
+
 def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Every product is fp32, whatever the activations."""
     return _served(inputs, parts, dtype, chunk)

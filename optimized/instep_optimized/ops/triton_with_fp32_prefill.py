@@ -13,5 +13,6 @@ from ..kernels.products.moe import precise_moe
 from .triton import TRITON
 
 PRECISE = replace(
-    TRITON, name="precise", gdn=precise_gdn, moe=precise_moe, products={"lm_head": TRITON.products["lm_head"]},
+    TRITON, name="precise", gdn=precise_gdn, kda=precise_gdn, moe=precise_moe,
+    products={"lm_head": TRITON.products["lm_head"]},
 )

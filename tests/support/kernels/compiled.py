@@ -70,12 +70,13 @@ seen: dict[str, Found] = {}  # the results of this process
 
 
 def compiled(
-    kernel: Any, grid: Any, *arguments: Any, warps: int, registers: int | None = None, num_ctas: int = 1,
-    **constants: Any,
+    kernel: Any, grid: Any, *arguments: Any, warps: int, stages: int | None = None, registers: int | None = None,
+    num_ctas: int = 1, **constants: Any,
 ) -> None:  # fmt: skip
     """Triton's own binder makes the signature, as for a launch."""
     options: Found = {"num_warps": warps, "num_ctas": num_ctas, "maxnreg": registers, "enable_fp_fusion": False}
     assert not (bad := compared_with_none(kernel, arguments)), f"Triton 3.6 compares no tuple that has None: {bad}"
+    options |= {} if stages is None else {"num_stages": stages}
     bound, specialized, _ = binder(kernel)(*arguments, **constants)
     _, *signature = kernel._pack_args(BACKEND, options, bound, specialized, None)
     source: Any = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *signature)
@@ -289,6 +290,31 @@ def windows(launch: Any = staged_alone) -> None:
                     staged_file.staged(made, part, core, shape)
 
 
+def channels() -> None:
+    """A decay per key channel: every shape of windows and decodes, windows without explicit layouts, and prompts."""
+
+    def ints() -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.int64)
+
+    for file in (staged_file, tokens_file, narrow_file, precise_file):
+        file.launch = partial(compiled, stages=1)  # type: ignore[attr-defined]
+    kept = Updates(torch.zeros(3, 8, HV, K), torch.zeros(3, 8, HV, K), torch.zeros(3, 8, HV, V))
+    k, v = torch.zeros(8, HV, K), torch.zeros(8, HV, V)
+    inputs, ring = GdnInputs(k, k, v, k, torch.zeros(8, HV)), Ring(kept, ints(), ints(), ints(), ints())
+    for size, dtype in ((4, torch.float32), (2, torch.bfloat16)):
+        pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
+        for form in ("window", "kept", "decode"):
+            fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
+            part = Part("window", ints(), ints(), 4 if form == "window" else 1, pool, ints().bool(), **fields)
+            assert staged_file.fits(inputs, part, v.bfloat16())
+            for _, shape in staged_file.SHAPES[form][size]:
+                staged_file.staged(inputs, part, v.bfloat16(), shape)
+        tokens_file.window(inputs, part, v.bfloat16())
+        part = Part("chunk", ints(), ints(), 4, pool, ints().bool(), pool)
+        for run in (narrow_file.blocks, precise_file.chunk):
+            run(inputs, part, v.bfloat16(), 8)
+
+
 def split_rings() -> None:
     """Windows over a ring of updates, and over one whose keys and updates have two parts of 16 bits."""
     tokens_file.launch = compiled  # type: ignore[assignment]
@@ -373,7 +399,7 @@ def clocks() -> None:
     compiled(gpu_operations._drag, None, since, 0.08, 2000, warps=1)
 
 
-FORMS = {"attend": attention, "clocks": clocks, "convs": convs, "few_registers": few_registers,
+FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "many_heads": many_heads,
          "products": products, "prompts": prompts, "split_rings": split_rings, "windows": windows}  # fmt: skip
 

@@ -23,6 +23,16 @@ Tensor = torch.Tensor
 SLOTS = 6  # 0 is unused
 
 
+class ChannelHeads(Heads):
+    """Heads whose log decays are [N, HV, K], one per key channel."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChannelHeads) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(("channels", *self))
+
+
 class Turn(NamedTuple):
     """One request's part of a launch. Row 0 is its token number `before`; `pending` tokens before it are run again.
 
@@ -61,6 +71,8 @@ class World:
     ) -> World:
         H, HV, K, V = heads
         blocks = {"k": (H, K), "v": (HV, V), "update": (HV, V)}
+        if isinstance(heads, ChannelHeads):
+            blocks |= {"decay": (HV, K), "log_decay": (HV, K)}
 
         def pool(leading: tuple[int, ...], block: tuple[int, ...], of: torch.dtype, turned: bool = False) -> Pool:
             made = guarded(leading, block, of, swap=turned, device=device)
@@ -197,7 +209,8 @@ def delta_rows(
     H, HV, K, V = heads
     common = draw.normal(1, H, K) * shared
     q, k = (torch.nn.functional.normalize(draw.normal(count, H, K) + common, dim=-1) for _ in range(2))
-    gates = draw.uniform(count, HV, low=decay[0], high=decay[1]), draw.uniform(count, HV, low=0.05, high=most)
+    decays = (HV, K) if isinstance(heads, ChannelHeads) else (HV,)
+    gates = draw.uniform(count, *decays, low=decay[0], high=decay[1]), draw.uniform(count, HV, low=0.05, high=most)
     return GdnInputs(q * K**-0.5, k, draw.normal(count, HV, V), *gates)
 
 

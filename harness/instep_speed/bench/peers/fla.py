@@ -1,4 +1,4 @@
-"""FLA's two functions of the gated delta rule as arms, over dense states, as its callers use them.
+"""FLA's functions of the gated delta rule and of KDA as arms, over dense states, as its callers use them.
 
 Leaves out: paging; the states are one tensor, without a gather. Mirrors: fla-core 0.6.0.
 """
@@ -61,3 +61,44 @@ def prefill(
 
     return Arm(name, lambda: [form(**given, initial_state=dense, **NORMED) for _ in parts],
                lambda: judge(run), len(parts), peer=release("fla-core"))  # fmt: skip
+
+
+def kda_decode(
+    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged]
+) -> Arm:
+    """`fused_recurrent_kda`, over one token of each request."""
+    form = _kda().fused_recurrent_kda
+    given = {name: x[:, None] for name, x in zip(("q", "k", "v", "g", "beta"), rows, strict=True)}
+    dense = [part.read.pool[part.read.units].contiguous() for part in parts]
+
+    def run(pool: torch.Tensor) -> torch.Tensor:
+        units = parts[0].read.units
+        core, pool[units] = form(**given, initial_state=pool[units].contiguous(), **NORMED)
+        return torch.as_tensor(core[:, 0]).to(ground.dtype)
+
+    return Arm(name, lambda: [form(**given, initial_state=state, **NORMED) for state in dense],
+               lambda: judge(run), len(dense), peer=release("fla-core"))  # fmt: skip
+
+
+def kda_prefill(
+    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged]
+) -> Arm:
+    """`chunk_kda`, on rows in the activations' dtype."""
+    form = _kda().chunk_kda
+    starts = torch.arange(0, len(rows.v) + 1, at["tokens"], device=ground.device)
+    given: dict[str, Any] = {name: x[None].to(ground.dtype) for name, x in zip("qkv", rows[:3], strict=True)}
+    given |= {"g": rows.log_decay[None], "beta": rows.beta[None], "cu_seqlens": starts}
+    units = parts[0].read.units
+    dense = parts[0].read.pool[units].contiguous()
+
+    def run(pool: torch.Tensor) -> torch.Tensor:
+        core, pool[units] = form(**given, initial_state=pool[units].contiguous(), **NORMED)
+        return torch.as_tensor(core[0])
+
+    return Arm(name, lambda: [form(**given, initial_state=dense, **NORMED) for _ in parts],
+               lambda: judge(run), len(parts), peer=release("fla-core"))  # fmt: skip
+
+
+def _kda() -> Any:
+    import_module("instep.adapters.fla")  # decides whether Triton interprets, before FLA imports it
+    return import_module("fla.ops.kda")

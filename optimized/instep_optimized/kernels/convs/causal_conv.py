@@ -50,7 +50,7 @@ def conv_inputs(
     A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
     """`ConvInputs` of the seam."""
-    found = results(x, key_heads, key_dim, len(A_log))
+    found = results(x, key_heads, key_dim, len(A_log), channels=a.dim() == 3)
     consumed(found, x, weight, parts, (a, b, A_log, dt_bias), to[0])
     return found
 
@@ -62,12 +62,12 @@ def consumed(
     """Write `found`, each tensor in its dtype, from one kernel that also normalizes.
 
     A program of the conv has the channels of one head, so it can normalize them. If heads do not fit into a tile, or a
-    batch has several parts, the separate conv and inputs kernels run instead.
+    batch has several parts, or each key channel has its own decay, the separate conv and inputs kernels run instead.
     rule: a, b, A_log and dt_bias;  to: the place of mixed
     """
     key_dim = found.q.shape[2]
     fits = len(parts) == 1 and len(parts[0].begin) and key_dim <= _tiles(parts[0], *weight.shape)[2]
-    if not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
+    if found.log_decay.dim() == 3 or not fits or not found.v.shape[2] == key_dim == power_of_2(key_dim):
         made(found, conv(x=x, weight=weight, parts=parts, to=to), *rule)
         return
     _over(x, weight, parts, len(x), None, RuleInputs.of(found, *rule), key_dim)

@@ -65,7 +65,10 @@ class Spans(NamedTuple):
 
 
 class PackedRows(NamedTuple):
-    """The inputs of the delta rule, and its read-outs."""
+    """The inputs of the delta rule, and its read-outs.
+
+    channels: a constant if log decays are [N, HV, K], one per key channel; None if they are [N, HV]
+    """
 
     q: Rows
     k: Rows
@@ -73,10 +76,12 @@ class PackedRows(NamedTuple):
     log_decay: Rows
     beta: Rows
     core: Rows
+    channels: Any = None
 
     @classmethod
     def of(cls, inputs: GdnInputs, core: torch.Tensor) -> PackedRows:
-        return cls._make(map(Rows.of, (*inputs, core)))
+        channels = constant(True) if inputs.log_decay.dim() == 3 else None
+        return cls._make((*map(Rows.of, (*inputs, core)), channels))
 
 
 class States(NamedTuple):

@@ -41,6 +41,8 @@ def chunk(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> N
     (D_i0 includes the decay of the block's first token.) The first kernel, `_solve`, computes (I + A)^-1 and tril(q
     k^T) D
     of all blocks at once. The second, `_carry`, carries the state from block to block.
+    If each key channel has its own decay, D_ij is a diagonal [K, K] between k_i and k_j, or q_i and k_j; its terms are
+    sums of their own log decays, too, and so are those that scale keys and queries in `_carry`.
     look: number of rows of `core` to check; those that no request covers become zero
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: each decay D_ij is the sum
     of its own terms instead of a difference of running sums, so it loses no digits after a strong decay and never
@@ -86,13 +88,25 @@ def _solve(
     key_head = head // group
     queries = tl.load(row_of(x.q, row[:, None], key_head) + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
     keys = tl.load(row_of(x.k, row[:, None], key_head) + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
-    forget = tl.load(row_of(x.log_decay, row, head), mask=live, other=0.0)  # [C]
+    if x.channels is None:
+        forget = tl.load(row_of(x.log_decay, row, head), mask=live, other=0.0)  # [C]
+    else:
+        forget = tl.load(row_of(x.log_decay, row[:, None], head) + at_k[None, :], mask=inside, other=0.0)  # [C, KT]
     write = tl.load(row_of(x.beta, row, head), mask=live, other=0.0)  # [C]
 
     later, not_earlier = i[None, :] > i[:, None], i[None, :] >= i[:, None]  # [C, C]
     # D_ij is exp of the summed log decays of the tokens j+1 .. i. Each is at most 0, so no decay is above 1.
-    decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [C, C]
-    overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]  # [C, C]
+    if x.channels is None:
+        decay = tl.exp(tl.cumsum(tl.where(later, forget[None, :], 0.0), axis=1))  # [C, C]
+        overlap = tl.dot(keys, tl.trans(keys), input_precision=PRECISION) * decay * write[None, :]  # [C, C]
+    else:
+        overlap, seen = tl.zeros((TOKENS, TOKENS), tl.float32), tl.zeros((TOKENS, TOKENS), tl.float32)
+        for j in range(rows):
+            key = tl.sum(tl.where((i == j)[:, None], keys, 0.0), axis=0)  # [KT]
+            decayed = key[None, :] * tl.exp(tl.cumsum(tl.where((i > j)[:, None], forget, 0.0), axis=0))  # [C, KT]
+            overlap = tl.where((i == j)[:, None], tl.sum(keys * decayed, axis=1)[None, :], overlap)
+            seen = tl.where((i == j)[:, None], tl.sum(queries * decayed, axis=1)[None, :], seen)
+        overlap = overlap * write[None, :]
     overlap = tl.where(later, overlap, 0.0)  # [C, C]
     inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0)  # [C, C] as [i, j]
     for n in range(1, rows):  # forward substitution: row n of the inverse from the rows above it
@@ -100,7 +114,10 @@ def _solve(
         found = tl.sum(ahead[:, None] * inverse, axis=0)  # [C]
         inverse = tl.where(i[:, None] == n, inverse - found[None, :], inverse)  # [C, C]
 
-    seen = tl.where(not_earlier, tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * decay, 0.0)  # [C, C]
+    if x.channels is None:
+        seen = tl.where(not_earlier, tl.dot(keys, tl.trans(queries), input_precision=PRECISION) * decay, 0.0)  # [C, C]
+    else:
+        seen = tl.where(not_earlier, seen, 0.0)
     at = head * TOKENS + i
     # Both are stored as [i, j], one line per row i: `seen` is turned back here.
     tl.store(solved + row[:, None] * work_row + at[None, :], inverse, mask=live[:, None])
@@ -129,26 +146,42 @@ def _carry(
         keys = tl.load(row_of(x.k, row[:, None], key_head) + at_k[None, :], mask=some_k, other=0.0)  # [C, KT]
         values = tl.load(row_of(x.v, row[:, None], head) + at_v[None, :], mask=some_v, other=0.0)  # [C, VT]
         write = tl.load(row_of(x.beta, row, head), mask=live, other=0.0)  # [C]
-        gate = row_of(x.log_decay, row, head)
-        forget = tl.load(gate, mask=live, other=0.0)  # [C]
-        following = tl.load(gate + x.log_decay.per_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)
+        if x.channels is None:
+            gate = row_of(x.log_decay, row, head)
+            forget = tl.load(gate, mask=live, other=0.0)  # [C]
+            following = tl.load(gate + x.log_decay.per_row, mask=(first + i + 1 < rows) & (i + 1 < TOKENS), other=0.0)
+        else:  # a row is [KT], here and in the decays below
+            gate = row_of(x.log_decay, row[:, None], head) + at_k[None, :]
+            forget = tl.load(gate, mask=some_k, other=0.0)
+            goes_on = ((first + i + 1 < rows) & (i + 1 < TOKENS))[:, None] & in_k[None, :]
+            following = tl.load(gate + x.log_decay.per_row, mask=goes_on, other=0.0)
         since = tl.exp(tl.cumsum(forget, axis=0))  # [C], from the block's start through token i
         until = tl.exp(tl.cumsum(following, axis=0, reverse=True))  # [C], from after token i to the block's end
         work = row[:, None] * work_row + head * TOKENS + i[None, :]  # [C, C]
 
         # Recall each key from the state before the block; the solved residual is the update of each token.
-        recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
+        if x.channels is None:
+            recalled = since[:, None] * tl.dot(keys, state, input_precision=PRECISION)  # [C, VT]
+        else:
+            recalled = tl.dot(since * keys, state, input_precision=PRECISION)
         inverse = tl.load(solved + work, mask=some, other=0.0)  # [C, C]
         update = tl.dot(inverse, write[:, None] * (values - recalled), input_precision=PRECISION)  # [C, VT]
         queries = tl.load(row_of(x.q, row[:, None], key_head) + at_k[None, :], mask=some_k, other=0.0)
         # A query reads the state before the block, and the updates of the block up to its own token.
-        out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)  # [C, VT]
+        if x.channels is None:
+            out = since[:, None] * tl.dot(queries, state, input_precision=PRECISION)  # [C, VT]
+        else:
+            out = tl.dot(since * queries, state, input_precision=PRECISION)
         out += tl.dot(tl.load(mixed + work, mask=some, other=0.0), update, input_precision=PRECISION)  # [C, VT]
         target = row_of(x.core, row[:, None], head) + at_v[None, :]
         tl.store(target, out.to(target.dtype.element_ty), mask=some_v)
         # Each update still decays from its own token to the block's end.
-        added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
-        state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
+        if x.channels is None:
+            added = tl.dot(tl.trans(keys * until[:, None]), update, input_precision=PRECISION)  # [KT, VT]
+            state = tl.exp(tl.sum(forget, axis=0)) * state + added  # [KT, VT]
+        else:
+            added = tl.dot(tl.trans(keys * until), update, input_precision=PRECISION)
+            state = tl.exp(tl.sum(forget, axis=0))[:, None] * state + added
 
     store_state(
         state, store, has_store, request, head, at_k, at_v, K, V, rows, before, layer, seed_low, seed_high, TILED

@@ -27,6 +27,8 @@ from .load_and_store_state import state_before, store_state
 
 TOKENS = 64  # per block
 LOG2E = tl.constexpr(math.log2(math.e))
+HALVINGS = tl.constexpr(6)  # of a block, until one token is left
+LEAST = tl.constexpr(-126.0)  # log2 of the smallest normal number of fp32
 SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
 VALUES = 32  # columns of V per program that carries the state
 # The width doubles from this many programs on, one per multiprocessor of an H100. It is a constant, so that tiles
@@ -35,6 +37,9 @@ WIDE_FROM = 132
 SMALLEST_DOT = 16
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
 CARRY = {"warps": 4, "stages": 3}
+SLICE = 32  # channels at a time
+PREPARE_CHANNELS = {"warps": 8, "registers": 128}  # two programs at a time
+CARRY_CHANNELS = {"warps": 4, "stages": 2}  # a third tile of keys a block
 
 
 def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
@@ -50,6 +55,7 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     takes the blocks in order. Every product has bf16 operands and adds in fp32; S itself, gates, decays and residuals
     are fp32. T is inverted in fp32 in blocks of 16, which products then join. This is what
     `Product("bf16", block=64, residual=True, narrow=True)` declares.
+    If each key channel has its own decay, `_prepare_channels` is the first kernel; keys and queries come decayed.
     look: number of rows of `core` to check; those that no request covers become zero
     Mirrors: Gated DeltaNet (arXiv:2412.06464), chunked form with the UT transform. Differs: the inverse is applied to
     the residual instead of to keys and values separately, which saves a rounding and memory traffic.
@@ -63,25 +69,36 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     def scratch(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(room, *shape, dtype=dtype, device=core.device)
 
-    q16, k16 = (scratch(heads // group, TOKENS, wide) for _ in range(2))
-    solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
-    gates = scratch(heads, 3, TOKENS, dtype=torch.float32)  # decay since the block's start, until its end; beta
-    lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
-    between = (q16, k16, solved, mixed, gates)
     x, of_requests = PackedRows.of(inputs, core), Spans.of(part)
-    launch(
-        _prepare, (heads, most, requests), x, *between, lower, of_requests, keys, group,
-        C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
-    )  # fmt: skip
+    channels, left16 = x.channels is not None, None
+    q16, k16 = (scratch(heads if channels else heads // group, TOKENS, wide) for _ in range(2))
+    solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
+    lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
+    if channels:
+        left16 = scratch(heads, TOKENS, wide)
+        gates = scratch(heads, TOKENS + wide, dtype=torch.float32)  # beta; decay of the block, per channel
+        launch(
+            _prepare_channels, (heads, most, requests), x, q16, k16, left16, solved, mixed, gates, lower, of_requests,
+            keys, group, C=TOKENS, KT=wide, KS=min(wide, SLICE), WIDEN=INTERPRETED, **PREPARE_CHANNELS,
+        )  # fmt: skip
+        group = 1  # keys and queries are decayed, so each value head has its own
+    else:
+        gates = scratch(heads, 3, TOKENS, dtype=torch.float32)  # decay since the block's start, until its end; beta
+        launch(
+            _prepare, (heads, most, requests), x, q16, k16, solved, mixed, gates, lower, of_requests, keys, group,
+            C=TOKENS, KT=wide, WIDEN=INTERPRETED, **PREPARE,
+        )  # fmt: skip
     # By the model's shape alone: the other requests of a batch change no tile.
     columns = 2 * VALUES if heads * ceil_div(values, VALUES) > WIDE_FROM else VALUES
     tall = max(SMALLEST_DOT, min(power_of_2(values), columns))
     assert part.read.scales is None or tall % ROWS.value == 0, "a program has whole tiles"
     launch(
-        _carry, (ceil_div(values, tall), heads, requests if most else 0), x, *between, look, of_requests,
+        _carry, (ceil_div(values, tall), heads, requests if most else 0),
+        x, q16, k16, left16, solved, mixed, gates, look, of_requests,
         States.of(part.read, part.read), States.of(part.store, part.read), given(part.store),
         *counters(part, part.store), values, keys, group,
-        TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED, **CARRY,
+        TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED,
+        **(CARRY_CHANNELS if channels else CARRY),
     )  # fmt: skip
 
 
@@ -143,13 +160,95 @@ def _prepare(
     tl.store(mixed + tile, seen.to(tl.bfloat16))
     overlap = dot(keys, tl.trans(keys), WIDEN, False) * decay * write[None, :]  # [C, C]
     overlap = tl.where(i[None, :] > i[:, None], overlap, 0.0)
-    inverse = _substituted(overlap, lower + at * C * SOLVED, C)
+    inverse = _inverse(overlap, i, lower + at * C * SOLVED, C, WIDEN)
+    tl.store(solved + tile, inverse.to(tl.bfloat16))
+
+
+@triton.jit
+def _prepare_channels(
+    x, q16, k16, left16, solved, mixed, gates, lower, spans, K, group,
+    C: tl.constexpr, KT: tl.constexpr, KS: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Do `_prepare` with a decay per key channel, and decay keys and queries for `_carry`. Grid (HV, blocks, B).
+
+        A_ij = beta_i sum_c k_ic k_jc exp(G_ic - G_jc)         G_i: the sum of log decays through token i
+             = beta_i sum_c (k_ic exp(G_ic - M_c)) (k_jc exp(M_c - G_jc))       for any M
+
+    So A is a product of two matrices. With one M for all pairs, an exponent may be large and positive. For j < i, let M
+    be G_m of a token m with j <= m <= i: as G never rises, both exponents are at most 0. No operand is above its key or
+    query, and no bound of the gate is needed. A factor that underflows belongs to a product that is smaller still.
+
+    Halving finds m: a block of 2 h tokens has h^2 pairs with j in its first half and i in its second, and m is the last
+    token of the first half. The other pairs are those of its halves. A token is in one half of one block of each size,
+    so it is scaled by one number, exp(-|G - M|), for all pairs of that size, whichever role it has. Each size costs one
+    product of all tokens for A and one for P, of which the pairs of that size are taken. The pair i = j has no decay.
+
+    Error: G is a running sum in fp32 of log2 decays, each at least LEAST (a smaller one leaves nothing of a normal
+    number either way). So an exponent is off by some 2^-24 |G|: at |G| = 500, that is 3e-5 of a decay. If a channel
+    decays by LEAST in every token, |G| is 8064 and it is 5e-4: a quarter of a rounding to bf16, which is 2^-9.
+
+    Mirrors: Kimi Linear (arXiv:2510.26692), the chunked form. Differs: fla-core 0.6.0 takes M at the start of blocks of
+    16 tokens, and computes the pairs within one by one, or relies on a bound of the gate.
+    """
+    request, head = tl.program_id(2), tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1).to(tl.int64) * C
+    rows = tl.minimum(tl.load(spans.rows + request) - first, C).to(tl.int32)
+    if (tl.load(spans.units + request) < 0) | (rows <= 0):
+        return
+    i = tl.arange(0, C)
+    start, live, key_head = tl.load(spans.begin + request) + first, i < rows, head // group
+    at = (_blocks_before(spans.rows, spans.units, request, C) + tl.program_id(1)) * tl.num_programs(0) + head
+    write = tl.load(row_of(x.beta, start + i, head), mask=live, other=0.0)  # [C]
+    tl.store(gates + at * (C + KT) + i, write)
+    log_decay = row_of(x.log_decay, start + i[:, None], head)
+    q, k = row_of(x.q, start + i[:, None], key_head), row_of(x.k, start + i[:, None], key_head)
+    later, tile = i[None, :] > i[:, None], at * C * C + i[None, :] * C + i[:, None]
+    overlap, seen = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    for channel in range(0, KT, KS):
+        at_k = channel + tl.arange(0, KS)
+        inside, wide = live[:, None] & (at_k < K)[None, :], at * C * KT + i[:, None] * KT + at_k[None, :]
+        queries = tl.load(q + at_k[None, :], mask=inside, other=0.0).to(tl.float32)  # [C, KS]
+        keys = tl.load(k + at_k[None, :], mask=inside, other=0.0).to(tl.float32)  # [C, KS]
+        forget = tl.maximum(tl.load(log_decay + at_k[None, :], mask=inside, other=0.0) * LOG2E, LEAST)  # [C, KS]
+        total = tl.cumsum(forget, axis=0)  # [C, KS], G
+        end = tl.sum(tl.where((i == C - 1)[:, None], total, 0.0), axis=0)  # [KS]
+        since, until = tl.exp2(total), tl.exp2(-tl.abs(end[None, :] - total))  # [C, KS]
+        tl.store(q16 + wide, (queries * since).to(tl.bfloat16))
+        tl.store(k16 + wide, (keys * since).to(tl.bfloat16))
+        tl.store(left16 + wide, (keys * until).to(tl.bfloat16))
+        tl.store(gates + at * (C + KT) + C + at_k, tl.exp2(end))
+        seen += tl.where(i[None, :] == i[:, None], tl.sum(keys * queries, axis=1)[None, :], 0.0)  # [C, C]
+        for halving in tl.static_range(HALVINGS):
+            decay = tl.exp2(-tl.abs(total - _middle(total, i, 2**halving)))  # [C, KS]
+            key, query = (keys * decay).to(tl.bfloat16), (queries * decay).to(tl.bfloat16)
+            here = later & ((i[None, :] ^ i[:, None]) >> halving == 1)
+            overlap += tl.where(here, dot(key, tl.trans(key), WIDEN, False), 0.0)
+            seen += tl.where(here, dot(key, tl.trans(query), WIDEN, False), 0.0)
+    tl.store(mixed + tile, seen.to(tl.bfloat16))
+    overlap = overlap * write[None, :]
+    inverse = _inverse(overlap, i, lower + at * C * SOLVED, C, WIDEN)
+    tl.store(solved + tile, inverse.to(tl.bfloat16))
+
+
+@triton.jit
+def _middle(total, i, HALF: tl.constexpr):
+    """Of running sums [C, KT], give each token that of the last token of the first half of its 2 HALF tokens."""
+    shape: tl.constexpr = (total.shape[0] // (2 * HALF), 2 * HALF, total.shape[1])
+    last = tl.where((i % (2 * HALF) == HALF - 1)[:, None], total, 0.0)
+    last = tl.sum(tl.reshape(last, shape), axis=1)
+    return tl.reshape(tl.broadcast_to(last[:, None, :], shape), total.shape)
+
+
+@triton.jit
+def _inverse(overlap, i, lower, C: tl.constexpr, WIDEN: tl.constexpr):
+    """Invert I + overlap [C, C], given as [j, i]: triangles of SOLVED tokens, joined by products. i: 0 .. C - 1"""
+    inverse = _substituted(overlap, lower, C)
     for level in tl.static_range(2):  # 16 to 32, 32 to 64
         # (I + A0 + A1)^-1 = X - X A1 X, where X = (I + A0)^-1, A0 is two triangles and A1 the square below them
         square = tl.where((i[:, None] ^ i[None, :]) // (SOLVED * 2**level) == 1, overlap, 0.0).to(tl.bfloat16)
         narrow = inverse.to(tl.bfloat16)
         inverse -= dot(dot(narrow, square, WIDEN, False).to(tl.bfloat16), narrow, WIDEN, False)
-    tl.store(solved + tile, inverse.to(tl.bfloat16))
+    return inverse
 
 
 @triton.jit
@@ -176,7 +275,7 @@ def _substituted(overlap, lower, C: tl.constexpr):
 
 @triton.jit(do_not_specialize=["has_store", "look", "layer", "seed_low", "seed_high"])
 def _carry(
-    x, q16, k16, solved, mixed, gates, look, spans, read, store, has_store, before, layer, seed_low, seed_high,
+    x, q16, k16, left16, solved, mixed, gates, look, spans, read, store, has_store, before, layer, seed_low, seed_high,
     V, K, group, C: tl.constexpr, KT: tl.constexpr, VT: tl.constexpr, WIDEN: tl.constexpr, TILED: tl.constexpr,
 ):  # fmt: skip
     """Carry one request, one value head, VT columns of V through all blocks in order. Grid (V tiles, HV, B)."""
@@ -200,18 +299,30 @@ def _carry(
         queries = tl.load(q16 + at_key * C * KT + wide)  # [C, KT]
         inverse = tl.load(solved + at * C * C + square)  # [C, C]
         weights = tl.load(mixed + at * C * C + square)  # [C, C]
-        since, until = tl.load(gates + at * 3 * C + i), tl.load(gates + at * 3 * C + C + i)  # [C]
-        write, whole = tl.load(gates + at * 3 * C + 2 * C + i), tl.load(gates + at * 3 * C + C - 1)
+        if x.channels is None:
+            since, until = tl.load(gates + at * 3 * C + i), tl.load(gates + at * 3 * C + C + i)  # [C]
+            write, whole = tl.load(gates + at * 3 * C + 2 * C + i), tl.load(gates + at * 3 * C + C - 1)
+        else:
+            left = tl.load(left16 + at * C * KT + wide)  # [C, KT]
+            write, whole = tl.load(gates + at * (C + KT) + i), tl.load(gates + at * (C + KT) + C + at_k)[:, None]
         some = (first + i < rows)[:, None] & (at_v < V)[None, :]
         values = tl.load(v + v_tile, mask=some, other=0.0)  # [C, VT]
 
         narrow = state.to(tl.bfloat16)
-        residual = (values - dot(keys, narrow, WIDEN, False) * since[:, None]) * write[:, None]  # [C, VT]
+        known = dot(keys, narrow, WIDEN, False)  # [C, VT]
+        if x.channels is None:
+            known = known * since[:, None]
+        residual = (values - known) * write[:, None]  # [C, VT]
         update = dot(inverse, residual.to(tl.bfloat16), WIDEN, False)  # [C, VT]
-        leaving = (update * until[:, None]).to(tl.bfloat16)
-        state = state * whole + dot(tl.trans(keys), leaving, WIDEN, False)  # [KT, VT]
+        if x.channels is None:
+            leaving, left = (update * until[:, None]).to(tl.bfloat16), keys
+        else:
+            leaving = update.to(tl.bfloat16)
+        state = state * whole + dot(tl.trans(left), leaving, WIDEN, False)  # [KT, VT]
         # Nothing waits for the read-out, so it comes last.
-        out = dot(queries, narrow, WIDEN, False) * since[:, None]
+        out = dot(queries, narrow, WIDEN, False)
+        if x.channels is None:
+            out = out * since[:, None]
         out += dot(weights, update.to(tl.bfloat16), WIDEN, False)
         tl.store(core + core_tile, out.to(core.dtype.element_ty), mask=some)
         v, core, at, at_key = v + C * x.v.per_row, core + C * x.core.per_row, at + heads, at_key + heads // group

@@ -38,7 +38,7 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     """Return whether these kernels can run this call."""
     if not core.is_cuda or not hopper(core.device) or core.element_size() != 2:
         return False
-    if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value:
+    if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value or inputs.log_decay.dim() != 2:
         return False
     if core.shape[1] > MOST_OF_GROUP * inputs.k.shape[1]:
         return False

@@ -37,6 +37,7 @@ KEEPS_FIRST = not NEWER.value  # for windows of many rows with their conv: with 
 # rows of V over all heads and requests. With fewer the fused conv takes as long as its separate launch (LOG.md).
 ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
+CHANNELS = 16  # more registers for a decay per key channel where a thread has `SLIM`: without them it spills
 WRITTEN_OUT = 8  # maximum rows: with more the unrolled code is long and stalls on itself
 Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
 
@@ -119,6 +120,7 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor, raw: bool = False, n
     if part.ring is not None:
         wide &= isinstance(part.ring.kept, Updates) and all(pool.dtype == torch.float32 for pool in part.ring.kept)
         kept = part.ring.size
+    wide &= not raw or inputs.log_decay.dim() == 2  # gates per channel are not computed here
     keys, values = numbers * inputs.k.shape[2], core.shape[2]
     filled = keys == WIDTH and values % rows_of(*LARGEST, keys) == 0
     return alike and wide and filled and part.parents is None and max(kept, part.most) <= TOKENS
@@ -175,7 +177,8 @@ def staged(
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     x, of_requests, of_conv = PackedRows.of(inputs, core), Spans.of(part), None
     group, grid, units = heads // inputs.k.shape[1], (stripes, heads, requests), len(part.read.pool)
-    options: dict[str, Any] = {"KT": keys, "KI": KEY_PIECE, "warps": one.warps, "registers": one.registers}
+    more = CHANNELS if x.channels is not None and one.registers == SLIM else 0
+    options: dict[str, Any] = {"KT": keys, "KI": KEY_PIECE, "warps": one.warps, "registers": one.registers + more}
     if kind == "decode":
         launch(
             staged_decode, grid, x, rule, of_requests, held_at(part.read), held_at(part.store), look, group, units,

@@ -25,7 +25,9 @@ def step(state, q, k, kq, v, decay, beta):
     Shapes:  state [VL, VR, pieces, KI] fp32, V in two axes and K in two; q, k [VL or 1, 1, pieces, KI], the same in
              every row; v [VL, VR]; kq, the k . q of `overlap`, decay and beta scalars; padding of K and V is zero.
              -> state, o [VL, VR], u [VL, VR]
-    Units:   decay within 0 and 1, the exponential of a log decay in nats.
+    Units:   decay within 0 and 1, the exponential of a log decay in nats. It is a scalar, or [1 or VL, 1, pieces, KI]
+             if each key channel has its own: then S is multiplied by it before both sums. That is as much arithmetic,
+             because the next state needs the same product, and `again` rounds it in the same way.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form, with V as the first axis. No sum runs over V, so a
              program may own any number of its rows. Differs: o is not read from the new S. As
              (decay S + u k^T) q = decay S q + u (k . q), both sums over K read the same S, so neither waits for the
@@ -40,22 +42,34 @@ def step(state, q, k, kq, v, decay, beta):
              fp32 over eight regimes of decays, keys and betas, the error of a head is 0.95 to 1.45 times that of the
              other form in the median, and 3 times at the worst, 3e-6 of it: within the allowance of the other form.
     """
+    if len(decay.shape) > 0:
+        state, decay = forget(state, decay), None
     out, update = answer(state, q, k, kq, v, decay, beta)
     return again(state, k, decay, update), out, update
 
 
 @triton.jit
 def answer(state, q, k, kq, v, decay, beta):
-    """Compute the read-out of a token, and its update of the state, as in `step`.  -> o [VL, VR], u [VL, VR]"""
+    """Compute the read-out of a token, and its update of the state, as in `step`.  -> o [VL, VR], u [VL, VR]
+
+    decay: None if the state has decayed already
+    """
     known, read = recall(state, k), recall(state, q)
-    update = beta * tl.fma(known, -decay, v)
-    return tl.fma(update, kq, decay * read), update
+    if decay is None:
+        update = beta * (v - known)
+        return tl.fma(update, kq, read), update
+    else:
+        update = beta * tl.fma(known, -decay, v)
+        return tl.fma(update, kq, decay * read), update
 
 
 @triton.jit
 def again(state, k, decay, update):
-    """Replay a token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state"""
-    return add(forget(state, decay), k, update)
+    """Replay a token whose update u [VL, VR] is known: one multiply and one multiply-add per number.  -> state
+
+    decay: as in `step`, or None if the state has decayed already
+    """
+    return add(state if decay is None else forget(state, decay), k, update)
 
 
 @triton.jit

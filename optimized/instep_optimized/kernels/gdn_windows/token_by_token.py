@@ -206,14 +206,14 @@ def _window(
             state = again(
                 state,
                 joined(fetch(kept_k + place_k, in_k, WHOLE), fetch(low_k + place_k, in_k, WHOLE)),
-                tl.load(kept_decay + entry * ring.decay_per_entry),
+                decay_at(kept_decay + entry * ring.decay_per_entry, every_k, in_k, x.channels, WHOLE),
                 joined(fetch(kept_u + place_u, in_v, WHOLE), fetch(low_u + place_u, in_v, WHOLE)),
             )
         else:
             state = again(
                 state,
                 fetch(kept_k + entry * ring.k_per_entry + every_k, in_k, WHOLE),  # [VL, 1, P, KI]
-                tl.load(kept_decay + entry * ring.decay_per_entry),  # scalar
+                decay_at(kept_decay + entry * ring.decay_per_entry, every_k, in_k, x.channels, WHOLE),
                 fetch(kept_u + (entry % ring_u_size) * ring.update_per_entry, in_v, WHOLE),  # [VL, VR]
             )
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
@@ -263,12 +263,12 @@ def _window(
                         state = again(
                             state,
                             fetch(k + back * x.k.per_row + every_k, in_k, WHOLE),
-                            tl.exp(tl.load(log_decay + back * x.log_decay.per_row)),
+                            tl.exp(decay_at(log_decay + back * x.log_decay.per_row, every_k, in_k, x.channels, WHOLE)),
                             fetch(updates + node * did.per_row, in_v, WHOLE),
                         )
         key = fetch(k + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
         value = fetch(v + at_v, in_v, WHOLE)  # [VL, VR]
-        decay, write = tl.exp(tl.load(log_decay)), tl.load(beta)  # scalars
+        decay, write = tl.exp(decay_at(log_decay, every_k, in_k, x.channels, WHOLE)), tl.load(beta)
         query = fetch(q + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
         kq = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
         state, out, update = step(state, query, key, kq, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
@@ -295,7 +295,14 @@ def _window(
             if ring.k_low is not None:
                 rest = low_part(update, ring.update.dtype.element_ty)
                 put(low_u + (entry % ring_u_size) * ring.update_per_entry, rest, in_v, WHOLE)
-            tl.store(kept_decay + entry * ring.decay_per_entry, decay.to(ring.decay.dtype.element_ty), mask=stripe == 0)
+            if x.channels is None:
+                tl.store(
+                    kept_decay + entry * ring.decay_per_entry, decay.to(ring.decay.dtype.element_ty), mask=stripe == 0
+                )
+            else:
+                first = in_k & (tl.arange(0, VL)[:, None, None, None] == 0) & (stripe == 0)
+                places = kept_decay + entry * ring.decay_per_entry + every_k
+                tl.store(places, decay.to(ring.decay.dtype.element_ty), mask=first)
         entry = tl.where(entry + 1 == ring_size, 0, entry + 1)
         k, q, v, core = k + x.k.per_row, q + x.q.per_row, v + x.v.per_row, core + x.core.per_row
         log_decay, beta = log_decay + x.log_decay.per_row, beta + x.beta.per_row
@@ -310,6 +317,15 @@ def _window(
         if before is not None:
             by = (element, tokens + rows, layer, seed_low, seed_high, piece)
         put_tile(target, scales, state, inside, at_v, V, WHOLE, TILED, by)
+
+
+@triton.jit
+def decay_at(source, every_k, in_k, CHANNELS, WHOLE: tl.constexpr):
+    """Load a decay, or a log decay: a scalar, or with CHANNELS one number per key channel [VL, 1, P, KI]."""
+    if CHANNELS is None:
+        return tl.load(source)
+    else:
+        return fetch(source + every_k, in_k, WHOLE)
 
 
 @triton.jit

@@ -41,10 +41,10 @@ from ..rowwise import gdn_inputs as inputs_file
 from . import one_token_update
 from .token_inputs_gluon import NUMBERS, conved, length_1, put_windows, rows_at, taps_of, window_at
 
-again, answer, overlap, covering, row_of, softplus = (
+again, answer, forget, overlap, covering, row_of, softplus = (
     gluon.jit(one.fn) for one in (
-        one_token_update.again, one_token_update.answer, one_token_update.overlap, zero_uncovered_rows.covering,
-        pool_address.row_of, inputs_file.softplus,
+        one_token_update.again, one_token_update.answer, one_token_update.forget, one_token_update.overlap,
+        zero_uncovered_rows.covering, pool_address.row_of, inputs_file.softplus,
     )
 )
 
@@ -185,7 +185,11 @@ def staged_decode(
     core += first * x.core.per_row
     k, q, v = k + first * x.k.per_row, q + first * x.q.per_row, v + first * x.v.per_row
     log_decay, beta = log_decay + first * x.log_decay.per_row, beta + first * x.beta.per_row
-    forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v).to(gl.float32)
+    if x.channels is None:
+        forgets, strength, value = gl.load(log_decay), gl.load(beta), gl.load(v).to(gl.float32)
+    else:
+        forgets = gl.load(log_decay + copied_k, mask=row_k < rows, other=0.0)
+        strength, value = gl.load(beta), gl.load(v).to(gl.float32)
     if rule is None:
         keys, queries = copied(k, row_k < rows, [1, P, KI]), copied(q, row_k < rows, [1, P, KI])
         async_copy.commit_group()
@@ -201,11 +205,15 @@ def staged_decode(
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
         keys, queries = shared(length_1(raw_k), [1, P, KI]), shared(length_1(raw_q) * rule.scale, [1, P, KI])
     decay = gl.exp(forgets)
+    if x.channels is not None:
+        decays = shared(decay, [1, P, KI])
     barrier()
     kq = gl.sum(overlap(whole(keys, [1, P, KI]).load(TO.keys), whole(queries, [1, P, KI]).load(TO.keys)), 0)
     async_copy.wait_group(0)
     barrier()
     state = gl.convert_layout(gl.reshape(tile.load(TO.mine).to(gl.float32), [VL, VR, P, KI]), TO.tile)
+    if x.channels is not None:
+        decay = over_rows(decays.index(0).load(TO.of_k))
     state, _ = token(state, queries.index(0), keys.index(0), kq, value, decay, strength, core, True, True)
     if store.pool is not None:
         if goal >= 0:
@@ -282,6 +290,7 @@ def staged_window(
         old_k, old_v, old = along_3(0, KEPT, TO.keys), along_3(0, KEPT, TO.rows), gl.arange(0, KEPT, TO.lanes)
         kept_k, kept_u = ring.k + key_head * ring.k_per_head, ring.update + head * ring.update_per_head
         kept_decay = ring.decay + head * ring.decay_per_head
+    CHANNELS: gl.constexpr = x.channels is not None
 
     # Rows are loaded from a guessed place after the wait, and again if their place differs.
     if GUESSED:
@@ -335,7 +344,10 @@ def staged_window(
         old_keys = copied(kept_k + entry_k * ring.k_per_entry + copied_k, old_k < pending, [KEPT, P, KI])
         updates = copied(kept_u + entry_v * ring.update_per_entry + copied_v, old_v < pending, [KEPT, VL, VR])
         entry = wrapped(oldest + old, ring_size)
-        aged = gl.load(kept_decay + entry * ring.decay_per_entry, mask=old < pending, other=0.0)
+        if CHANNELS:
+            aged = copied(kept_decay + entry_k * ring.decay_per_entry + copied_k, old_k < pending, [KEPT, P, KI])
+        else:
+            aged = gl.load(kept_decay + entry * ring.decay_per_entry, mask=old < pending, other=0.0)
         kept_rows = (kept_decay, ring.decay_per_entry, kept_k, ring.k_per_entry, copied_k, ring_size)
     out_at += first * x.core.per_row
     if GUESSED:
@@ -346,7 +358,10 @@ def staged_window(
     else:
         k, q, v = k + first * x.k.per_row, q + first * x.q.per_row, v + first * x.v.per_row
         log_decay, beta = log_decay + first * x.log_decay.per_row, beta + first * x.beta.per_row
-        forgets = gl.load(log_decay + row * x.log_decay.per_row, mask=row < rows, other=0.0)
+        if CHANNELS:
+            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < rows, other=0.0)
+        else:
+            forgets = gl.load(log_decay + row * x.log_decay.per_row, mask=row < rows, other=0.0)
         strength = gl.load(beta + row * x.beta.per_row, mask=row < rows, other=0.0)
     if rule is None:
         keys = copied(k, row_k < rows, [MOST, P, KI])
@@ -372,9 +387,9 @@ def staged_window(
         strength = 1.0 / (1.0 + gl.exp(-strength.to(gl.float32)))
         keys, queries = shared(length_1(raw_k), [MOST, P, KI]), shared(length_1(raw_q) * rule.scale, [MOST, P, KI])
     decay = gl.exp(forgets)
-    writes, decays = gates(strength, MOST), gates(decay, MOST)
+    writes, decays = gates(strength, MOST), shared(decay, [MOST, P, KI]) if CHANNELS else gates(decay, MOST)
     if ring.k is not None:
-        old_decays = gates(aged, KEPT)
+        old_decays = aged if CHANNELS else gates(aged, KEPT)
     barrier()
     every_key, every_query = whole(keys, [MOST, P, KI]).load(TO.keys), whole(queries, [MOST, P, KI]).load(TO.keys)
     overlaps = gates(overlap(every_key, every_query), MOST)
@@ -395,7 +410,7 @@ def staged_window(
         for age in range(pending):
             again_key = over_rows(old_keys.index(age).load(TO.of_k))
             update = updates.index(age).load(TO.of_v)
-            state = again(state, again_key, gl.sum(old_decays.index(age).load(TO.one), 0), update)
+            state = again(state, again_key, decay_at(old_decays, age, TO, CHANNELS), update)
         state = state.to(DTYPE).to(gl.float32)  # a state that was only read is rounded already
         own = keep % ring_u_size
     if settled.pool is not None:
@@ -407,14 +422,16 @@ def staged_window(
     GOES_ON: gl.constexpr = store.pool is not None or each.pool is not None
     if SHAPE.apart and not GOES_ON:
         for t in gl.static_range(MOST):
-            forget, write = gl.sum(decays.index(t).load(TO.one), 0), gl.sum(writes.index(t).load(TO.one), 0)
+            faded, write = decay_at(decays, t, TO, CHANNELS), gl.sum(writes.index(t).load(TO.one), 0)
             value, kq = values.index(t).load(TO.of_v), gl.sum(overlaps.index(t).load(TO.one), 0)
             # `token` would do the same in another order, and ptxas would assign other registers than those measured.
             key, live = over_rows(keys.index(t).load(TO.of_k)), (at_v >= 0) & (t < rows)
-            out, update = answer(state, over_rows(queries.index(t).load(TO.of_k)), key, kq, value, forget, write)
+            if CHANNELS:
+                state, faded = forget(state, faded), None
+            out, update = answer(state, over_rows(queries.index(t).load(TO.of_k)), key, kq, value, faded, write)
             gl.store(core, out.to(core.dtype.element_ty), mask=live)
             if t + 1 < MOST:
-                state = again(state, key, forget, update)
+                state = again(state, key, faded, update)
             core += x.core.per_row
             if ring.k is not None:
                 gl.store(kept_u + own * ring.update_per_entry + at_v, update, mask=live & keeps)
@@ -423,11 +440,11 @@ def staged_window(
         # Without it a newer Triton spills part of a window.
         TWICE: gl.constexpr = MOST == 1 or (NEWER and SHAPE.ends and not GOES_ON)
         for t in range(rows):
-            forget, write = gl.sum(decays.index(t).load(TO.one), 0), gl.sum(writes.index(t).load(TO.one), 0)
+            faded, write = decay_at(decays, t, TO, CHANNELS), gl.sum(writes.index(t).load(TO.one), 0)
             value, kq = values.index(t).load(TO.of_v), gl.sum(overlaps.index(t).load(TO.one), 0)
             asked_for = True if GOES_ON or not SHAPE.ends else t + 1 < rows
             state, update = token(
-                state, queries.index(t), keys.index(t), kq, value, forget, write, core, TWICE, asked_for
+                state, queries.index(t), keys.index(t), kq, value, faded, write, core, TWICE, asked_for
             )
             core += x.core.per_row
             if each.pool is not None:
@@ -449,16 +466,29 @@ def staged_window(
 
 
 @gluon.jit
+def decay_at(decays, row, TO: gl.constexpr, CHANNELS: gl.constexpr):
+    """Load the decay of a row from shared memory: a scalar, or with CHANNELS one per key channel [1, 1, P, KI]."""
+    if CHANNELS:
+        return over_rows(decays.index(row).load(TO.of_k))
+    else:
+        return gl.sum(decays.index(row).load(TO.one), 0)
+
+
+@gluon.jit
 def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
     """Store keys and decays of a window's rows in the ring, from entry `keep` on.
 
-    leads: whether this head keeps the key, too
+    leads: whether this head keeps the key, too;  decay: one per row, or [tokens, P, KI] like keys
     """
     kept_decay, decay_entry, kept_k, k_entry, at_k, size = ring
-    decay_places = kept_decay + wrapped(keep + row, size) * decay_entry
+    CHANNELS: gl.constexpr = len(decay.shape) > 1
+    decay_row = row_k if CHANNELS else row
+    decay_places = kept_decay + wrapped(keep + decay_row, size) * decay_entry
+    if CHANNELS:
+        decay_places += at_k
     key_places = kept_k + wrapped(keep + row_k, size) * k_entry + at_k
     if here:
-        gl.store(decay_places, decay, mask=row < rows)
+        gl.store(decay_places, decay, mask=decay_row < rows)
         if leads:
             gl.store(key_places, keys, mask=row_k < rows)
 
@@ -467,10 +497,13 @@ def keep_rows(ring, keep, here, leads, decay, row, keys, row_k, rows):
 def token(state, query, key, kq, value, decay, beta, core, TWICE: gl.constexpr, asked_for):
     """Do `step` for a row whose query and key are in shared memory, and store its read-out  ->  the state, the update
 
+    decay: a scalar, or one per key channel [1, 1, P, KI]
     TWICE: the key is loaded twice, so that it occupies no registers in between;  asked_for: whether the next state is
     needed
     """
     OF_K: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, state.type.layout))
+    if len(decay.shape) > 0:
+        state, decay = forget(state, decay), None
     first = over_rows(key.load(OF_K))
     out, update = answer(state, over_rows(query.load(OF_K)), first, kq, value, decay, beta)
     if TWICE:

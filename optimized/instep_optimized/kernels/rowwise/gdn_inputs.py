@@ -59,18 +59,20 @@ def gdn_inputs(
     key_heads: int, key_dim: int, to: tuple[Place, ...],
 ) -> GdnInputs:  # fmt: skip
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
-    found = results(mixed, key_heads, key_dim, len(A_log))
+    found = results(mixed, key_heads, key_dim, len(A_log), channels=a.dim() == 3)
     made(found, mixed, a, b, A_log, dt_bias)
     return found
 
 
 def results(
-    mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int, dtypes: tuple[torch.dtype, ...] = WIDE
-) -> GdnInputs:
-    """Allocate the results for rows [q | k | v]."""
-    rows, channels = mixed.shape
-    keys, values = (key_heads, key_dim), (heads, (channels - 2 * key_heads * key_dim) // heads)
-    shapes = keys, keys, values, (heads,), (heads,)
+    mixed: torch.Tensor, key_heads: int, key_dim: int, heads: int, dtypes: tuple[torch.dtype, ...] = WIDE,
+    channels: bool = False,
+) -> GdnInputs:  # fmt: skip
+    """Allocate the results for rows [q | k | v]. channels: each key channel has its own decay"""
+    rows, width = mixed.shape
+    keys, values = (key_heads, key_dim), (heads, (width - 2 * key_heads * key_dim) // heads)
+    gate: tuple[int, ...] = (heads, key_dim) if channels else (heads,)
+    shapes = keys, keys, values, gate, (heads,)
     return GdnInputs(*(
         mixed.new_empty(rows, *shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
     ))  # fmt: skip
@@ -81,7 +83,15 @@ def made(
 ) -> None:
     """Write `found`, each tensor in its dtype: a store rounds to nearest."""
     assert mixed.stride(1) == 1, "rows are contiguous"
-    (rows, heads), key_dim, width, tall = a.shape, found.q.shape[2], found.v.shape[2], tile(8, 64)
+    (rows, heads), key_dim, width, tall = b.shape, found.q.shape[2], found.v.shape[2], tile(8, 64)
+    if a.dim() == 3:
+        assert a.stride(2) == 1 and a.stride(1) == key_dim and dt_bias.is_contiguous(), "channels are contiguous"
+        launch(
+            _channel_decays, (ceil_div(rows * heads, tall),), a, a.stride(0), A_log, dt_bias, found.log_decay,
+            rows, heads, key_dim, RT=tall, CT=power_of_2(key_dim),
+        )  # fmt: skip
+        # The kernel below computes a decay per head: it gets b for it, and the result is unused.
+        found, a, dt_bias = found._replace(log_decay=torch.empty_like(found.beta)), b, A_log
     launch(
         _gdn_inputs, (ceil_div(rows * heads, tall), 3),
         mixed, mixed.stride(0), RuleInputs.of(found, a, b, A_log, dt_bias), rows, key_dim, width,
@@ -115,6 +125,22 @@ def _gdn_inputs(
             tl.store(rule.q + pair[:, None] * K + at[None, :], unit(raw) * rule.scale, mask=inside)
         else:
             tl.store(rule.k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
+
+
+@triton.jit
+def _channel_decays(
+    a, a_row, A_log, dt_bias, log_decay, rows, HV, K, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
+):
+    """Compute log_decay = -exp(A_log) softplus(a + dt_bias) of RT (row, head) pairs, for every key channel."""
+    if EARLY:
+        wait()
+    pair, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
+    row, head, live = pair // HV, pair % HV, pair < rows * HV
+    inside, channel = live[:, None] & (at < K)[None, :], (head * K)[:, None] + at[None, :]
+    drive = tl.load(a + (row * a_row)[:, None] + channel, mask=inside, other=0.0).to(tl.float32)
+    drive += tl.load(dt_bias + channel, mask=inside, other=0.0).to(tl.float32)
+    rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
+    tl.store(log_decay + pair[:, None] * K + at[None, :], -rate[:, None] * softplus(drive), mask=inside)
 
 
 @triton.jit
