@@ -206,3 +206,8 @@ class Pages:
     key_scales: torch.Tensor | None = None
     value_scales: torch.Tensor | None = None
     full: bool = False
+
+    def expanded(self, query: torch.Tensor, up: torch.Tensor) -> tuple[int, int, int]:
+        """Return the shape of what queries [N, heads, head_dim] read from latents that `up` expands: [N, heads, V]."""
+        rows, heads, head_dim = query.shape
+        return rows, heads, up.shape[0] // heads - head_dim + self.keys.shape[-1]

@@ -213,6 +213,12 @@ def check(
         raise Unsupported(f"the ops of {ops.name} read no scales of a pool ({', '.join(tiled)} float8_e4m3fn)")
     if falls and not (ops.chances or moves_labels(ops)):
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
+    for misses, what in (
+        ("mla" in config.mixers and ops.attend_latents is None, "expand no latents (`Ops.attend_latents`)"),
+        (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
+    ):  # fmt: skip
+        if misses:
+            raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")
     if options.ring is not None and not ops.split:
         why = "labels have no high and low part" if moves_labels(ops) else "`Ops.split`"
         raise Unsupported(f"the ops of {ops.name} keep no ring in two parts ({why}; ring {options.ring})")

@@ -23,7 +23,8 @@ from .ops.op_protocols import ExpertWeights
 class GdnWeights:
     """inputs [C + HV*V + HV + HV, D]: qkv, z, b, a; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V].
 
-    With a decay per channel: HV*K rows of a, dt_bias [HV, K].
+    With a decay per channel: HV*K rows of a, dt_bias [HV, K]. If z and a are of low rank, inputs are qkv, z_low, b and
+    a_low, and the second matrices are z [HV*V, V] and a [HV*K, K].
     """
 
     inputs: torch.Tensor
@@ -32,6 +33,21 @@ class GdnWeights:
     dt_bias: torch.Tensor
     norm: torch.Tensor
     out: torch.Tensor
+    z: torch.Tensor | None = None
+    a: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """inputs: latent [R, D], query [heads*head_dim, D], shared part of the key [S, D]; norm [R] of the latent;
+
+    up [heads*(head_dim - S + value_width), R], per head key then value; o [D, heads*value_width].
+    """
+
+    inputs: torch.Tensor
+    norm: torch.Tensor
+    up: torch.Tensor
+    o: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,10 @@ class Stored:
         """The tensor in fp32, or in fp64 if activations are fp64."""
         return self.take(name, torch.promote_types(torch.float32, self.dtype))
 
+    def norm(self, name: str, config: ModelConfig) -> torch.Tensor:
+        """The weight of a norm that multiplies by 1 + weight. Of a stored factor 1 is subtracted, in fp32 at least."""
+        return self.take(name) if config.centred_norms else self.wide(name) - 1
+
     def has(self, name: str) -> bool:
         return name in self.tensors
 
@@ -106,6 +126,31 @@ def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     )
 
 
+def kda(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
+    at = f"{prefix}.self_attn"
+    names = ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj")
+    return GdnWeights(
+        torch.cat([stored.take(f"{at}.{name}.weight") for name in names]),
+        conv=torch.cat([stored.take(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
+        A_log=stored.wide(f"{at}.A_log").view(config.value_heads),
+        dt_bias=stored.wide(f"{at}.dt_bias").view(config.value_heads, config.key_dim),
+        norm=stored.wide(f"{at}.o_norm.weight"),
+        out=stored.take(f"{at}.o_proj.weight"),
+        z=stored.take(f"{at}.g_b_proj.weight"),
+        a=stored.take(f"{at}.f_b_proj.weight"),
+    )
+
+
+def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
+    at = f"{prefix}.self_attn"
+    down, shared = torch.split(stored.take(f"{at}.kv_a_proj_with_mqa.weight"), [config.latent, config.shared_key])
+    return LatentWeights(
+        torch.cat([down, stored.take(f"{at}.q_proj.weight"), shared]),
+        stored.norm(f"{at}.kv_a_layernorm.weight", config),
+        *(stored.take(f"{at}.{name}.weight") for name in ("kv_b_proj", "o_proj")),
+    )
+
+
 def attention(stored: Stored, prefix: str) -> AttentionWeights:
     at = f"{prefix}.self_attn"
     inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"])
@@ -116,6 +161,8 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
     at = f"{prefix}.mlp"
     if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
+    if config.router == "sigmoid":
+        return _sparse(stored, f"{prefix}.block_sparse_moe", config)
     shared = f"{at}.shared_expert"
     with_shared = stored.has(f"{shared}.down_proj.weight")
     gate_up, down = _experts(stored, f"{at}.experts", config.experts)
@@ -126,6 +173,22 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
         shared_gate_up=_gate_up(stored, shared) if with_shared else None,
         shared_down=stored.take(f"{shared}.down_proj.weight") if with_shared else None,
         shared_gate=stored.take(f"{at}.shared_expert_gate.weight") if with_shared else None,
+    )
+
+
+def _sparse(stored: Stored, at: str, config: ModelConfig) -> ExpertWeights:
+    """Load experts behind a sigmoid router, by the release's names: w1 is gate, w3 up, w2 down."""
+    each = {name: [stored.take(f"{at}.experts.{expert}.{name}.weight") for expert in range(config.experts)]
+            for name in ("w1", "w3", "w2")}  # fmt: skip
+    return ExpertWeights(
+        router=stored.take(f"{at}.gate.weight"),
+        gate_up=torch.cat([torch.stack(each["w1"]), torch.stack(each["w3"])], dim=1),
+        down=torch.stack(each["w2"]),
+        shared_gate_up=_gate_up(stored, f"{at}.shared_experts"),
+        shared_down=stored.take(f"{at}.shared_experts.down_proj.weight"),
+        shared_gate=None,
+        router_bias=stored.wide(f"{at}.gate.e_score_correction_bias"),
+        groups=config.expert_groups, groups_per_token=config.groups_per_token, scale=config.routed_scale,
     )
 
 

@@ -1,4 +1,4 @@
-"""The gated delta rule, one token at a time, as the papers state it, and the layer around it.
+"""The gated delta rule, one token at a time, as the papers state it, and the layers around it: GDN and KDA.
 
 Leaves out: chunking (`chunked_delta_rule.py`), fusing, caches. For those see `instep_optimized`.
 """
@@ -72,23 +72,46 @@ def _rows(
     T, H, HV = normed.shape[0], config.key_heads, config.value_heads
     K, V, gate = config.key_dim, config.value_dim, config.lengths(config.recurrence.gate)
     qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
-    z = at("z", (normed @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
+    z_in = normed if weights.z_low is None else at("z_low", normed @ weights.z_low.T)  # (T, D), or KDA: (T, V)
+    z = at("z", (z_in @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
     b = at("b", normed @ weights.b.T)  # (T, HV)
-    a = at("a", (normed @ weights.a.T).reshape(T, *gate))  # (T, HV), or (T, HV, K) with a decay per channel
+    a_in = normed if weights.a_low is None else at("a_low", normed @ weights.a_low.T)  # (T, D), or KDA: (T, K)
+    a = at("a", (a_in @ weights.a.T).reshape(T, *gate))  # (T, HV), or (T, HV, K) with a decay per channel
     convolved, window = conv(qkv, weights.conv, window)  # (T, C), (C, W-1)
     mixed = at("mixed", F.silu(convolved))  # (T, C)
     q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
     q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
     k = at("k", l2_norm(k.reshape(T, H, K)))  # (T, H, K)
     v = at("v", v.reshape(T, HV, V))  # (T, HV, V)
-    rate = weights.A_log.exp().reshape(HV, *[1] * len(gate[1:]))  # (HV) or (HV, 1): one of each head
-    log_decay = at("log_decay", -rate * F.softplus(a + weights.dt_bias.reshape(gate)))  # as a
+    log_decay = at("log_decay", forget(a, weights.A_log, weights.dt_bias.reshape(gate), config.decay_bound))  # as a
     beta = at("beta", torch.sigmoid(b))  # (T, HV)
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))  # (1, T, HV, 1 or K)
     beta = beta[None, :, :, None]  # (1, T, HV, 1)
     return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": beta, "write": beta}, z, window
+
+
+def forget(
+    a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, bound: float | None = None
+) -> torch.Tensor:
+    """Compute the logarithm of the decay, of each head (GDN) or of each key channel (KDA).
+
+        -exp(A_log) softplus(a + dt_bias)              without a bound
+        bound sigmoid(exp(A_log) (a + dt_bias))        with one: the safe gate, which never falls below it
+
+    Shapes:  a (T, HV) or (T, HV, K)   A_log (HV,)   dt_bias (HV,) or (HV, K)  ->  as a
+    Units:   nats, at most 0; a bound is negative.
+    Mirrors: transformers 5.24 `KimiLinearForgetGate`, and with a bound `BailingHybridForgetGate`; HF computes in fp32.
+    """
+    rate = A_log.exp().reshape(-1, *(1,) * (dt_bias.ndim - 1))  # (HV,) or (HV, 1)
+    opened = a + dt_bias
+    return -rate * F.softplus(opened) if bound is None else bound * torch.sigmoid(rate * opened)
+
+
+def by_channel(gate: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A gate of each head (.., HV) or of each channel (.., HV, K), in the form of `recur`. v (.., HV, V): its rows."""
+    return gate if gate.ndim == v.ndim else gate[..., None]
 
 
 def _by_shown_updates(

@@ -200,7 +200,7 @@ class LabelModel:
         memory: Memory, caches: Sequence[KvLabels], tail: TargetRows | None = None,
     ) -> RequestState:
         config = self.config
-        entry, drafts, blocks = _shape("key", config), caches, tuple[KvLabels, ...]()
+        (entry, value), drafts, blocks = config.stored_rows, caches, tuple[KvLabels, ...]()
         if config.block is not None:
             drafts, blocks, own = (), tuple(caches), _shape("key", config.block_model())
         block = config.lengths(config.recurrence.state)
@@ -212,7 +212,7 @@ class LabelModel:
             conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
             state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
-            values={layer: expand(kept.values, entry) for layer, kept in kv.items()},
+            values={layer: expand(kept.values, value) for layer, kept in kv.items()},
             draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(drafts)},
             draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(drafts)},
             block_keys={layer: expand(kept.keys, own) for layer, kept in enumerate(blocks)},
@@ -275,14 +275,16 @@ def _layer(
     if isinstance(memory, GdnLabels):
         mixer, kept = _gdn(tell, layer, normed, memory)
     else:
-        mixer, kept = _attention(tell, layer, normed, memory, start, both_ways)
+        mixer, kept = (_latent if tell.config.latent else _attention)(tell, layer, normed, memory, start, both_ways)
     residual = tell.of(layer, "residual", hidden, mixer)
     mlp = tell.of(layer, "mlp", tell.of(layer, "post_normed", residual))
     return tell.of(layer, "hidden", residual, mlp), kept
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
-    qkv, z, b, a = (tell.of(layer, name, normed) for name in ("qkv", "z", "b", "a"))
+    low = tell.config.recurrence.low_rank
+    z_in, a_in = (tell.of(layer, name, normed) if low else normed for name in ("z_low", "a_low"))
+    qkv, z, b, a = (tell.of(layer, *of) for of in (("qkv", normed), ("z", z_in), ("b", normed), ("a", a_in)))
     taps = (*memory.taps, *qkv)
     width = len(memory.taps) + 1
     mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
@@ -324,15 +326,30 @@ def _attention(
     projected, key_raw, value = (tell.of(layer, name, normed) for name in ("projected", "key_raw", "value"))
     positions = list(range(start, start + len(normed)))
     query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
+    attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
+    return tell.of(layer, "mixer", tell.of(layer, "opened", attended, projected)), after
+
+
+def _latent(
+    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int, both_ways: bool
+) -> tuple[Labels, KvLabels]:
+    key_raw, query, key = (tell.of(layer, name, normed) for name in ("key_raw", "query", "key"))
+    value = tell.of(layer, "value", key_raw)
+    attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
+    return tell.of(layer, "mixer", attended), after
+
+
+def _attended(
+    tell: Teller, layer: int, query: Labels, key: Labels, value: Labels, memory: KvLabels, start: int, both_ways: bool
+) -> tuple[Labels, KvLabels]:
     total, own, totals = memory.total, code(Place(tell.stage, layer, "attended")), []
-    for t, position in enumerate(positions):
-        total = (total + _total(key[t : t + 1], value[t : t + 1], position)) & MASK
+    for t in range(len(query)):
+        total = (total + _total(key[t : t + 1], value[t : t + 1], start + t)) & MASK
         totals.append(total)
     if both_ways:
         totals = [total] * len(totals)
     attended = [mix(mix(seen, label), own) for seen, label in zip(totals, query, strict=True)]
-    opened = tell.of(layer, "opened", tell.show(layer, "attended", attended), projected)
-    return tell.of(layer, "mixer", opened), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
+    return tell.show(layer, "attended", attended), KvLabels((*memory.keys, *key), (*memory.values, *value), total)
 
 
 def _total(keys: Sequence[int], values: Sequence[int], start: int = 0) -> int:
@@ -349,11 +366,11 @@ def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ..
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
         "projected": (config.heads, 2, config.head_dim),
-        "key_raw": (config.kv_heads, config.head_dim),
+        "key_raw": config.stored_rows[1],
         "query": (config.heads, config.head_dim),
-        "key": (config.kv_heads, config.head_dim),
-        "value": (config.kv_heads, config.head_dim),
-        "attended": (config.heads, config.head_dim),
+        "key": config.stored_rows[0],
+        "value": config.stored_rows[1],
+        "attended": (config.heads, config.value_width if config.latent else config.head_dim),
         "opened": (config.heads, config.head_dim),
     }
     return shapes.get(component, (config.hidden,))

@@ -24,13 +24,17 @@ def swiglu(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
 
 
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
-    """Sum share * expert(x) over the chosen experts, plus sigmoid(shared_gate x) * shared(x).
+    """Sum share * expert(x) over the chosen experts, plus sigmoid(shared_gate x) * shared(x), or plus shared(x).
 
-    Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`; HF's router softmax is fp32.
+    Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`, and `KimiLinearMoE`, whose shared
+             expert has no gate; HF's router is fp32.
     """
     # One by one, so that equal experts have equal scores to the last bit. The columns of one product may differ.
-    shares = route(config, torch.stack([x @ weights.router[number] for number in range(len(weights.router))], dim=-1))
-    out = torch.sigmoid(x @ weights.shared_gate.T) * swiglu(weights.shared, x)
+    scores = torch.stack([x @ weights.router[number] for number in range(len(weights.router))], dim=-1)
+    shares = route(config, scores) if weights.bias is None else route_by_sigmoid(config, scores, weights.bias)
+    out = swiglu(weights.shared, x)
+    if weights.shared_gate is not None:
+        out = torch.sigmoid(x @ weights.shared_gate.T) * out
     for expert in shares.any(0).nonzero().flatten().tolist():
         out = out + shares[:, expert, None] * swiglu(weights.experts[expert], x)
     return out
@@ -48,3 +52,29 @@ def route(config: ModelConfig, scores: torch.Tensor) -> torch.Tensor:
     if config.norm_topk:
         top = top / top.sum(-1, keepdim=True)
     return torch.zeros_like(probabilities).scatter(-1, chosen, top)
+
+
+def route_by_sigmoid(config: ModelConfig, scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Choose the top k of sigmoid(scores) + bias in the best groups. The bias chooses, and is no part of a share.
+
+    A group of consecutive experts is as good as the sum of its two best. Shares are sigmoid(scores), renormalised if
+    the configuration has it, times `routed_scale`. On a tie the lower number wins, of groups and of experts.
+    Shapes:  scores (T, E)   bias (E,)  ->  shares (T, E), zero for experts that were not chosen.
+    Mirrors: transformers 5.24 `KimiLinearTopkRouter` (DeepSeek-V3's). HF adds 1e-20 to the sum of shares.
+    """
+    ranked = in_best_groups(config, torch.sigmoid(scores) + bias).sort(dim=-1, descending=True, stable=True)
+    chosen = ranked.indices[..., : config.experts_per_token]
+    top = torch.sigmoid(scores).gather(-1, chosen)
+    if config.norm_topk:
+        top = top / top.sum(-1, keepdim=True)
+    return torch.zeros_like(scores).scatter(-1, chosen, top * config.routed_scale)
+
+
+def in_best_groups(config: ModelConfig, ranks: torch.Tensor) -> torch.Tensor:
+    """Put the experts outside of each row's best groups last: ranks (T, E) -> (T, E), there -inf."""
+    # (T, groups, experts of a group)
+    groups = ranks.reshape(*ranks.shape[:-1], config.expert_groups, config.experts // config.expert_groups)
+    pairs = groups.sort(dim=-1, descending=True).values[..., :2].sum(-1)  # (T, groups)
+    best = pairs.sort(dim=-1, descending=True, stable=True).indices[..., : config.groups_per_token]
+    allowed = torch.zeros_like(pairs, dtype=torch.bool).scatter(-1, best, True)
+    return ranks.masked_fill(~allowed[..., None].expand_as(groups).flatten(-2), float("-inf"))

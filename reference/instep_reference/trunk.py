@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import attention, gdn
+from . import attention, gdn, mla
 from .attention import AttentionMemory
 from .contract.config import Block, ModelConfig
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
@@ -24,7 +24,7 @@ from .weights import LayerWeights, Weights
 LayerMemory = GdnMemory | AttentionMemory
 
 # The mixers by the block that they are: each module has `mix` and `empty`.
-MIXERS: Mapping[Block, Any] = {**dict.fromkeys(RECURRENCES, gdn), "attention": attention}
+MIXERS: Mapping[Block, Any] = {**dict.fromkeys(RECURRENCES, gdn), "attention": attention, "mla": mla}
 Forms = Mapping[Block, Mapping[str, Any]]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from .contract.checkpoint import Checkpoint
-from .contract.config import ModelConfig
+from .contract.config import KIMI, ModelConfig
 
 Get = Callable[[str], torch.Tensor]
 
@@ -20,7 +20,8 @@ Get = Callable[[str], torch.Tensor]
 class GdnWeights:
     """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V].
 
-    With a decay per channel: a [HV*K, D], dt_bias [HV*K].
+    With a decay per channel: a [HV*K, .], dt_bias [HV*K]. With two matrices in turn before z and a, the first are
+    z_low [V, D] and a_low [K, D].
     """
 
     qkv: torch.Tensor
@@ -31,6 +32,23 @@ class GdnWeights:
     A_log: torch.Tensor
     dt_bias: torch.Tensor
     norm: torch.Tensor
+    out: torch.Tensor
+    z_low: torch.Tensor | None = None
+    a_low: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LatentWeights:
+    """Weights of a latent attention layer (MLA); R: width of a latent, S: of the part of a key that heads share.
+
+    query [heads*head_dim, D]; down [R + S, D]; latent_norm [R]; up [heads*(head_dim - S + value_width), R], per head
+    key then value; out [D, heads*value_width].
+    """
+
+    query: torch.Tensor
+    down: torch.Tensor
+    latent_norm: torch.Tensor
+    up: torch.Tensor
     out: torch.Tensor
 
 
@@ -61,12 +79,15 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [E, D]; experts, E of them; the shared expert, and its gate [1, D]."""
+    """router [E, D]; experts, E of them; the shared expert, and its gate [1, D], if it has one; bias [E], of a sigmoid
+    router.
+    """
 
     router: torch.Tensor
     experts: tuple[MlpWeights, ...]
     shared: MlpWeights
-    shared_gate: torch.Tensor
+    shared_gate: torch.Tensor | None
+    bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +95,7 @@ class LayerWeights:
     """input_norm, post_norm [D]; the token mixer; the MLP."""
 
     input_norm: torch.Tensor
-    mixer: GdnWeights | AttentionWeights
+    mixer: GdnWeights | AttentionWeights | LatentWeights
     post_norm: torch.Tensor
     mlp: MlpWeights | MoeWeights
 
@@ -130,7 +151,7 @@ class Weights:
             config=config,
             embedding=embedding,
             layers=_layers(config, "model", checkpoint, get),
-            final_norm=get("model.norm.weight"),
+            final_norm=_norm(config, "model.norm", get),
             head=embedding if config.tied else get("lm_head.weight"),
             draft=_draft(config, checkpoint, get) if config.mtp_layers else None,
             block=_block(config, checkpoint, get) if config.block else None,
@@ -163,13 +184,25 @@ def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) ->
 
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
     """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
-    recurrent, experts = index in config.recurrent, "moe" in config.layers[index]
+    experts = "moe" in config.layers[index]
     return LayerWeights(
-        input_norm=get(f"{at}.input_layernorm.weight"),
-        mixer=_gdn(config, f"{at}.linear_attn", get) if recurrent else _attention(f"{at}.self_attn", get),
-        post_norm=get(f"{at}.post_attention_layernorm.weight"),
-        mlp=_moe(config, f"{at}.mlp", stored, get) if experts else _mlp(f"{at}.mlp", get),
+        input_norm=_norm(config, f"{at}.input_layernorm", get),
+        mixer=_mixer(config, index, at, get),
+        post_norm=_norm(config, f"{at}.post_attention_layernorm", get),
+        mlp=_moe(config, at, stored, get) if experts else _mlp(f"{at}.mlp", get),
     )
+
+
+def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
+    """Load w of a norm that multiplies by 1 + w. Some families store the factor itself."""
+    stored = get(f"{at}.weight")
+    return stored if config.centred_norms else stored - 1
+
+
+def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> GdnWeights | AttentionWeights | LatentWeights:
+    if index in config.recurrent:
+        return _kda(at, get) if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn", get)
+    return _mla(config, f"{at}.self_attn", get) if config.latent else _attention(f"{at}.self_attn", get)
 
 
 def _gdn(config: ModelConfig, at: str, get: Get) -> GdnWeights:
@@ -204,6 +237,31 @@ def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, 
     return torch.cat([q, k, v]), z, b, a
 
 
+def _kda(layer: str, get: Get) -> GdnWeights:
+    """Load a KDA layer. Its projections and convs of q, k and v are stored one by one."""
+    at = f"{layer}.self_attn"
+    return GdnWeights(
+        qkv=torch.cat([get(f"{at}.{name}_proj.weight") for name in "qkv"]),
+        z=get(f"{at}.g_b_proj.weight"), b=get(f"{at}.b_proj.weight"), a=get(f"{at}.f_b_proj.weight"),
+        conv=torch.cat([get(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
+        A_log=get(f"{at}.A_log").flatten(),
+        dt_bias=get(f"{at}.dt_bias"),
+        norm=get(f"{at}.o_norm.weight"),
+        out=get(f"{at}.o_proj.weight"),
+        z_low=get(f"{at}.g_a_proj.weight"), a_low=get(f"{at}.f_a_proj.weight"),
+    )
+
+
+def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
+    return LatentWeights(
+        query=get(f"{at}.q_proj.weight"),
+        down=get(f"{at}.kv_a_proj_with_mqa.weight"),
+        latent_norm=_norm(config, f"{at}.kv_a_layernorm", get),
+        up=get(f"{at}.kv_b_proj.weight"),
+        out=get(f"{at}.o_proj.weight"),
+    )
+
+
 def _attention(at: str, get: Get) -> AttentionWeights:
     return AttentionWeights(
         query_gate=get(f"{at}.q_proj.weight"),
@@ -219,7 +277,20 @@ def _mlp(at: str, get: Get) -> MlpWeights:
     return MlpWeights(*(get(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down")))
 
 
-def _moe(config: ModelConfig, at: str, stored: Container[str], get: Get) -> MoeWeights:
+def _sparse(config: ModelConfig, at: str, get: Get) -> MoeWeights:
+    return MoeWeights(
+        router=get(f"{at}.gate.weight"),
+        experts=tuple(MlpWeights(*(get(f"{at}.experts.{expert}.{name}.weight") for name in ("w1", "w3", "w2")))
+                      for expert in range(config.experts)),
+        shared=_mlp(f"{at}.shared_experts", get), shared_gate=None,
+        bias=get(f"{at}.gate.e_score_correction_bias"),
+    )  # fmt: skip
+
+
+def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> MoeWeights:
+    if config.router == "sigmoid":
+        return _sparse(config, f"{layer}.block_sparse_moe", get)
+    at = f"{layer}.mlp"
     fused = f"{at}.experts.gate_up_proj" in stored
     return MoeWeights(
         router=get(f"{at}.gate.weight"),

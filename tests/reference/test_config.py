@@ -137,6 +137,40 @@ def test_an_impossible_mixture_is_refused_by_name(field: str, value: Any) -> Non
         ModelConfig.from_dict(config_of("next", **{field: value}))
 
 
+def test_a_file_of_kimi_linear_is_read() -> None:
+    """Its lists of layers count from 1. A key ends in channels without positions that all heads share."""
+    config = ModelConfig.from_dict(config_of("kimi"))
+    assert config.layers == (("kda", "mlp"), ("kda", "moe"), ("kda", "moe"), ("mla", "moe"))
+    assert (config.recurrent, config.attending, config.mtp_layers) == ((0, 1, 2), (3,), 0)
+    assert (config.key_heads, config.value_heads, config.key_dim, config.value_dim) == (4, 4, 8, 8)
+    assert (config.head_dim, config.value_width, config.stored_rows) == (12, 16, ((1, 4), (1, 12)))
+    assert (config.router, config.routed_scale) == ("sigmoid", 2.446)
+    assert (config.expert_groups, config.groups_per_token) == (2, 1)
+    types = {"layer_types": ["linear_attention"] * 3 + ["full_attention"],
+             "mlp_layer_types": ["dense"] + ["sparse"] * 3}  # fmt: skip
+    assert ModelConfig.from_dict(config_of("kimi", **types)) == config
+
+
+KIMI_REFUSED: dict[str, list[Any]] = {
+    "q_lora_rank": [8], "mla_use_nope": [False], "moe_router_activation_func": ["softmax"], "moe_layer_freq": [2],
+    "num_nextn_predict_layers": [1], "tie_word_embeddings": [True], "mla_use_output_gate": [True],
+    "routed_expert_hidden_size": [8], "attn_res_block_size": [2], "hidden_act": ["situ"], "num_key_value_heads": [2],
+    "num_expert_group": [3, 8], "topk_group": [3, 0], "num_experts_per_token": [5, 9, 1], "kv_lora_rank": [None, 0],
+    "layer_types": [["full_attention"] * 4], "mlp_layer_types": [["sparse"] * 4], "num_shared_experts": [0],
+    "linear_attn_config.kda_layers": [[1, 2], [1, 2, 3, 5], "all"], "linear_attn_config.full_attn_layers": [[3, 4]],
+    "linear_attn_config.gate_lower_bound": [-5.0], "linear_attn_config.use_full_rank_gate": [True],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in KIMI_REFUSED.items() for value in values])
+def test_a_value_that_kimi_linear_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    inside = field.removeprefix("linear_attn_config.")
+    given = {field: value} if inside == field else {"linear_attn_config": {inside: value}}
+    with pytest.raises(BadInput, match="linear_attn_config" if value in ([1, 2], [3, 4]) else field):
+        ModelConfig.from_dict(config_of("kimi", **given))
+
+
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[1]", b"\xff\xfe", pytest.param(b'{"a":' * 100_000, id="too deep"), b'{"model_type": "qwen3_5"',
 ])

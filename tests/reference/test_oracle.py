@@ -6,16 +6,21 @@ Leaves out: rounds of speculation, because transformers has no counterpart that 
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from documentation import parity, parity_table
 from documentation.parity import CASES, DTYPES, HEADS, Case
-from instep_reference import attention, gdn, trunk
+from documentation.parity_table import ALLOWED
+from instep_reference import attention, gdn, mla, mlp, trunk
+from instep_reference.attention import AttentionMemory
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 from instep_reference.norms import L2_EPS
 from instep_reference.weights import Weights
+from support.independent.transformers_models import in_double
 from support.running.covering import WHOLE, few
 
 pytestmark = [  # imports transformers
@@ -45,6 +50,24 @@ def test_reference_agrees_with_transformers(
     row = parity.parity(name, width)
     assert row.compared == stored[name, width].compared > 0, "measure anew: see documentation/parity.py"
     assert row.worst <= row.allowed, f"hidden {row.hidden:.1e}, logits {row.logits:.1e}, memory {row.memory}"
+
+
+def test_safe_gate_agrees_with_transformers() -> None:
+    """Ling's gate has a bound. Without it the gate is a softplus, also channel by channel."""
+    heads, width = 3, 8
+    modelling = in_double("transformers.models.bailing_hybrid.modeling_bailing_hybrid")
+    a = torch.randn(4, heads, width, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for bound in (-5.0, None):
+        gate = modelling.BailingHybridForgetGate(SimpleNamespace(
+            linear_head_dim=width, linear_num_heads=heads, hidden_size=heads * width,
+            kda_safe_gate=bound is not None, kda_lower_bound=bound)).double().requires_grad_(False)  # fmt: skip
+        torch.nn.init.eye_(gate.f_proj.weight)
+        for parameter in (gate.A_log, gate.dt_bias):
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(4))
+        theirs, dt_bias = gate(a.flatten(1)[None])[0], gate.dt_bias.unflatten(0, (heads, width))
+        error = (gdn.forget(a, gate.A_log, dt_bias, bound) - theirs).abs().max() / theirs.abs().max()
+        assert float(error) <= ALLOWED["fp64"]
+        assert float((gdn.forget(a, gate.A_log, dt_bias, -4.999) - theirs).abs().max()) > 100 * ALLOWED["fp64"]
 
 
 @pytest.mark.parametrize("width", DTYPES)
@@ -107,13 +130,62 @@ def _hidden_before_embedding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "unseen", swapped)
 
 
-TRUNK, HEAD = CASES[0].name, HEADS[0].name
+def _latent_of_the_token_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys read the latent of their own token, values that of the token before."""
+    correct = mla.expand
+
+    def expand(config: ModelConfig, up: torch.Tensor, memory: AttentionMemory) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = correct(config, up, memory)
+        return keys, values.roll(1, 0)
+
+    monkeypatch.setattr(mla, "expand", expand)
+
+
+def _latent_with_the_eps_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla, "LATENT_EPS", 1e-5)
+
+
+def _decay_of_the_next_channel(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = gdn.forget
+    monkeypatch.setattr(gdn, "forget", lambda *args: correct(*args).roll(1, -1))
+
+
+def _decay_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = gdn.forget
+    monkeypatch.setattr(gdn, "forget", lambda *args: correct(*args).mean(-1, keepdim=True).expand_as(args[0]))
+
+
+def _bias_in_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = mlp.route_by_sigmoid
+
+    def route(config: ModelConfig, scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return correct(config, torch.logit(torch.sigmoid(scores) + (MARGIN - 1) * bias), bias)
+
+    monkeypatch.setattr(mlp, "route_by_sigmoid", route)
+
+
+def _groups_ranked_by_their_best_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of two is as good as its better expert: the second is sorted away before the sum."""
+    correct = mlp.route_by_sigmoid
+
+    def route(config: ModelConfig, scores: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        ranks = (torch.sigmoid(scores) + bias).unflatten(-1, (config.expert_groups, -1))
+        best = ranks.amax(-1).topk(config.groups_per_token).indices[..., None] == torch.arange(config.expert_groups)
+        best = best.any(-2)[..., None].expand_as(ranks).flatten(-2)
+        return correct(replace(config, expert_groups=1, groups_per_token=1), scores, bias.masked_fill(~best, -9.0))
+
+    monkeypatch.setattr(mlp, "route_by_sigmoid", route)
+
+
+TRUNK, HEAD, KIMI = CASES[0].name, HEADS[0].name, next(case.name for case in CASES if case.kind == "kimi")
 
 
 @few(3)
 @pytest.mark.parametrize(("plant", "name"), [
     (_decay_of_one_head, TRUNK), (_eps_of_l2_outside_the_root, TRUNK), (_positions_one_further, TRUNK),
     (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),
+    (_latent_of_the_token_before, KIMI), (_latent_with_the_eps_of_the_model, KIMI), (_decay_of_the_next_channel, KIMI),
+    (_decay_of_the_head, KIMI), (_bias_in_the_shares, KIMI), (_groups_ranked_by_their_best_expert, KIMI),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from instep_reference.contract.event_facts import facts, named, restores, tracks
 from instep_reference.weights import MoeWeights
 
 from ..finding_problem import Problem
-from ..oracle.expert_routes import Route, scores_of
+from ..oracle.expert_routes import Route, deciding_scores
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import Recomputation
 from ..tier_allowances import granted
@@ -66,11 +66,11 @@ class Experts:
         place, width = piece.place("post_normed"), self.oracle.runner.rounded.embedding.dtype
         truth, rounded = (None if side is None else rows(side, place, piece.span)
                           for side in (context.truth, context.rounded))  # fmt: skip
-        router = self._router(piece)
-        if truth is None or rounded is None or router is None or len(truth) != len(mine.scores):
+        mlp, config = self._mixture(piece), self.oracle.config
+        if truth is None or rounded is None or mlp is None or len(truth) != len(mine.scores):
             return
-        route = Route.of(self.oracle.config, scores_of(truth, router))
-        error = route.off(scores_of(rounded.to(truth), router)).clamp(min=noise[family(place, piece.span)])
+        route = Route.of(config, deciding_scores(config, truth, mlp))
+        error = route.off(deciding_scores(config, rounded.to(truth), mlp)).clamp(min=noise[family(place, piece.span)])
         margin, own = route.shortfall(mine.chosen()), mine.chosen()
         differs = (own != route.chosen()).any(-1)
         part = torch.where(differs, margin / granted(route.largest(), error, width), 0.0)
@@ -84,11 +84,11 @@ class Experts:
         yield compared(self, context, piece.place("mlp"), len(differs), choices.worst, Problem.of(said), allowed=1.0,
                        request=piece.request, blocks=len(differs), undecided=choices.ties)  # fmt: skip
 
-    def _router(self, piece: Recomputation) -> torch.Tensor | None:
+    def _mixture(self, piece: Recomputation) -> MoeWeights | None:
         weights = self.oracle.runner.truth
         layers = weights.layers if piece.stage == "trunk" else weights.draft.layers if weights.draft else ()
         mlp = layers[piece.layer].mlp
-        return mlp.router if isinstance(mlp, MoeWeights) else None
+        return mlp if isinstance(mlp, MoeWeights) else None
 
 
 def _keeps(event: Event) -> Iterable[tuple[str, str]]:

@@ -23,6 +23,8 @@ from ..watch.op_calls import linked, seen
 from ..watch.rows_by_request import row_spans
 from .check_interface import NOWHERE, TellsOnce, compared, counted, op_at
 
+LATENTS = "attend_latents"  # attention of the target's layers, if they store latents
+
 
 class Contracts(TellsOnce):
     """Shapes, dtypes, strides, layouts and index ranges of every op call; and which op served each row."""
@@ -62,8 +64,10 @@ class Contracts(TellsOnce):
             found.setdefault((served.op, served.place), []).append(served)
         called = [op for op, _ in found if op in RECURRENCES]
         ops = {"mixed": "conv", "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
+        latents = any(op == LATENTS for op, _ in found)
         for place in context.truth.places:
-            op = "attend" if place.component == "attended" else ops.get(place.component)
+            attends = LATENTS if latents and place.stage == "trunk" else "attend"
+            op = attends if place.component == "attended" else ops.get(place.component)
             if op is None or (op != "attend" and place.stage != "trunk"):
                 continue
             if context.stages is not None and context.stages.stage_of(place) not in context.stages.here:
@@ -75,7 +79,7 @@ class Contracts(TellsOnce):
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
             if due and context.log.replays and not shown:
                 # A real graph hides the calls of its segments; the emulator shows them.
-                what, option = "attention" if op == "attend" else op, "prompt-" * bool(context.log.prompt_buckets)
+                what, option = "attention" if op == attends else op, "prompt-" * bool(context.log.prompt_buckets)
                 yield Skipped(self.name, context.index, f"{what} inside a CUDA graph is not judged; run without "
                               f"--{option}graphs to judge it")  # fmt: skip
                 continue
@@ -144,7 +148,7 @@ def _due(context: EventContext, op: str, place: Place) -> list[tuple[RowSpan, Se
             if stage == "block":  # every row sees the whole block
                 begin, sets, tree = span.start, [(1 << span.count) - 1] * span.count, (-1,)
             stands = seen(begin, sets) if tree else (before, ())
-            served = Served("attend", place, "pages", tuple(pages), span.begin, span.count, *stands)
+            served = Served(op, place, "pages", tuple(pages), span.begin, span.count, *stands)
         else:
             form = "chunk" if span.kind == "prefill" else "window"
             branches = linked(tree) if tree else ()

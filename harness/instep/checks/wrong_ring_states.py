@@ -15,7 +15,7 @@ import torch
 from ..finding_problem import Mistake, NamedMistake, WrongContent
 from ..oracle.reordered_arithmetic import in_two_parts
 from ..oracle.storage_rounding import rounded
-from .wrong_state_inputs import Scene, States, Wrong, add, update
+from .wrong_state_inputs import Scene, States, Wrong, add, fade, update
 
 # A detail of the sentence, the number of tokens, and the wrong update [HV, V] of each.
 Updates = Iterable[tuple[str, int, Callable[[int], torch.Tensor]]]
@@ -139,8 +139,8 @@ def _written_first(scene: Scene) -> Iterator[torch.Tensor]:
     if scene.kept:
         state = scene.base
         for t in range(scene.count):
-            decay = scene.log_decay[t].exp()[:, None, None]
-            state = decay * add(state, scene.k[t], torch.zeros_like(scene.log_decay[t]), scene.updates[t])
+            added = add(state, scene.k[t], torch.zeros_like(scene.log_decay[t]), scene.updates[t])
+            state = fade(added, scene.log_decay[t])
         yield state
 
 

@@ -130,8 +130,8 @@ class Scene:
 
     def undecayed(self, begin: int) -> torch.Tensor:
         """The right state without the decays of the tokens from `begin` on on the state before them."""
-        decay = self.log_decay[begin : self.count].sum(0).exp()
-        return self.right + (1 - decay)[:, None, None] * self.after(begin)
+        before = self.after(begin)
+        return self.right + before - fade(before, self.log_decay[begin : self.count].sum(0))
 
     def last(self, *, k: torch.Tensor | None = None, log_decay: torch.Tensor | None = None,
              beta: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
@@ -171,7 +171,7 @@ def step(
 ) -> torch.Tensor:
     """Add one token to the state: forget, then write only what k does not already recall.
 
-    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
+    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay [HV] or [HV, K]   beta [HV]  ->  [HV, K, V]
     """
     faded = fade(state, log_decay)
     return write(faded, k, update_of(faded, k, v, beta))
@@ -194,8 +194,9 @@ def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: t
 
 
 def fade(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
-    """S <- exp(log_decay) S"""
-    return log_decay.exp()[..., None, None] * state
+    """S <- exp(log_decay) S. The decay is of each head [HV], or of each key channel [HV, K]."""
+    channels = log_decay.shape[-2:] == state.shape[-3:-1] and log_decay.ndim != state.ndim - 2
+    return log_decay.exp()[(..., *(None,) * (2 - channels))] * state
 
 
 def read(state: torch.Tensor, along: torch.Tensor) -> torch.Tensor:

@@ -52,7 +52,8 @@ from .ops_by_place import ops_of
 
 FOLLOWS = Explained("bank", "follows from an earlier error: it is correct for its own inputs")
 CLAUSES = 2  # broken contracts that are quoted at most
-READ_BY = dict.fromkeys(("keys", "values"), ("attend",))  # component of memory -> ops that read it and do not write it
+# component of memory -> ops that read it and do not write it
+READ_BY = dict.fromkeys(("keys", "values"), ("attend", "attend_latents"))
 PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how many requests at each
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:

@@ -25,6 +25,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "attention_inputs": ("query", "key"),
     "key_inputs": ("key",),
     "attend": ("attended",),
+    "attend_latents": ("attended",),
     "output_gate": ("opened",),
     "add": ("residual", "hidden"),
     "mlp": ("mlp",),

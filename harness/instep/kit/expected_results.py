@@ -82,8 +82,7 @@ def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tens
     """Rows of one request as arguments of `gdn.recur`: q, k, v, log_decay, erase, write."""
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    decay = log_decay if log_decay.dim() > beta.dim() else log_decay[..., None]  # [n, HV, K], or one of each head
-    return q, k, v[None], decay[None], beta[None, ..., None], beta[None, ..., None]
+    return q, k, v[None], gdn.by_channel(log_decay, v)[None], beta[None, ..., None], beta[None, ..., None]
 
 
 def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:

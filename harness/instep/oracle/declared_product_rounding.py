@@ -64,6 +64,7 @@ FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, i
 RULE = "recurrence"  # of the model: which of its forms, `Operands.chunk` tells
 NEXT = {
     "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "gated": "linear",
+    "z_low": "linear", "a_low": "linear", "key_raw": "linear", "query": "linear",  # KDA, latent attention
     "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
     "post_normed": "mlp", "final": "lm_head",
 }
@@ -100,7 +101,7 @@ class Operands:
         self.form: str | None = FIRST
         draft = () if weights.draft is None else weights.draft.layers
         experts = [layer.mlp for layer in (*weights.layers, *draft) if isinstance(layer.mlp, MoeWeights)]
-        self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate)]
+        self._wide = [_memory(x) for mlp in experts for x in (mlp.router, mlp.shared_gate) if x is not None]
         # The matrices whose results are added over ranks. Value: the number of a routed expert; None for all others.
         self._by_row = dict[int, int | None]()
         for layer in (*weights.layers, *draft) if any(product.parts > 1 for product in products.values()) else ():
@@ -279,7 +280,7 @@ def in_chunks(
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
     product = operands.products[operands.forms[1]]
     assert product.block is not None, "checked when it was declared"
-    gates = log_decay[None, ..., None], beta[None, ..., None], beta[None, ..., None]
+    gates = gdn.by_channel(log_decay, v)[None], beta[None, ..., None], beta[None, ..., None]
     core, state = recur_by_products(
         q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual,
         operands.inverse,
@@ -296,7 +297,7 @@ def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: tor
         operands.form = operands.forms[operands.chunk]
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    decay, beta = log_decay[None, ..., None], beta[None, ..., None]
+    decay, beta = gdn.by_channel(log_decay, v)[None], beta[None, ..., None]
     return gdn.recur(q, k, v[None], log_decay=decay, erase=beta, write=beta, state=state[None]).state[0]
 
 

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
+from instep_reference.mlp import in_best_groups
+from instep_reference.weights import MoeWeights
 
 from ..tier_allowances import granted
 
@@ -34,7 +36,11 @@ R = TypeVar("R", bound=Shown)
 
 @dataclass(frozen=True)
 class Route:
-    """scores [T, E] of the router; ranking [T, E]: the experts of each row, the `top` that serve it first."""
+    """scores [T, E] that decide; ranking [T, E]: the experts of each row, the `top` that serve it first.
+
+    Of a softmax router the scores are its own. Of a sigmoid router they are those after sigmoid and bias. An expert
+    outside of a row's best groups has a score below all others there.
+    """
 
     scores: torch.Tensor
     ranking: torch.Tensor
@@ -42,8 +48,9 @@ class Route:
 
     @classmethod
     def of(cls, config: ModelConfig, scores: torch.Tensor) -> Route:
-        """Rank like the reference."""
-        ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
+        """Rank like the reference. scores: of `deciding_scores`"""
+        ranking = (scores if config.router == "sigmoid" else scores.softmax(-1)).sort(
+            dim=-1, descending=True, stable=True).indices
         return cls(scores, ranking, config.experts_per_token)
 
     def chosen(self, ranking: torch.Tensor | None = None) -> torch.Tensor:
@@ -107,6 +114,20 @@ def scores_of(rows: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     return torch.stack([rows @ expert for expert in router], dim=-1)
 
 
+def deciding_scores(config: ModelConfig, rows: torch.Tensor, mlp: MoeWeights) -> torch.Tensor:
+    """The scores [T, E] of a `Route`, of rows [T, hidden]."""
+    scores = scores_of(rows, mlp.router)
+    if mlp.bias is None:
+        return scores
+    ranks = torch.sigmoid(scores) + mlp.bias
+    return _finite(in_best_groups(config, ranks), ranks)
+
+
+def _finite(inside: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
+    """Give experts outside of the best groups the score below all others of the row, instead of -inf."""
+    return inside.maximum(ranks.amin(-1, keepdim=True) - 1)
+
+
 class Routes(TorchFunctionMode):
     """While it is entered, every router that runs is recorded. given: the rankings to follow, in the order of routers.
 
@@ -132,13 +153,19 @@ class Routes(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.__name__ == "softmax":
+        if self.config.router == "sigmoid":  # `mlp.in_best_groups` ends in a mask; the next sort is that of experts
+            if func.__name__ == "masked_fill" and args[0].shape[-1] == self.config.experts:
+                self._scores = _finite(out, args[0])
+            elif func.__name__ != "sort":
+                return out
+        elif func.__name__ == "softmax":
             self._scores = args[0] if args[0].shape[-1] == self.config.experts else None
-        elif func.__name__ == "sort" and self._scores is not None:
+        if func.__name__ == "sort" and self._scores is not None and out.indices.shape == self._scores.shape:
             number, values, ranking = len(self.seen), out.values, out.indices
             if number < len(self.given) and self.given[number].shape == ranking.shape:
                 ranking = self.given[number]
                 values = args[0].gather(-1, ranking)
             self.seen.append(Route(self._scores, ranking, self.config.experts_per_token))
+            self._scores = None
             return torch.return_types.sort((values, ranking))
         return out

@@ -58,7 +58,7 @@ def lacking_oldest(base: torch.Tensor, recent: Sequence[Run]) -> Iterator[tuple[
             rest = slice(t + lost, None)
             known = LACKS_OLDEST.known("oldest" if lost == 1 else f"{lost} oldest", held - t)
             key, value, decay, gate, written = (
-                x[None, rest] for x in (k, v, log_decay[..., None], beta[..., None], updates))
+                x[None, rest] for x in (k, v, gdn.by_channel(log_decay, v), beta[..., None], updates))
             computed = gdn.left_by(key, value, decay, gate, gate, state[None])[0]
             replayed = gdn.absorb(key, decay, written, state[None])[0]
             yield from ((known, found) for found in (computed, replayed) if torch.isfinite(found).all())
@@ -89,14 +89,15 @@ def _undone(
 ) -> torch.Tensor:
     """The state before a token, from the one after it.
 
-        S_after = e^g (1 - beta k k^T) S + beta k v^T, and (1 - beta k k^T)^-1 = 1 + beta / (1 - beta k^T k) k k^T
+        S_after = (1 - beta k k^T) e^g S + beta k v^T, and (1 - beta k k^T)^-1 = 1 + beta / (1 - beta k^T k) k k^T
 
-    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay, beta [HV]  ->  [HV, K, V]
+    Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay [HV] or [HV, K]   beta [HV]  ->  [HV, K, V]
     """
     rest = state - beta[:, None, None] * k[:, :, None] * v[:, None, :]
     share = beta / (1 - beta * k.square().sum(-1))
     recalled = torch.einsum("hk,hkv->hv", k, rest)
-    return (rest + share[:, None, None] * k[:, :, None] * recalled[:, None, :]) / log_decay.exp()[:, None, None]
+    decay = gdn.by_channel(log_decay, v).exp()[..., None]
+    return (rest + share[:, None, None] * k[:, :, None] * recalled[:, None, :]) / decay
 
 
 def _folded(tokens: Run, base: torch.Tensor, nodes: Sequence[int]) -> torch.Tensor:

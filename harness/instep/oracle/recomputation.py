@@ -465,7 +465,7 @@ def rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
         q, k, v, log_decay, beta = (x[None] for x in (q, k, v, log_decay, beta))
     repeats = v.shape[2] // k.shape[2]
     q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
-    return q, k, v, log_decay[..., None], beta[..., None], beta[..., None]
+    return q, k, v, gdn.by_channel(log_decay, v), beta[..., None], beta[..., None]
 
 
 _Shown = tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]

@@ -144,7 +144,8 @@ def forms(parents: Sequence[int]) -> Forms:
     """For `trunk.layer`. parents: of each node, -1 for the root; the memory before the window is the layer's."""
     tree = tuple(parents)
     recurrent = {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)}
-    return {"attention": {"read": partial(read_tree, tree)}, **{mixer: recurrent for mixer in RECURRENCES}}
+    attending = {"read": partial(read_tree, tree)}
+    return {"attention": attending, "mla": attending, **{mixer: recurrent for mixer in RECURRENCES}}
 
 
 def recur_tree(

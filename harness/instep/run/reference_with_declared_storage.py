@@ -17,7 +17,7 @@ from instep_reference.contract.declared_rounding import PREFIXES, RING, Storage,
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import Memories, ReferenceEngine
-from instep_reference.gdn import GdnMemory, absorb
+from instep_reference.gdn import GdnMemory, absorb, by_channel
 from instep_reference.speculative_rounds import Standing
 from instep_reference.verify_by_decoding import Node
 
@@ -183,12 +183,13 @@ def run_again(
 ) -> torch.Tensor:
     """Run tokens again from a ring that has keys and updates in two parts of `dtype`.
 
-    Shapes:  rows: k (T, H, K), log_decay (T, HV), update (T, HV, V)   state (HV, K, V)  ->  the state after them
+    Shapes:  rows: k (T, H, K), log_decay (T, HV) or (T, HV, K), update (T, HV, V)   state (HV, K, V)
+             ->  the state after them
     """
     k, log_decay, update = (rows[name] for name in IN_A_RING)
     k = k.repeat_interleave(update.shape[1] // k.shape[1], dim=1)
     k, update = (in_two_parts(x, dtype, chance) for x in (k, update))
-    return absorb(k[None], log_decay[None, :, :, None], update[None], state[None])[0]
+    return absorb(k[None], by_channel(log_decay, update)[None], update[None], state[None])[0]
 
 
 def _with(memories: Memories, state: States) -> Memories:

@@ -271,11 +271,11 @@ def state_block(config: ModelConfig) -> tuple[int, ...]:
 def _kv(
     prefix: str, config: ModelConfig, layers: tuple[int, ...], page_size: int, pages: int, storage: Storage
 ) -> list[Demand]:
-    shape, (dtype, tiles) = (page_size, config.kv_heads, config.head_dim), _stored(storage)
+    dtype, tiles = _stored(storage)
     means = {name: Meaning(name, bool(prefix), Positions("token"), block=prefix == "block_")
              for name in ("keys", "values")}
-    one = Demand("", "page", layers, pages, shape, dtype, tiles=tiles)
-    return [replace(one, name=prefix + name, means=means[name]) for name in means]
+    return [Demand(prefix + name, "page", layers, pages, (page_size, *row), dtype, tiles=tiles, means=means[name])
+            for name, row in zip(means, config.stored_rows, strict=True)]
 
 
 def _stored(storage: Storage) -> tuple[torch.dtype, Blocked | None]:

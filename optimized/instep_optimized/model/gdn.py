@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.config import KIMI, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
@@ -33,8 +33,9 @@ class GdnLayer:
 
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
-        norm = stored.take(f"{prefix}.input_layernorm.weight")
-        return cls(layer, norm, w.gdn(stored, prefix, config), Half.of(stored, prefix, layer, config), config)
+        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
+        weights = (w.kda if config.model_type == KIMI else w.gdn)(stored, prefix, config)
+        return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows and states."""
@@ -43,12 +44,17 @@ class GdnLayer:
             return Place(stage, self.layer, component)
 
         weights, config = self.weights, self.config
-        places = ("qkv", "z", "b", "a")
+        places = ("qkv", "z", "b", "a") if weights.z is None else ("qkv", "z_low", "b", "a_low")
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         qkv, z, b, a = linears(
             ops, x=x, weight=weights.inputs, to=tuple(map(at, places)),
             shapes=tuple(config.lengths(config.recurrence.places[place]) for place in places),
-        )  # [N, C], [N, HV, V], [N, HV], [N, HV], or a [N, HV, K]
+        )  # [N, C], [N, HV, V], [N, HV], [N, HV], or a [N, HV, K]; of low rank z_low [N, V], a_low [N, K]
+        if weights.z is not None and weights.a is not None:
+            z, a = (
+                ops.linear(x=low, weight=second, shape=config.lengths(config.recurrence.places[place]), to=at(place))
+                for place, low, second in (("z", z, weights.z), ("a", a, weights.a))
+            )
         core = bound.mix(ops, partial(self._core, stage, x.dtype), (qkv, a, b), z)  # [N, HV, V]
         gated = ops.gated_norm(
             core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")

@@ -28,7 +28,7 @@ class Half:
 
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> Half:
-        norm = stored.take(f"{prefix}.post_attention_layernorm.weight")
+        norm = stored.norm(f"{prefix}.post_attention_layernorm.weight", config)
         return cls(layer, norm, w.mlp(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:

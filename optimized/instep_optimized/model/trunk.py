@@ -24,6 +24,7 @@ from ..packed_batch import Batch, TargetRows
 from ..sampling_inputs import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
+from .latent_attention import LatentLayer
 from .residual import Residual
 
 STAGE = "trunk"
@@ -37,7 +38,8 @@ def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> L
 
 def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     pools = memory.units("keys", layer), memory.units("values", layer)
-    mixer = AttentionLayer.of(stored, f"model.layers.{layer}", layer, config, *pools)
+    kind = LatentLayer if config.latent else AttentionLayer
+    mixer = kind.of(stored, f"model.layers.{layer}", layer, config, *pools)
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
 
 
@@ -47,7 +49,7 @@ def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
 
 # By the mixer of the layer.
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
-    **dict.fromkeys(RECURRENCES, _gdn), "attention": _attention, "": _elsewhere,
+    **dict.fromkeys(RECURRENCES, _gdn), "attention": _attention, "mla": _attention, "": _elsewhere,
 }
 
 
@@ -98,7 +100,7 @@ class Trunk:
     def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
         layers = tuple(LAYERS[mixer](stored, layer, config, memory) for layer, mixer in enumerate(config.mixers))
         read = () if config.block is None else config.block.target_layer_ids
-        return cls(Head.of(stored, config), layers, stored.take("model.norm.weight"), config.eps, read)
+        return cls(Head.of(stored, config), layers, stored.norm("model.norm.weight", config), config.eps, read)
 
     def __call__(self, ops: Ops, batch: Batch, bound: Mixes) -> TargetRows:
         """Run the target over the rows of a launch."""

@@ -269,7 +269,16 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
 
     For a node of a tree p is the position that the token has if the node's path is accepted.
     """
-    out, labels = torch.zeros_like(query), read(query)
+    return _attend(torch.zeros_like(query), query, pages, to)
+
+
+def attend_latents(*, query: torch.Tensor, pages: Pages, up: torch.Tensor, to: Place) -> torch.Tensor:
+    """As `attend`, from the labels as they are stored."""
+    return _attend(query.new_zeros(pages.expanded(query, up)), query, pages, to)
+
+
+def _attend(out: torch.Tensor, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
+    labels = read(query)
     for request, (begin, count, before_) in enumerate(extents(pages)):
         if not count:
             continue
@@ -285,7 +294,7 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
             total = each[:before_].sum() + (mix(both[before_:], before_ + depth) * sees).sum(dim=1)
             sees = sees.any(dim=1) | mapped[:before_].any()
         rows = slice(begin, begin + count)
-        answer = expand(mix(mix(total, labels[rows]), code(to)), *query.shape[1:])
+        answer = expand(mix(mix(total, labels[rows]), code(to)), *out.shape[1:])
         out[rows] = answer * sees[:, None, None]
     return out
 

@@ -90,7 +90,10 @@ class AttentionInputs(NamedTuple):
 class ExpertWeights:
     """Weights of an expert layer: router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I].
 
-    The shared expert has the same form; its gate is [1, D].
+    The shared expert has the same form; its gate is [1, D]. None: it is added as it is.
+    router_bias [E]  given for a sigmoid router, which chooses by sigmoid(score) + bias among the experts of the
+                     `groups_per_token` best of `groups` groups: those with the largest sums of two. A share is
+                     sigmoid(score), renormalised if `norm_topk`, times `scale`
     """
 
     router: torch.Tensor
@@ -99,6 +102,10 @@ class ExpertWeights:
     shared_gate_up: torch.Tensor | None
     shared_down: torch.Tensor | None
     shared_gate: torch.Tensor | None
+    router_bias: torch.Tensor | None = None
+    groups: int = 1
+    groups_per_token: int = 1
+    scale: float = 1.0
 
 
 class Embed(Protocol):
@@ -247,6 +254,16 @@ class Attend(Protocol):
     def __call__(self, *, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor: ...
 
 
+class AttendLatents(Protocol):
+    """`attend` over pages of latents: keys [pages, page_size, 1, S], values [pages, page_size, 1, R] -> [N, heads, V].
+
+    up [heads * (head_dim - S + V), R] expands a latent to each head's key, then its value. A key ends in the S channels
+    that are stored as keys.
+    """
+
+    def __call__(self, *, query: torch.Tensor, pages: Pages, up: torch.Tensor, to: Place) -> torch.Tensor: ...
+
+
 class OutputGate(Protocol):
     """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim])."""
 
@@ -260,7 +277,10 @@ class Mlp(Protocol):
 
 
 class Moe(Protocol):
-    """x [N, D] -> sum of top-k experts by fp32 softmax (renormalised if `norm_topk`), plus the gated shared expert."""
+    """x [N, D] -> sum of top-k experts by fp32 softmax (renormalised if `norm_topk`), plus the gated shared expert.
+
+    `Ops.sigmoid`: also by sigmoid, if the weights have a `router_bias`.
+    """
 
     def __call__(
         self, *, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place
@@ -405,7 +425,7 @@ class FusedGdn(Protocol):
 
 
 # The ops that receive the shapes of trees: see `Ops.trees`.
-ALONG_TREES = ("conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend")
+ALONG_TREES = ("conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend", "attend_latents")
 
 
 @dataclass(frozen=True)
@@ -426,6 +446,7 @@ class Ops:
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
+    sigmoid        its `moe` supports a sigmoid router (`ExpertWeights.router_bias`)
     trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
                    bytes that its ops take in addition to pools and results, while they run
@@ -485,10 +506,12 @@ class Ops:
     verify_gdn: VerifyGdn | None = None
     window_gdn: WindowGdn | None = None
     fused_gdn: FusedGdn | None = None
+    attend_latents: AttendLatents | None = None
     kda: Recur | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False
+    sigmoid: bool = False
     packed: bool = False
     trees: bool = False
     scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None

@@ -196,6 +196,19 @@ def _attend(given: Given) -> Iterator[Fit]:
     yield "values", tuple(pages.values.shape), tuple(pages.keys.shape)
     yield "head_dim", given["query"].shape[2], pages.keys.shape[3]
     yield "query heads, by KV heads,", heads % pages.keys.shape[2], 0
+    yield from _rest_of_pages(given)
+
+
+def _attend_latents(given: Given) -> Iterator[Fit]:
+    pages, heads, up = given["pages"], given["query"].shape[1], given["up"]
+    yield "values", tuple(pages.values.shape[:-1]), tuple(pages.keys.shape[:-1])
+    yield "KV heads", pages.keys.shape[2], 1
+    yield "up", (up.shape[0] % heads, up.shape[1]), (0, pages.values.shape[-1])
+    yield from _rest_of_pages(given)
+
+
+def _rest_of_pages(given: Given) -> Iterator[Fit]:
+    pages = given["pages"]
     if pages.ancestors is not None:
         yield "ancestors", tuple(pages.ancestors.shape), (given["query"].shape[0],)
     yield from _scales("keys", pages.keys, pages.key_scales)
@@ -284,6 +297,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs,
     **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()},
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
+    "attend_latents": _attend_latents,
     "key_inputs": _key_inputs,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
@@ -327,7 +341,8 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
     "key_inputs": _like("key_raw"), "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
     "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
-    "attend": _like("query"), "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
+    "attend": _like("query"), "attend_latents": lambda g: (g["pages"].expanded(g["query"], g["up"]),),
+    "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),
     "plan_tree": lambda g: (tuple(g["parents"].shape),) * 4,
     "plan_path": lambda g: (tuple(g["accept_index"].shape),) * 2,
     "head_pick": lambda g: ((g["x"].shape[0],),),

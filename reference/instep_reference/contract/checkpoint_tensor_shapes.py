@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import ModelConfig
+from .config import KIMI, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -71,11 +71,13 @@ def _layer(
         f"{at}.input_layernorm.weight": (config.hidden,), f"{at}.post_attention_layernorm.weight": (config.hidden,)
     }
     if index in config.recurrent:
-        shapes |= _gdn(config, f"{at}.linear_attn")
+        shapes |= _kda(config, f"{at}.self_attn") if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn")
     else:
-        shapes |= _attention(config, f"{at}.self_attn")
+        shapes |= (_mla if config.latent else _attention)(config, f"{at}.self_attn")
     yield from shapes.items()
-    if "moe" in config.layers[index]:
+    if config.router == "sigmoid" and "moe" in config.layers[index]:
+        yield from _sparse(config, f"{at}.block_sparse_moe")
+    elif "moe" in config.layers[index]:
         yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
     else:
         yield from _mlp(config.hidden, config.intermediate, f"{at}.mlp").items()
@@ -99,6 +101,35 @@ def _gdn(config: ModelConfig, at: str) -> Shapes:
         f"{at}.dt_bias": (gate,),
         f"{at}.norm.weight": (config.value_dim,),
         f"{at}.out_proj.weight": (D, values),
+    }
+
+
+def _kda(config: ModelConfig, at: str) -> Shapes:
+    D, keys, values = config.hidden, config.value_heads * config.key_dim, config.value_heads * config.value_dim
+    channels = {"q": keys, "k": keys, "v": values}
+    return {
+        **{f"{at}.{name}_proj.weight": (count, D) for name, count in channels.items()},
+        **{f"{at}.{name}_conv1d.weight": (count, 1, config.conv_width) for name, count in channels.items()},
+        f"{at}.A_log": (1, 1, config.value_heads, 1),
+        f"{at}.dt_bias": (keys,),
+        f"{at}.f_a_proj.weight": (config.key_dim, D),
+        f"{at}.f_b_proj.weight": (keys, config.key_dim),
+        f"{at}.b_proj.weight": (config.value_heads, D),
+        f"{at}.g_a_proj.weight": (config.value_dim, D),
+        f"{at}.g_b_proj.weight": (values, config.value_dim),
+        f"{at}.o_norm.weight": (config.value_dim,),
+        f"{at}.o_proj.weight": (D, values),
+    }
+
+
+def _mla(config: ModelConfig, at: str) -> Shapes:
+    D, heads, shared = config.hidden, config.heads, config.shared_key
+    return {
+        f"{at}.q_proj.weight": (heads * config.head_dim, D),
+        f"{at}.kv_a_proj_with_mqa.weight": (config.latent + shared, D),
+        f"{at}.kv_a_layernorm.weight": (config.latent,),
+        f"{at}.kv_b_proj.weight": (heads * (config.head_dim - shared + config.value_width), config.latent),
+        f"{at}.o_proj.weight": (D, heads * config.value_width),
     }
 
 
@@ -130,3 +161,14 @@ def _moe(config: ModelConfig, at: str, fused: bool) -> Iterator[tuple[str, tuple
     yield from shapes.items()
     for expert in range(0 if fused else config.experts):
         yield from _mlp(D, inner, f"{at}.experts.{expert}").items()
+
+
+def _sparse(config: ModelConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A mixture with a sigmoid router. The release's names of a SwiGLU: w1 is gate, w3 up, w2 down."""
+    D, inner = config.hidden, config.expert_intermediate
+    yield f"{at}.gate.weight", (config.experts, D)
+    yield f"{at}.gate.e_score_correction_bias", (config.experts,)
+    yield from _mlp(D, config.shared_intermediate, f"{at}.shared_experts").items()
+    for expert in range(config.experts):
+        for name, shape in (("w1", (inner, D)), ("w3", (inner, D)), ("w2", (D, inner))):
+            yield f"{at}.experts.{expert}.{name}.weight", shape

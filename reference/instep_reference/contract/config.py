@@ -18,12 +18,14 @@ from .errors import BadInput
 from .recurrences import RECURRENCES, Axes, Recurrence
 
 # A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a recurrence of RECURRENCES,
-# "attention", "mlp" or "moe".
+# "attention", "mla" (attention over latents), "mlp" or "moe".
 Block = str
 MLPS = ("mlp", "moe")
 
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
+KIMI = "kimi_linear"
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -35,6 +37,8 @@ ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
+# eps of the norm of a latent, whatever the model's is: the release and transformers leave the default of their norms
+LATENT_EPS = 1e-6
 LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
 MOST_LAYERS = (1 << 16) - 1  # below `place_names.AFTER_LAYERS`, which must sort after every layer
 
@@ -76,6 +80,18 @@ class ModelConfig:
     mtp_layers: int
     # a block drafter, from a separate file; None: none is in use
     block: BlockDrafter | None = None
+    # KDA: the bound of the safe gate, in nats; None: the gate is a softplus
+    decay_bound: float | None = None
+    # latent attention: a key of head_dim channels ends in `shared_key` channels that all heads share
+    latent: int = 0
+    shared_key: int = 0
+    value_width: int = 0
+    # router: softmax, or sigmoid with a bias, over the best groups of experts
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    expert_groups: int = 1
+    groups_per_token: int = 1
+    routed_scale: float = 1.0
+    centred_norms: bool = True  # whether a stored norm weight w stands for 1 + w
 
     @classmethod
     def from_file(cls, path: Path | str) -> ModelConfig:
@@ -85,7 +101,8 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
         """Read decoded JSON; multimodal files are read at their `text_config`."""
-        return _read(_Fields(_text_part(data), data))
+        fields = _Fields(_text_part(data), data)
+        return _read_kimi(fields) if fields.get("model_type") == KIMI else _read(fields)
 
     @cached_property
     def mixers(self) -> tuple[Block, ...]:
@@ -119,6 +136,12 @@ class ModelConfig:
         sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim}
         return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
 
+    @property
+    def stored_rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(heads, channels) of a stored key and of a stored value. MLA: the shared part of a key, the latent."""
+        own = self.kv_heads, self.head_dim
+        return ((1, self.shared_key), (1, self.latent)) if self.latent else (own, own)
+
     def drafter(self) -> ModelConfig:
         """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
         layers = (("attention", "moe" if self.experts else "mlp"),) * self.mtp_layers
@@ -133,7 +156,7 @@ class ModelConfig:
             heads=block.num_attention_heads, kv_heads=block.num_key_value_heads, head_dim=block.head_dim,
             rotary_dim=block.rotary_dim, rope_theta=block.rope_theta, eps=block.rms_norm_eps,
             intermediate=block.intermediate_size, experts=0, experts_per_token=0, expert_intermediate=0,
-            shared_intermediate=0, norm_topk=False)
+            shared_intermediate=0, norm_topk=False, latent=0, router="softmax", centred_norms=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -230,7 +253,7 @@ def _read(f: _Fields) -> ModelConfig:
     head_dim = f.whole("head_dim", default=HEAD_DIM)
     # Qwen3.5-MoE has experts in every layer, and no such fields
     dense_layers = range(layers) if not experts else _dense_layers(f, layers) if model_type == "qwen3_next" else ()
-    mixers = _mixers(f, layers, next(row.name for row in RECURRENCES.values() if model_type in row.types))
+    mixers = _mixers(f, layers, _recurrent(model_type))
     return ModelConfig(
         model_type=model_type,
         vocab=f.whole("vocab_size"),
@@ -265,7 +288,7 @@ def _model_type(f: _Fields) -> str:
     """Return the type without its suffix; refuse an unsupported type, or an unsupported variation of one."""
     model_type = str(f.get("model_type")).removesuffix(TEXT_SUFFIX)
     if model_type not in DENSE_TYPES + MOE_TYPES:
-        raise _bad("model_type", f.get("model_type"), f"one of {', '.join(DENSE_TYPES + MOE_TYPES)}")
+        raise _bad("model_type", f.get("model_type"), f"one of {', '.join(MODEL_TYPES)}")
     for name, value in (
         ("hidden_act", "silu"), ("attention_bias", False), ("attn_output_gate", True),
         ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
@@ -289,6 +312,11 @@ def _multiple(f: _Fields, name: str, of: str) -> tuple[int, int]:
     if heads % groups:
         raise _bad(name, heads, f"a multiple of {of} ({groups})")
     return heads, groups
+
+
+def _recurrent(model_type: str) -> Block:
+    """Return the recurrence of a type's linear layers."""
+    return next(row.name for row in RECURRENCES.values() if model_type in row.types)
 
 
 def _mixers(f: _Fields, layers: int, recurrent: Block) -> tuple[Block, ...]:
@@ -316,10 +344,10 @@ def _rotary_dim(f: _Fields, head_dim: int) -> int:
     return rotary_dim
 
 
-def _experts_per_token(f: _Fields, experts: int) -> int:
-    count = f.whole("num_experts_per_tok")
+def _experts_per_token(f: _Fields, experts: int, name: str = "num_experts_per_tok") -> int:
+    count = f.whole(name)
     if count > experts:
-        raise _bad("num_experts_per_tok", count, f"at most num_experts ({experts})")
+        raise _bad(name, count, f"at most num_experts ({experts})")
     return count
 
 
@@ -330,3 +358,89 @@ def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
         raise _bad("mlp_only_layers", listed, f"a list of layer numbers under {layers}")
     step = f.whole("decoder_sparse_step", default=1)
     return tuple(index for index in range(layers) if index in listed or (index + 1) % step)
+
+
+def _read_kimi(f: _Fields) -> ModelConfig:
+    """Read a file of Kimi-Linear. Fields with which Kimi-K3 changes the layers of this type are refused.
+
+    Mirrors: transformers 5.24 `KimiLinearConfig`, and `config.json` of Kimi-Linear-48B-A3B. The release does not
+             renormalise the share of a single expert, transformers does: such a file is refused.
+    """
+    linear = _Fields(_object(f, "linear_attn_config"), {})
+    for name, value in (
+        ("hidden_act", "silu"), ("attention_bias", False), ("q_lora_rank", None), ("mla_use_nope", True),
+        ("mla_use_output_gate", False), ("moe_router_activation_func", "sigmoid"), ("use_grouped_topk", True),
+        ("moe_layer_freq", 1), ("num_nextn_predict_layers", 0), ("tie_word_embeddings", False),
+        ("routed_expert_hidden_size", None), ("latent_moe_use_norm", False), ("attn_res_block_size", None),
+    ):
+        _only(name, f.get(name), value)
+    for name, value in (("use_full_rank_gate", False), ("gate_lower_bound", None)):
+        _only(f"linear_attn_config.{name}", linear.get(name), value)
+    layers, experts, heads = f.whole("num_hidden_layers", most=MOST_LAYERS), f.whole("num_experts"), f.whole(
+        "num_attention_heads")
+    if f.get("num_key_value_heads") is not None:
+        _only("num_key_value_heads", f.get("num_key_value_heads"), heads)
+    chosen = _experts_per_token(f, experts, "num_experts_per_token")
+    groups = f.whole("num_expert_group", default=1)
+    if experts % groups or experts // groups < min(2, groups):
+        raise _bad("num_expert_group", groups, f"a divisor of num_experts ({experts}), with at least two in a group")
+    best = f.whole("topk_group", default=1, most=groups)
+    if chosen > best * (experts // groups):
+        raise _bad("num_experts_per_token", chosen, f"at most {best * (experts // groups)}, the experts of topk_group")
+    norm_topk = f.flag("moe_renormalize", default=True)
+    if norm_topk and chosen == 1:
+        raise _bad("num_experts_per_token", 1, "at least 2 with moe_renormalize: engines differ in the share of one")
+    linear_heads, width = linear.whole("num_heads"), linear.whole("head_dim")
+    shared_key = f.whole("qk_rope_head_dim")
+    expert_width = f.whole("moe_intermediate_size")
+    dense = range(min(layers, f.whole("first_k_dense_replace", least=0, default=1)))
+    types = ["dense" if layer in dense else "sparse" for layer in range(layers)]
+    _only("mlp_layer_types", f.get("mlp_layer_types"), types)
+    return ModelConfig(
+        model_type=KIMI,
+        vocab=f.whole("vocab_size"),
+        hidden=f.whole("hidden_size"),
+        layers=tuple((mixer, "mlp" if layer in dense else "moe") for layer, mixer in enumerate(
+            _kimi_mixers(f, linear, layers))),
+        eps=f.positive("rms_norm_eps"),
+        tied=False,
+        key_heads=linear_heads, value_heads=linear_heads, key_dim=width, value_dim=width,
+        conv_width=linear.whole("short_conv_kernel_size"),
+        output_gate="sigmoid",
+        heads=heads, kv_heads=1, head_dim=f.whole("qk_nope_head_dim") + shared_key,
+        rotary_dim=0, rope_theta=1.0,
+        intermediate=f.whole("intermediate_size") if dense else 0,
+        experts=experts, experts_per_token=chosen, expert_intermediate=expert_width,
+        shared_intermediate=expert_width * f.whole("num_shared_experts"),
+        norm_topk=norm_topk,
+        mtp_layers=0,
+        latent=f.whole("kv_lora_rank"), shared_key=shared_key, value_width=f.whole("v_head_dim"),
+        router="sigmoid", expert_groups=groups, groups_per_token=best,
+        routed_scale=f.positive("routed_scaling_factor"), centred_norms=False,
+    )
+
+
+def _object(f: _Fields, name: str) -> dict[str, Any]:
+    found = f.get(name)
+    if not isinstance(found, dict):
+        raise _bad(name, found, "an object")
+    return found
+
+
+def _kimi_mixers(f: _Fields, linear: _Fields, layers: int) -> tuple[Block, ...]:
+    """Read the mixers of layers. Two lists have the numbers of layers, from 1; `layer_types` must agree if stated."""
+    recurrent = _recurrent(KIMI)
+    lists: dict[str, Block] = {"kda_layers": recurrent, "full_attn_layers": "mla"}
+    kinds: dict[int, Block] = {}
+    for name, kind in lists.items():
+        numbers = linear.get(name)
+        if not isinstance(numbers, list) or not all(type(n) is int and 1 <= n <= layers for n in numbers):
+            raise _bad(f"linear_attn_config.{name}", numbers, f"a list of layer numbers, 1 to {layers}")
+        if twice := sorted(kinds.keys() & set(numbers)):
+            raise _bad(f"linear_attn_config.{name}", twice, "layers that are not in kda_layers")
+        kinds |= dict.fromkeys(numbers, kind)
+    if missing := sorted({*range(1, layers + 1)} - kinds.keys()):
+        raise _bad("linear_attn_config", f"no kind for layers {missing}", "every layer in one of its lists")
+    types = ["linear_attention" if kinds[n] == recurrent else "full_attention" for n in range(1, layers + 1)]
+    _only("layer_types", f.get("layer_types"), types)
+    return tuple(kinds[n] for n in range(1, layers + 1))

@@ -36,7 +36,11 @@ MODES: Mapping[str, DrafterFacts] = {
     BLOCK: DrafterFacts(heads=False, block=True),
 }
 MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_moe")  # dense and MoE models draft alike
-DRAFTERS: Mapping[tuple[str, str], DrafterFacts] = {(kind, mode): MODES[mode] for kind in MODEL_TYPES for mode in MODES}
+HEADLESS = ("kimi_linear",)  # without MTP layers
+DRAFTERS: Mapping[tuple[str, str], DrafterFacts] = {
+    (kind, mode): facts for kind in (*MODEL_TYPES, *HEADLESS) for mode, facts in MODES.items()
+    if kind not in HEADLESS or not facts.heads
+}
 
 
 def in_use(config: ModelConfig, mode: str) -> ModelConfig:

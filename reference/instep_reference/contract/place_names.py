@@ -20,21 +20,25 @@ COMPONENTS: tuple[str, ...] = (
     "normed",     # [N, D]   input norm of the layer; at stage level, draft only: norm(embedding)
     # GDN layer
     "qkv",        # [N, C]   conv input, channels q (H*K), k (H*K), v (HV*V)
+    "z_low",      # [N, V]   KDA only: the projection before z
     "z",          # [N, HV, V]
     "b",          # [N, HV]
-    "a",          # [N, HV]
+    "a_low",      # [N, K]   KDA only: the projection before a
+    "a",          # [N, HV]; KDA: [N, HV, K]
     "mixed",      # [N, C]   after conv and silu
     "conv",       # [C, W-1]  memory, oldest first
     "q",          # [N, H, K]  l2-normalised and scaled by K ** -0.5
     "k",          # [N, H, K]  l2-normalised
     "v",          # [N, HV, V]
-    "log_decay",  # [N, HV]
+    "log_decay",  # [N, HV]; KDA: [N, HV, K]
     "beta",       # [N, HV]
     "core",       # [N, HV, V] the read-out of the state
     "update",     # [N, HV, V] what each token adds to the state along its key; engines that keep it show it (gdn.py)
     "state",      # [HV, K, V]  memory
     "gated",      # [N, HV, V] gated norm of core
-    # attention layer
+    # attention layer; of latent attention (MLA) only these: key_raw [N, 1, R] (a latent before its norm), query
+    # [N, heads, head_dim], key [N, 1, S] (its shared part), value [N, 1, R] (the latent), keys, values, and
+    # attended [N, heads, value_width]
     "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate
     "key_raw",    # [N, kv_heads, head_dim] k_proj
     "query",      # [N, heads, head_dim] normed and rotated

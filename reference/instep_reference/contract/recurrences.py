@@ -25,6 +25,7 @@ class Recurrence:
     name   of the kind, and of its op: in op sets, `instep op` and the kit
     decay  "head": a state forgets at one rate; "channel": at one rate per key channel
     types  model types whose "linear_attention" it is
+    low_rank  z and a follow from z_low and a_low, which are results too
     conv   the segments of the conv's channels, in order: components that the conv's output is split into
     state  axes of a state in the canonical layout
     """
@@ -32,6 +33,7 @@ class Recurrence:
     name: str
     decay: Literal["head", "channel"]
     types: tuple[str, ...]
+    low_rank: bool = False
     conv: tuple[str, ...] = ("q", "k", "v")
     state: Axes = ("HV", "K", "V")
 
@@ -48,8 +50,8 @@ class Recurrence:
     @cached_property
     def places(self) -> Mapping[str, Axes]:
         """The axes of every result of such a layer alone, per row, by component, in the order of the data flow."""
-        head = ("HV", "V")
-        return {
+        head, low = ("HV", "V"), {"z_low": ("V",), "a_low": ("K",)} if self.low_rank else {}
+        return low | {
             "qkv": ("C",), "z": head, "b": ("HV",), "a": self.gate, "mixed": ("C",), "q": ("H", "K"), "k": ("H", "K"),
             "v": head, "log_decay": self.gate, "beta": ("HV",), "core": head, "update": head, "gated": head,
         }
@@ -59,5 +61,6 @@ class Recurrence:
 GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe"))
 RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     GDN,
-    Recurrence("kda", "channel", types=("kimi_linear",)),  # Kimi Delta Attention (arXiv:2510.26692)
+    # Kimi Delta Attention (arXiv:2510.26692)
+    Recurrence("kda", "channel", types=("kimi_linear",), low_rank=True),
 )}  # fmt: skip

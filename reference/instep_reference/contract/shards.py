@@ -19,7 +19,7 @@ from math import prod
 from msgspec import structs
 
 from .block_drafter import PREFIX
-from .config import ModelConfig
+from .config import KIMI, ModelConfig
 from .errors import BadInput
 from .place_names import Place
 
@@ -141,7 +141,7 @@ def rows(config: ModelConfig) -> Mapping[str, Shard]:
     first = {"C": _channels(config, 1), "H": Shard(1, (Segment(config.key_heads),)),
              "HV": Shard(1, (Segment(config.value_heads),))}  # fmt: skip
     return {
-        **{component: first[axes[0]] for component, axes in config.recurrence.places.items()},
+        **{component: first[axes[0]] for component, axes in config.recurrence.places.items() if axes[0] in first},
         **dict.fromkeys(("projected", "query", "attended", "opened"), Shard(1, (queries,))),
         **dict.fromkeys(("key_raw", "key", "value"), Shard(1, (kv,))),
     }
@@ -196,6 +196,8 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
     experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
+    if config.model_type == KIMI and size > 1:
+        raise BadInput("--ranks", found=size, expected=f"1: the parts of {KIMI}'s tensors are not declared")
     if experts == WHOLE and not config.experts:
         raise BadInput("--experts", found=f"{WHOLE}, and the model has no experts", expected=COLUMNS)
     shared = {

@@ -19,9 +19,12 @@ import torch
 
 from ..inputs.checkpoints import Kind
 
-MODULES: dict[Kind, str] = {"dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe"}
+MODULES: dict[Kind, str] = {
+    "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear",
+}
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
+    "kimi": "KimiLinearForCausalLM",
 }
 
 
@@ -42,7 +45,7 @@ def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     name = f"transformers.models.{MODULES[kind]}.modeling_{MODULES[kind]}"
-    module = _in_double(name) if dtype == torch.float64 else importlib.import_module(name)
+    module = in_double(name) if dtype == torch.float64 else importlib.import_module(name)
     model = getattr(module, CLASSES[kind]).from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
@@ -106,13 +109,16 @@ def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
             memory[f"conv {index}"] = window[:, window.shape[1] - config.linear_conv_kernel_dim + 1 :]
             memory[f"state {index}"] = kept.recurrent_states[0][0]
         else:
-            memory[f"keys {index}"] = kept.keys[0].transpose(0, 1)
-            memory[f"values {index}"] = kept.values[0].transpose(0, 1)
+            keys, values = kept.keys, kept.values
+            if config.model_type == "kimi_linear":  # its cache calls the latents keys
+                keys, values = values, keys
+            memory[f"keys {index}"] = keys[0].transpose(0, 1)
+            memory[f"values {index}"] = values[0].transpose(0, 1)
     return memory
 
 
 @cache
-def _in_double(name: str) -> types.ModuleType:
+def in_double(name: str) -> types.ModuleType:
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.origin is not None
     source = Path(spec.origin).read_text().replace(".float()", ".double()")

@@ -17,11 +17,14 @@ from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe"]
+Kind = Literal["dense", "next", "moe", "kimi"]
 
-MODEL_TYPES: dict[Kind, str] = {"dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text"}
+MODEL_TYPES: dict[Kind, str] = {
+    "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
+}
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
+    "kimi": "KimiLinearForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -29,7 +32,12 @@ SHORTEST, LONGEST = 1 - 0.3, 1 - 0.9999
 
 
 def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
-    """A `config.json` as a dictionary; overrides bear Hugging Face names. K != V and HV = 2H unless overridden."""
+    """A `config.json` as a dictionary; overrides bear Hugging Face names. K != V and HV = 2H unless overridden.
+
+    kimi: overrides of `linear_attn_config` are merged into it
+    """
+    if kind == "kimi":
+        return _kimi(**overrides)
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": MODEL_TYPES[kind],
@@ -59,6 +67,25 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
             "shared_expert_intermediate_size": 24,
         }
     config |= overrides
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _kimi(*, linear_attn_config: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
+    """Three layers of KDA and one of MLA. The first has a dense MLP, the others experts in two groups."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES["kimi"]], "model_type": MODEL_TYPES["kimi"], "vocab_size": 64,
+        "hidden_size": 32, "num_hidden_layers": 4, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": False, "model_max_length": 4096, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4, "v_head_dim": 16, "mla_use_nope": True,
+        "intermediate_size": 48, "first_k_dense_replace": 1, "moe_layer_freq": 1, "num_experts": 8,
+        "num_experts_per_token": 2, "moe_intermediate_size": 16, "num_shared_experts": 1, "num_expert_group": 2,
+        "topk_group": 1, "moe_renormalize": True, "moe_router_activation_func": "sigmoid",
+        "routed_scaling_factor": 2.446, "num_nextn_predict_layers": 0, **overrides,
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3], "full_attn_layers": [4], "num_heads": 4, "head_dim": 8,
+            "short_conv_kernel_size": 4, **(linear_attn_config or {})},
+    }  # fmt: skip
     return {name: value for name, value in config.items() if value is not None}
 
 
@@ -107,7 +134,8 @@ def draw(
     tensors = {}
     for name, shape in shapes.items():
         kept = torch.float32 if name.endswith(("A_log", "linear_attn.norm.weight")) else dtype
-        tensors[name] = _draw(name, shape, generator).to(kept)
+        centre = 0 if config.centred_norms or "norm" not in name.split(".")[-2] else 1  # of the factor that is stored
+        tensors[name] = (centre + _draw(name, shape, generator)).to(kept)
     return tensors
 
 

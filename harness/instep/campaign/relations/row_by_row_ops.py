@@ -24,8 +24,8 @@ from instep_optimized.ops.watch_op_calls import Op
 def row_by_row(ops: Ops) -> Ops:
     """Call every op that does not declare invariant rows once per row."""
     apart: dict[str, Any] = {
-        name: _attended(ops.attend) if name == "attend" else _apart(getattr(ops, name), rows)
-        for name, rows in BY_ROW.items() if name not in ops.row_invariant
+        name: _attended(op) if name.startswith("attend") else _apart(op, rows)
+        for name, rows in BY_ROW.items() if name not in ops.row_invariant and (op := getattr(ops, name)) is not None
     }
     apart |= dict.fromkeys(wholes(*apart))
     return replace(ops, **apart, captures=False, row_invariant=frozenset(BY_ROW))
@@ -50,7 +50,7 @@ def _attended(op: Op) -> Op:
 
     def call(**given: Any) -> Any:
         query, pages = given["query"], given["pages"]
-        out = torch.zeros_like(query)
+        out = torch.zeros_like(query) if (up := given.get("up")) is None else query.new_zeros(pages.expanded(query, up))
         for request, (begin, count) in enumerate(zip(pages.begin.tolist(), pages.count.tolist(), strict=True)):
             for row in range(count):
                 at = slice(begin + row, begin + row + 1)

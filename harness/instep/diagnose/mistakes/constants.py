@@ -42,12 +42,13 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
     a, layer = case.own("a"), layer_of(case)
     if a is None or layer is None or not isinstance(layer.mixer, GdnWeights):
         return
-    rate, x = layer.mixer.A_log.exp(), a + layer.mixer.dt_bias
+    stored = layer.mixer.A_log.reshape(-1, *(1,) * (a.ndim - 2))  # of each head, also if there are channels
+    rate, x = stored.exp(), a + layer.mixer.dt_bias.reshape(a.shape[1:])
     yield Explanation("is made with a sigmoid, not with a softplus", -rate * torch.sigmoid(x))
     yield Explanation("is made without softplus", -rate * x)
     yield Explanation("is made without dt_bias", -rate * F.softplus(a))
     yield Explanation("is made without A_log", -F.softplus(x))
-    yield Explanation("is made with A_log itself, not with its exponential", -layer.mixer.A_log * F.softplus(x))
+    yield Explanation("is made with A_log itself, not with its exponential", -stored * F.softplus(x))
     yield Explanation("is the decay itself, not its logarithm", case.right.exp())
     yield Explanation("is in powers of 2, not of e", case.right * LOG2E)
 

@@ -157,7 +157,8 @@ def _in_blocks(call: Call, size: int, edge: Edge) -> Walked:
         rows = {name: getattr(call, name)[begin : begin + size] for name in ROWS}
         done = walk(Call(**rows, state=state))
         if len(rows["v"]) == size:
-            state = edge(state, done.states[-1], rows["log_decay"].sum(0)[:, None, None])
+            total = rows["log_decay"].sum(0)  # [HV], or [HV, K]
+            state = edge(state, done.states[-1], total[(..., *(None,) * (3 - total.ndim))])
             done = done._replace(states=torch.cat((done.states[:-1], state[None])))
         parts.append(done)
     return Walked(torch.cat([part.core for part in parts]), torch.cat([part.update for part in parts]),
@@ -187,7 +188,7 @@ def of_running_sums(call: Call) -> Iterator[Variant]:
         parts = []
         for begin in range(0, count, size):
             sums = call.log_decay[begin : begin + size].float().cumsum(0)
-            decay = sums.exp() * (-torch.nn.functional.pad(sums[:-1], (0, 0, 1, 0))).exp()
+            decay = sums.exp() * (-torch.cat((torch.zeros_like(sums[:1]), sums[:-1]))).exp()
             parts.append(decay.to(call.log_decay).log())
         yield Variant(f" of {size} tokens each" * (size < count), replace(call, log_decay=torch.cat(parts)))
 

@@ -23,7 +23,8 @@ ROWS = ("q", "k", "v", "log_decay", "beta")
 class Call:
     """The inputs of one sequence in a call of the delta rule, all of one dtype.
 
-    q, k [n, H, K], v [n, HV, V], log_decay, beta [n, HV]: its rows; q and k are normalised, q times K ** -0.5
+    q, k [n, H, K], v [n, HV, V], log_decay [n, HV] or [n, HV, K], beta [n, HV]: its rows; q and k are normalised,
+    q times K ** -0.5
     state [HV, K, V]: before row 0
     parents: the parent of each row, -1 is the state before row 0; empty: each row follows the row before it
     raw: q and k before their norm and scale, where the op norms them itself
@@ -79,8 +80,9 @@ Walk = Callable[[Call], Walked]
 def walk(call: Call, token: Token | None = None, count: int | None = None) -> Walked:
     """Carry the state through the rows, or the first `count` of them; `token`: another recurrence of one row."""
     call = spread(call)
-    rows = list(zip(*(getattr(call, name).movedim(-3 if name in ("q", "k", "v") else -2, 0) for name in ROWS),
-                    strict=True))[:count]  # fmt: skip
+    channels = call.log_decay.ndim > 2 and call.log_decay.shape[-2:] == call.k.shape[-2:]
+    axes = {"q": -3, "k": -3, "v": -3, "log_decay": -3 if channels else -2, "beta": -2}
+    rows = list(zip(*(getattr(call, name).movedim(axes[name], 0) for name in ROWS), strict=True))[:count]
     states, core, updates = [call.state], list[Tensor](), list[Tensor]()
     for number, row in enumerate(rows):
         parent = call.parents[number] if call.parents else number - 1

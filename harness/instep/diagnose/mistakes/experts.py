@@ -13,10 +13,11 @@ from itertools import product
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.mlp import swiglu
+from instep_reference.mlp import in_best_groups, swiglu
 from instep_reference.weights import MlpWeights, MoeWeights
 
 from ...checks.check_interface import listed
+from ...oracle.expert_routes import scores_of
 from .finding_case import NARROW, Case, Explanation
 from .wrong_weights import layer_of
 
@@ -45,17 +46,30 @@ class Mixture:
         return torch.stack([swiglu(expert, self.x) for expert in experts])
 
     def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
-        gate = torch.sigmoid(self.x @ self.mlp.shared_gate.T) if opened is None else opened
-        return gate * swiglu(self.mlp.shared, self.x)
+        return (self.opened if opened is None else opened) * swiglu(self.mlp.shared, self.x)
+
+    @property
+    def opened(self) -> torch.Tensor:
+        """[T, 1]: the factor of the shared expert; 1 without a gate."""
+        gate = self.mlp.shared_gate
+        return torch.ones_like(self.x[:, :1]) if gate is None else torch.sigmoid(self.x @ gate.T)
 
     def shares(self, top: int, normed: bool, scores: torch.Tensor | None = None) -> torch.Tensor:
         """Routing weights [T, top] by rank; for other scores, in the ranking of these."""
-        chances, ranking = self.scores.softmax(-1), self.ranking
-        if scores is not None:
-            chances = scores.softmax(-1)
-            ranking = chances.sort(dim=-1, descending=True, stable=True).indices
-        share = chances.gather(-1, ranking[:, :top])
-        return share / share.sum(-1, keepdim=True) if normed else share
+        ranking = self.ranking if scores is None else self.ranked(scores)
+        share = self.chances(scores).gather(-1, ranking[:, :top])
+        return self.config.routed_scale * (share / share.sum(-1, keepdim=True) if normed else share)
+
+    def chances(self, scores: torch.Tensor | None = None) -> torch.Tensor:
+        """[T, E]: what shares are made of. scores: those of the router, if they are other ones"""
+        own = scores_of(self.x, self.mlp.router) if scores is None else scores
+        return own.softmax(-1) if self.mlp.bias is None else torch.sigmoid(own)
+
+    def ranked(self, scores: torch.Tensor) -> torch.Tensor:
+        """[T, E]: the ranking by other scores of the router."""
+        chances = self.chances(scores)
+        ranks = chances if self.mlp.bias is None else in_best_groups(self.config, chances + self.mlp.bias)
+        return ranks.sort(dim=-1, descending=True, stable=True).indices
 
     def weighed(self, share: torch.Tensor, ranking: torch.Tensor | None = None) -> torch.Tensor:
         """Routing weights [T, E] by expert."""
@@ -71,12 +85,11 @@ def experts(case: Case) -> Iterator[Explanation]:
     for says, weights in _weights(mix):
         yield Explanation(says, _sum(weights, made) + shared)
     right = mix.weighed(mix.shares(mix.top, mix.config.norm_topk))
-    for says, rows in (
-        ("lacks the shared expert", torch.zeros_like(shared)), ("the shared expert is not gated", mix.shared(1.0)),
-        ("the shared expert is gated by the gate itself, not by a sigmoid of it",
-         mix.shared(mix.x @ mix.mlp.shared_gate.T)),
-    ):  # fmt: skip
-        yield Explanation(says, _sum(right, made) + rows)
+    yield Explanation("lacks the shared expert", _sum(right, made))
+    if (gate := mix.mlp.shared_gate) is not None:
+        yield Explanation("the shared expert is not gated", _sum(right, made) + mix.shared(1.0))
+        yield Explanation("the shared expert is gated by the gate itself, not by a sigmoid of it",
+                          _sum(right, made) + mix.shared(mix.x @ gate.T))  # fmt: skip
     for says, others in _experts(mix.mlp.experts):
         yield Explanation(says, _sum(right, mix.made(others)) + shared)
     yield from _left_out(case, mix, right, made, shared)
@@ -118,13 +131,35 @@ def _weights(mix: Mixture) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"goes to the experts of the row {word}, with the routing weights of that row", mix.weighed(
             share.roll(step, 0), ranking)  # fmt: skip
         yield f"has the routing weights of the row {word}", mix.weighed(share.roll(step, 0))
+    if mix.mlp.bias is not None:
+        yield from _by_sigmoid(mix, mix.mlp.bias)
     for name, dtype in NARROW.items():
         x, router = (y.to(dtype).double() for y in (mix.x, mix.mlp.router))
         scores = (x @ router.T).to(dtype).double()
-        ranking = scores.softmax(-1).sort(dim=-1, descending=True, stable=True).indices
         yield f"the router's scores are rounded to {name}", mix.weighed(
-            mix.shares(top, config.norm_topk, scores), ranking)  # fmt: skip
+            mix.shares(top, config.norm_topk, scores), mix.ranked(scores))  # fmt: skip
         yield f"the routing weights of its experts are rounded to {name}", mix.weighed(share.to(dtype).double())
+
+
+def _by_sigmoid(mix: Mixture, bias: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Wrong routing weights of a router with sigmoid, bias and groups."""
+    config, top = mix.config, mix.top
+    own = scores_of(mix.x, mix.mlp.router)
+    shares = torch.sigmoid(own)
+
+    def weighed(chances: torch.Tensor, ranks: torch.Tensor, groups: ModelConfig = config, scale: float | None = None
+                ) -> torch.Tensor:  # fmt: skip
+        ranking = in_best_groups(groups, ranks).sort(dim=-1, descending=True, stable=True).indices[:, :top]
+        share = chances.gather(-1, ranking)
+        share = share / share.sum(-1, keepdim=True) if config.norm_topk else share
+        return mix.weighed((config.routed_scale if scale is None else scale) * share, ranking)
+
+    yield "experts are chosen without the router's bias", weighed(shares, shares)
+    yield "the routing weights contain the router's bias", weighed(shares + bias, shares + bias)
+    yield "the router uses a softmax, not a sigmoid", weighed(own.softmax(-1), own.softmax(-1) + bias)
+    yield "the routing weights lack the scale of the configuration", weighed(shares, shares + bias, scale=1.0)
+    yield "experts of all groups are chosen", weighed(
+        shares, shares + bias, replace(config, expert_groups=1, groups_per_token=1))  # fmt: skip
 
 
 def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeights, ...]]]:
@@ -221,7 +256,7 @@ def other_experts(case: Case) -> Iterator[Explanation]:
 
 def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """made [E + 1, T, D]; share, chosen [T, top + 1]; the shared expert is the last of a row, weighted by its gate."""
-    made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), torch.sigmoid(mix.x @ mix.mlp.shared_gate.T)
+    made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), mix.opened
     chosen = torch.cat([mix.ranking[:, : mix.top], torch.full_like(mix.ranking[:, :1], len(made) - 1)], 1)
     return made, torch.cat([mix.shares(mix.top, mix.config.norm_topk), opened], 1), chosen
 

@@ -7,6 +7,7 @@ between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,7 +67,9 @@ def cells(ground: Ground, size: Size) -> Iterator[At]:
 def _widened(given: Inputs, dtype: torch.dtype) -> Inputs:
     def wide(value: Any) -> Any:
         if isinstance(value, ExpertWeights):
-            return ExpertWeights(*(tensor.to(dtype) for tensor in vars(value).values()))
+            parts: dict[str, Any] = {name: part.to(dtype) for name, part in vars(value).items()
+                                     if isinstance(part, torch.Tensor)}  # fmt: skip
+            return replace(value, **parts)
         return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
     return {name: wide(value) for name, value in given.items()}

@@ -62,6 +62,7 @@ PLAIN = Ops(
     tiled=True,
     chances=True,
     split=True,
+    sigmoid=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

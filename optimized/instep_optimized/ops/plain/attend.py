@@ -57,12 +57,23 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     Shapes:  query (N, heads, head_dim)   keys, values (pages, page_size, kv_heads, head_dim)  ->  as query
     How we differ: probabilities are not rounded to the value dtype. A row that sees no page gives zeros.
     """
-    out = torch.zeros_like(query)
+    return _attend(torch.zeros_like(query), query, pages, None)
+
+
+def attend_latents(*, query: torch.Tensor, pages: Pages, up: torch.Tensor, to: Place) -> torch.Tensor:
+    """Do `attend` with keys and values that `up` expands from latents, one request at a time; nothing is rounded.
+
+    Shapes:  keys (.., 1, S)   values (.., 1, R)   up (heads * (head_dim - S + V), R)  ->  (N, heads, V)
+    """
+    return _attend(query.new_zeros(pages.expanded(query, up)), query, pages, up)
+
+
+def _attend(out: torch.Tensor, query: torch.Tensor, pages: Pages, up: torch.Tensor | None) -> torch.Tensor:
     for request, (begin, count, before) in enumerate(extents(pages)):
         if count:
             rows = slice(begin, begin + count)
             seen = visible(pages, begin, count, before)
-            out[rows] = _softmax_read(query[rows], pages, request, seen).to(query.dtype)
+            out[rows] = _softmax_read(query[rows], pages, request, seen, up).to(query.dtype)
     return out
 
 
@@ -109,11 +120,15 @@ def nodes_seen(pages: Pages, begin: int, count: int) -> torch.Tensor | None:
     return (bits[:, None] >> node) & 1 > 0
 
 
-def _softmax_read(query: torch.Tensor, pages: Pages, request: int, seen: torch.Tensor) -> torch.Tensor:
+def _softmax_read(
+    query: torch.Tensor, pages: Pages, request: int, seen: torch.Tensor, up: torch.Tensor | None
+) -> torch.Tensor:
     """[T, heads, head_dim] of one request. seen [T, reach]: the positions that each row sees, if they have a page."""
     _, heads, head_dim = query.shape
     keys, values, mapped = entries(pages, request, seen.shape[1])
     work = width(query.dtype, keys.dtype)
+    if up is not None:
+        keys, values = _expanded(keys.to(work), values.to(work), up.to(work), heads, head_dim)
     group = heads // keys.shape[1]
     seen = mapped & seen
     keys, values = (x.to(work).repeat_interleave(group, dim=1) for x in (keys, values))
@@ -127,6 +142,15 @@ def _softmax_read(query: torch.Tensor, pages: Pages, request: int, seen: torch.T
     # A node that only some rows see may be NaN: the other rows must not use it.
     each = [(chances[:, row, None], values.masked_fill(~sees[:, None, None], 0)) for row, sees in enumerate(seen)]
     return torch.cat([torch.einsum("htp,phd->thd", chance, value) for chance, value in each])
+
+
+def _expanded(
+    shared: torch.Tensor, latents: torch.Tensor, up: torch.Tensor, heads: int, head_dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Expand stored rows [reach, 1, S], [reach, 1, R] to keys [reach, heads, head_dim] and values [reach, heads, V]."""
+    own = head_dim - shared.shape[-1]
+    each = torch.einsum("pr,hcr->phc", latents[:, 0], up.view(heads, -1, up.shape[1]))
+    return torch.cat([each[..., :own], shared.expand(-1, heads, -1)], dim=-1), each[..., own:]
 
 
 def _turn(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:

@@ -33,12 +33,16 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     rows = wide(x)
     # A separate score for each expert: equal experts in one product may differ in the last bit.
     scores = [rows @ expert for expert in weights.router.to(rows.dtype)]
-    chances = torch.stack(scores, dim=1).softmax(dim=-1)
+    table = torch.stack(scores, dim=1)
+    chances = table.softmax(dim=-1)
     # A stable sort, and not `topk`, which promises nothing for equal values.
     ranked = chances.sort(dim=-1, descending=True, stable=True)
     share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]
+    if weights.router_bias is not None:
+        share, chosen = _by_sigmoid(table, weights, weights.router_bias, top_k)
     if norm_topk:
         share = share / share.sum(dim=-1, keepdim=True)
+    share = share * weights.scale
     out = torch.zeros_like(rows)
     for expert in range(weights.router.shape[0]):  # the order of experts fixes the order of each row's sum
         row, rank = torch.where(chosen == expert)
@@ -47,11 +51,29 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     return (out + _shared(rows, weights)).to(x.dtype)
 
 
+def _by_sigmoid(
+    scores: torch.Tensor, weights: ExpertWeights, bias: torch.Tensor, top_k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose by sigmoid and bias in each row's best groups -> sigmoids and numbers of the chosen experts [N, top_k].
+
+    A group is as good as its two best experts together.
+    """
+    shares = sigmoid(scores)
+    ranks = shares + bias
+    rows, experts = ranks.shape
+    pairs = ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True).values[..., :2].sum(dim=-1)
+    best = pairs.sort(dim=-1, descending=True, stable=True).indices[:, : weights.groups_per_token]
+    group = torch.arange(experts, device=ranks.device) // (experts // weights.groups)
+    inside = (group[None, :, None] == best[:, None, :]).any(dim=-1)
+    chosen = ranks.masked_fill(~inside, -torch.inf).sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    return shares.gather(1, chosen), chosen
+
+
 def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
-    """Compute the shared expert, which every row uses, times its gate; zeros if there is none."""
-    if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
+    """Compute the shared expert, which every row uses, times its gate, if it has one; zeros if there is none."""
+    if weights.shared_gate_up is None or weights.shared_down is None:
         return torch.zeros_like(x)
-    opened = sigmoid(linear(x, weights.shared_gate.to(x.dtype)))
+    opened = 1.0 if weights.shared_gate is None else sigmoid(linear(x, weights.shared_gate.to(x.dtype)))
     return opened * _swiglu(x, weights.shared_gate_up, weights.shared_down)
 
 

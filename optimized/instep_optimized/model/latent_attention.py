@@ -1,0 +1,71 @@
+"""A layer of attention over latents (MLA) in paged memory, without positions: ops and views only.
+
+Leaves out: pages, which come with the batch, and the expansion of latents, which is a part of the op `attend_latents`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from instep_reference.contract.config import LATENT_EPS, ModelConfig
+from instep_reference.contract.place_names import Place
+
+from .. import weights as w
+from ..memory.tiled_units import Units
+from ..ops.fused import linears
+from ..ops.op_protocols import Ops
+from ..packed_batch import Batch
+from .mlp import Half
+from .residual import Residual
+
+
+@dataclass(frozen=True)
+class LatentLayer:
+    """One layer, frozen: its number, weights and sizes, and its own pools.
+
+    keys    [pages, page_size, 1, S]: the part of a key that all heads share
+    values  [pages, page_size, 1, R]: the latent, from which values and the other part of keys are expanded
+    """
+
+    layer: int
+    norm: torch.Tensor
+    weights: w.LatentWeights
+    half: Half
+    config: ModelConfig
+    keys: Units
+    values: Units
+
+    @classmethod
+    def of(
+        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
+    ) -> LatentLayer:
+        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
+        half = Half.of(stored, prefix, layer, config)
+        return cls(layer, norm, w.latent(stored, prefix, config), half, config, keys, values)
+
+    def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
+        """Map hidden [N, D] -> [N, D]."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
+        shared, latent = config.stored_rows
+        raw, query, key = linears(
+            ops, x=x, weight=weights.inputs, shapes=(latent, (config.heads, config.head_dim), shared),
+            to=(at("key_raw"), at("query"), at("key")),
+        )  # [N, 1, R], [N, heads, head_dim], [N, 1, S]
+        value = ops.norm(x=raw, weight=weights.norm, eps=LATENT_EPS, to=at("value"))  # [N, 1, R]
+        # Stored before they are read: a row also attends to itself and to the rows before it in this launch.
+        for stored, pool in ((key, self.keys), (value, self.values)):
+            scaled = {} if pool.scales is None else {"scales": pool.scales}
+            ops.store_rows(rows=stored, pool=pool.pool, locations=batch.locations, **scaled)
+        assert ops.attend_latents is not None, "checked when the engine was built"
+        attended = ops.attend_latents(
+            query=query, pages=batch.pages(self.keys, self.values), up=weights.up, to=at("attended"),
+        )  # [N, heads, value_width]
+        mixer = ops.linear(x=attended, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
+        return self.half(ops, rows, mixer, stage)
