@@ -43,6 +43,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("relations", "instep.cli.relations:relations", "Run a trace with one thing varied; results must stay equal."),
     ("replay", "instep.cli.replay:replay", "Replay a trace through the reference and an engine."),
     ("shapes", "instep.cli.shapes:shapes", "Run an op set at the sizes of real models, with random weights."),
+    ("shrink", "instep.cli.shrink:shrink", "Cut a failing trace down to the events that its finding needs."),
     ("show", "instep.cli.show:show", "Print the events of a trace, and its capacity."),
     ("soak", "instep.cli.soak:soak", "Serve drawn rounds on engines that keep running."),
     ("streams", "instep.cli.streams:streams", "Replay a trace on readable labels: whose tokens a state holds."),

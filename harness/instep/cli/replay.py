@@ -77,7 +77,7 @@ def replay(
     files.must_be_free(asked, more=[trail])
     loaded = read(asked)
     must_reach(until, loaded)
-    runs = _planned(loaded, given, until)
+    runs = planned(loaded, given, until)
     if settings is not None:
         others = {"--swap": swap, "--graft": graft, "--trail": trail, "--save-tensors": save_tensors}
         for option, typed in others.items():
@@ -142,8 +142,8 @@ def _in_all_settings(
     files.finish(result(), interrupted=run.interrupted, trace=trace.path)
 
 
-def _planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
-    """The named op sets, or the header's plan, cut at `until`; one run for an external engine."""
+def planned(trace: Trace, given: Given, until: int | None) -> list[Part]:
+    """Runs of the named op sets, or the header's plan, cut at `until`; one run for an external engine."""
     from msgspec.structs import replace as with_fields
 
     from ..trace.header import Part

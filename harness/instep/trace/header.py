@@ -6,6 +6,7 @@ Leaves out: the events (their wire format is the contract's) and how the file is
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -186,6 +187,13 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         steps = self.receiver.num_steps
         return msgspec.structs.replace(self, capacity=self.receiver.capacity, num_steps=steps, candidates=(steps,),
                                        adaptive=None, controller=None, receiver=None)  # fmt: skip
+
+    def near(self, model: Path, folder: Path) -> Header:
+        """Return the header of a trace in `folder`. model: the folder of the model"""
+        near = os.path.relpath(model.resolve(), folder.resolve())
+        drafter = self.drafter and msgspec.structs.replace(self.drafter, near=f"{near}/{FOLDER}")
+        return msgspec.structs.replace(self, drafter=drafter,
+                                       checkpoint=msgspec.structs.replace(self.checkpoint, near=near))  # fmt: skip
 
     def must_have_one_engine(self, field: str) -> None:
         """Refuse a trace whose requests move to a second engine."""

@@ -16,11 +16,9 @@ from typing import Any, NoReturn
 
 import hypothesis
 from hypothesis.stateful import run_state_machine_as_test
-from msgspec.structs import replace as with_fields
 
 from instep_optimized.ops.op_protocols import Ops
 from instep_reference.contract import shards
-from instep_reference.contract.block_drafter import FOLDER
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.drafters import BLOCK
 from instep_reference.contract.errors import BadInput, InstepError
@@ -318,10 +316,7 @@ def _name(settings: Settings) -> str:
 def write(example: Example, settings: Settings, begin: int = 0) -> None:
     """Write the example as a trace, from event `begin` on. It replaces a larger one that was found before."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    near = os.path.relpath(settings.checkpoint.resolve(), settings.out.resolve())
-    model = with_fields(example.header.checkpoint, near=near)
-    drafter = example.header.drafter and with_fields(example.header.drafter, near=f"{near}/{FOLDER}")
-    example.write(place(settings), with_fields(example.header, checkpoint=model, drafter=drafter), begin)
+    example.write(place(settings), example.header.near(settings.checkpoint, settings.out), begin)
 
 
 def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:

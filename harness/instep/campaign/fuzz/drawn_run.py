@@ -5,10 +5,10 @@ Leaves out: what is drawn (`draw_events.py`), and who asks for it (`hypothesis_m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from instep_reference.contract.engine import Answer, AnyEvent
+from instep_reference.contract.engine import AnyEvent
 
 from ...checks.check_interface import Check
 from ...diagnose import RunHistory, explained
@@ -23,8 +23,8 @@ from ...trace.event_scheduler import Step, recorded
 from ...trace.file import Trace
 from ...trace.file import write as write_trace
 from ...trace.header import Header
-from ...verdict import Comparison, Skipped, Tier, Verdict
-from ...watch.event_context import EventContext
+from ...verdict import Tier, Verdict
+from ..shrink import Answers
 
 BY_ROUNDED = {Tier.PROPAGATED, Tier.DECISIONS}  # tiers that measure by the rounded run
 
@@ -49,7 +49,7 @@ class Example:
         self.header, self.setting, self.elements = header, plan.setting, 0
         self.events: tuple[AnyEvent, ...] = ()
         self.verdict = self.served = Verdict()
-        self._answers = _Answers()
+        self._answers = Answers()
         self._oracles = list[PatchedOracle | FreeOracle | None]()
         self._lockstep: Lockstep | SubjectFailed
         plans = (plan,) if header.receiver is None else plan.of_receiver(header, "the drawn header")
@@ -119,16 +119,3 @@ class Example:
 
     def _trace(self) -> Trace:
         return Trace(Path("fuzz.jsonl"), self.header, self.events, {}, "")
-
-
-class _Answers:
-    """Compares nothing. It keeps the truth's answers, as a recording does."""
-
-    name, tier = "answers", Tier.IDENTITY
-
-    def __init__(self) -> None:
-        self.said: dict[int, Answer | None] = {}
-
-    def __call__(self, context: EventContext) -> Iterable[Comparison | Skipped]:
-        self.said[context.index] = context.truth.answer
-        return ()
