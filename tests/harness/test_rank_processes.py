@@ -105,6 +105,25 @@ def test_rank_that_leaves_the_others_is_reported(
     assert says in found.diagnosis
 
 
+@WHOLE
+def test_rank_that_computes_longer_than_the_limit_is_waited_for(
+    four_rounds: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from instep_optimized.ranks import ops_over_ranks
+
+    due = [3.0]
+
+    def compute(rank: int) -> None:
+        until = time.process_time() + (due.pop() if due and rank else 0.0)
+        while time.process_time() < until:
+            pass
+
+    monkeypatch.setattr(ops_over_ranks, "compute", compute, raising=False)
+    monkeypatch.setattr(rank_processes, "LIMIT_S", 1.5)
+    verdict = replayed(four_rounds, Edit.of(OVER, MLP % f"(compute(comm.rank), {OWN})[1]")).verdict
+    assert verdict.exit == Exit.AGREED, verdict.findings[:1]
+
+
 def staged(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -> Outcome:
     with planted_here(*edits):
         return diagnose(Replay(trace, Setting(**{"stages": 3, "micro_batches": 2, "comm": "gloo", **how})), until=until)

@@ -162,6 +162,16 @@ def test_rank_that_never_comes_back_is_reported_within_the_limit() -> None:
     stop.set()
 
 
+def test_rank_that_computes_longer_than_the_limit_is_no_hang() -> None:
+    def work(comm: Comm) -> None:
+        until = time.process_time() + 0.8 * comm.rank
+        while time.process_time() < until:
+            pass
+        comm.all_reduce(torch.zeros(1))
+
+    run(2, work, limit_s=0.5)
+
+
 def test_error_of_all_ranks_is_rank_0s() -> None:
     def work(comm: Comm) -> None:
         raise Unsupported(f"rank {comm.rank} has no trees")

@@ -9,11 +9,13 @@ and one stream, and a graph is captured with the work of all ranks in this order
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +29,7 @@ from . import Call, Comm
 
 T = TypeVar("T")
 LIMIT_S = 20.0
+PERIODS, LEAST = 15, 0.1  # a rank that computes for a tenth of the limit has it again, this often
 LEAVES_S = 1.0  # seconds in which a rank must leave once the run has failed
 SERVED = "has served the event"
 
@@ -58,6 +61,15 @@ class RankKilled(InstepError):
     """The process of a rank was ended from outside, so nothing is known about the engine."""
 
 
+def computed_s(process: int | str = "self") -> float:
+    """Seconds that a process on this machine has computed, with its children that have ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # no Linux
+        return sum(os.times()[:4])
+
+
 class _Abandoned(BaseException):
     """Ends the thread of a rank that waits after the run has failed."""
 
@@ -73,7 +85,8 @@ class _Waits(NamedTuple):
 class Lockstep:
     """A group of ranks. `run` runs one function per rank; these call `comms`, a `Comm` per rank.
 
-    limit_s  seconds in which a rank must come back, to wait or to end
+    limit_s  seconds in which a rank must come back, to wait or to end. If this process computes meanwhile, for example
+             compiles kernels, they count again, at most 15 times.
     """
 
     def __init__(self, size: int, limit_s: float = LIMIT_S) -> None:
@@ -121,7 +134,7 @@ class Lockstep:
                 self._fail(error)
         try:
             self._end(0)
-            if not self._ended.acquire(timeout=self._patience):
+            if not self._came(self._ended, self._patience):
                 self._fail(self._late())
         except KeyboardInterrupt as error:
             self._errors[0] = error
@@ -196,10 +209,21 @@ class Lockstep:
 
     def _wait(self, rank: int) -> None:
         """Wait for the turn of a rank."""
-        if not self._turns[rank].acquire(timeout=None if rank else self._patience):
+        if not self._came(self._turns[rank], None if rank else self._patience):
             self._fail(self._late())
         if self._failed is not None:
             raise _Abandoned
+
+    def _came(self, turn: threading.Semaphore, patience: float | None) -> bool:
+        """Wait for a turn. patience: seconds without much computing after which it does not come; None: none"""
+        for _ in range(PERIODS):
+            before = computed_s()
+            if turn.acquire(timeout=patience):
+                return True
+            assert patience is not None, "a wait without a limit ends with the turn"
+            if computed_s() - before < LEAST * patience:
+                break
+        return False
 
     def _end(self, rank: int) -> None:
         self._done[rank] = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import io
 import math
+import os
 import pickle
 import signal
 import threading
@@ -31,7 +32,18 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from instep_reference.contract.place_names import Place
 
 from . import Call, Comm
-from .lockstep import LIMIT_S, RankError, RankKilled, RankRaised, RankWaits, some_raised, some_wait
+from .lockstep import (
+    LEAST,
+    LIMIT_S,
+    PERIODS,
+    RankError,
+    RankKilled,
+    RankRaised,
+    RankWaits,
+    computed_s,
+    some_raised,
+    some_wait,
+)
 
 T = TypeVar("T")
 BACKENDS = ("gloo", "nccl")
@@ -75,7 +87,7 @@ class Processes:
     """The group of all ranks as the process of one rank has it, and its `Comm`.
 
     store     a key-value store that all processes share;  backend: gloo or nccl
-    limit_s   seconds that this rank waits for another one
+    limit_s   seconds that this rank waits for another one, again and again while that one computes (`Lockstep`)
     describe  what is posted about an exception of this rank
     """
 
@@ -88,6 +100,7 @@ class Processes:
         self.calls: list[Call] = []
         self._large: str | None = None  # the key of a post that the others may still read
         self._store, self._describe = store, describe
+        store.set(f"process/{rank}", str(os.getpid()))
         self._number, self._letters = 0, defaultdict[tuple[int, int], int](int)
         self._doing = "has not begun"
         self._compares = True
@@ -282,7 +295,8 @@ class Processes:
 
     def _posted(self, rank: int, key: str, call: Call, instead: str | None = None) -> Post:
         """Wait for the post of another rank. instead: what it posts if it does not make this post any more"""
-        begun, pause = time.monotonic(), FIRST_PAUSE_S
+        begun, pause, periods = time.monotonic(), FIRST_PAUSE_S, 0
+        before: float | None = None
         while not self._store.check([key]):
             if instead is not None:
                 if pause == FIRST_PAUSE_S:
@@ -299,7 +313,13 @@ class Processes:
                                          "outside, or because this machine has too little memory; run it again")
                 first = next((one for one, (why, _) in gone.items() if why != ENDED), rank)  # others end because of it
                 raise RankRaised(f"rank {first} {gone[first][0]}; rank {self.rank} waits {call}", [first])
-            if time.monotonic() - begun > self.limit_s:
+            waited = time.monotonic() - begun
+            if before is None and waited > self.limit_s / 2:
+                before = self._computed_s(rank)
+            if before is not None and waited > self.limit_s:
+                if periods < PERIODS and self._computed_s(rank) - before > LEAST * waited / 2:
+                    begun, before, periods = time.monotonic(), None, periods + 1  # it compiles kernels, for example
+                    continue
                 says = (f"rank {rank} did not come within {self.limit_s:g} s, after it was {self._doing}; "
                         f"rank {self.rank} waits {call}")  # fmt: skip
                 raise RankWaits(says, [rank])
@@ -307,6 +327,11 @@ class Processes:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         post: Post = pickle.loads(self._store.get(key))
         return post
+
+    def _computed_s(self, rank: int) -> float:
+        """Seconds that the process of another rank has computed; 0 before it has posted its number."""
+        key = f"process/{rank}"
+        return computed_s(int(self._store.get(key))) if self._store.check([key]) else 0.0
 
     def _in_circle(self, rank: int) -> bool:
         """Return whether a rank waits, over others, for a tensor of this one, so that none of them can go on."""
