@@ -64,7 +64,7 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   done
   of stages-trees replay trees --stages 3 --micro-batches 2 --graphs &
   of stages-invariant replay slots --stages 3 --micro-batches 2 --ops invariant --until 40 &
-  of groups replay adaptive --dp 2 --dtype bfloat16 &
+  of groups replay adaptive --dp 2 --graphs --dtype bfloat16 &
   of groups-invariant replay slots --dp 2 --ops invariant --until 40 &
   of coins replay faults/coins --graphs &
   of transfer replay faults/transfer --graphs &

@@ -446,7 +446,7 @@ class OptimizedEngine:
 
     def _serve(self, asked: Asked) -> Any:
         """Run a body on the inputs that come from the host: eagerly, or as a captured graph."""
-        _, requests, forced, rows, uniforms, tree, join, kinds = asked
+        _, requests, forced, rows, uniforms, tree, join, kinds, most = asked
         kind = kind_of(asked.kind, bool(uniforms))
         body, slots = self._round.bodies[kind], [self._memory.slots.of(request.name) for request in requests]
         counts = [1 + request.drafts for request in requests] if body.ragged else None
@@ -462,7 +462,7 @@ class OptimizedEngine:
         # Inside a graph no row can be cut: results of a replay are noted, and cut when the answer tells which rows
         # count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
-        answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join)
+        answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join, most)
         if seen:
             lens = answer[-1] if kind in ("commit", CAPPED) else counts
             if counts is not None and self._capacity.device_widths and lens is counts:

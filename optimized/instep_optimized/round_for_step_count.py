@@ -65,7 +65,8 @@ class Asked(NamedTuple):
     """A body that the host asks for, with the requests of the batch; what is empty has none.
 
     rows                            of scratch memory; None: the numbers in the batch
-    forced, uniforms, tree, kinds   of each request, as in `Inputs`; kinds by their names;  join: as in `Runner.run`
+    forced, uniforms, tree, kinds   of each request, as in `Inputs`; kinds by their names
+    join, most                      as in `Runner.run`
     """
 
     kind: str
@@ -76,6 +77,7 @@ class Asked(NamedTuple):
     tree: Sequence[Sequence[int]] = ()
     join: Callable[[Sequence[torch.Tensor]], torch.Tensor] | None = None
     kinds: Sequence[str] = ()
+    most: int = 0
 
     def part(self, numbers: Sequence[int], width: int) -> Asked:
         """Pick requests by their numbers in the batch. width: T of a given tree, whose nodes are counted anew"""

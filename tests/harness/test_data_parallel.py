@@ -17,6 +17,7 @@ from instep.trace.file import Trace, read
 from instep.verdict import Exit
 from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue.fault import Edit
+from instep_proof.faults.catalogue.groups import ON_A_REQUEST
 from instep_reference.contract.engine import Commit, Draft, Forward, Idle, Path, Row
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.event_facts import named, restricted
@@ -34,20 +35,22 @@ def replayed(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -
 
 @pytest.mark.parametrize("how", [
     {"ops": "ledger"}, pytest.param({"ops": "plain", "strategy": "columns", "conv": "widened"}, marks=WHOLE),
+    {"ops": "ledger", "graphs": True, "strategy": "snapshot"},
     pytest.param({"ops": "plain", "overlap": True, "dp": 4}, marks=WHOLE),
 ], ids=lambda how: "-".join(map(str, how.values())))
 def test_replicas_agree_with_the_reference(trace: Trace, how: dict[str, Any]) -> None:
     verdict = replayed(trace, **how).verdict
     assert verdict.exit == Exit.AGREED and verdict.events == len(trace.events) and verdict.shared > 3
-    assert {"group", "agreement", "bytes", "bounds", "contracts"} <= {one.check for one in verdict.compared}
+    assert {"group", "agreement", "bytes", "bounds", "contracts", "graphs"} <= {one.check for one in verdict.compared}
 
 
-@pytest.mark.parametrize(("ops", "device"), [
-    pytest.param("triton", "cpu", marks=WHOLE), *(pytest.param(ops, "cuda", marks=pytest.mark.gpu)
-                                                  for ops in ("triton", "invariant")),
+@pytest.mark.parametrize(("ops", "graphs", "device"), [
+    pytest.param("triton", True, "cpu", marks=WHOLE),
+    *(pytest.param(ops, graphs, "cuda", marks=pytest.mark.gpu)
+      for ops in ("triton", "invariant") for graphs in (False, True)),
 ])  # fmt: skip
-def test_kernels_run_on_two_replicas(four_rounds_bf16: Trace, ops: str, device: str) -> None:
-    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16", device=device).verdict
+def test_kernels_run_on_two_replicas(four_rounds_bf16: Trace, ops: str, graphs: bool, device: str) -> None:
+    verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16", graphs=graphs, device=device).verdict
     assert verdict.exit == Exit.AGREED and verdict.shared > 1
 
 
@@ -70,7 +73,8 @@ def test_run_without_rows_of_several_replicas_is_inconclusive(trace: Trace) -> N
 
 
 @pytest.mark.parametrize(("how", "says"), [
-    ({"graphs": True}, "a data-parallel group with graphs"), ({"stages": 2}, "expected one of the two"),
+    ({"graphs": True, "prompt_graphs": "16"}, "a data-parallel group with forwards with prompts in graphs"),
+    ({"stages": 2}, "expected one of the two"),
     ({"dp": 3}, "a divisor of the model's 64 tokens"), ({"ranks": 2}, "expected one of the two"),
 ])  # fmt: skip
 def test_settings_without_groups_are_refused(trace: Trace, how: dict[str, Any], says: str) -> None:
@@ -80,11 +84,7 @@ def test_settings_without_groups_are_refused(trace: Trace, how: dict[str, Any], 
 
 def test_idle_forward_that_writes_is_located(trace: Trace) -> None:
     """The idle row of a round runs on a request of another replica: its memory changes where it is not served."""
-    wrong = Edit.of(REPLICA, "found = body.run(self._ops, inputs_of("
-                             "{[-1] => [min(self._memory.slots.owned().values())]}, [-1], body.width, "
-                             "[[-1] * body.choices], self._device, {[0] => [1]}, "
-                             "[[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1]))")  # fmt: skip
-    outcome = replayed(trace, wrong)
+    outcome = replayed(trace, ON_A_REQUEST)
     bytes_of = [one for one in outcome.verdict.findings if one.check == "bytes"]
     assert bytes_of and all(one.rank is not None for one in bytes_of)
     assert "which this event may not write" in bytes_of[0].diagnosis

@@ -27,11 +27,15 @@ TREES = "prompt and trees"
 
 @dataclass(frozen=True)
 class Due:
-    """The graph that serves an event. rows: those that are not padding: requests, or the packed rows of a prompt."""
+    """The graph that serves an event. rows: those that are not padding: requests, or the packed rows of a prompt.
+
+    most: rows of the replica with the most of them, in whose bucket all replicas of a group are
+    """
 
     key: tuple[str, int]
     rows: int
     noun: str = "request"
+    most: int = 0
 
 
 class Graphs(TellsOnce):
@@ -53,7 +57,18 @@ class Graphs(TellsOnce):
             return
         wanted, replays = due(context), context.log.replays
         served = [named(context.event)] * len(replays)
-        if context.stages is None:
+        if context.group is not None:
+            owners, served = context.group.owners, list[tuple[str, ...]]()
+            every = [tuple(name for name in named(context.event) if owners[name] == rank)
+                     for rank in range(context.group.size)]  # fmt: skip
+            for rank, names in enumerate(every):
+                mine = [replay for replay in replays if replay.stage == rank]
+                here = None if wanted is None else replace(
+                    wanted, rows=max(1, len(names)), most=max(map(len, every)))  # an idle replica has one idle row
+                said = [*_which(here, tuple(mine))]
+                yield said_of(self, context, NOWHERE, 1, said, rank=rank if said else None)
+                served += [names] * len(mine)
+        elif context.stages is None:
             yield said_of(self, context, NOWHERE, 1, [*_which(wanted, replays)])
         else:
             served = list[tuple[str, ...]]()
@@ -71,8 +86,8 @@ class Graphs(TellsOnce):
                 said.append(f"{replay.freed} inputs of the graph {replay.key} for {replay.bucket} were freed after it "
                             "was captured; a replay reads what others write there")  # fmt: skip
             elements = sum(len(own) for _, own, _ in replay.inputs.values())
-            rank = replay.stage if said and context.stages is not None else None
-            yield said_of(self, context, NOWHERE, elements, said, rank=rank)
+            of = replay.stage if said and (context.stages or context.group) is not None else None
+            yield said_of(self, context, NOWHERE, elements, said, rank=of)
             were = self.buffers.setdefault((replay.stage, replay.key, replay.bucket), replay.addresses)
             moved = sum(was != now for was, now in zip(were, replay.addresses, strict=True))
             yield said_of(self, context, NOWHERE, len(were), [
@@ -128,9 +143,10 @@ def _which(wanted: Due | None, replays: tuple[GraphReplay, ...]) -> Iterator[str
             yield f"the graph {replay.key} was replayed; the event is one of {key}"
         if replay.rows != rows:
             yield f"the graph was replayed for {replay.rows} {noun}s; the event has {rows}"
-        right = min((bucket for bucket in replay.buckets if bucket >= rows), default=0)
+        most = max(rows, wanted.most)
+        right = min((bucket for bucket in replay.buckets if bucket >= most), default=0)
         if replay.bucket != right:
-            yield f"the bucket is for {replay.bucket} {noun}s; for {rows} it is the one for {right}"
+            yield f"the bucket is for {replay.bucket} {noun}s; for {most} it is the one for {right}"
 
 
 def _of_stage(
@@ -166,6 +182,9 @@ def _slots(context: EventContext, replay: GraphReplay, requests: tuple[str, ...]
     """Compare the slots of the batch with the slots in the trace."""
     if "slots" not in replay.inputs:
         return
+    if context.group is not None and not requests and max(replay.inputs["slots"][1]) >= 0:
+        yield (f"the graph serves slot {max(replay.inputs['slots'][1])} on a replica that has no request in this "
+               "event")  # fmt: skip
     found = replay.inputs["slots"][1][: len(requests)]
     right = [context.expected.slots_after.get(name) for name in requests]
     for name, slot, due_slot in zip(requests, found, right, strict=False):

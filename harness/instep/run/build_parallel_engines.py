@@ -79,6 +79,7 @@ def group_engine(make: Callable[..., Any], config: ModelConfig, each: Sequence[O
         partial(make, ops=own, replica=Replica(comm, owners, padded=noted_padding(into)))
         for own, comm, into in zip(each, group.comms, padded, strict=True)
     ])  # fmt: skip
+    group.take_calls()  # of captures
     return GroupEngine(group, replicas, config, owners, padded)
 
 

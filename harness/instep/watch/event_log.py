@@ -76,7 +76,7 @@ class GraphReplay:
     buckets    all existing buckets
     ran        parts of a graph with eager calls between its segments, in the order in which they ran: ("segment", 0)
     freed      inputs that the engine freed after the capture, as far as the graph is emulated
-    stage      the pipeline stage whose graph it is
+    stage      the pipeline stage or replica whose graph it is
     """
 
     key: Any

@@ -243,6 +243,8 @@ class ReplicatedInstrumentation(RankedInstrumentation):
         return replace(
             joined, wrote=tuple(chain.from_iterable(log.wrote for log in logs)),
             served=tuple(replace(one, part=rank) for rank, log in enumerate(logs) for one in log.served),
+            in_graphs=tuple(chain.from_iterable(log.in_graphs for log in logs)),
+            replays=tuple(replace(one, stage=rank) for rank, log in enumerate(logs) for one in log.replays),
         )
 
 

@@ -5,7 +5,8 @@
     lm_head     of the rows of all replicas, for this one's tokens     all_gather, all_gather
 
 Every replica has the layers as a whole. Its rows are padded with zeros to those of the replica with the most. So a
-replica without rows joins each collective, with one idle row. Leaves out: the idle forward (`replica_engine.py`).
+replica without rows joins each collective, with one idle row. A graph has the rows of its bucket on every replica.
+Leaves out: the idle forward (`replica_engine.py`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def of_group(
         (bool(config.experts), "experts: their rows are not exchanged"),
         (capacity.track_interval is not None, "tracked prefixes"),
         (capacity.topk is not None, "trees that the drafter grows"),
-        (options.graphs, "graphs: replicas would capture them at different events"),
+        (options.prompt_graphs is not None, "forwards with prompts in graphs"),
         (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
     ):
         if refused:

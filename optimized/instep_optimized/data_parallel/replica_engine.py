@@ -2,7 +2,8 @@
 
 Every replica keeps the books of all requests: slots, pages and lengths, from the results that the replicas exchange.
 The memory of a request is in the pools of its replica alone. A replica without rows in an event serves an idle forward
-in the same collectives, which changes nothing. Leaves out: the choice of a replica for a request.
+in the same collectives, which changes nothing. All replicas replay the same graph, in the bucket of the one with the
+most requests. Leaves out: the choice of a replica for a request.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from instep_reference.contract.event_facts import named
 from ..draft.drafter_protocol import PickRows
 from ..engine import OptimizedEngine
 from ..forward_with_prefill_chunks import Inner, Planned, RunTarget
+from ..graphs.capture_all_at_start import recorder_for
 from ..kept_entries_on_device_or_host import Entry
 from ..memory.saved_states import Kept
 from ..model.trunk import STAGE
 from ..ops.op_protocols import Ops
+from ..ops.unpadded_view import noting
 from ..options import Options
 from ..packed_batch import Who, windows
 from ..request_record import Request
-from ..round_for_step_count import Asked, inputs_of, kind_of
-from ..transfer.to_device import ints
+from ..round_for_step_count import IDLE, Asked, inputs_of, kind_of
+from ..transfer.to_device import HOST, ints
 from . import Launch, Replica
 from .ops_of_group import of_group
 
@@ -45,6 +48,7 @@ class ReplicaEngine(OptimizedEngine):
     ) -> None:
         checkpoint, ops = of_group(checkpoint, ops, options, capacity, replica)
         self.replica = replica
+        self.recorder = recorder_for(ops, torch.device(options.device), replica.comm) if options.graphs else None
         super().__init__(checkpoint, ops, replace(options, scratch="request"), capacity, **steps)
 
     def may_change(self, event: Event) -> dict[str, set[int]]:
@@ -75,18 +79,24 @@ class ReplicaEngine(OptimizedEngine):
         owners = [self.replica.owners[one.name] for one in asked.requests]
         mine = [number for number, owner in enumerate(owners) if owner == self.replica.comm.rank]
         most = max(Counter(owners).values())
-        self.replica.launch = Launch(max(1, len(mine)), most)
+        asked = asked._replace(most=most)
+        # A graph pads the rows of every replica to its bucket, so its collectives need no other padding.
+        self.replica.launch = Launch(max(1, len(mine)), most) if self._graphs is None else Launch(1, 1)
         found = super()._serve(asked.part(mine, self._round.width)) if mine else self._idle(asked)
         return self._exchanged(found, owners, most)
 
     def _idle(self, asked: Asked) -> Any:
         """Run a body on one idle row: the same ops and collectives, and no byte of any pool changes."""
-        uniforms, join, kinds = asked.uniforms, asked.join, asked.kinds
-        body = self._round.bodies[kind_of(asked.kind, bool(uniforms))]
-        found = body.run(self._ops, inputs_of(
-            [-1], [-1], body.width, [[-1] * body.choices], self._device, [0],
-            [[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1],
-        ))
+        uniforms, join, kind = asked.uniforms, asked.join, kind_of(asked.kind, bool(asked.uniforms))
+        body = self._round.bodies[kind]
+        inputs = inputs_of(
+            [-1], [-1], body.width, [[-1] * body.choices], self._device if self._graphs is None else HOST, [0],
+            [[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], asked.kinds[:1],
+        )
+        if self._graphs is not None:  # a watched graph, if the other replicas replay one
+            return self._graphs.run((kind, self._round.num_steps), self._base, body.run, inputs, IDLE,
+                                    noting(self._see, []), join, asked.most)  # fmt: skip
+        found = body.run(self._ops, inputs)
         return found if join is None else join(found)
 
     def _exchanged(self, found: Any, owners: Sequence[int], most: int) -> Any:

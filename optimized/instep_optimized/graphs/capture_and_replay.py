@@ -165,16 +165,18 @@ class Runner:
 
     def run(
         self, key: Hashable, ops: Ops, body: Callable[..., T], inputs: I, idle: I, see: See = unseen,
-        join: Callable[[Sequence[torch.Tensor]], A] | None = None,
+        join: Callable[[Sequence[torch.Tensor]], A] | None = None, most: int = 0,
     ) -> T | A:
         """Replay with these rows -> the outputs, without padding rows, as copies.
 
         inputs: B rows each, on the host;  idle: for each input its value in a padding row.
         join: makes one tensor from several outputs, instead of copies. It may not be a view on them.
+        most: the bucket is for at least so many rows, as another replica of a group has them
         With B = 0 nothing is replayed. Once (key, bucket) is captured, a run waits for nothing.
         """
         rows = _rows(inputs)
-        captured = self._of(key, self.bucket(rows), ops, body, inputs, idle, see is not unseen)
+        bucket = self.bucket(max(rows, most))
+        captured = self._of(key, bucket, ops, body, inputs, idle, see is not unseen)
         if rows:
             # Padding rows are written too: the last replay may have had more requests.
             _copy([
@@ -187,11 +189,11 @@ class Runner:
                 captured.recording.replay()
                 ran = tuple(getattr(captured.recording, "ran", ()))
                 self.latest.append(Replayed(
-                    key, self.bucket(rows), rows, inputs, idle, captured, ran, freed_inputs(captured.recording)))
+                    key, bucket, rows, inputs, idle, captured, ran, freed_inputs(captured.recording)))
                 for place, tensor in captured.seen:
-                    see(place, _cut(tensor, self.bucket(rows), rows))
+                    see(place, _cut(tensor, bucket, rows))
             # Copies, because the next replay writes into the same outputs.
-            return _copied(captured.outputs, self.bucket(rows), rows, join)  # type: ignore[no-any-return]
+            return _copied(captured.outputs, bucket, rows, join)  # type: ignore[no-any-return]
         finally:  # only here: an output may be a view on an input; also if `see` raises, because the replay runs
             captured.static.mark_read()
 

@@ -9,7 +9,11 @@ from .fault import Edit, Fault
 REPLICA = "instep_optimized/data_parallel/replica_engine.py"
 OVER, ROUND = "instep_optimized/data_parallel/ops_of_group.py", "instep_optimized/round_for_step_count.py"
 
-LABELS, NUMBERS = Setting(ops="ledger", dp=2), Setting(dp=2)
+LABELS, NUMBERS, GRAPHS = Setting(ops="ledger", dp=2), Setting(dp=2), Setting(ops="ledger", dp=2, graphs=True)
+ON_A_REQUEST = Edit.of(REPLICA, "inputs = inputs_of({[-1] => [min(self._memory.slots.owned().values())]}, [-1], "
+                                "body.width, [[-1] * body.choices], self._device if self._graphs is None else HOST, "
+                                "{[0] => [1]}, [[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], "
+                                "asked.kinds[:1])")  # fmt: skip
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -19,7 +23,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "group-counts-of-the-last-launch", "group-collective", "An idle replica joins with rows of its last launch.",
-        (Edit.of(REPLICA, "        {self.replica.launch = Launch(max(1, len(mine)), most) => if mine:\n"
+        (Edit.of(REPLICA, "        {self.replica.launch = Launch(max(1, len(mine)), most) if self._graphs is None else "
+                          "Launch(1, 1) => if mine:\n"
                           "            self.replica.launch = Launch(max(1, len(mine)), most)}"),),
         "kept", LABELS, ("serves",),
     ),
@@ -42,10 +47,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "group-idle-body-on-a-request", "group-idle", "The idle row of a round is a row of a request.",
-        (Edit.of(REPLICA, "found = body.run(self._ops, inputs_of({[-1] => [min(self._memory.slots.owned().values())]}, "
-                          "[-1], body.width, [[-1] * body.choices], self._device, {[0] => [1]}, "
-                          "[[0] * len(one) for one in uniforms[:1]], [[-1] * body.tree], kinds[:1]))"),),
-        "kept", LABELS, ("bytes",),
+        (ON_A_REQUEST,), "kept", LABELS, ("bytes",),
     ),
     Fault(
         "group-answer-of-another-replica", "group-answers", "The results of a request are those of the other replica.",
@@ -71,5 +73,26 @@ FAULTS: tuple[Fault, ...] = (
         "group-resumed-without-memory", "group-idle", "A request that is resumed gets no memory on its own replica.",
         (Edit.of(REPLICA, "        if {self._mine(kept.name) => False}:\n            super()._restore(kept, memory)\n"
                           "            return"),), "kept", LABELS, ("bytes", "labels"),
+    ),
+    Fault(
+        "group-graph-of-own-bucket", "group-graph", "A replica replays the graph for the number of its own requests.",
+        (Edit.of(REPLICA, "asked = asked._replace(most={most => 0})"),), "kept", GRAPHS, ("serves",),
+    ),
+    Fault(
+        "group-graph-of-the-last-batch", "group-graph", "An idle replica replays a graph on a request of its last "
+        "batch.", (ON_A_REQUEST,), "kept", GRAPHS, ("graphs", "bytes"),
+    ),
+    Fault(
+        "group-graph-not-replayed", "group-graph", "An idle replica replays no graph.",
+        (Edit.of(REPLICA, "found = super()._serve(asked.part(mine, self._round.width)) if mine else "
+                          "{self._idle(asked) => torch.zeros(1, self._round.num_steps, dtype=torch.int64)}"),),
+        "kept", GRAPHS, ("serves",),
+    ),
+    Fault(
+        "group-graph-counts-of-the-batch", "group-graph", "The collectives in a graph have the rows of the batch that "
+        "ran, not those of the bucket.",
+        (Edit.of(REPLICA, "self.replica.launch = Launch(max(1, len(mine)), most) if self._graphs is None else "
+                          "{Launch(1, 1) => Launch(max(1, len(mine)), most)}"),), "kept", GRAPHS,
+        ("serves", "labels"),
     ),
 )

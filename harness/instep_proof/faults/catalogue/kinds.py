@@ -213,12 +213,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "stage-relay": "a choice of the last stage reaches an earlier stage wrong, late, or not at all",
         "stage-rows": "a stage continues with other rows than the stage before has computed",
         "stage-schedule": "a stage runs its micro-batches at another time or in another order",
+        "stage-graph": "rows between two stages miss the replay that reads or leaves them",
     },
     "groups": {
         "group-collective": "a replica leaves a collective out, or joins it with other rows",
         "group-padding": "rows that only pad a collective hold something",
         "group-idle": "memory of a request changes on a replica that does not serve it, or not on its own",
         "group-answers": "a request gets the rows or results of another replica",
+        "group-graph": "a replica replays another graph than the others, or replays it on other rows",
     },
     "others": {
         "empty-batch": "a step without rows is not left alone",

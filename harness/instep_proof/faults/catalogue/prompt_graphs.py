@@ -60,7 +60,7 @@ FAULTS: tuple[Fault, ...] = (
         "prompt-prefix-in-an-output", "prompt-memory",
         "A tracked prefix keeps a row of the graph's own output, which the next replay overwrites.",
         (NO_COPY, Edit.of(RUNNER, "return { => [one[:rows] for one in captured.outputs] if self._breaks else }"
-                                  "_copied(captured.outputs, self.bucket(rows), rows, join)")),
+                                  "_copied(captured.outputs, bucket, rows, join)")),
         "prompts", NUMBERS, ("graphs", "copies"),
     ),
     Fault(

@@ -11,10 +11,11 @@ from .fault import Edit, Fault
 
 STAGE, OVER = "instep_optimized/pipeline/stage_engine.py", "instep_optimized/pipeline/ops_of_stage.py"
 SCHEDULE, SHARDS = "instep_optimized/pipeline/__init__.py", "instep_reference/contract/shards.py"
-ENGINE = "instep_optimized/engine.py"
+ENGINE, LOCKSTEP = "instep_optimized/engine.py", "instep_optimized/ranks/lockstep.py"
 
 LABELS = Setting(ops="ledger", stages=3, micro_batches=2)
 NUMBERS = Setting(stages=3, micro_batches=2)
+GRAPHS = Setting(ops="ledger", graphs=True, stages=3, micro_batches=2)
 COPIES = Setting(ops="ledger", strategy="snapshot", stages=3, micro_batches=2)
 COMMITTED = ("{self.strategy.commit => %s}(ops, AcceptedWindows(inputs.rows, inputs.slots, last, lens, before, "
              "None if table.parents is None else path))")  # fmt: skip
@@ -139,5 +140,30 @@ FAULTS: tuple[Fault, ...] = (
          Edit.of(SCHEDULE, "steps.append(Step({stages + number + stage => stages + number * stages + stage}, stage, "
                            "number, 'relay'))")),
         "short", LABELS, ("stages",),
+    ),
+    Fault(
+        "stage-graph-sends-before-its-replay", "stage-graph", "A stage sends the rows that its graph left before.",
+        (Edit.of(STAGE, "        {found = serve(asked) => pass}\n        if not stage.last:\n            "
+                        "stage.comm.send(self._passed.left.of(rows), stage.number + 1, FINAL){ => \n"
+                        "        found = serve(asked)}"),), "short", GRAPHS, ("labels",),
+    ),
+    Fault(
+        "stage-graph-reads-the-rows-before", "stage-graph", "Rows arrive in memory after the replay that reads them.",
+        (Edit.of(STAGE, "        if not stage.first:\n            {self._passed.received.of(rows).copy_("
+                        "stage.comm.recv(rows, stage.number - 1, FINAL)) => came = stage.comm.recv(rows, "
+                        "stage.number - 1, FINAL)}\n        found = "
+                        "serve(asked){ => \n        if not stage.first:\n            "
+                        "self._passed.received.of(rows).copy_(came)}"),), "short", GRAPHS, ("labels",),
+    ),
+    Fault(
+        "stage-graph-overwrites-what-it-sends", "stage-graph", "Rows are sent from the memory of the graph, which the "
+        "next micro-batch overwrites.",
+        (Edit.of(LOCKSTEP, "self._mail[rank, to].append({x.clone() => x})"),), "short", GRAPHS, ("labels",),
+    ),
+    Fault(
+        "stage-graph-of-the-other-bucket", "stage-graph", "Rows are placed for the widest bucket, from its end.",
+        (Edit.of(STAGE, "{self._passed.received.of(rows) => self._passed.received.of(self._passed.rows("
+                        "self._graphs.buckets[-1] * body.width, self._memory.device))[-len(rows):]}.copy_("
+                        "stage.comm.recv(rows, stage.number - 1, FINAL))"),), "short", GRAPHS, ("labels",),
     ),
 )
