@@ -21,12 +21,13 @@ from instep_reference.contract.engine import (
 from instep_reference.contract.event_facts import moves, restores, tracked, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, Place, draft_stage
 
-from ..finding_problem import Problem
+from ..finding_problem import Explained, Problem
 from ..verdict import Comparison, Skipped, Tier
 from ..watch.event_context import EventContext, LastForward
 from ..watch.rows_by_request import paths, row_spans
 from .check_interface import NOWHERE, exact, in_batch
 from .prefix_findings import wrong_slots, wrong_step
+from .transfer_findings import BEFORE, is_copy_of_before
 
 LENGTH = Place("trunk", AFTER_LAYERS, "length")
 ROOT = Place("trunk", AFTER_LAYERS, "root")
@@ -83,7 +84,10 @@ class Identity:
             pages, right = tuple(owned.get(name, ())), tuple(owns.get(name, ()))
             result = exact(self, context, NOWHERE, pages, right, "pages are {}", name)
             before = tuple(expected.pages_before.get(name, ()))
-            if pages == before and right == before[: len(right)]:
+            if not result.agrees and is_copy_of_before(context, name):
+                known = Explained.one_of([BEFORE.known(getattr(context.event, "name", ""))])
+                result = replace(result, problem=replace(result.problem or Problem("differs"), mistake=known))
+            elif pages == before and right == before[: len(right)]:
                 result = _because(result, "it keeps the pages after its length, which this event gives back")
             elif right and pages == right[: len(pages)]:
                 result = _because(result, "it has no pages for the last positions that it may use")

@@ -36,10 +36,9 @@ def wrong_transfers(
 ) -> Iterator[tuple[WrongContent, torch.Tensor]]:
     """List wrong contents of a part of the copy `name`. right: the part as this engine stores it."""
     yield from others_kept(context, name, place, right, kept.state.length, but=restores(context.event))
-    before = context.earlier.dropped.get(name)
-    held = None if before is None else dict(before.state.parts()).get(place)
-    if held is not None:
-        yield BEFORE.known(name), held.to(right)[: len(right)]
+    for before in context.earlier.dropped.get(name, ()):
+        if (held := dict(before.state.parts()).get(place)) is not None:
+            yield BEFORE.known(name), held.to(right)[: len(right)]
     for other, part in kept.state.parts():
         if other != place and part.shape == right.shape and part.dtype == right.dtype:
             yield PAIRED.known(f"{other.component} ({other})"), part
@@ -65,6 +64,21 @@ def wrong_transfers(
     if sent is not None and sent.is_floating_point():
         for dtype in (torch.bfloat16, torch.float16):
             yield CAST.known(str(dtype).removeprefix("torch.")), sent.to(dtype).to(right)
+
+
+def is_copy_of_before(context: EventContext, request: str) -> bool:
+    """Whether a request came back with all that an earlier copy of the same name held."""
+    found = context.subject.after.get(request)
+    if restores(context.event) != request or found is None:
+        return False
+    mine = dict(found.parts())
+    for before in context.earlier.dropped.get(getattr(context.event, "name", ""), ()):
+        theirs = dict(before.state.parts())
+        if before.state.length == found.length and mine.keys() == theirs.keys() and all(
+            x.shape == theirs[place].shape and torch.equal(x.cpu(), theirs[place].cpu()) for place, x in mine.items()
+        ):
+            return True
+    return False
 
 
 def _placed(

@@ -138,14 +138,14 @@ class Earlier:
     forward    the last forward; None before the first
     proposed   request -> the pick of each MTP layer after its root
     preempted  request -> its copy; saved: name -> the copy or prefix under that name
-    dropped    name -> the copy that was last dropped under it
+    dropped    name -> the copies that were dropped under it, the last one first
     """
 
     forward: LastForward | None = None
     proposed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     preempted: Mapping[str, KeptCopy] = field(default_factory=dict)
     saved: Mapping[str, KeptCopy] = field(default_factory=dict)
-    dropped: Mapping[str, KeptCopy] = field(default_factory=dict)
+    dropped: Mapping[str, tuple[KeptCopy, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

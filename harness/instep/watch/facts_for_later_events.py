@@ -17,6 +17,8 @@ from ..player import Side
 from .event_context import Earlier, EventContext, KeptCopy, LastForward
 from .rows_by_request import row_spans, rows
 
+MOST_DROPPED = 4  # copies of one name that are remembered
+
 
 def left_by(context: EventContext | None) -> Earlier:
     """The facts for the next event; None: it is the first."""
@@ -35,7 +37,8 @@ def left_by(context: EventContext | None) -> Earlier:
         case "restore" if name in copies:
             return replace(earlier, proposed={**earlier.proposed, request: copies[name].proposed})
         case "drop" if name in copies:
-            earlier = replace(earlier, dropped={**earlier.dropped, name: copies.pop(name)})
+            under = copies.pop(name), *earlier.dropped.get(name, ())
+            earlier = replace(earlier, dropped={**earlier.dropped, name: under[:MOST_DROPPED]})
         case "restore" | "drop":
             copies.pop(name or request, None)
     return replace(earlier, saved=copies) if name else replace(earlier, preempted=copies)

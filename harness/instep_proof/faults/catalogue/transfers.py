@@ -47,6 +47,7 @@ FAULTS: tuple[Fault, ...] = (
         "transfer-copy-of-before", "transfer-name",
         "A name that is used again gives what the same request sent under it before.",
         (Wrap(WIRE, TAKE, result=KNOWN % "(name, result[0].prompt)"),), "transfer", PLAIN, ("identity", "bytes"),
+        mistake="copy-of-before",
     ),
     Fault(
         "transfer-scratch-columns", "transfer-pairing",
