@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from instep.audit.audit import audit
 from instep.campaign import shrink as shrinking
 from instep.campaign.runner import TrialRunner
 from instep.campaign.shrink import Shrunk, same_finding, shrink
@@ -26,11 +27,13 @@ from instep_proof.faults.catalogue import TRACES, by_id
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
+from support.inputs.recordings import PROMPTS, TINY, lines, recorded, said, shown, tensors
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
 FOLDER = TRACES.parent
+ANSWERS = {"a": [32, 114, 101, 115, 117], "b": [10, 32, 32, 32, 32], "c": [44, 32, 51, 44, 32]}  # of fixtures/tiny
 
 
 def trace_of(name: str) -> Trace:
@@ -41,7 +44,7 @@ def smaller_by_one(trace: Trace) -> Iterator[Trace]:
     """The trace without one event, or without one request, as far as that is legal."""
     events = trace.events
     cuts = [events[:at] + events[at + 1 :] for at in range(len(events))]
-    cuts += [without_requests(trace.header, events, [one.request]) for one in events if isinstance(one, e.Admit)]
+    cuts += [without_requests(events, [one.request]) for one in events if isinstance(one, e.Admit)]
     for cut in cuts:
         try:
             yield verified(replace(trace, events=cut, recorded={}))
@@ -194,3 +197,38 @@ def test_planted_fault_shrinks_to_few_events_of_which_each_is_needed(name: str, 
             smaller = Replay(one, fault.how)
             findings = diagnose(smaller).verdict.findings
             assert not findings or same_finding(findings[0]) != wanted, one.events
+
+
+# A recording of somebody's engine
+
+
+def test_prompts_and_answers_shrink_to_the_request_with_the_wrong_token(instep: Runner, tmp_path: Path) -> None:
+    requests = [{"prompt": PROMPTS[name], "tokens": tokens} for name, tokens in ANSWERS.items()]
+    file, words = said(tmp_path / "said.jsonl", requests), ("--model", TINY, "--dtype", "float32")
+    out = tmp_path / "small.jsonl"
+    says = complaint(instep("shrink", file, *words, "--out", out))
+    assert "no finding" in says and not out.exists(), "right answers"
+    said(file, [*requests[:1], {**requests[1], "tokens": [*ANSWERS["b"][:2], 0, *ANSWERS["b"][3:]]}, *requests[2:]])
+    assert "--until: found a recording" in complaint(instep("shrink", file, *words, "--until", 3))
+    ran = instep("shrink", file, *words, "--out", out)
+    (left,) = lines(out)
+    assert ran.code == Exit.DIVERGED and "requests 3 to 1, tokens of each 5 to 3" in ran.out, ran
+    assert left["request"] == "line 2" and left["tokens"] == [*ANSWERS["b"][:2], 0]
+    assert instep("audit", out, *words).code == Exit.DIVERGED
+
+
+@WHOLE
+def test_recording_shrinks_to_the_request_and_the_event_of_its_finding(instep: Runner, tmp_path: Path) -> None:
+    made, out = recorded(tmp_path / "made", tokens=4), tmp_path / "small"
+    event = next(number for number, one in enumerate(lines(made / "events.jsonl"))
+                 if one["event"] == "commit" and "b" in one["requests"])
+    tensors(made, event, "state.b.2", lambda state: state.flip(0))
+    ran = instep("shrink", made, "--model", TINY, "--out", out)
+    assert ran.code == Exit.DIVERGED and "requests 3 to 1" in ran.out and "no further cut" in ran.out, ran
+    events = lines(out / "events.jsonl")
+    assert events[-1]["event"] == "commit" and events[-1]["requests"] == ["b"] and len(events) <= 8
+    numbers = [int(file.stem) for file in (out / "tensors").iterdir()]
+    assert {name.split(".")[1] for number in numbers for name in shown(out, number)} == {"b"}
+    again = audit(out, TINY)
+    assert again.exit is Exit.DIVERGED and again.replay is not None
+    assert again.replay.verdict.findings[0].place == Place("trunk", 2, "state")

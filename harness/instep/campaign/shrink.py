@@ -6,7 +6,7 @@ and steps of a draft chain may be others. Leaves out: the cuts (`trace/cut_event
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -83,10 +83,7 @@ class Shrunk:
     @property
     def sentence(self) -> str:
         """What was cut, and whether more can be."""
-        counts = ", ".join(f"{kind} {before} to {after}" for kind, (before, after) in self.kinds.items()
-                           if kind in COUNTED and before)  # fmt: skip
-        return f"shrunk in {self.runs} runs: {counts}" + (
-            "; no further cut keeps the finding" if self.minimal else "; ended early, so more cuts may be possible")
+        return counted_cuts(self.runs, {kind: self.kinds[kind] for kind in COUNTED}, self.minimal)
 
     def write(self, path: Path, model: Path) -> Trace:
         """Write it as a trace. model: the folder of its model."""
@@ -96,6 +93,13 @@ class Shrunk:
         changed = with_fields(header.near(model, path.parent), name=path.stem, replay=parts, claim=(
             f"The smallest part of {header.name} in which an engine fails the check {self.finding.check}."))
         return write(path, changed, self.trace.events, recorded(steps))
+
+
+def counted_cuts(runs: int, kinds: Mapping[str, tuple[int, int]], minimal: bool) -> str:
+    """What was cut, and whether more can be. kinds: kind of part -> how many there were, and how many are left"""
+    counts = ", ".join(f"{kind} {before} to {after}" for kind, (before, after) in kinds.items() if before)
+    end = "no further cut keeps the finding" if minimal else "ended early, so more cuts may be possible"
+    return f"shrunk in {runs} runs: {counts}; {end}"
 
 
 def shrink(

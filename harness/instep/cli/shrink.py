@@ -5,8 +5,9 @@ Leaves out: the cuts and the runs (`instep.campaign.shrink`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,7 +29,7 @@ from .subject_options import Given, Layers, TraceModel, Until, takes_setting
 def shrink(
     given: Given,
     files: Files,
-    trace: Annotated[Path, typer.Argument(help="A trace: the .jsonl file.")],
+    trace: Annotated[Path, typer.Argument(help="A trace, or a recording as `instep audit` takes it.")],
     checkpoint: TraceModel = None,
     until: Until = None,
     layer: Layers = None,
@@ -40,11 +41,18 @@ def shrink(
                                                                       "changed, to find the cause.")] = True,
     minutes: Annotated[float | None, typer.Option(help="Time limit; the smallest trace so far is kept, as after "
                                                        "Ctrl-C.", min=0.0)] = None,
-    out: Annotated[Path | None, typer.Option(help="File of the smaller trace; default: NAME-shrunk.jsonl in this "
-                                                  "folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the smaller trace, or folder of the smaller recording; "
+                                                  "default: NAME-shrunk here.")] = None,
 ) -> None:
     """Cut a failing trace while its first finding stays; exit 1: it is smaller now, 2: nothing fails."""
     names = tiers_named(tiers or ())
+    from ..audit.cut_recording import is_plain
+
+    if trace.is_dir() or is_plain(trace):
+        of_replay = {"--until": until, "--layer": layer, "--tiers": tiers, "--swap": swap}
+        wrong = [option for option, typed in of_replay.items() if typed is not None]
+        wrong += [f"--{name.replace('_', '-')}" for name in given.named if name != "dtype"]
+        _of_a_recording(files, trace, checkpoint, out, minutes, given.named.get("dtype"), wrong)
     from dataclasses import replace
 
     from ..campaign.shrink import shrink
@@ -55,7 +63,7 @@ def shrink(
     from ..run.run_variants import Variant, swaps_of
     from ..trace.file import read, replaceable
 
-    file = Path(f"{trace.stem}-shrunk.jsonl") if out is None else out
+    file = out or Path(f"{trace.stem}-shrunk.jsonl")
     files.must_be_free(trace, more=[file])
     replaceable(file)
     loaded = read(trace)
@@ -82,3 +90,32 @@ def shrink(
     result = outcome_data.of([outcome], files.commit, claim=written.header.claim, warnings=loaded.warnings, shrunk={
         "file": file.name, "runs": found.runs, "minimal": found.minimal, "parts": found.kinds})
     files.finish(result, interrupted=found.interrupted, trace=file, charts=lambda: charts_of([outcome], written))
+
+
+def _of_a_recording(
+    files: Files, recording: Path, model: Path | None, out: Path | None, minutes: float | None, dtype: str | None,
+    wrong: Sequence[str],
+) -> NoReturn:
+    """Shrink a recording, and end the command. wrong: typed options that only a replay has"""
+    from dataclasses import replace
+    from tempfile import TemporaryDirectory
+
+    from ..audit.audit import text_of
+    from ..audit.cut_recording import shrink_recording
+    from ..audit.result import charts_of, of
+    from ..report.command_lines import near
+
+    if wrong:
+        raise BadInput(wrong[0], found="a recording", expected="a trace: a recording has no engine to set up")
+    if model is None:
+        raise BadInput("--model", found="nothing", expected="the model of the recording, as `instep audit` takes it")
+    place = out or Path(f"{recording.stem}-shrunk{recording.suffix}")
+    files.must_be_free(recording, more=[place])
+    if place.exists():
+        raise BadInput(str(place), found="something there", expected="a new name", hint="--out names another place")
+    with trial_runner("shrink", minutes) as run, TemporaryDirectory(prefix="instep-shrink-") as scratch:
+        shrunk = shrink_recording(recording, model, place, Path(scratch), run, dtype=dtype)
+    result = of(shrunk.found)
+    notes = [shrunk.sentence, f"instep audit {near(place)} --model {near(model)}", *result.found["run_notes"]]
+    result = replace(result, found={**result.found, "recording": place.name, "run_notes": notes})
+    files.finish(result, interrupted=shrunk.interrupted, trace=text_of(place), charts=lambda: charts_of(shrunk.found))

@@ -69,7 +69,7 @@ def _requests(events: Events) -> Sequence[str]:
     return list(dict.fromkeys(event.request for event in events if isinstance(event, Admit)))
 
 
-def without_requests(header: Header, events: Events, gone: Collection[str]) -> Events:
+def without_requests(events: Events, gone: Collection[str]) -> Events:
     """The events without these requests. An event that names no other request goes, too."""
     kept = list[AnyEvent]()
     for event in events:
@@ -271,7 +271,7 @@ def _without_shared_tokens(header: Header, events: Events, gone: Collection[_Tok
 
 
 CUTS: dict[str, Cut] = {
-    "requests": Cut(_requests, without_requests),
+    "requests": Cut(_requests, lambda header, events, gone: without_requests(events, gone)),
     "events": Cut(lambda events: range(len(events)), _without_events),
     "rows": Cut(_rows, _without_rows),
     "prefixes": Cut(_prefixes, _without_prefixes),
