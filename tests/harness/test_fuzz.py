@@ -493,7 +493,7 @@ def test_campaign_of_two_engines_finds_a_wrong_transfer(model: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("how", "moves", "says"), [
-    ({"stages": 2, "micro_batches": 2}, False, "no event had several micro-batches"),
+    pytest.param({"stages": 2, "micro_batches": 2}, False, "no event had several micro-batches", marks=WHOLE),
     ({}, True, "no request was loaded by the engine to which it was sent"),
 ])  # fmt: skip
 def test_campaign_that_did_not_test_an_option_is_inconclusive(

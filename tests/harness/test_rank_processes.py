@@ -330,6 +330,7 @@ def test_unknown_way_to_exchange_data_is_refused(
     assert ran.code == Exit.BAD_INPUT and says in ran.err + ran.out
 
 
+@WHOLE
 def test_process_that_does_not_end_is_killed_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "LEAVES_S", 0.1)
     with pytest.warns(RuntimeWarning, match=r"the process of rank 1 had not ended 0\.1 s after the run"):
