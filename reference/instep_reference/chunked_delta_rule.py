@@ -85,7 +85,10 @@ def recur_by_products(
 
     inverse: how T is formed, `merged` or `substituted`. Without rounding both are the same T.
 
-    Shapes:  as `gdn.recur`; gates scalar (last axis 1).
+    If log_decay has one number per channel, exp(G_i - G_j) is between the keys of a product (`_pairs`), and every gate
+    goes to the operands of products, with a residual too.
+
+    Shapes:  as `gdn.recur`; gates scalar (last axis 1), or log_decay one per channel.
     Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: the inverse is formed in blocks of 16
              that are merged by products (`merged`); decays are differences of running sums. Differs: q arrives
              already scaled.
@@ -104,12 +107,11 @@ def _one_product_chunk(
     write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
-    total = log_decay.cumsum(2)  # (B, HV, T, 1), G
-    between, keys = _between(total)[..., 0], erase * k  # (B, HV, T, T), (B, HV, T, K)
-    T = inverse(((keys @ k.transpose(-1, -2)) * between).tril(-1))
+    total, keys = log_decay.cumsum(2), erase * k  # (B, HV, T, 1 or K), G;  (B, HV, T, K)
+    T = inverse(_pairs(keys, k, total).tril(-1))
     w, u = at("w", T @ (total.exp() * keys)), at("u", T @ (write * v))
     added = at("v_new", u - w @ state)
-    out = (total.exp() * q) @ state + ((q @ k.transpose(-1, -2)) * between) @ added
+    out = (total.exp() * q) @ state + _pairs(q, k, total) @ added
     leaving = (total[:, :, -1:] - total).exp() * k
     return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
 
@@ -119,12 +121,38 @@ def _one_residual_chunk(
     write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
-    total = log_decay.cumsum(2)  # (B, HV, T, 1), G
+    total = log_decay.cumsum(2)  # (B, HV, T, 1 or K), G
+    if total.shape[-1] > 1:
+        T = inverse(_pairs(erase * k, k, total).tril(-1))
+        added = at("update", T @ (write * v - (total.exp() * erase * k) @ state))
+        leaving = (total[:, :, -1:] - total).exp() * k
+        out = (total.exp() * q) @ state + _pairs(q, k, total) @ added
+        return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
     between, turned = _between(total)[..., 0], k.transpose(-1, -2)  # (B, HV, T, T), (B, HV, K, T)
     T = inverse((erase * (k @ turned) * between).tril(-1))
     added = at("update", T @ (write * v - erase * total.exp() * (k @ state)))
     out = total.exp() * (q @ state) + ((q @ turned) * between) @ added
     return out, total[:, :, -1, :, None].exp() * state + turned @ ((total[:, :, -1:] - total).exp() * added)
+
+
+def _pairs(x: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Compute <x_i, exp(G_i - G_j) k_j> for j <= i, 0 for j > i, from x, k (B, HV, T, K) and G -> (B, HV, T, T).
+
+    With G per channel, SOLVED rows at a time: M is the G of the first of them. Earlier tokens are multiplied as exp(G_i
+    - M) x_i and exp(M - G_j) k_j, exponents that are at most 0. Pairs among the rows are summed one by one.
+    Mirrors: fla-core 0.6.0 `chunk_kda` (`chunk_intra.py`).
+    """
+    if total.shape[-1] == 1:
+        return (x @ k.transpose(-1, -2)) * _between(total)[..., 0]
+    found = []
+    for begin in range(0, x.shape[2], SOLVED):
+        rows, here = x[:, :, begin : begin + SOLVED], total[:, :, begin : begin + SOLVED]
+        first, last = here[:, :, :1], begin + rows.shape[2]
+        early = (first - total[:, :, :begin]).exp() * k[:, :, :begin]
+        among = (rows[:, :, :, None] * _between(here) * k[:, :, None, begin:last]).sum(-1)
+        parts = ((here - first).exp() * rows) @ early.transpose(-1, -2), among
+        found.append(torch.nn.functional.pad(torch.cat(parts, -1), (0, x.shape[2] - last)))
+    return torch.cat(found, -2)
 
 
 def _one_chunk(

@@ -62,6 +62,17 @@ def test_input_state_is_not_modified() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("strong", [0.0, 300.0])
+def test_form_of_published_kernels_takes_a_decay_per_channel(residual: bool, strong: float) -> None:
+    inputs = drawn(130, channels=True, strong=strong)
+    right_out, _, right_state = recur(*inputs)
+    for chunk in (1, 17, 64, 130):
+        found = recur_by_products(*inputs, chunk=chunk, at=lambda _, x: x, residual=residual)
+        for ours, theirs in zip(found, (right_out, right_state), strict=True):
+            assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("inverse", [merged, substituted])
 @pytest.mark.parametrize("chunk", [1, 2, 15, 16, 17, 33, 63, 64, 65, 200])
 def test_form_of_published_kernels_agrees_with_the_recurrence(chunk: int, inverse: Inverse, residual: bool) -> None:

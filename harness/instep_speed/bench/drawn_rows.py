@@ -23,7 +23,7 @@ from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product
-from instep_reference.contract.recurrences import GDN, RECURRENCES
+from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 
 from .answer_check import first, off
 from .bench_types import SEED, TO, Ground
@@ -117,7 +117,7 @@ def part(
 
 def off_from_plain(
     run: Callable[[torch.Tensor], torch.Tensor], inputs: GdnInputs, form: Part, *,
-    truth: GdnInputs | None = None,
+    truth: GdnInputs | None = None, row: Recurrence = GDN,
 ) -> str:
     """Describe what is wrong with a launch of the delta rule over a pool of states.
 
@@ -129,8 +129,9 @@ def off_from_plain(
     own, wide, twin = (like(pool, dtype) for dtype in (pool.dtype, WIDE, pool.dtype))
     core = run(own)
     dtype = core.dtype
-    o = PLAIN.gdn(inputs=truth or widened(inputs), parts=(on(form, wide),), dtype=WIDE, to=TO)
-    r = PLAIN.gdn(inputs=inputs, parts=(on(form, twin),), dtype=dtype, to=TO)
+    op = PLAIN.recurrence(row)
+    o = op(inputs=truth or widened(inputs), parts=(on(form, wide),), dtype=WIDE, to=TO)
+    r = op(inputs=inputs, parts=(on(form, twin),), dtype=dtype, to=TO)
     return first(off("read-out", core, o, r, 1), off("state", own, wide, twin, 1))
 
 
@@ -149,14 +150,17 @@ Blocks = tuple[torch.Tensor, torch.Tensor]  # read-outs [N, HV, V], states [n, H
 IEEE = Product("ieee", block=64)
 
 
-def true_rows(inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:
+def true_rows(inputs: GdnInputs, form: Part, pool: torch.Tensor, row: Recurrence = GDN) -> Blocks:
     """Read-outs and states of equal sequences in fp64, in blocks, which is as exact as token by token."""
-    return _in_blocks(_operands(IEEE), widened(inputs), form, pool.to(WIDE))
+    return _in_blocks(_operands(IEEE, row), widened(inputs), form, pool.to(WIDE))
 
 
-def in_blocks(inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Product | None, dtype: torch.dtype) -> Blocks:
+def in_blocks(
+    inputs: GdnInputs, form: Part, pool: torch.Tensor, product: Product | None, dtype: torch.dtype,
+    row: Recurrence = GDN,
+) -> Blocks:  # fmt: skip
     """The yardstick in fp32: sums in any order, operands rounded as declared (None: not at all)."""
-    operands = _operands(product or IEEE)
+    operands = _operands(product or IEEE, row)
     with Reordered(torch.Generator(pool.device).manual_seed(SEED), operands):
         core, state = _in_blocks(operands, inputs, form, pool.float())
     return core.to(dtype), state.to(pool.dtype)
@@ -171,8 +175,8 @@ def alone(form: str, products: Mapping[str, Product]) -> Operands:
     return operands
 
 
-def _operands(product: Product) -> Operands:
-    return alone("gdn.chunk", {"gdn.chunk": product})
+def _operands(product: Product, row: Recurrence) -> Operands:
+    return alone(row.forms[1], {row.forms[1]: product})
 
 
 def _in_blocks(operands: Operands, inputs: GdnInputs, form: Part, pool: torch.Tensor) -> Blocks:

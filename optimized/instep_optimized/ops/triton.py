@@ -11,6 +11,7 @@ import torch
 
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.place_names import COMPONENTS, Place
+from instep_reference.contract.recurrences import RECURRENCES
 
 from ..kernels import gdn_dispatch, prefill_gdn, verify_gdn, window_gdn
 from ..kernels.attention import dispatch
@@ -77,7 +78,7 @@ TRITON = Ops(
     key_inputs=key_inputs,
     keeps="update",
     products={
-        "gdn.chunk": Product("bf16", block=TOKENS, residual=True, narrow=True),
+        **{row.forms[1]: Product("bf16", block=TOKENS, residual=True, narrow=True) for row in RECURRENCES.values()},
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits
     },
     captures=True,

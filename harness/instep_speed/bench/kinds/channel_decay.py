@@ -2,37 +2,38 @@
 
 A re-run is one launch: three pending tokens run again and settle in the slot, then four rows are kept in the ring. Rows
 are fp32 in windows, and have the activations' dtype for a peer's prompts. The floor counts all that a launch must move:
-states, rows, read-outs and ring entries. Decodes are judged as in `decode.py`; a re-run must have the bits of
-one-token launches. A prompt's yardstick is a loop over tokens in which each operand of a product has been rounded to
-bf16 once, because the declared form has no yardstick with a decay per channel yet.
+states, rows, read-outs and ring entries. Decodes are judged as in `decode.py` and prompts as in `prefill.py`; a re-run
+must have the bits of one-token launches.
 Leaves out: norms, gates and conv before it, and the index ops of a round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from instep.subject.declared_rounding import declared
 from instep_optimized.memory_addresses import Address, Part, Ring, Updates
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
-from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.recurrences import RECURRENCES
 
-from ..answer_check import Judged, errors, first, off, same
+from ..answer_check import Judged, first, same
 from ..bench_types import REAL, TINY, TO, Arm, At, Cell, Ground, Kind, Size
-from ..drawn_rows import STATE, WIDE, like, on, part, redrawn, widened
+from ..drawn_rows import STATE, like, off_from_plain, on, part, redrawn
 from ..kernels_of_peers import arms as peers
+from .prefill import Truth
 
 ROW = next(row for row in RECURRENCES.values() if row.decay == "channel")
 HEADS = {"tiny": 2, "default": 32, "full": 32}  # those of Kimi-Linear, of keys and of values
 BATCHES = {"tiny": (2,), "default": (8, 64, 1), "full": (1, 2, 4, 8, 16, 32, 64, 128)}
 PROMPTS = {"tiny": ((1, 70),), "default": ((1, 8192),), "full": ((1, 2048), (1, 8192), (8, 2048), (1, 32768))}
 PENDING, WINDOW, SIZE = 3, 4, 8  # tokens that run again, rows of a verify, entries of a ring
-NARROW = 2  # a multiple of the yardstick's error: products round two operands, of which it rounds one
+PEER = {ROW.forms[1]: Product("bf16", block=64)}
 Run = Callable[[torch.Tensor], torch.Tensor]  # from a pool, which it changes, to read-outs
 
 
@@ -72,54 +73,30 @@ def make(ground: Ground, at: At) -> Cell:
         entry = 4.0 * batch * heads * (2 * rows.k.shape[2] + rows.v.shape[2])
         cell.read, cell.written = cell.read + PENDING * entry, cell.written + WINDOW * entry
     parts = [part(ground, "chunk" if at["form"] == "prefill" else "window", slots, each, pool) for pool in pools]
-    judge = Truth(rows, parts[0]).judge
+    truth = Truth(rows, parts[0], ROW)
+
+    def judge(run: Run, products: Mapping[str, Product] = PEER) -> Judged | str:
+        if at["form"] == "prefill":
+            return truth.judge(run, products)
+        return off_from_plain(run, rows, parts[0], row=ROW)
+
     for name, ops in ground.sets.items():
         if ops.recurrence(ROW) is None:
             cell.absent[name] = f"it has no recurrence {ROW.name}"
         elif at["form"] == "rerun":
             cell.arms.append(_Rerun.of(ground, ops, rows, parts).arm(name))
         else:
-            cell.arms.append(_arm(name, ops, ground, rows, parts, judge))
+            said = declared(ops, ground.dtype, torch.float32).products
+            cell.arms.append(_arm(name, ops, ground, rows, parts, partial(judge, products=said)))
     return peers(f"channel_decay {at['form']}", ground, at, cell, rows=rows, parts=parts, judge=judge)
 
 
 def _arm(
-    name: str, ops: Ops, ground: Ground, rows: GdnInputs, parts: list[Part], judge: Callable[[Run], Judged]
+    name: str, ops: Ops, ground: Ground, rows: GdnInputs, parts: list[Part], judge: Callable[[Run], Judged | str]
 ) -> Arm:
     core = partial(ops.recurrence(ROW), inputs=rows, dtype=ground.dtype, to=TO)
     return Arm(name, lambda: [core(parts=(one,)) for one in parts],
                lambda: judge(lambda pool: core(parts=(on(parts[0], pool),))), len(parts))  # fmt: skip
-
-
-class Truth:
-    """The read-outs and states of a launch in fp64 and of its yardstick, made once for all arms of a cell."""
-
-    def __init__(self, rows: GdnInputs, form: Part) -> None:
-        self.rows, self.form, self.start = rows, form, like(form.read.pool, torch.float32)
-        self.made: dict[torch.dtype, tuple[torch.Tensor, ...]] = {}
-
-    def judge(self, run: Run) -> Judged:
-        """Compare with fp64. The yardstick is `plain` in fp32, for prompts with operands that were rounded to bf16."""
-        own, units = like(self.start, torch.float32), self.form.read.units
-        core = run(own)
-        if core.dtype not in self.made:
-            self.made[core.dtype] = self._make(core.dtype)
-        truth, near, state, drawn = self.made[core.dtype]
-        said = first(off("read-out", core, truth, near, 1), off("state", own[units], state, drawn, 1))
-        return Judged(said, errors(core=(core, truth), state=(own[units], state)))
-
-    def _make(self, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        """Return read-outs, those of the yardstick, states, and those of the yardstick."""
-        op, units, prompt = PLAIN.recurrence(ROW), self.form.read.units, self.form.form == "chunk"
-        wide, twin = like(self.start, WIDE), like(self.start, torch.float32)
-        truth = op(inputs=widened(self.rows), parts=(on(self.form, wide),), dtype=WIDE, to=TO)
-        narrow = {name: x.bfloat16().float() for name, x in zip("qkv", self.rows, strict=False)} if prompt else {}
-        near = op(inputs=self.rows._replace(**narrow), parts=(on(self.form, twin),), dtype=dtype, to=TO)
-        found = truth, near.to(WIDE), wide[units], twin[units].to(WIDE)
-        return found if not prompt else tuple(
-            right + NARROW * (x - right) if number % 2 else x
-            for number, (right, x) in enumerate(zip((truth, truth, wide[units], wide[units]), found, strict=True))
-        )
 
 
 @dataclass(frozen=True)

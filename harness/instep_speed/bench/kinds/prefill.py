@@ -16,6 +16,7 @@ from instep.subject.declared_rounding import declared
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.recurrences import Recurrence
 
 from ..answer_check import Judged, errors, first, off
 from ..bench_types import HEADS, TO, Arm, At, Cell, Ground, Kind, Size
@@ -51,7 +52,7 @@ def make(ground: Ground, at: At) -> Cell:
     core = count * at["heads"] * config.value_dim * ground.dtype.itemsize
     read = state + sum(x.numel() for x in (given.q, given.k, given.v)) * ground.dtype.itemsize
     cell = Cell([], read=read, written=state + core, anew=lambda: redrawn(*(one.read.pool for one in parts)))
-    truth = _Truth(given, parts[0])
+    truth = Truth(given, parts[0], config.recurrence)
 
     def arm(name: str, ops: Ops) -> Arm:
         def run(pool: torch.Tensor) -> torch.Tensor:
@@ -71,23 +72,23 @@ def make(ground: Ground, at: At) -> Cell:
     return peers("prefill", ground, at, cell, rows=rows, parts=parts, inputs=given, judge=judge)
 
 
-class _Truth:
+class Truth:
     """The read-outs and states of a launch in fp64, made once for all arms; a yardstick is made once per rounding."""
 
-    def __init__(self, inputs: GdnInputs, form: Part) -> None:
-        self.inputs, self.form, self.start = inputs, form, form.read.pool.clone()
+    def __init__(self, inputs: GdnInputs, form: Part, row: Recurrence) -> None:
+        self.inputs, self.form, self.start, self.row = inputs, form, form.read.pool.clone(), row
         self.found: Blocks | None = None
         self.yardsticks: dict[tuple[Product | None, torch.dtype], Blocks] = {}
 
     def judge(self, run: Run, products: Mapping[str, Product]) -> Judged:
         if self.found is None:
-            self.found = true_rows(self.inputs, self.form, self.start)
+            self.found = true_rows(self.inputs, self.form, self.start, self.row)
         o, state = self.found
-        declared = products.get("gdn.chunk")
+        declared = products.get(self.row.forms[1])
         own = self.start.mT.clone().mT
         core = run(own)
         if (declared, core.dtype) not in self.yardsticks:
-            made = in_blocks(self.inputs, self.form, self.start, declared, core.dtype)
+            made = in_blocks(self.inputs, self.form, self.start, declared, core.dtype, self.row)
             self.yardsticks[declared, core.dtype] = made
         r, drawn = self.yardsticks[declared, core.dtype]
         units = self.form.read.units

@@ -64,7 +64,7 @@ def prefill(
 
 
 def kda_decode(
-    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged]
+    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged | str]
 ) -> Arm:
     """`fused_recurrent_kda`, over one token of each request."""
     form = _kda().fused_recurrent_kda
@@ -81,7 +81,7 @@ def kda_decode(
 
 
 def kda_prefill(
-    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged]
+    ground: Ground, at: At, name: str, rows: GdnInputs, parts: list[Part], judge: Callable[..., Judged | str]
 ) -> Arm:
     """`chunk_kda`, on rows in the activations' dtype."""
     form = _kda().chunk_kda
