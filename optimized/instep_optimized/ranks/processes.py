@@ -108,9 +108,7 @@ class Processes:
         self._device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", torch.cuda.current_device())
         self._sent: list[Any] = []
         self._transport: Any = _transport(backend, PrefixStore("transport", store), rank, size, limit_s)
-        # NCCL runs all transfers of two ranks one after the other: a send must not wait for one the other way round.
-        self._downwards = self._transport if backend == "gloo" else _transport(
-            backend, PrefixStore("downwards", store), rank, size, limit_s)
+        self._ways: dict[bool, Any] = {}  # what moves tensors to later ranks, and to earlier ones, with NCCL
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """Run the function of this rank, as `Lockstep.run` does for all."""
@@ -145,8 +143,8 @@ class Processes:
         NCCL ends only after the graphs that hold its collectives, which a finding or a traceback may still hold. If it
         does not end in time, it is left alone, since its destructor would wait for ever.
         """
-        transports = {id(one): one for one in (self._transport, self._downwards) if one is not None}.values()
-        self._transport, self._downwards, self._sent = None, None, []
+        transports = [one for one in (self._transport, *self._ways.values()) if one is not None]
+        self._transport, self._ways, self._sent = None, {}, []
         if self._device.type != "cuda" or not transports:
             return
         for graph in self._graphs:
@@ -268,7 +266,17 @@ class Processes:
         return found
 
     def _way(self, source: int, to: int) -> Any:
-        return self._transport if source < to else self._downwards
+        """Return what moves tensors in this direction.
+
+        NCCL makes all transfers of two ranks one after the other, and a send must not wait for one the other way round.
+        A send may also wait for a rank that compiles kernels.
+        """
+        if self._device.type != "cuda":
+            return self._transport
+        if (up := source < to) not in self._ways:
+            self._ways[up] = _transport("nccl", PrefixStore("up" if up else "down", self._store), self.rank, self.size,
+                                        PERIODS * self.limit_s)  # fmt: skip
+        return self._ways[up]
 
     def _next(self, source: int, to: int) -> int:
         self._letters[source, to] += 1
