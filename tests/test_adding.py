@@ -57,8 +57,18 @@ CHECK: tuple[Text, ...] = (
      "from .idleness import Idleness\nfrom .kept_copies import Copies\n"),
     (f"{CHECKS}/__init__.py", "return (Bounds(), ", "return (Bounds(), Idleness(), "),
 )  # fmt: skip
-SCALAR = "decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))"
-ALIKE, FALLING = "", " * torch.arange(1, K + 1)"  # all channels of a head forget alike; each one more than the last
+TABLE, PLAIN_RULE = "instep_reference/contract/recurrences.py", "instep_optimized/ops/plain/gdn.py"
+KIND_FILES, KIND_LINES = 8, 20  # that a new kind of recurrence may cost at most, on both sides together
+KIND: tuple[Text, ...] = (
+    (TABLE, 'types=("qwen3_5", "qwen3_next", ', 'types=("qwen3_next", '),
+    (TABLE, '    Recurrence("kda"', '    Recurrence("toy", "channel", types=("qwen3_5",)),\n    Recurrence("kda"'),
+    ("instep_optimized/ops/op_protocols.py", "    kda: Recur | None = None\n",
+     "    kda: Recur | None = None\n    toy: Recur | None = None\n"),
+    (PLAIN_RULE, "kda = gdn", "toy = kda = gdn"),
+    ("instep_optimized/ops/ledger_label_ops.py", "kda = gdn", "toy = kda = gdn"),
+)  # fmt: skip
+# The engine decays channel i with the decay of channel i - 1.
+ANOTHER_CHANNEL = (PLAIN_RULE, "    S *= decay[(", "    S *= decay.roll(1, -1)[(")
 REWIND = '''class Rewind(Event, frozen=True):
     """The request goes back to the state that it had when it was saved under `name`."""
 
@@ -242,6 +252,17 @@ wanted = (ScheduledAction(1, "save", "a", name="first"), ScheduledAction(3, "rew
 told = msgspec.json.encode(msgspec.structs.replace(brief(), deeds=wanted))
 recorded(Path.cwd(), msgspec.json.decode(told, type=Policy))
 """
+# A model of that kind, in the copy's own process.
+RECORD_KIND = """
+import sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+from instep_reference.contract.checkpoint import Checkpoint
+from support.inputs.traces import brief, recorded
+trace = recorded(Path.cwd(), brief())
+config = Checkpoint.open(Path("model")).config
+assert config.recurrence.name == "toy" and config.recurrent, config
+"""
 # Fuzz draws it, whether it is legal or not.
 DRAWN = """
 from instep.campaign.fuzz import coverage, draw_events, hypothesis_machine
@@ -342,17 +363,20 @@ def test_members_of_other_families_are_a_file_and_a_line(tmp_path: Path) -> None
     assert timed.returncode == 0, timed.stdout + timed.stderr
 
 
-@pytest.mark.parametrize(("channels", "right"), [(ALIKE, 0), (FALLING, 1)], ids=["alike", "falling"])
-def test_a_decay_per_channel_is_a_line_of_the_layer(tmp_path: Path, trace: Trace, channels: str, right: int) -> None:
-    """The reference alone has it: it agrees with an engine of scalar gates exactly if the channels are alike."""
-    wide = f"decay = log_decay[None, :, :, None].expand(-1, -1, -1, K){channels}"
-    copy = added(tmp_path / "copy", ((f"{THEIRS}/gdn.py", SCALAR, wide),))
-    assert touched(copy) == {f"{THEIRS}/gdn.py": 1}
-    code, (one,) = replayed(copy, trace.path, "--ops", "plain", "--until", "3")
-    assert code == right
-    # The first place that shows it comes after the rule: the yardstick's chunks read the decay from its place, which is
-    # unchanged, so the allowance of the read-out and the state includes the difference of truth and yardstick.
-    assert [(found["layer"], found["component"]) for found in one["findings"][:1]] == [(0, "gated")] * right
+def test_a_recurrence_is_a_row_and_a_line_of_each_op_set(tmp_path: Path) -> None:
+    """Serve a model with it in labels and in numbers. Then the engine mistakes the channels of its decays."""
+    copy = added(tmp_path / "copy", KIND)
+    files = touched(copy)
+    assert len(files) <= KIND_FILES and sum(files.values()) <= KIND_LINES, files
+    done = run_python(copy, "-c", RECORD_KIND, str(Path(__file__).parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain")
+    assert (code, [one["findings"] for one in runs]) == (0, [[], []])
+    file, right, wrong = ANOTHER_CHANNEL
+    (copy / file).write_text((copy / file).read_text().replace(right, wrong))
+    code, (one,) = replayed(copy, copy / "small.jsonl", "--ops", "plain", "--until", "3")
+    assert code == 1 and one["findings"][0]["layer"] == 0
+    assert "decays each channel as the one before" in {found["diagnosis"] for found in one["findings"]}
 
 
 @WHOLE

@@ -46,7 +46,9 @@ WIDTHS = pytest.mark.parametrize(
     ("width", "noise"), [(torch.float32, 1e-6), (torch.bfloat16, 2e-3)], ids=["fp32", "bf16"])
 
 
-def scene(count: int = 3, window: int = 5, seed: int = 0, verb: str = "accepted", key_dim: int = K) -> Scene:
+def scene(
+    count: int = 3, window: int = 5, seed: int = 0, verb: str = "accepted", key_dim: int = K, channels: bool = False,
+) -> Scene:
     """Heads that forget at once and heads that remember, with a state of some age before the window."""
     g = torch.Generator().manual_seed(seed)
 
@@ -55,6 +57,8 @@ def scene(count: int = 3, window: int = 5, seed: int = 0, verb: str = "accepted"
 
     k = torch.nn.functional.normalize(drawn(window, HV, key_dim), dim=-1)
     log_decay = -torch.tensor([1.2, 0.3, 0.05, 0.02], dtype=torch.float64) * (0.5 + drawn(window, HV).sigmoid())
+    if channels:
+        log_decay = log_decay[..., None] * (0.2 + drawn(window, HV, key_dim).sigmoid())
     return Scene(
         drawn(HV, key_dim, V), k, drawn(window, HV, V), log_decay, drawn(window, HV).sigmoid(), count, verb,
         drawn(HV, key_dim, V), [('of request "x"', drawn(HV, key_dim, V))],
@@ -97,6 +101,9 @@ def test_a_correct_state_leans_nowhere(width: torch.dtype, noise: float, count: 
 @pytest.mark.parametrize("mistake", BANK, ids=lambda mistake: mistake.name)
 def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: float, mistake: Any) -> None:
     of = scene(count=5 if mistake.name == "last-token-twice" else 3)
+    if mistake.name in OF_CHANNELS:
+        assert not list(wrong_of(of, [mistake])), "there is one decay per head"
+        of = scene(key_dim=V, channels=True)
     wrongs = list(wrong_of(of, [mistake]))
     assert wrongs, "the scene shows every member of the bank"
     for wrong in wrongs:
@@ -106,11 +113,13 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
         assert result.diagnosis.startswith(wrong.sentence)
 
 
+OF_CHANNELS = ("decays-of-the-next-channel", "one-decay-of-all-channels", "channel-decays-of-another-head",
+               "decays-of-values", "nothing-recalled")
 LISTED = [
     "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
     "previous-step", "previous-step-lost", "previous-step-twice", "previous-step-in-part", "all-zero", "from-zero",
     "transposed", "from-transposed", "last-decays-dropped", "last-decay-doubled", "last-token-stale-gates",
-    "last-token-stale-key", "update-of-the-token-after", "update-of-the-token-before",
+    "last-token-stale-key", *OF_CHANNELS, "update-of-the-token-after", "update-of-the-token-before",
     "updates-of-the-previous-step", "update-of-the-previous-step", "update-of-another-request",
     "update-before-the-token-before", "updates-before-the-step", "update-before-the-decay",
     "run-again-without-decay", "run-again-decayed-twice", "run-again-with-other-decays",

@@ -27,6 +27,7 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.recurrences import RECURRENCES
 from support.inputs.few_channels import few_channels
 from support.inputs.traces import committed
 from support.running.command import Runner, advances
@@ -114,9 +115,10 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
 
 
 @few(2)
-@pytest.mark.parametrize(("strategy", "level"), each_value(STRATEGIES, LEVELS))
-def test_right_engines_hold_what_they_should(strategy: str, level: str, ragged: Trace) -> None:
-    found = agreed(streamed(ragged, Setting("plain", strategy=strategy, conv="widened"), level, until=9))
+@pytest.mark.parametrize(("strategy", "level", "recurrence"), each_value(STRATEGIES, LEVELS, RECURRENCES))
+def test_right_engines_hold_what_they_should(strategy: str, level: str, recurrence: str, ragged: Trace) -> None:
+    setting = Setting("plain", strategy=strategy, conv="widened")
+    found = agreed(streamed(ragged, setting, level, until=9, recurrence=recurrence))
     read_off = [c for c in found.compared if c.check == "stream"]
     assert {c.place.component for c in read_off} == {"conv", "state", "values"}
     assert {c.place.stage for c in read_off} == {"trunk", "extend"} and sum(c.elements for c in read_off) > 50_000

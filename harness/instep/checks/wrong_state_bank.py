@@ -6,7 +6,8 @@ Leaves out: the comparison with these states (`known_wrong_states.py`), and mist
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,7 @@ from ..finding_problem import Mistake, NamedMistake
 from ..oracle.miscounted_states import FROM_ZERO, IN_PART, LOST, TWICE
 from .check_interface import COUNT, at_end, held
 from .wrong_ring_states import RUN_AGAIN
-from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, step, turned, wrong_of
+from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, fade, step, turned, update_of, write, wrong_of
 from .wrong_tree_states import CHAIN, NODE
 
 ZERO = NamedMistake("all-zero", "is all zero")
@@ -81,6 +82,38 @@ def _stale_k(scene: Scene) -> Iterator[torch.Tensor]:
             yield scene.again(scene.after(t), k=scene.k.roll(1, 0), begin=t)
 
 
+def _has_channels(scene: Scene) -> bool:
+    """Whether a state forgets at a rate per channel. The mistakes below are of such states alone."""
+    return scene.log_decay.dim() > scene.beta.dim()
+
+
+def _other_decays(change: Callable[[torch.Tensor], Iterable[tuple[str, torch.Tensor]]]) -> States:
+    """All tokens are taken with other decays [T, HV, K]."""
+
+    def states(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+        for detail, decays in change(scene.log_decay) if _has_channels(scene) else ():
+            for state in replace(scene, log_decay=decays).carried(scene.base):
+                yield detail, state
+
+    return states
+
+
+def _without_recall(scene: Scene) -> Iterator[torch.Tensor]:
+    """Each token writes its whole value, also the part that the state already recalls for its key."""
+    if _has_channels(scene):
+        yield scene.again(scene.base, updates=scene.beta[..., None] * scene.v)
+
+
+def _decays_values(scene: Scene) -> Iterator[torch.Tensor]:
+    """The decay of key channel i is applied to value column i."""
+    if _has_channels(scene) and scene.k.shape[-1] == scene.v.shape[-1]:
+        state = scene.base
+        for t in range(scene.count):
+            faded = fade(state.mT, scene.log_decay[t]).mT
+            state = write(faded, scene.k[t], update_of(faded, scene.k[t], scene.v[t], scene.beta[t]))
+        yield state
+
+
 BANK: tuple[Mistake[States], ...] = (
     Mistake(COUNT.name, COUNT.sentence, _another_count),
     Mistake("last-token-twice", "counts the last token twice", _last_token_twice),
@@ -98,6 +131,16 @@ BANK: tuple[Mistake[States], ...] = (
     Mistake("last-decay-doubled", "has the decay of the last token twice", _last_decay_doubled),
     Mistake("last-token-stale-gates", "takes the last token with the gates of the token before", _stale_gate),
     Mistake("last-token-stale-key", "takes the last token with the key of the token before", _stale_k),
+    Mistake("decays-of-the-next-channel", "decays each channel as the one {}", _other_decays(
+        lambda decays: (("before", decays.roll(1, -1)), ("after", decays.roll(-1, -1))))),
+    Mistake("one-decay-of-all-channels", "decays all channels of a head {}", _other_decays(lambda decays: (
+        ("as its first one", decays[..., :1].expand_as(decays)),
+        ("alike, by their mean", decays.mean(-1, keepdim=True).expand_as(decays))))),
+    Mistake("channel-decays-of-another-head", "decays the channels of each head as those of the head {}", _other_decays(
+        lambda decays: (("before", decays.roll(1, 1)), ("after", decays.roll(-1, 1))) if decays.shape[1] > 1 else ())),
+    Mistake("decays-of-values", "decays value columns, not key channels", _decays_values),
+    Mistake("nothing-recalled", "was made without the delta rule: tokens write what the state already recalls",
+            _without_recall),
     *RUN_AGAIN,
 )  # fmt: skip
 

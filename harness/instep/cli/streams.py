@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .finish_with_result import Files, writes
 from .progress import trial_runner
@@ -30,6 +31,8 @@ def streams(
         metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Default: both.")] = None,
+    recurrence: Annotated[str, typer.Option(help="Recurrence of the hand-made model: gdn or kda.")] = next(
+                                                iter(RECURRENCES)),
     until: Until = None,
     layer: Layers = None,
 ) -> None:
@@ -43,6 +46,8 @@ def streams(
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
+    if recurrence not in RECURRENCES:
+        raise BadInput("--recurrence", found=recurrence, expected=f"one of {', '.join(RECURRENCES)}")
     files.must_be_free(trace)
     loaded = read(trace)
     must_reach(until, loaded)
@@ -55,5 +60,6 @@ def streams(
     with trial_runner("streams") as run:
         for setting, one in run.trials(runs, lambda each: f"{each[1]} level [{each[0].name}, {each[0].strategy}], run "
                                                           f"{run.ended + 1} of {len(runs)}"):
-            outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=run.events(until, last)))
+            outcomes.append(streamed(loaded, setting, one, until=until, layers=layer, progress=run.events(until, last),
+                                     recurrence=recurrence))
     files.finish(outcome_data.of(outcomes, files.commit), interrupted=run.interrupted, trace=trace)

@@ -22,7 +22,7 @@ from ...run.lockstep import Progress
 from ...run.replay import Outcome
 from ...setting import Setting
 from ...trace.file import Trace
-from .stamp_model import stream_checkpoint
+from .stamp_model import USUAL, stream_checkpoint
 from .stamped_trace import relabelled
 from .stream_check import Stream
 
@@ -32,11 +32,14 @@ LEVELS: tuple[Level, ...] = ("op", "model")
 
 def streamed(
     trace: Trace, setting: Setting, level: Level, *, until: int | None = None, layers: Collection[int] | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, recurrence: str = USUAL,
 ) -> Outcome:
-    """Replay the trace in stamps. `setting`: op set, strategy and so on; layers: only these are judged."""
+    """Replay the trace in stamps. `setting`: op set, strategy and so on; layers: only these are judged.
+
+    recurrence: that of the model, a row of the contract's table
+    """
     named = msgspec.structs.replace(trace.header, name=f"{trace.header.name}, stamps, {level} level")
-    labelled = relabelled(replace(trace, header=named))
+    labelled = relabelled(replace(trace, header=named), recurrence)
     exact = level == "op"
     served = setting.op_set()
     found = explain_outcome(outcome(
@@ -44,8 +47,9 @@ def streamed(
         ops=labels_consumed(served) if exact else served,
         judged=(Identity(), Stream(labelled, labelled.config, exact=exact), Bytes()),  # the label before the bytes
     ))  # fmt: skip
+    other = () if recurrence == USUAL else ("--recurrence", recurrence)
     history = replace(found.history, texts=())  # the text of such a model means nothing
-    return replace(found, history=history, again=("instep", "streams", "--level", level))
+    return replace(found, history=history, again=("instep", "streams", "--level", level, *other))
 
 
 def labels_consumed(ops: Ops) -> Ops:

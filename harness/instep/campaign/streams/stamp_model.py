@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from math import prod
 from types import MappingProxyType
 
 import torch
@@ -29,11 +30,14 @@ ONES = 1 + len(DIGITS)  # how many features of a token are 1
 LOUD = 20.0  # in fp32 sigmoid(20) is 1 and softplus(-20) is 0; as a key it is large against every epsilon
 
 
-def config(requests: int, *, mtp_layers: int = 1) -> ModelConfig:
-    """Three GDN layers, then one attention layer; two value heads per key head, K = V = 16."""
+USUAL = next(iter(RECURRENCES))
+
+
+def config(requests: int, *, mtp_layers: int = 1, recurrence: str = USUAL) -> ModelConfig:
+    """Three layers with a recurrence, then one attention layer; two value heads per key head, K = V = 16."""
     return ModelConfig(
         model_type="qwen3_5", vocab=vocabulary(requests), hidden=HIDDEN,
-        layers=((next(iter(RECURRENCES)), "mlp"),) * 3 + (("attention", "mlp"),), eps=1e-6, tied=True,
+        layers=((recurrence, "mlp"),) * 3 + (("attention", "mlp"),), eps=1e-6, tied=True,
         key_heads=2, value_heads=4, key_dim=KEYS, value_dim=WIDTH, conv_width=4, output_gate="silu",
         heads=2, kv_heads=2, head_dim=WIDTH, rotary_dim=4, rope_theta=10000.0,
         intermediate=8, experts=0, experts_per_token=0, expert_intermediate=0, shared_intermediate=0, norm_topk=True,
@@ -54,8 +58,10 @@ def stream_checkpoint(made: ModelConfig) -> Checkpoint:
     if made.mtp_layers:
         tensors |= _draft(made, tensors)
     stored = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in tensors.items()}
-    digest = hashlib.sha256(f"stream {made}".encode()).hexdigest()
-    return Checkpoint(made, MappingProxyType(stored), digest)
+    digest = hashlib.sha256(f"stream {made.mixers}".encode())
+    for name, tensor in sorted(stored.items()):
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + tensor.float().numpy().tobytes())
+    return Checkpoint(made, MappingProxyType(stored), digest.hexdigest())
 
 
 def _embedding(made: ModelConfig) -> torch.Tensor:
@@ -85,11 +91,11 @@ def _recurrence(made: ModelConfig, at: str, layer: int) -> dict[str, torch.Tenso
     value = torch.cat([_coder(head, layer, before_silu) for head in range(made.value_heads)])
     conv = torch.zeros(2 * keys + made.value_heads * made.value_dim, 1, made.conv_width)
     conv[:, 0, -1] = 1  # the token itself
-    always = torch.zeros(made.value_heads, HIDDEN)
-    always[:, :KEYS] = 1  # a token has exactly one key
+    always, decays = (torch.zeros(prod(made.lengths(axes)), HIDDEN) for axes in (("HV",), made.recurrence.gate))
+    always[:, :KEYS] = decays[:, :KEYS] = 1  # a token has exactly one key
     return {
         f"{at}.in_proj_qkv.weight": torch.cat((key, key, value)), f"{at}.conv1d.weight": conv,
-        f"{at}.in_proj_b.weight": LOUD * always, f"{at}.in_proj_a.weight": -2 * LOUD * always,
+        f"{at}.in_proj_b.weight": LOUD * always, f"{at}.in_proj_a.weight": -2 * LOUD * decays,
     }
 
 

@@ -21,7 +21,7 @@ from ...trace.event_rules import EventRules
 from ...trace.file import Trace
 from ...trace.header import Model
 from ...trace.tree_shape import depths
-from .stamp_model import config, stream_checkpoint
+from .stamp_model import USUAL, config, stream_checkpoint
 from .token_stamps import MOST_POSITIONS, Stamp
 
 
@@ -44,11 +44,11 @@ class Labelled:
     held: tuple[Mapping[str, Held], ...]
 
 
-def relabelled(trace: Trace) -> Labelled:
-    """The trace in stamps, for the model of `stamp_model.py` with as many requests."""
+def relabelled(trace: Trace, recurrence: str = USUAL) -> Labelled:
+    """The trace in stamps, for the model of `stamp_model.py` with as many requests, and this recurrence."""
     trace.header.must_have_one_engine(f"{trace.path.name} line 1")
     events, names = trace.events, tuple(event.request for event in trace.events if isinstance(event, e.Admit))
-    made = config(len(names), mtp_layers=min(trace.header.heads, 1))
+    made = config(len(names), mtp_layers=min(trace.header.heads, 1), recurrence=recurrence)
     digest = stream_checkpoint(made).digest
     model = Model("in memory", digest, digest, made.vocab, made.mtp_layers)
     header = replace(trace.header, checkpoint=model, stop=None)
