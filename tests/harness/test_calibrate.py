@@ -427,6 +427,29 @@ def test_every_kind_of_sum_is_moved_and_nothing_else(tmp_path: Path) -> None:
     assert torch.equal(generator.get_state(), before), "where nothing is summed, nothing is drawn"
 
 
+@pytest.mark.parametrize("runs", [(48,), (48, 32)])
+def test_draws_on_one_axis_err_as_the_numbers_of_their_run_do(runs: tuple[int, ...]) -> None:
+    """The terms of the second run nearly cancel: its sums err 100 times as much."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(2, 4, 8, 64, generator=generator), torch.rand(4, 64, 8, generator=generator)
+    x[1, ..., ::2], x[1, ..., 1::2] = x[1, ..., ::2] + 100, x[1, ..., 1::2] - 100
+    sums: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "matmul": lambda x: x @ y, "einsum": lambda x: torch.einsum("btk,bkv->btv", x, y), "sum": lambda x: x.sum(-1),
+        "mean": lambda x: x.mean(-1), "softmax": lambda x: (x / 100).softmax(-1),
+    }  # fmt: skip
+    of = torch.tensor([number for number, draws in enumerate(runs) for _ in range(draws)])
+    for name, work in sums.items():
+        with Reordered(generator, runs=runs):
+            together = torch.func.vmap(lambda one, work=work: work(x[one]), randomness="different")(of)
+        for number in range(len(runs)):
+            with Reordered(generator):
+                alone = torch.stack([work(x[number]) for _ in range(48)])
+            off = [(each.double() - work(x[number].double().float())).flatten(1).norm(dim=1)
+                   for each in (together[of == number], alone)]  # fmt: skip
+            assert 0.8 < float(off[0].mean() / off[1].mean()) < 1.25, (name, number)
+            assert len(off[0].unique()) > runs[number] / 2, "each is a separate draw"
+
+
 @pytest.mark.parametrize("family", ["dense", "next", "moe"])
 def test_reference_calls_only_ops_with_a_known_error(family: str, tmp_path: Path) -> None:
     opened = Checkpoint.open(write_checkpoint(tmp_path, family))

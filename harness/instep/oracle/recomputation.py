@@ -304,8 +304,9 @@ class Runner:
             return places, () if state is None else (store("state", state),)
 
         one_by_one = experts and self.rounded.config.experts > MOST_EXPERTS
-        with Reordered(self.generator, operands, together=not one_by_one):
-            numbers = torch.arange(draws if own is None else draws + further)
+        count = (draws,) if own is None else (draws, further)
+        with Reordered(self.generator, operands, together=not one_by_one, runs=count):
+            numbers = torch.arange(sum(count))
             if one_by_one:
                 places, state = _stacked([draw(number) for number in numbers])
             else:

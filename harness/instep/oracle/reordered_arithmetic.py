@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._C._functorch import _add_batch_dim, get_unwrapped, is_batchedtensor, maybe_get_bdim, maybe_get_level
 from torch.overrides import TorchFunctionMode
 
 from instep_reference.contract.declared_rounding import Blocked, Storage
@@ -33,6 +35,7 @@ FUNCTION_ULPS = 2.0
 # or one rounding that is the same everywhere; a test lists them.
 FUNCTIONS = frozenset({"exp", "rsqrt", "sigmoid", "silu", "softplus", "sin", "cos", "pow", "__rpow__"})
 REDUCTIONS = frozenset({"matmul", "einsum", "sum", "mean", "softmax"})
+EINSUM = torch._C._VariableFunctions.einsum  # type: ignore[attr-defined]
 MOVED = FUNCTIONS | REDUCTIONS | {name for names in MULTIPLY.values() for name in names}
 
 
@@ -98,14 +101,17 @@ class Reordered(TorchFunctionMode):
     together: whether draws are a further axis. Rows choose different experts in them, so every expert runs, with weight
     0 for rows that did not choose it
     following: records the choices of rows, and gives them the truth's choices
+    runs: for draws as a further axis, how many each run has. The draws of a run differ by roundings, so their sums
+    round alike but for a rounding of that rounding: the sizes of the terms are those of its first draw
     """
 
     def __init__(
         self, generator: torch.Generator, operands: Operands | None = None, *, together: bool = False,
-        following: Routes | None = None,
+        following: Routes | None = None, runs: tuple[int, ...] = (),
     ) -> None:
         super().__init__()
         self.generator, self.operands, self.together, self.following = generator, operands, together, following
+        self._runs = runs_of_axis(runs)
 
     def __enter__(self) -> Reordered:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -121,18 +127,20 @@ class Reordered(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given, name = kwargs or {}, func.__name__
-        if name == "nonzero" and self.together:
-            return torch.arange(args[0].shape[0])[:, None]
+        name, given = func.__name__, kwargs or {}
         if name not in MOVED:
+            if name == "nonzero" and self.together:
+                return torch.arange(args[0].shape[0])[:, None]
             return func(*args, **given)
         if name == "softmax":
             return self._softmax(args[0], *args[1:], **given)
+        if name == "einsum":
+            func = _of_two_factors
         out = func(*args, **given) if self.operands is None else self.operands.multiply(func, name, args, given)
         if name in FUNCTIONS:
             return self._evaluated(out)
         if name in REDUCTIONS and out.is_floating_point() and (terms := _terms(name, out, args)) > 1:
-            return self._summed(out, terms, _squares(func, name, terms, args, given, self.operands))
+            return self._summed(out, terms, self._squares(func, name, terms, args, given))
         return out
 
     def _evaluated(self, out: torch.Tensor) -> torch.Tensor:
@@ -145,19 +153,70 @@ class Reordered(TorchFunctionMode):
         squares of the terms. So the squares of all partial sums sum up to n (s^2/3 + q/6) for n not too small, and
         every one of them adds a rounding of its size. Blocked and pairwise sums round fewer partial sums.
 
-        squares: q, which may be overwritten
+        squares: q
         """
-        deviation = torch.addcmul(squares.mul_(terms / 6), out, out, value=terms / 3).sqrt_()
-        at = self.generator.device
-        sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=at)
-        return torch.addcmul(out, deviation, sampled.to(out.device), value=ROUNDING * torch.finfo(out.dtype).eps)
+        deviation = torch.addcmul(squares, out, out, value=2).sqrt_()  # of n/6 partial sums
+        sampled = torch.randn(out.shape, generator=self.generator, dtype=out.dtype, device=self.generator.device)
+        rounding = ROUNDING * math.sqrt(terms / 6) * torch.finfo(out.dtype).eps
+        return torch.addcmul(out, deviation, sampled.to(out.device), value=rounding)
 
     def _softmax(self, scores: torch.Tensor, dim: int) -> torch.Tensor:
         weights = self._evaluated((scores - scores.amax(dim, keepdim=True)).exp())
         total = weights.sum(dim, keepdim=True)
         if weights.shape[dim] > 1:
-            total = self._summed(total, weights.shape[dim], weights.square().sum(dim, keepdim=True))
+            squares = self._runs.spread(self._runs.first(weights).square().sum(dim, keepdim=True))
+            total = self._summed(total, weights.shape[dim], squares)
         return weights / total
+
+    def _squares(
+        self, func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any]
+    ) -> torch.Tensor:
+        """The sum of the squares of the terms of each element, from the first draw of each run."""
+        first = self._runs.first
+        if name == "matmul":
+            right = first(args[1])
+            right = right.square() if self.operands is None else self.operands.square(right)
+            squares: torch.Tensor = func(first(args[0]).square(), right)
+        elif name == "einsum":
+            squares = func(args[0], first(args[1]).square(), first(args[2]).square())
+        else:
+            squares = torch.sum(first(args[0]).square(), *args[1:], **given)
+        return self._runs.spread(squares if name != "mean" else squares.div(terms**2))
+
+
+class RunsOfAxis:
+    """Which draws of a further axis (`torch.func.vmap`) belong to which run."""
+
+    def __init__(self, runs: tuple[int, ...]) -> None:
+        self.starts = torch.tensor([sum(runs[:number]) for number in range(len(runs))])
+        self.run_of = torch.repeat_interleave(torch.arange(len(runs)), torch.tensor(runs, dtype=torch.int64))
+
+    def first(self, x: torch.Tensor) -> torch.Tensor:
+        """The first draw of every run: one without the axis, several with an axis as long; x itself without draws."""
+        if not is_batchedtensor(x):
+            return x
+        draws, axis = get_unwrapped(x), maybe_get_bdim(x)
+        if len(self.starts) == 1:
+            return draws.select(axis, 0)
+        return _add_batch_dim(draws.index_select(axis, self.starts.to(draws.device)), axis, maybe_get_level(x))
+
+    def spread(self, x: torch.Tensor) -> torch.Tensor:
+        """The value of its run for every draw."""
+        if not is_batchedtensor(x):
+            return x
+        firsts, axis = get_unwrapped(x), maybe_get_bdim(x)
+        return _add_batch_dim(firsts.index_select(axis, self.run_of.to(firsts.device)), axis, maybe_get_level(x))
+
+
+@lru_cache
+def runs_of_axis(runs: tuple[int, ...]) -> RunsOfAxis:
+    return RunsOfAxis(runs)
+
+
+def _of_two_factors(equation: str, *factors: torch.Tensor) -> torch.Tensor:
+    """`torch.einsum` without its search for an order of more factors, which takes as long as a small product."""
+    product: torch.Tensor = EINSUM(equation, factors)
+    return product
 
 
 def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
@@ -165,23 +224,11 @@ def _terms(name: str, out: torch.Tensor, args: Sequence[Any]) -> int:
     if name == "matmul":
         return int(args[0].shape[-1])
     if name == "einsum":
-        equation, left, right = args
-        sizes = dict(zip("".join(equation.partition("->")[0].split(",")), (*left.shape, *right.shape), strict=True))
-        return math.prod(size for axis, size in sizes.items() if axis not in equation.partition("->")[2])
+        return _terms_of_product(args[0], tuple(args[1].shape), tuple(args[2].shape))
     return int(args[0].numel() // max(out.numel(), 1))
 
 
-def _squares(
-    func: Callable[..., Any], name: str, terms: int, args: Sequence[Any], given: dict[str, Any],
-    operands: Operands | None,
-) -> torch.Tensor:
-    """The sum of the squares of the terms of each element."""
-    if name == "matmul":
-        right = args[1].square() if operands is None else operands.square(args[1])
-        squares: torch.Tensor = func(args[0].square(), right)
-        return squares
-    if name == "einsum":
-        equation, left, right = args
-        return torch.einsum(equation, left.square(), right.square())
-    squares = torch.sum(args[0].square(), *args[1:], **given)
-    return squares if name == "sum" else squares.div_(terms**2)
+@lru_cache(1024)
+def _terms_of_product(equation: str, left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    sizes = dict(zip("".join(equation.partition("->")[0].split(",")), (*left, *right), strict=True))
+    return math.prod(size for axis, size in sizes.items() if axis not in equation.partition("->")[2])
