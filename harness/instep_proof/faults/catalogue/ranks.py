@@ -169,6 +169,13 @@ FAULTS: tuple[Fault, ...] = (
         "grown", TWO, ("agreement", "replicas"),
     ),
     Fault(
+        "rank-topk-not-shared", "rank-collective",
+        "Every rank grows its trees from its own most probable tokens, without a broadcast.",
+        (Edit.of(OVER, "return TopkTokens(*map({comm.broadcast => lambda x: x}, "
+                       "ops.topk_tokens(logits=logits, topk=topk)))"),),
+        "grown", TWO, ("collectives",),
+    ),
+    Fault(
         "rank-kv-one-later", "rank-elsewhere", "Rank 1 stores keys and values one place later.",
         (Edit.of(OVER, SET % " store_rows=store_rows,"),
          Edit.of(OVER, "    vocab = shards.Segment(config.vocab).held(comm.rank, comm.size){ => \n\n"
