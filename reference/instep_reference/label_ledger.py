@@ -282,7 +282,7 @@ def _layer(
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
-    low = tell.config.recurrence.low_rank
+    low = tell.config.low_rank
     z_in, a_in = (tell.of(layer, name, normed) if low else normed for name in ("z_low", "a_low"))
     qkv, z, b, a = (tell.of(layer, *of) for of in (("qkv", normed), ("z", z_in), ("b", normed), ("a", a_in)))
     taps = (*memory.taps, *qkv)

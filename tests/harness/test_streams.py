@@ -114,7 +114,6 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
     assert rejected > 0
 
 
-@few(2)
 @pytest.mark.parametrize(("strategy", "level", "recurrence"), each_value(STRATEGIES, LEVELS, RECURRENCES))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, recurrence: str, ragged: Trace) -> None:
     setting = Setting("plain", strategy=strategy, conv="widened")

@@ -125,6 +125,11 @@ class ModelConfig:
         found = [RECURRENCES[mixer] for mixer in self.mixers if mixer in RECURRENCES]
         return [*found, *RECURRENCES.values()][0]
 
+    @property
+    def low_rank(self) -> bool:
+        """Whether z and a follow from z_low and a_low. Only model types of the row store their matrices so."""
+        return self.recurrence.low_rank and self.model_type in self.recurrence.types
+
     @cached_property
     def segments(self) -> tuple[tuple[int, int], ...]:
         """The segments of a conv's channels, in order: (heads, channels of each)."""
