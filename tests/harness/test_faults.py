@@ -226,7 +226,7 @@ def test_name_counts_once_for_its_author_in_the_first_finding(arm: Arm, by: str)
     "holds labels that do not belong here", "4 of 8 elements are NaN",
 ])
 def test_the_size_of_an_error_is_no_name(says: str) -> None:
-    with pytest.raises(AssertionError, match="describes the effect, not the mistake"):
+    with pytest.raises(ValueError, match="describes the effect, not the mistake"):
         Expected(1, "trunk", 0, "conv", says)
 
 

@@ -184,7 +184,7 @@ def test_command_writes_the_smallest_trace_and_how_to_replay_it(
 @WHOLE
 @pytest.mark.parametrize(("name", "most"), [
     ("tree-as-chain-state", 4), ("device-width-of-the-neighbour", 4), ("pages-of-the-exact-length", 5),
-    ("width-of-another", 5), ("draw-uniform-row", 5), ("transfer-scratch-columns", 8),
+    ("transfer-scratch-columns", 8),
 ])  # fmt: skip
 def test_planted_fault_shrinks_to_few_events_of_which_each_is_needed(name: str, most: int) -> None:
     fault = by_id()[name]

@@ -5,6 +5,7 @@ Leaves out: planting and judging (`instep_proof.faults`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,8 @@ def faults(
     given: Given,
     files: Files,
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(metavar="DIR", help="Plant the faults of the JSON files in this "
+                                                   "folder instead of instep's own.")] = None,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
@@ -63,9 +66,10 @@ def faults(
 
     from ..faults import result_data
     from ..faults.campaign import campaign
-    from ..faults.catalogue import TRACES
+    from ..faults.catalogue import FAMILIES, TRACES
     from ..faults.catalogue.fault import EXPECTED, recorded
     from ..faults.compare_with_control import Judged, Result, updated
+    from ..faults.outside_catalogue import families
     from ..faults.rerecord import retraced
     from ..faults.result_document import matrix_of
     from ..faults.run_in_forks import warm
@@ -77,11 +81,15 @@ def faults(
         raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
     if update and (checkpoint or given.named):
         raise BadInput("--update", found="another model or setting", expected="those of the catalogue")
+    if catalogue is not None and (checkpoint or update):
+        raise BadInput("--catalogue", found="--checkpoint or --update, too",
+                       expected="one of them: a catalogue names its traces and its expected findings")  # fmt: skip
     files.must_be_free(*join or (), more=[picture])
+    known = FAMILIES if catalogue is None else families(catalogue)
     kept = files.json if missing or join else None
     there = [result_data.read(kept)] if kept is not None and kept.is_file() else []
     there += [result_data.read(path) for path in join or ()]
-    chosen = [] if join else _chosen(names, family, ops)
+    chosen = [] if join else _chosen(known, names, family, ops)
     if missing:
         here = {one.fault.id for result in there for one in result.fired}
         chosen = [fault for fault in chosen if fault.id not in here]
@@ -97,8 +105,10 @@ def faults(
         raise BadInput(str(TRACES), found="no such folder", expected="the traces of the faults, which come with instep")
     chosen = [replace(fault, how=replace(fault.how, **given.named)) for fault in chosen]
 
+    order = [fault.id for faults in known.values() for fault in faults]
+
     def result() -> Result:
-        return result_data.joined(*there, Result(tuple(judged)))
+        return result_data.joined(*there, Result(tuple(judged)), order=order)
 
     with (TemporaryDirectory(prefix="instep-traces-") as folder, warm() if chosen else nullcontext(),
           trial_runner("faults", None, files.json, lambda: result_data.of(result(), files.commit)) as run):
@@ -117,13 +127,14 @@ def faults(
     files.finish(told, interrupted=run.interrupted)
 
 
-def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] | None) -> list[Fault]:
+def _chosen(
+    catalogue: Mapping[str, tuple[Fault, ...]], names: list[str] | None, families: list[str] | None,
+    ops: list[str] | None,
+) -> list[Fault]:
     """The chosen faults in the catalogue's order."""
-    from ..faults.catalogue import FAMILIES, by_id
-
-    known = by_id()
+    known = {fault.id: fault for faults in catalogue.values() for fault in faults}
     op_sets = sorted({fault.how.ops for fault in known.values()})
-    asked = ("fault", names, known), ("--family", families, FAMILIES), ("--ops", ops, op_sets)
+    asked = ("fault", names, known), ("--family", families, catalogue), ("--ops", ops, op_sets)
     for option, given, all_known in asked:
         for name in given or ():
             if name not in all_known:
@@ -131,11 +142,11 @@ def _chosen(names: list[str] | None, families: list[str] | None, ops: list[str] 
                 raise BadInput(option, found=name, expected=f"one of {expected}",
                                hint="`instep faults --list` names all" if option == "fault" else "")
     found = [
-        fault for family, faults in FAMILIES.items() if not families or family in families for fault in faults
+        fault for family, faults in catalogue.items() if not families or family in families for fault in faults
         if (not names or fault.id in names) and (not ops or fault.how.ops in ops)
     ]
     if not found:
-        where = {fault.id: f"{fault.id} ({family}, {fault.how.ops})" for family, faults in FAMILIES.items()
+        where = {fault.id: f"{fault.id} ({family}, {fault.how.ops})" for family, faults in catalogue.items()
                  for fault in faults if fault.id in (names or ())}
         all_of = [", ".join(where.values())] * bool(where)
         all_of += [f"{option} {' '.join(given)}" for option, given in (("--family", families), ("--ops", ops)) if given]

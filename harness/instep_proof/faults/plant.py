@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from instep.run.replay import source_digest
+from instep_reference.contract.errors import BadInput
 
-from .catalogue.fault import Edit, Wrap
+from .catalogue.fault import Edit, ExactText, Wrap
 from .syntax_edit import replaced, wrapped
+from .syntax_search import first_line
 
 
 class Runs(Protocol):
@@ -58,7 +60,16 @@ def planted(folder: Path, *edits: Edit | Wrap) -> Path:
 
 
 def edited(text: str, edit: Edit | Wrap) -> str:
-    """Apply the edit to a text; refuse it unless its old text is in the syntax tree exactly once."""
+    """Apply the edit to a text; refuse it unless its old text is in the syntax tree, or in the text, exactly once."""
+    if isinstance(edit, ExactText):
+        begins = [at for at in range(len(text)) if edit.old and text.startswith(edit.old, at)]
+        if len(begins) != 1:
+            lines = [str(text.count("\n", 0, at) + 1) for at in begins]
+            there = f"{len(lines)} times, in lines {', '.join(lines)}" if lines else "nowhere"
+            raise BadInput(f"planting in {edit.file}", found=f"{first_line(edit.old)!r}, which is {there}",
+                           expected="a text that is there exactly once",
+                           hint="a longer text is there once" if lines else "the source or its layout has changed")
+        return text.replace(edit.old, edit.new)
     return wrapped(text, edit) if isinstance(edit, Wrap) else replaced(text, edit.old, edit.new, edit.file)
 
 

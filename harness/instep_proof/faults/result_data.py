@@ -29,8 +29,9 @@ TOP = Path(__file__).resolve().parents[3]  # paths in a result are relative to t
 def said(found: Mapping[str, Any]) -> str:
     """The score: 18 of 18 faults found, 17 located, 16 named (9 by check, 5 by bank, 2 by hypothesis); 0 void; ..."""
     by = ", ".join(f"{count} by {who}" for who, count in found.get("named_by", {}).items())
-    return (f"{found['found']} of {found['fired']} faults found, {found['located']} located, {found['named']} named "
-            f"({by}); {found['void']} void; {took(found)}")  # fmt: skip
+    placed = "" if not found.get("without_place") else f" ({found['without_place']} expect no place)"
+    return (f"{found['found']} of {found['fired']} faults found, {found['located']} located{placed}, {found['named']} "
+            f"named ({by}); {found['void']} void; {took(found)}")  # fmt: skip
 
 
 def took(found: Mapping[str, Any]) -> str:
@@ -47,7 +48,7 @@ def of(result: Result, commit: str | None = None) -> File:
         "sessions": sessions,
         "faults": len(result.judged), "fired": len(fired), "void": len(result.judged) - len(fired),
         **{what: sum(getattr(one, what) for one in fired) for what in ("found", "named", "located")},
-        "named_by": result.named_by,
+        "named_by": result.named_by, "without_place": sum(one.unknown for one in fired),
         "failures": list(result.failures),
         "results": [data_of(one) | {"session": sessions.index(one.session)} for one in result.judged],
     }  # fmt: skip
@@ -58,10 +59,11 @@ def data_of(one: Judged) -> dict[str, Any]:
     """The row of a fault."""
     fault, first = one.fault, one.arm.findings[0] if one.arm.findings else None
     return {
-        "id": fault.id, "family": FAMILY_OF.get(fault.id), "kind": fault.kind, "what": fault.what,
-        "origin": fault.origin, "trace": fault.trace, "how": fault.how,
+        "id": fault.id, "family": fault.kind if fault.outside else FAMILY_OF.get(fault.id), "kind": fault.kind,
+        "what": fault.what, "origin": fault.origin, "trace": fault.trace, "how": fault.how,
         "expected": {**to_builtins(fault.expected), "mistake": fault.mistake, "seen_by": list(fault.seen_by),
                      "blind": list(fault.blind)},
+        **({"outside": True, "place_judged": not one.unknown} if fault.outside else {}),
         "void": one.void, "found": one.found, "named": one.named, "named_by": one.named_by, "located": one.located,
         "code": one.arm.code, "seen": dict(one.seen), "looked": dict(one.arm.looked),
         "first": first, "message": one.arm.message.replace(f"{TOP}/", ""), "cause": one.arm.cause,
@@ -97,15 +99,15 @@ def of_one_model(results: Iterable[Result], model: str | UnsetType | None) -> No
                        hint="name the same --checkpoint, and another file for every model")  # fmt: skip
 
 
-def joined(*results: Result) -> Result:
-    """Join rows of the same fault: a row that is not void counts, and of those the latest. In the catalogue's order.
+def joined(*results: Result, order: Iterable[str] = FAMILY_OF) -> Result:
+    """Join rows of the same fault: a row that is not void counts, and of those the latest.
 
-    Faults that the catalogue no longer has are dropped.
+    order: the faults of the catalogue; those that it no longer has are dropped
     """
     best: dict[str, Judged] = {}
     for one in sorted((one for result in results for one in result.judged), key=_weight):
         best[one.fault.id] = one
-    return Result(tuple(best[id] for id in FAMILY_OF if id in best))
+    return Result(tuple(best[id] for id in order if id in best))
 
 
 def _weight(one: Judged) -> tuple[bool, str]:
@@ -119,7 +121,7 @@ def _judged(one: Mapping[str, Any], sessions: tuple[Session, ...]) -> Judged:
         **{name: one[name] for name in ("id", "kind", "what", "origin", "trace")}, edits=(),
         how=msgspec.convert(one["how"], Setting), seen_by=tuple(expected["seen_by"]), blind=tuple(expected["blind"]),
         mistake=expected.get("mistake", "" if planted is None else planted.mistake),
-        other=msgspec.convert(expected, Expected),
+        other=msgspec.convert(expected, Expected), outside=one.get("outside", False),
     )
     seen = ({"check": check, "tier": tier} for check, tier in one["seen"].items())
     findings = (first, *(other for other in seen if not first.items() >= other.items())) if first else ()

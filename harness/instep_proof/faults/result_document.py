@@ -77,7 +77,8 @@ def _table(every: list[Data]) -> Listing:
         one["first"]["where"] if one["first"] else one.get("error") or "",
         f"void: {one['void']}" if one["void"] else one["what"],
     ) for one in every]
-    bad = [number for number, one in enumerate(every) if not (one["void"] or (one["found"] and one["located"]))]
+    bad = [number for number, one in enumerate(every)
+           if not (one["void"] or (one["found"] and (one["located"] or not one.get("place_judged", True))))]
     return Listing(heads, rows, "Every fault", bad, [_family(one) for one in every])
 
 
@@ -99,6 +100,9 @@ def surprises(one: Data) -> Iterator[str]:
     if first is None:
         ended = "every event agrees" if one["code"] == Exit.AGREED else f"exit code {one['code']}: {one['error']}"
         yield f"{id}: not found: {ended}"
+        return
+    if not one.get("place_judged", True):
+        yield f"{id}: {first['where']}: {first['diagnosis']}"
         return
     if not one["found"]:
         yield f"{id}: found by {', '.join(one['seen'])}, not by {' or '.join(expected['seen_by'])}, which should see it"
@@ -123,8 +127,9 @@ def surprises(one: Data) -> Iterator[str]:
 def word(one: Data, what: str) -> str:
     if one["void"]:
         return "void"
-    if what == "named" and not one["expected"].get("says"):
-        return "-"  # not every numeric error has a name
+    placed = one.get("place_judged", True)
+    if (what == "named" and placed and not one["expected"].get("says")) or (what == "located" and not placed):
+        return "-"  # not every numeric error has a name, and a catalogue outside the tree may expect no place
     return (one.get("named_by") if what == "named" else "") or ("yes" if one[what] else "NO")
 
 

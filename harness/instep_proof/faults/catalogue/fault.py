@@ -43,7 +43,8 @@ class Expected(msgspec.Struct, frozen=True):
     rank: int | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        assert not BARE.search(self.says), f"{self.says!r} describes the effect, not the mistake"
+        if BARE.search(self.says):
+            raise ValueError(f"{self.says!r} describes the effect, not the mistake")
 
     @property
     def place(self) -> Place:
@@ -76,6 +77,11 @@ class Edit:
     def of(cls, file: str, text: str) -> Edit:
         """An edit as one text, in which `{was => is}` marks what changes."""
         return cls(file, *(CHANGE.sub(side, text) for side in (r"\1", r"\2")))
+
+
+@dataclass(frozen=True)
+class ExactText(Edit):
+    """An edit of a catalogue outside the tree: `old` is the exact text, with its layout and comments."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class Fault:
     origin   the project and number of the bug that it copies; empty if the class is ours
     relation the relation that must find it (`instep relations`), where no single run can
     other    an expected finding that is not the recorded one
+    outside  whether it is of a catalogue outside the tree: then it may expect no finding, and any finding counts
     """
 
     id: str
@@ -126,6 +133,7 @@ class Fault:
     mistake: str = ""
     origin: str = ""
     other: Expected | None = None
+    outside: bool = False
 
     @property
     def expected(self) -> Expected:

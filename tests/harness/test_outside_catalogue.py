@@ -1,0 +1,129 @@
+"""A catalogue of faults outside the tree gets the verdicts of the built-in one, and errors that name what is wrong.
+
+Leaves out: planting and judging of the project's own faults (`test_faults.py`).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from instep.trace.file import write
+from instep.verdict import Exit
+from instep_proof.faults import plant
+from instep_proof.faults.catalogue import TRACES, by_id
+from instep_proof.faults.catalogue.fault import Edit
+from instep_proof.faults.compare_with_control import Result, judge
+from instep_proof.faults.fault_runs import Arm
+from instep_proof.faults.outside_catalogue import families
+from instep_proof.faults.result_data import data_of, of, said
+from instep_proof.faults.result_document import surprises, word
+from instep_reference.contract.errors import BadInput
+from support.inputs.few_channels import few_channels
+from support.running.command import Runner, complaint
+from support.running.covering import WHOLE
+
+INSIDE = by_id()["row-for-slot"]
+FILE = "instep_optimized/draft_answers.py"
+EDIT = {"file": FILE, "old": "NO_OPINION = -1", "new": "NO_OPINION = -2"}
+FAULT: dict[str, Any] = {"id": "mine", "what": "Another number.", "edits": [EDIT], "trace": "accepted",
+                         "options": {"ops": "ledger"}}  # fmt: skip
+
+
+def catalogue(folder: Path, *faults: dict[str, Any], name: str = "drawn") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(faults))
+    return folder
+
+
+def exact(edit: Edit) -> dict[str, str]:
+    """An edit of the built-in catalogue as one of an exact text: the whole file."""
+    text = (plant.source(edit.file.partition("/")[0]).parent / edit.file).read_text()
+    return {"file": edit.file, "old": text, "new": plant.edited(text, edit)}
+
+
+def edit(**changes: str) -> dict[str, Any]:
+    return {**FAULT, "edits": [{**EDIT, **changes}]}
+
+
+@pytest.mark.parametrize(("fault", "says"), [
+    (edit(old="NO_OPINION = 7"), "edits[0].old: found 'NO_OPINION = 7', which is nowhere"),
+    (edit(old="NO_OPINION"), "times, in lines"),
+    (edit(new="NO_OPINION = ("), "edits[0].new: found no Python in line"),
+    (edit(new="NO_OPINION = -1  # the same"), "edits[0].new: found the same program"),
+    (edit(file="instep_optimized/nothing.py"), "edits[0].file: found 'instep_optimized/nothing.py'"),
+    (edit(file="instep_optimized/../../setup.py"), "edits[0].file: found"),
+    (edit(file="instep_proof/faults/plant.py"), "edits[0].file: found"),
+    ({**FAULT, "edits": []}, "drawn.json[0]: found no edit"),
+    ({**FAULT, "run": "rm"}, "unknown field `run`"),
+    ({**FAULT, "trace": "elsewhere"}, "drawn.json[0]: trace: found 'elsewhere'"),
+    ({**FAULT, "trace": "../other.jsonl"}, "drawn.json[0]: trace: found '../other.jsonl'"),
+    ({**FAULT, "options": {"ops": "mine:OPS"}}, "options.ops: found 'mine:OPS', expected a name of instep"),
+    ({**FAULT, "options": {"engine": "mine:make"}}, "options.engine: found an option"),
+    ({**FAULT, "options": {"graphs": 1}}, "options.graphs: found 1, expected a bool"),
+    ({**FAULT, "options": {"dtype": "int4"}}, "--dtype: found int4"),
+    ({**FAULT, "mistake": "no-such"}, "mistake: found 'no-such'"),
+    ({**FAULT, "expected": {"event": 1, "stage": "trunk", "layer": 0, "component": "conv", "says": "is wrong"}},
+     "describes the effect, not the mistake"),
+    ({**FAULT, "expected": {"event": 1, "stage": "trunk", "layer": 0, "component": "mine"}}, "event 1, trunk mine"),
+    ({**FAULT, "id": INSIDE.id}, "as in the project's catalogue"),
+])  # fmt: skip
+def test_mistakes_in_a_catalogue_are_named(fault: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text("")
+    with pytest.raises(BadInput) as raised:
+        families(catalogue(tmp_path / "there", fault))
+    assert says in str(raised.value)
+
+
+def test_command_refuses_a_folder_without_faults(instep: Runner, tmp_path: Path) -> None:
+    assert "without a JSON file" in complaint(instep("faults", "--catalogue", tmp_path))
+    there = catalogue(tmp_path, FAULT)
+    assert "drawn.json[1]" not in complaint(instep("faults", "nobody", "--catalogue", there))
+    assert "--checkpoint or --update" in complaint(instep("faults", "--catalogue", there, "--update"))
+    listed = instep("faults", "--catalogue", there, "--list")
+    assert listed.code == 0 and "mine  drawn  Another number." in listed.out and INSIDE.id not in listed.out
+
+
+def test_fault_without_an_expected_finding_is_found_by_any_check_and_not_located(tmp_path: Path) -> None:
+    (fault,) = families(catalogue(tmp_path, FAULT))["drawn"]
+    first = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
+             "where": "there", "diagnosis": "holds the state after 2 tokens", "explained": None}  # fmt: skip
+    control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
+    for changes, named in ((first, "check"), ({**first, "diagnosis": "relative error 0.1"}, ""),
+                           ({**first, "explained": {"says": "is all zero", "by": "bank"}}, "bank")):  # fmt: skip
+        arm = Arm(Exit.DIVERGED, 1.0, (changes,), {"bytes": "T1"}, {"instep": "planted"}, ("0 b",), events=1, of=1)
+        one = judge(fault, control, arm, {"instep": "right"}, {"instep": "planted"})
+        assert one.found and not one.located and one.unknown and one.named_by == named
+        row = data_of(one)
+        assert (word(row, "located"), word(row, "named")) == ("-", named or "NO") and row["family"] == "drawn"
+        assert list(surprises(row)) == [f"mine: there: {changes['diagnosis']}"]
+        campaign = Result((one,))
+        assert campaign.exit is Exit.AGREED and "0 located (1 expect no place)" in said(of(campaign).data())
+        strict = replace(one, fault=replace(fault, seen_by=("poison",)))
+        assert not strict.found and Result((strict,)).failures == ("not found: mine",)
+
+
+@WHOLE
+@pytest.mark.usefixtures("warm")
+def test_catalogue_has_the_verdicts_of_the_built_in_one(instep: Runner, tmp_path: Path) -> None:
+    """The same fault, on a trace of the folder; the same one without an expected finding; and one that cannot fire."""
+    there = tmp_path / "there"
+    expected = {"event": INSIDE.event, "stage": INSIDE.place.stage, "layer": INSIDE.place.layer,
+                "component": INSIDE.place.component, "says": INSIDE.says}  # fmt: skip
+    edits = [exact(one) for one in INSIDE.edits if isinstance(one, Edit)]
+    small = few_channels(INSIDE.trace, 2)
+    there.mkdir()
+    header = small.header.near(small.path.parent / small.header.checkpoint.near, there)
+    write(there / "mine.jsonl", header, small.events, small.recorded)
+    mine = {**FAULT, "edits": edits, "trace": "mine.jsonl", "seen_by": list(INSIDE.seen_by), "expected": expected}
+    free = {**FAULT, "id": "free", "edits": edits}
+    idle = edit(new="NO_OPINION = 0 - 1") | {"id": "idle"}
+    out = tmp_path / "out.json"
+    ran = instep("faults", "--catalogue", catalogue(there, mine, free, idle), "--no-text", "--jobs", 2, "--json", out)
+    rows = {row["id"]: row for row in json.loads(out.read_text())["results"]}
+    assert ran.code == Exit.INCONCLUSIVE, ran
+    assert rows["mine"]["found"] and rows["mine"]["located"] and rows["mine"]["named"] == bool(INSIDE.says)
+    assert rows["free"]["found"] and not rows["free"]["place_judged"] and "never fired" in rows["idle"]["void"]
+    assert TRACES.is_dir()
