@@ -492,8 +492,18 @@ def test_campaign_of_two_engines_finds_a_wrong_transfer(model: Path, tmp_path: P
         assert read(place(settings)).header.receiver is not None
 
 
+@WHOLE
+def test_campaign_of_replicas_finds_answers_of_another_replica(model: Path, tmp_path: Path) -> None:
+    settings = Settings(Setting("ledger", dp=2), model, 20, 3, tmp_path / "found", shrink_s=5.0)
+    with planted_here(*by_id()["group-answer-of-another-replica"].edits):
+        result = campaign(settings)
+        assert result.exit is Exit.DIVERGED and result.found is not None and result.again
+        assert "--dp 2" in shown(of([result]))
+
+
 @pytest.mark.parametrize(("how", "moves", "says"), [
     pytest.param({"stages": 2, "micro_batches": 2}, False, "no event had several micro-batches", marks=WHOLE),
+    pytest.param({"dp": 2}, False, "no event had rows of several replicas", marks=WHOLE),
     ({}, True, "no request was loaded by the engine to which it was sent"),
 ])  # fmt: skip
 def test_campaign_that_did_not_test_an_option_is_inconclusive(
@@ -502,8 +512,8 @@ def test_campaign_that_did_not_test_an_option_is_inconclusive(
     result = campaign(Settings(Setting("ledger", **how), model, 1, 1, tmp_path, transfers=moves))
     assert result.elements and result.exit is Exit.INCONCLUSIVE and says in shown(of([result]))
     met = Counter({"a commit relayed to the other stages": 1, "several micro-batches in flight": 1,
-                   "loaded after it was sent": 1})  # fmt: skip
-    assert result.coverage.met["a commit relayed to the other stages"] == (4 if how else 0)
+                   "rows of several replicas": 1, "loaded after it was sent": 1})  # fmt: skip
+    assert result.coverage.met["a commit relayed to the other stages"] == (4 if "stages" in how else 0)
     soaked = totals.Soaked(Setting("ledger", stages=2).data(), "", 0, 20, 200, sessions=[totals.Session(
         "2026-01-01", None, {}, elements=1)])  # fmt: skip
     assert soaked.exit is Exit.INCONCLUSIVE

@@ -31,7 +31,7 @@ SEEDS = 2**31
 
 @writes("json", "html", "commit")
 @takes_setting(
-    several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches"),
+    several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"),
     ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn by run.", conv="The same for conv windows.",
     drafter=DRAFTER,

@@ -21,7 +21,7 @@ from .subject_options import Given, Model, takes_setting
 
 @writes("commit", json="The result file; a soak in it is resumed.")
 @takes_setting(
-    several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches"),
+    several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"),
     ops="Op set, engine or module:attribute; left out: ledger, then plain.",
     strategy="How states are committed; left out: drawn with the engines.", conv="The same for conv windows.",
     drafter=DRAFTER,

@@ -168,7 +168,7 @@ class _Host:
             self.result.coverage.begin(
                 overlap=plan.setting.overlap, heads=header.heads, buckets=plan.setting.prompt_buckets or (),
                 block=header.drafter is not None, transfers=header.receiver is not None,
-                stages=plan.setting.stages, micro_batches=plan.setting.micro_batches)
+                stages=plan.setting.stages, micro_batches=plan.setting.micro_batches, dp=plan.setting.dp)
         try:
             return Example(plan, header)
         except Exception as error:
@@ -247,12 +247,13 @@ def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint,
     """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
     setting = settings.setting
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
+    whole = setting.stages == setting.dp == 1  # stages and replicas have neither grown trees nor tracked prefixes
     room, steps = draw_events.room(choose), draw_events.candidates(choose, layers)
     if nodes := settings.trees:
-        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle" and setting.stages == 1
+        grow = opened.config.mtp_layers == 1 and setting.mode == "eagle" and whole
         room, steps = draw_events.with_trees(choose, room, steps, nodes, grow=grow)
     found = setting.subject()
-    if isinstance(found, Ops) and not found.keepers and setting.stages == 1:  # stages have neither of the two
+    if isinstance(found, Ops) and not found.keepers and whole:
         room = draw_events.with_prefixes(choose, room, always=bool(setting.kept))
     setting = draw_events.strategies(choose, setting, settings.sampled, trees=bool(nodes))
     every = isinstance(found, Ops | ByVerbs) or takes(found, "controlled")

@@ -40,20 +40,21 @@ class Coverage:
 
     def begin(
         self, *, overlap: bool = False, heads: int = 1, buckets: Sequence[int] = (), block: bool = False,
-        transfers: bool = False, stages: int = 1, micro_batches: int = 1,
+        transfers: bool = False, stages: int = 1, micro_batches: int = 1, dp: int = 1,
     ) -> None:
         self._past, self._last, self._overlap, self._heads, self._block = Past(), "start", overlap, heads, block
         self._buckets = tuple(buckets)
         self._moves = TRANSFERS if transfers else {}
         self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {}), **self._moves}
-        self._further |= dict.fromkeys((*[RELAYED] * (stages > 1), *[PARTED] * (micro_batches > 1)))
+        self._further |= dict.fromkeys((
+            *[RELAYED] * (stages > 1), *[PARTED] * (micro_batches > 1), *[SHARED] * (dp > 1)))
 
     def note(
         self, before: RequestTable, event: e.AnyEvent, after: RequestTable, verdict: Verdict | None = None
     ) -> None:
-        """Count an event. verdict: of this event, with what only the engine shows: relays and micro-batches"""
+        """Count an event. verdict: of this event, with what only the engine shows: relays, micro-batches, replicas"""
         if verdict is not None:
-            self.met += Counter({RELAYED: verdict.relayed, PARTED: verdict.overlapped})
+            self.met += Counter({RELAYED: verdict.relayed, PARTED: verdict.overlapped, SHARED: verdict.shared})
         turn = Turn(before, event, after, self._past, self._overlap, self._heads, self._buckets)
         conditions = {**CONDITIONS, **TREES, **PREFIXES, **_of_drafters(self._heads, self._block)}
         kind = kind_of(event)
@@ -513,9 +514,11 @@ TRANSFERS: Mapping[str, Condition] = {
 # ---- conditions without which an option was not tested
 
 RELAYED, PARTED = "a commit relayed to the other stages", "several micro-batches in flight"
+SHARED = "rows of several replicas"
 NEEDED: Mapping[str, tuple[str, str]] = {  # option -> the condition, and what is reported if no event met it
     "stages": (RELAYED, "no commit was relayed to the other stages"),
     "micro_batches": (PARTED, "no event had several micro-batches"),
+    "dp": (SHARED, "no event had rows of several replicas"),
     "transfers": ("loaded after it was sent", "no request was loaded by the engine to which it was sent"),
     "prompt_graphs": ("a prompt in a graph", "no forward with a prompt ran in a graph"),
 }

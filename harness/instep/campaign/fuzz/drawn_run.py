@@ -79,7 +79,8 @@ class Example:
         self._oracles.append(oracle)
         if isinstance(oracle, PatchedOracle):
             oracle.every = every
-        found = checks_for(oracle, participants.repeated_runs, ranks=plan.setting.ranks, stages=plan.setting.stages)
+        found = checks_for(oracle, participants.repeated_runs, ranks=plan.setting.ranks, stages=plan.setting.stages,
+                           replicas=plan.setting.dp)  # fmt: skip
         checks = [self._answers, *chosen(found), self._history]
         if not BY_ROUNDED & {check.tier for check in checks}:
             participants.rounded = participants.repeated_runs = None

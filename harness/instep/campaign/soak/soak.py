@@ -94,7 +94,7 @@ class Soak:
         plan, header = drawn_plan(data.draw, self.settings, self.opened, self.model)
         self.coverage.begin(overlap=plan.setting.overlap, heads=header.heads,
                             buckets=plan.setting.prompt_buckets or (), block=header.drafter is not None,
-                            stages=plan.setting.stages, micro_batches=plan.setting.micro_batches)
+                            stages=plan.setting.stages, micro_batches=plan.setting.micro_batches, dp=plan.setting.dp)
         example = Example(plan, header, sparing(self.soaked.every), self.soaked.every)
         turns, self._begins = Turns(self, example, data), [0]
         try:
