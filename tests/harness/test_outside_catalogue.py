@@ -6,6 +6,7 @@ Leaves out: planting and judging of the project's own faults (`test_faults.py`).
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from instep_proof.faults import plant
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.compare_with_control import Result, judge
+from instep_proof.faults.draw_mutants import Mutation, draw, exact_edit, mutations
 from instep_proof.faults.fault_runs import Arm
 from instep_proof.faults.outside_catalogue import families
 from instep_proof.faults.result_data import data_of, of, said
@@ -127,3 +129,40 @@ def test_catalogue_has_the_verdicts_of_the_built_in_one(instep: Runner, tmp_path
     assert rows["mine"]["found"] and rows["mine"]["located"] and rows["mine"]["named"] == bool(INSIDE.says)
     assert rows["free"]["found"] and not rows["free"]["place_judged"] and "never fired" in rows["idle"]["void"]
     assert TRACES.is_dir()
+
+
+TEXT = '''"""A module."""
+
+LIMIT = 3
+
+
+def pick(rows, at, limit: int = 2):
+    """Take 1 row, or 2."""
+    if not rows or at >= limit:
+        raise ValueError(f"{at + 1} of {len(rows)}")
+    first = max(rows[at - 1], 0)  # the 1 before
+    return first + 1 if at in (1, 2) else first
+'''
+
+
+def test_small_edits_change_what_is_computed_and_no_text() -> None:
+    drawn = [(one.line, one.what) for one in mutations(TEXT)]
+    assert {line for line, _ in drawn} == {8, 10, 11}, "no docstring, limit, error or constant of the module"
+    assert {"`not rows` is `rows`", "`or` is `and`", "`>=` is `>`", "`-` is `+`", "`max` is `min`", "`in` is `not in`",
+            "`+` is `-`", "`1` is `2`", "`1` is `0`"} <= {what for _, what in drawn}  # fmt: skip
+    assert {one.kind for one in mutations(TEXT)} == {"condition", "comparison", "operator", "call", "index", "constant"}
+    assert exact_edit("a.py", "def f(x):\n    return x\n", Mutation("operator", 0, 3, "def", 1, "")) is None
+    twice = "def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n"
+    last = [one for one in mutations(twice) if one.line == 6 and one.kind == "operator"]
+    edit = exact_edit("a.py", twice, last[0])
+    assert edit is not None and edit.old == "def g(x):\n    return x + 1\n" == edit.new.replace("-", "+")
+
+
+def test_drawn_faults_are_a_catalogue_and_follow_from_the_seed(instep: Runner, tmp_path: Path) -> None:
+    assert "no --catalogue" in complaint(instep("faults", "--draw", 3))
+    assert instep("faults", "--catalogue", tmp_path, "--draw", 12, "--seed", 5).code == 0
+    faults = families(tmp_path)["drawn-5"]
+    assert len({fault.edits for fault in faults}) == len(faults) == 12 and len({fault.trace for fault in faults}) > 3
+    assert {fault.how.ops for fault in faults} == {"ledger", "plain"}
+    first = [fault.what for fault in faults[:2]]
+    assert first == [one.what for one in draw(2, Random(5))] != [one.what for one in draw(2, Random(6))]

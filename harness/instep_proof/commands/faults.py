@@ -31,6 +31,9 @@ def faults(
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
     catalogue: Annotated[Path | None, typer.Option(metavar="DIR", help="Plant the faults of the JSON files in this "
                                                    "folder instead of instep's own.")] = None,
+    draw: Annotated[int | None, typer.Option(help="Draw this many small edits of the engine into --catalogue, and end.",
+                                             min=1)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same edits.", min=0)] = 0,
     family: Annotated[list[str] | None, typer.Option(help="Only of this family; may be repeated.")] = None,
     ops: Annotated[list[str] | None, typer.Option(help="Only those of this op set; may be repeated.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(
@@ -84,6 +87,13 @@ def faults(
     if catalogue is not None and (checkpoint or update):
         raise BadInput("--catalogue", found="--checkpoint or --update, too",
                        expected="one of them: a catalogue names its traces and its expected findings")  # fmt: skip
+    if draw is not None:
+        from ..faults.draw_mutants import write_catalogue
+
+        if catalogue is None:
+            raise BadInput("--draw", found="no --catalogue", expected="the folder that the faults are written to")
+        print(f"{write_catalogue(catalogue, draw, seed)}: {draw} faults")
+        raise typer.Exit(0)
     files.must_be_free(*join or (), more=[picture])
     known = FAMILIES if catalogue is None else families(catalogue)
     kept = files.json if missing or join else None
