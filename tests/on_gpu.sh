@@ -101,7 +101,7 @@ if [ "$part" = all ] || [ "$part" = tests ]; then  # what the replays compiled i
   tests tests-harness tests/harness/test_attach_cost.py tests/harness/test_digests.py tests/harness/test_kit_device.py tests/harness/test_read_late.py tests/harness/test_sums_native.py &
   tests tests-rounds tests/harness/test_mixed_steps.py &
   tests tests-steps tests/harness/test_step_changes.py &
-  tests tests-ranks tests/harness/test_ranks.py tests/harness/test_stages.py tests/harness/test_data_parallel.py &
+  tests tests-ranks tests/harness/test_ranks.py tests/harness/test_rank_processes.py tests/harness/test_stages.py tests/harness/test_data_parallel.py &
   tests tests-storage tests/harness/test_storage.py tests/harness/test_split_rings.py &
   tests tests-invariant-ops tests/optimized/test_invariant.py &
   tests tests-invariant-engine tests/optimized/test_invariant_engine.py &

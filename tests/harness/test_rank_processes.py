@@ -34,6 +34,7 @@ from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_speed.bench.bench_types import Ground
 from instep_speed.bench.kinds import rounds
 from support.inputs.bench_runs import measured_cells
 from support.inputs.traces import first, recording
@@ -335,3 +336,32 @@ def test_process_that_does_not_end_is_killed_and_reported(monkeypatch: pytest.Mo
     monkeypatch.setattr(rank_processes, "LEAVES_S", 0.1)
     with pytest.warns(RuntimeWarning, match=r"the process of rank 1 had not ended 0\.1 s after the run"):
         assert rank_processes.over_processes(2, "gloo", lambda group: "done", lambda group: time.sleep(60)) == "done"
+
+
+@pytest.mark.gpu
+def test_rank_over_nccl_is_timed_and_ends_with_its_graphs() -> None:
+    """A group of one rank, which one card can have: calls of NCCL in a graph, and the clock of rounds over ranks."""
+    kept = []
+
+    def own(group: Processes) -> tuple[str, rounds.Run, list[float]]:
+        graph, x = torch.cuda.CUDAGraph(), torch.ones(4, device="cuda")
+        group.add_in_place(x)
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            total = group.all_reduce(x)
+        group.ends_before(graph)
+        graph.replay()
+        kept.append(graph)  # as a traceback may
+        (shown,) = group.gather([{"total": total}])
+        ground = Ground(torch.device("cuda"), torch.bfloat16, {}, rounds.UNKNOWN, 0)
+        checkpoint = rounds.checkpoint_of(ground, 4)
+        run = rounds.Run(rounds.laid(checkpoint, 2, rounds.count_of(ground)), checkpoint,
+                         Setting("triton", device="cuda", dtype="bfloat16", graphs=True, overlap=True))  # fmt: skip
+        run.group = group
+        wrong = run.checked()
+        run._join(group, rounds.Link(1e-6, 1e9))
+        return wrong, run, shown["total"].tolist()
+
+    begun = time.monotonic()
+    wrong, run, total = rank_processes.over_processes(1, "nccl", own, own)
+    assert wrong == "" and total == [1] * 4 and len(run.seconds) > 100
+    assert run.work["collectives"]["calls"] == 0 and "work" in run.work and time.monotonic() - begun < 120
