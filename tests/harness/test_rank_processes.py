@@ -42,7 +42,7 @@ from support.running.command import Runner
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
-OVER = "instep_optimized/ranks/ops_over_ranks.py"
+OVER, PROCESSES = "instep_optimized/ranks/ops_over_ranks.py", "instep_optimized/ranks/processes.py"
 REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
 MLP = "return {added(ops.mlp(to=to, **given), to) => added(%s, to)}"
 OWN = "ops.mlp(to=to, **given)"
@@ -302,6 +302,11 @@ def test_rounds_over_ranks_are_timed_next_to_one_rank(monkeypatch: pytest.Monkey
     for edits, ops, says in (
         ((Edit.of(OVER, REDUCED % "rows if comm.rank else added(rows, to)"),), "plain", "rank 0 waits in all_reduce"),
         ((), "support.wrong.ops:SWAPPED", "KV keys"),
+        ((Edit.of(PROCESSES, "self._transport.{allreduce([x]).wait() => allreduce([x.mul_(2)]).wait()}"),), "plain",
+         "all_reduce over the ranks is not the sum"),
+        ((Edit.of(PROCESSES, "return torch.cat({parts => parts[::-1]}, axis)"),), "plain", "all_gather over the ranks"),
+        ((Edit.of(PROCESSES, "self._transport.broadcast([{found => found.mul_(2)}], dist.BroadcastOptions()).wait()"),),
+         "plain", "broadcast is not"),
     ):
         with planted_here(*edits):
             wrong = measured_cells({ops: PLAIN}, "rounds", ranks=2, at={"ranks": ("2",)})

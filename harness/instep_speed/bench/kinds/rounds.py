@@ -81,6 +81,7 @@ SENDS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda size: 2 * (size - 1) / size, "all_gather": lambda size: size - 1,
     "broadcast": lambda size: 1 / size,  # rank 0 alone sends all of it, or each one a part
 }  # fmt: skip
+ROWS, COLUMNS = 4, 4096  # of the tensors with which each kind of collective is checked
 FEW, LARGE = 2, {"tiny": 1 << 16, "card": 1 << 26}  # numbers in fp32 whose sum over ranks is timed
 SUMS, TURNS = 10, 5  # sums after each other, and how often these are timed
 UNKNOWN = Rates(math.nan, math.nan, math.nan)  # of a process that measures no floor
@@ -185,7 +186,7 @@ class Run:
         """Check and time this rank, and join the figures of all ranks."""
         self.group = group
         self.link = link_of(group, self.setting.device)
-        found = self.checked()
+        found = wrong_collective(group, self.setting) or self.checked()
         if not any(group.gather([found])):
             self._join(group, self.link)
         self.group = None
@@ -279,6 +280,26 @@ class Run:
     @property
     def names(self) -> list[str]:
         return [f"r{number}" for number in range(len(self.trace.header.capacity.slots))]
+
+
+def wrong_collective(group: Processes, setting: Setting) -> str:
+    """Compare each kind of collective with what it must make of the ranks' own tensors.
+
+    Checked states do not show a wrong sum, since they are recomputed from the rows that enter a layer. n numbers that
+    are added in fp32, in any order, err by at most d = (n - 1) 2^-24 of the sum of their sizes; the cast of a sum s + d
+    errs by half a unit in the last place, h (s + d). Squares of 2^-24 are below 2^-20 of that.
+    """
+    generator = torch.Generator().manual_seed(group.rank)
+    x = torch.randn(ROWS, COLUMNS, generator=generator).to(setting.device, setting.activation)
+    parts = [part.double() for part in group.gather([x])]
+    due, sizes = sum(parts, torch.zeros_like(parts[0])), sum(map(torch.abs, parts), torch.zeros_like(parts[0]))
+    half = torch.finfo(setting.activation).eps / 2
+    allowed = (1 + 2**-20) * ((1 + half) * (group.size - 1) * 2**-24 * sizes + half * due.abs())
+    if not bool(((group.all_reduce(x).double() - due).abs() <= allowed).all()):
+        return "all_reduce over the ranks is not the sum of their tensors"
+    if not torch.equal(group.all_gather(x, 1).double(), torch.cat(parts, 1)):
+        return "all_gather over the ranks has other tensors than theirs"
+    return "" if torch.equal(group.broadcast(x).double(), parts[0]) else "broadcast is not the tensor of rank 0"
 
 
 def link_of(group: Processes, device: str) -> Link:
