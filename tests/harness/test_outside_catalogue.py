@@ -91,9 +91,13 @@ def test_command_refuses_a_folder_without_faults(instep: Runner, tmp_path: Path)
 def test_fault_without_an_expected_finding_is_found_by_any_check_and_not_located(tmp_path: Path) -> None:
     (fault,) = families(catalogue(tmp_path, FAULT))["drawn"]
     first = {"check": "bytes", "tier": "T1", "event": 1, "stage": "trunk", "layer": 0, "component": "conv",
-             "where": "there", "diagnosis": "holds the state after 2 tokens", "explained": None}  # fmt: skip
+             "where": "there", "code": "identified", "diagnosis": "holds the state after 2 tokens",
+             "explained": None}  # fmt: skip
     control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
     for changes, named in ((first, "check"), ({**first, "diagnosis": "relative error 0.1"}, ""),
+                           ({**first, "code": "failed", "diagnosis": "raised KeyError"}, ""),
+                           ({**first, "explained": {"says": "is poison: memory", "by": "bank"}}, ""),
+                           ({**first, "explained": {"says": "is all", "by": "bank", "names": ["a", "b"]}}, ""),
                            ({**first, "explained": {"says": "is all zero", "by": "bank"}}, "bank")):  # fmt: skip
         arm = Arm(Exit.DIVERGED, 1.0, (changes,), {"bytes": "T1"}, {"instep": "planted"}, ("0 b",), events=1, of=1)
         one = judge(fault, control, arm, {"instep": "right"}, {"instep": "planted"})

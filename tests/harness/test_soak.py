@@ -28,8 +28,9 @@ pytestmark = pytest.mark.slow  # whole replays or commands
 LATE = "support.wrong.subjects:LATE"
 
 
-def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4) -> soak.Soak:
-    settings = Settings(Setting(ops), model, 0, 3, folder, command="soak")
+def soaked(model: Path, folder: Path, rounds: int, ops: str = "ledger", every: int = 20, stretch: int = 4,
+           shrink: float = 0.0) -> soak.Soak:  # fmt: skip
+    settings = Settings(Setting(ops), model, 0, 3, folder, shrink, command="soak")
     run = totals.Soaked(Setting(ops).data(), "", 3, every, stretch)
     soaking = soak.Soak(settings, run, totals.Session.now("cpu", None), TrialRunner(), rounds)
     soaking.run()
@@ -73,16 +74,16 @@ def test_no_time_is_inconclusive(instep: Runner, model: Path) -> None:
     assert instep("soak", "--checkpoint", model, "--minutes", 0).code == Exit.INCONCLUSIVE
 
 
-def test_wear_is_found_and_its_trace_starts_at_the_last_stretch(
+def test_wear_is_found_and_its_trace_is_the_smallest_that_shows_it(
     instep: Runner, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects.LATE.gated_norm, "calls", 0)
     monkeypatch.setattr(subjects.LATE.gated_norm, "wrong", range(5, 10**9))
-    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1)
+    soaking = soaked(model, tmp_path / "found", 60, LATE, every=1, stretch=1, shrink=60)
     (found,) = soaking.soaked.found
     assert soaking.soaked.exit == Exit.DIVERGED and found.again
     trace = read(Path(found.trace))
-    assert soaking.soaked.stretches > 0 and 0 < len(trace.events) < soaking.soaked.events
+    assert soaking.soaked.stretches > 0 and [kind_of(event) for event in trace.events] == ["admit", "forward"]
     again = instep("replay", found.trace, "--no-ladder", "--ops", LATE)
     assert again.code == Exit.DIVERGED and "DIVERGED" in again.out
     monkeypatch.setattr(subjects.LATE.gated_norm, "wrong", ())

@@ -85,12 +85,12 @@ class Shrunk:
         """What was cut, and whether more can be."""
         return counted_cuts(self.runs, {kind: self.kinds[kind] for kind in COUNTED}, self.minimal)
 
-    def write(self, path: Path, model: Path) -> Trace:
-        """Write it as a trace. model: the folder of its model."""
+    def write(self, path: Path, model: Path, claim: str = "") -> Trace:
+        """Write it as a trace. model: the folder of its model. claim: what it proves; empty: that it is the smallest"""
         header, setting = self.trace.header, self.outcome.plan.setting
         parts = header.replay if setting.led else (Part(setting.ops, strategy=setting.strategy, conv=setting.conv),)
         steps = [Step(event, self.answers.get(index)) for index, event in enumerate(self.trace.events)]
-        changed = with_fields(header.near(model, path.parent), name=path.stem, replay=parts, claim=(
+        changed = with_fields(header.near(model, path.parent), name=path.stem, replay=parts, claim=claim or (
             f"The smallest part of {header.name} in which an engine fails the check {self.finding.check}."))
         return write(path, changed, self.trace.events, recorded(steps))
 
@@ -147,7 +147,7 @@ def shrink(
     cuts = {kind: Cuts(cut.parts, partial(cut_by, cut)) for kind, cut in CUTS.items()}
     try:
         tail = first.events[: best.finding.event + 1]
-        if len(tail) < len(first.events):
+        if len(tail) < len(first.events) and not run.over:
             shows(tail)
         best.minimal = reduce(best.trace.events, cuts.values(), shows, lambda: run.over)
     except KeyboardInterrupt as error:

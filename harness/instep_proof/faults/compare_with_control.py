@@ -12,6 +12,7 @@ that the sentence is no size; whether it is right, a reader decides.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,8 @@ MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers fr
 # any op; or a hypothesis that was written for this mistake.
 HYPOTHESIS = "hypothesis"
 NAMERS = ("check", "bank", HYPOTHESIS)
+# Codes of problems, and sentences, that name no mistake, if the catalogue does not state the sentence that does.
+NAMELESS, NO_NAME = ("failed", "poison", "not_finite", "unidentified"), re.compile(f"{BARE.pattern}|is poison")
 LOCATED = 0.95  # share of the faults that fire which must be located exactly
 
 
@@ -111,7 +114,8 @@ class Judged:
         if not (self.found and first is not None and (says or self.unknown)):
             return ""
         explained = first["explained"]
-        if self.unknown and explained is None and BARE.search(first["diagnosis"] or "unknown"):
+        if self.unknown and (first["code"] in NAMELESS or len((explained or {}).get("names", ())) > 1 or NO_NAME.search(
+                explained["says"] if explained is not None else first["diagnosis"] or "unknown")):  # fmt: skip
             return ""
         if explained is not None and says in explained["says"]:
             mistake = self.fault.mistake

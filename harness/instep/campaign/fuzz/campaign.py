@@ -1,6 +1,7 @@
 """A campaign: many random runs of one op set, until a count or a time; the smallest failing run becomes a trace.
 
-Hypothesis draws and shrinks; the same seed draws the same runs. Leaves out: the terminal (`instep.cli.fuzz`).
+Hypothesis draws, and shrinks setting, room and events; `shrink` then removes every event that the finding does not
+need. The same seed draws the same runs. Leaves out: the terminal (`instep.cli.fuzz`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from ...trace.header import Header, Model, Part, Recording
 from ...trace.policy import Policy
 from ...verdict import Exit
 from ..runner import Over, TrialRunner
+from ..shrink import Shrunk, shrink
 from . import draw_events
 from .coverage import Coverage, untested
 from .drawn_run import Diverged, Example
@@ -118,9 +120,10 @@ def campaign(settings: Settings, run: TrialRunner | None = None) -> Result:
         if left <= 0 or host.smallest is not None or host.run.over:
             break
         _batch(host, left, settings.seed * SEEDS_APART + number)
-    host.result.seconds, host.result.interrupted = host.run.seconds, host.run.interrupted
     if host.smallest is not None:
-        host.result.found, host.result.again = again(host.smallest, settings)
+        host.result.found, host.result.again, cut = again(host.smallest, settings, host.run)
+        host.result.cut = host.result.cut or cut
+    host.result.seconds, host.result.interrupted = host.run.seconds, host.run.interrupted
     return host.result
 
 
@@ -320,12 +323,20 @@ def write(example: Example, settings: Settings, begin: int = 0) -> None:
     example.write(place(settings), example.header.near(settings.checkpoint, settings.out), begin)
 
 
-def again(example: Example, settings: Settings) -> tuple[Outcome, bool]:
-    """Replay the trace from its file -> the outcome to show, and whether the sides differ again.
+def again(example: Example, settings: Settings, run: TrialRunner) -> tuple[Outcome, bool, str]:
+    """Replay the trace from its file, and shrink it -> the outcome, whether the sides differ again, why it ended early.
 
     If they agree this time, they still differed once: then the outcome is the one that was found first.
     """
-    outcome = diagnose(Replay(read(place(settings)), example.setting, checkpoint=settings.checkpoint))
-    if outcome.verdict.exit is Exit.DIVERGED:
-        return outcome, True
-    return replace(outcome, verdict=example.verdict, last=None), False
+    trace = read(place(settings))
+    replay = Replay(trace, example.setting, checkpoint=settings.checkpoint)
+
+    def keep(smaller: Shrunk) -> None:
+        if smaller.runs:
+            smaller.write(place(settings), settings.checkpoint, trace.header.claim)
+
+    found = shrink(replay, run, keep=keep)
+    if found is None:
+        return replace(diagnose(replay), verdict=example.verdict, last=None), False, ""
+    cut = "it was interrupted" if found.interrupted else "its time was over"
+    return found.outcome, True, "" if found.minimal else cut

@@ -157,12 +157,12 @@ class Soak:
         self.coverage.met.clear()
 
     def _keep(self, example: Example) -> None:
-        """Write the trace of a finding: from the last stretch's begin on, if that shows it; else from further back."""
+        """Write the trace of a finding, from the last stretch's begin on, or else from further back, and shrink it."""
         outcome, shows = None, False
         for begin in reversed(self._begins):
             try:
                 write(example, self.settings, begin)
-                outcome, shows = again(example, self.settings)
+                outcome, shows, _ = again(example, self.settings, TrialRunner(self.settings.shrink_s))
             except BadInput:  # it loads what was saved before
                 continue
             if shows:
