@@ -13,17 +13,22 @@ import numpy as np
 import pytest
 import torch
 
+from instep.campaign.streams.run_stamped_trace import streamed
 from instep.kit.cases.case import Draw, at
 from instep.kit.cases.guarded_pools import same_bits
+from instep.setting import Setting
+from instep_optimized.commit import STRATEGIES
 from instep_optimized.kernels.gdn_dispatch import gdn, windows
 from instep_optimized.kernels.gdn_prefill import chunk16_fp32, chunk64
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.triton import TRITON
+from support.inputs.few_channels import few_channels
 from support.kernels.planted import planted_kernels
-from support.running.covering import few
+from support.running.covering import WHOLE, few
 from support.running.recorded_calls import calls_of
+from support.running.verdicts import agreed
 from support.worlds.rings import ChannelHeads, Life, Right, Turn, World, cut, delta_rows, garbage, stream, walk
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -220,6 +225,16 @@ def test_explicit_layouts_have_the_bits_of_the_compiler(
     for one, right in zip(found, outcome(), strict=True):
         assert bool(right.isfinite().any()) and same_bits(one, right)
     assert len(ran) == requests + 4
+
+
+@WHOLE
+@interpreted
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_engine_with_kernels_moves_the_memory_of_every_strategy(strategy: str) -> None:
+    """Labels go through a hand-made model whose layers have decays per channel."""
+    trace = few_channels("ragged", 2)
+    found = agreed(streamed(trace, Setting("triton", strategy=strategy), "model", until=7, recurrence="kda"))
+    assert {"conv", "state"} <= {one.place.component for one in found.compared if one.check == "stream"}
 
 
 # Prompts -------------------------------------------------------------------------------------------------------------
