@@ -73,7 +73,7 @@ class Files:
         if interrupted:
             result = replace(result, exit=Exit.worst((Exit(result.exit), Exit.INCONCLUSIVE)),
                              found={**result.found, "interrupted": True})  # fmt: skip
-        data = result.data()
+        data = result.data(of_file=self.html is not None)
         if self.json is not None:
             result.write(self.json)
         document = document or document_of(data)

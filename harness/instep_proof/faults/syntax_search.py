@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import Any
 from instep_reference.contract.errors import BadInput
 
 EXPRESSION, STATEMENTS, ARGUMENTS = "an expression", "statements", "arguments of a call"
-KINDS = {EXPRESSION: ast.expr, STATEMENTS: ast.stmt}
+KINDS = {EXPRESSION: ast.expr, STATEMENTS: ast.stmt, ARGUMENTS: ast.AST}
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -59,39 +59,31 @@ def given(call: ast.Call) -> tuple[ast.AST, ...]:
 
 
 def found(tree: ast.Module, kind: str, piece: tuple[ast.AST, ...]) -> Iterator[Match]:
-    for parent in _nodes(tree):
-        if kind == ARGUMENTS:
-            if isinstance(parent, ast.Call):
-                yield from (Match(parent, ARGUMENTS, run) for run in _runs(given(parent), piece))
-            continue
-        for field, value in ast.iter_fields(parent):
-            nodes = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, KINDS[kind])]
-            yield from (Match(parent, field, run) for run in _runs(nodes, piece))
-
-
-def _runs(nodes: Sequence[ast.AST], wanted: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
-    for begin in range(len(nodes) - len(wanted) + 1):
-        if type(nodes[begin]) is type(wanted[0]):  # most are not
-            run = tuple(nodes[begin : begin + len(wanted)])
-            if all(map(same, run, wanted)):
-                yield run
+    for parent, field, run in _begins(tree, kind).get(type(piece[0]), ()):
+        if len(run) >= len(piece) and all(map(same, run, piece)):
+            yield Match(parent, field, run[: len(piece)])
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two nodes mean the same, ignoring positions, quotes, and docstrings of functions and classes."""
+    if one is other:
+        return True
     if type(one) is not type(other):
         return False
     if isinstance(one, ast.AST):
-        for field in one._fields:
-            if field != "kind" and not same(_plain(one, field), _plain(other, field)):
-                return False
-        return True
+        value = _without_docstring if isinstance(one, DOCUMENTED) else _value
+        mine, others = ([value(node, name) for name in node._fields if name != "kind"] for node in (one, other))
+        return all(map(same, mine, others))
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 
-def _plain(node: ast.AST, field: str) -> Any:
+def _value(node: ast.AST, field: str) -> Any:
+    return getattr(node, field, None)
+
+
+def _without_docstring(node: ast.AST, field: str) -> Any:
     value = getattr(node, field, None)
     if field == "body" and isinstance(node, DOCUMENTED) and len(node.body) > 1 and ast.get_docstring(node) is not None:
         return node.body[1:]
@@ -131,5 +123,16 @@ def parsed(text: str, field: str) -> ast.Module:
 
 
 @lru_cache(maxsize=64)
-def _nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(tree))
+def _begins(tree: ast.Module, kind: str) -> dict[type, list[tuple[ast.AST, str, tuple[ast.AST, ...]]]]:
+    """The runs of nodes: type of the first node -> their parent, its field, and the nodes from there on."""
+    begins: dict[type, list[tuple[ast.AST, str, tuple[ast.AST, ...]]]] = {}
+    for parent in ast.walk(tree):
+        fields: Iterable[tuple[str, Any]] = ast.iter_fields(parent)
+        if kind == ARGUMENTS:
+            fields = [(ARGUMENTS, list(given(parent)))] if isinstance(parent, ast.Call) else ()
+        for field, value in fields:
+            values = value if isinstance(value, list) else [value]
+            nodes = tuple(one for one in values if isinstance(one, KINDS[kind]))
+            for number, first in enumerate(nodes):
+                begins.setdefault(type(first), []).append((parent, field, nodes[number:]))
+    return begins
