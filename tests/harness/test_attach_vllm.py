@@ -106,7 +106,7 @@ def test_states_are_written_at_the_event_of_each_request(engine: Callable[..., A
     assert judged(tmp_path).exit is Exit.AGREED
 
 
-@pytest.mark.parametrize("runner", ["v1", "v2"])
+@pytest.mark.parametrize("runner", ["v1", pytest.param("v2", marks=WHOLE)])
 def test_wrong_blocks_are_named(engine: Callable[..., Any], tmp_path: Path, runner: str) -> None:
     serve(engine(runner, wrong=4))
     found = judged(tmp_path, first=True)
@@ -157,7 +157,7 @@ TABLE = [(3, 4, 1), (1, 2, 3)]
 @pytest.mark.parametrize(("how", "widths", "says"), [
     ({"table": TABLE}, (4, 2, 2, 4), None),
     ({"table": TABLE}, (4, 4, 2, 4), "steps stay 3; the controller vllm-table requests 1"),
-    ({}, (4, 4, 2, 4), "steps 3 -> 1; the controller constant requests 3"),
+    pytest.param({}, (4, 4, 2, 4), "steps 3 -> 1; the controller constant requests 3", marks=WHOLE),
     pytest.param({"table": TABLE}, (4, 2, 4, 4), "steps 1 -> 3; the controller vllm-table requests 1", marks=WHOLE),
     pytest.param({"table": TABLE}, (4, 2, 2, 2), "steps stay 1; the controller vllm-table requests 3", marks=WHOLE),
     pytest.param({"table": TABLE, "overlap": True}, (4, 2, 2, 4), None, marks=WHOLE),

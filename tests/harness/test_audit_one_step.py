@@ -289,7 +289,7 @@ def test_a_state_of_another_request_two_rounds_ago_is_named(copy: Path) -> None:
     assert found.worst == pytest.approx(1, abs=1e-3)
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("event", "says", "wrong"), [
     (16, 'holds the state of request "a" after 2 of 4 tokens of its window, 1 round ago',
      lambda t: t.state("a", 13, 2)),
@@ -315,7 +315,7 @@ def test_a_step_from_the_state_of_another_request_is_named(copy: Path) -> None:
     assert found.diagnosis == 'was continued from the state of request "a", 2 rounds ago'
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("says", "window", "state"), [
     ("was continued from the state of 8 tokens before", 36, 28),
     ("was continued with the conv window of 2 tokens later", 38, 36),
@@ -478,6 +478,7 @@ def test_sglang_0_5_12_continues_a_request_from_the_state_of_another_one() -> No
     assert "batch rows 1 and 2 of 6" in found.replay.remarks[0]
 
 
+@WHOLE
 def test_sglang_0_5_13_is_right_after_the_same_change_of_steps() -> None:
     found = judged(LIVE / "sglang-0.5.13", "30:35")
     assert found.exit is Exit.AGREED and found.replay is not None and not found.verdict.findings

@@ -111,6 +111,7 @@ def test_chunk_declaration_changes_no_other_allowance() -> None:
     assert {name: (before[name], after[name]) for name in after if not after[name] <= 4 * before[name]} == {}
 
 
+@few(2)
 @pytest.mark.parametrize("form", ["LINEAR", "MLP", "LM_HEAD", "CONV"])
 def test_every_form_is_declared_by_itself(form: str) -> None:
     undeclared, declared = (judged(name, until=5) for name in (form, f"{form}_DECLARED"))  # to the first commit

@@ -265,7 +265,7 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
 ]  # fmt: skip
 
 
-@few(10)
+@few(6)
 @pytest.mark.parametrize(("component", "layer", "change", "sentence"), WRONG, ids=[f"{w[0]}: {w[3]}" for w in WRONG])
 def test_a_result_with_one_known_mistake_is_explained(
     scene: Scenario, component: str, layer: int, change: Callable[..., Any], sentence: str

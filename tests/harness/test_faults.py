@@ -413,6 +413,7 @@ def written(path: Path, *rows: Judged) -> Path:
     return path
 
 
+@few(1)
 @pytest.mark.parametrize(("earlier", "later", "day"), [(False, False, 2), (True, False, 2), (False, True, 1)],
                          ids=["the latest", "what was void", "a later void one"])  # fmt: skip
 def test_fault_in_several_files_has_one_row(

@@ -55,7 +55,7 @@ def located(trace: Trace, **how: Any) -> tuple[Outcome, Located]:
 # -- an op --------------------------------------------------------------------------------------------
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize(("ops", "how", "op", "components", "option"), [
     ("subjects:LOUDER", {}, "gated_norm", "gated", "--swap gated_norm=plain"),
     ("small_errors:EPS_ON_THE_MEAN", {}, "gdn_inputs", "q", "--swap gdn_inputs=plain"),
@@ -106,6 +106,7 @@ def in_layer(layer: int, changed: str) -> Wrap:
     )
 
 
+@few(1)
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_a_place_is_at_fault_when_all_that_follows_agrees_with_the_references_there(
     trace: Trace, ops: str, plant: Callable[..., None]
@@ -155,6 +156,7 @@ def test_two_places_of_one_layer_stay_unconfirmed(trace: Trace, monkeypatch: pyt
 # -- memory -------------------------------------------------------------------------------------------
 
 
+@few(1)
 @pytest.mark.parametrize("ops", ["plain", "ledger"])
 def test_wrong_memory_from_a_commit_is_distinguished_from_an_op(
     rounds: Trace, ops: str, plant: Callable[..., None]

@@ -40,7 +40,7 @@ def mistakes(findings: Any) -> set[Explained | Unexplained | None]:
     return {problem.mistake or problem.unexplained for problem in rule}
 
 
-@few(12)
+@few(6)
 @pytest.mark.parametrize(("edits", "says"), MISTAKES.values(), ids=MISTAKES)
 def test_the_kit_names_a_mistake_of_the_rule(edits: list[tuple[str, str]], says: str) -> None:
     found = kit.served(launches(), dense_ops(edits))

@@ -286,7 +286,7 @@ CHANGED: dict[str, tuple[tuple[Any, str], Change, dict[str, Any], str]] = {
 LATER = ("an extra replay", "a decode as", "uniforms", "groups")  # other messages come first
 
 
-@few(5)
+@few(3)
 @pytest.mark.parametrize("name", CHANGED)
 def test_windows_next_to_decodes_in_another_way_are_reported(
     model: Path, name: str, monkeypatch: pytest.MonkeyPatch

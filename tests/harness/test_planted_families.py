@@ -40,7 +40,7 @@ def with_few_channels(fault: Fault) -> Trace:
     return record(fault.trace, 4 if fault.place.layer else 2)
 
 
-@few(9)
+@few(5)
 @pytest.mark.parametrize(("fault", "trace_of", "tiers"), [
     *(pytest.param(fault, with_few_channels, frozenset(Tier) - {Tier.PROPAGATED, Tier.DECISIONS}, id=fault.id)
       for fault in STORED),

@@ -87,7 +87,7 @@ def test_every_fault_is_planted_in_the_source_of_today(family: str) -> None:
         planted_here(fault.id)
 
 
-@few(40)
+@few(16)
 @pytest.mark.slow
 @pytest.mark.parametrize("written", FORMS)
 @pytest.mark.parametrize("name", EVERY)

@@ -87,7 +87,7 @@ def test_native_engine_agrees(strategy: str, graphs: bool) -> None:
 # ---- faults that only this relation finds
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.id for fault in FAULTS])
 def test_fault_is_found_named_and_located(plant: Callable[..., None], fault: Fault) -> None:
     trace = few_channels(fault.trace, 2)

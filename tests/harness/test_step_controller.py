@@ -18,6 +18,7 @@ from instep.trace.file import read
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.controllers import Controlled
+from support.running.covering import few
 
 NUMBERS: dict[str, Any] = {"ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2, "down_hysteresis": -0.5,
                            "up_hysteresis": 0.25}  # fmt: skip
@@ -70,6 +71,7 @@ def history(steps: Steps, seed: int) -> list[Told]:
 CASES = [(dialect, rule) for dialect in DIALECTS for rule in RULES if expected(dialect, rule)]
 
 
+@few(18)
 @pytest.mark.parametrize(("dialect", "rule"), CASES, ids=[f"{dialect}-{rule.name}" for dialect, rule in CASES])
 def test_wrong_rule_explains_the_first_wrong_wish(dialect: str, rule: Rule) -> None:
     steps = DIALECTS[dialect]

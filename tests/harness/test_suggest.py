@@ -49,7 +49,7 @@ RIGHT_BUT = {
 }
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize(("ops", "due"), RIGHT_BUT.values(), ids=RIGHT_BUT)
 def test_the_strictest_declaration_that_agrees_is_suggested(ops: Ops, due: dict[str, Product]) -> None:
     found = of(ops)

@@ -10,6 +10,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 from support.inputs.checkpoints import Kind, write
+from support.running.covering import few
 
 LAYERS = ["full_attention", "linear_attention", "linear_attention"]
 TREES = [(-1,), (-1, 0, 1, 2, 3), (-1, 0, 0, 0), (-1, 0, 0, 1, 2, 1, 4), (-1, 0, 1, 0, 3, 1, 2, 6)]
@@ -22,6 +23,7 @@ def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Weights.of(Checkpoint.open(folder), torch.float64)
 
 
+@few(12)
 @pytest.mark.parametrize("parents", TREES, ids=str)
 @pytest.mark.parametrize("before", [0, 1, 7])
 def test_nodes_as_rows_of_one_run_are_the_nodes_decoded_one_by_one(

@@ -98,6 +98,7 @@ def read(line: Mapping[str, Any]) -> Taken:
     return Taken(line["kernel"], stack, *(line[name] for name in rest))
 
 
+@WHOLE
 def test_integers_of_launches_compile_one_variant_of_a_kernel(printed: Printed) -> None:
     counted: dict[str, dict[str, int]] = {}
     for line in printed["integers"]:
