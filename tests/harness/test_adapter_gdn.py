@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep import kit
 from instep.adapters import find
 from instep.adapters.dense import dense
 from instep.diagnose import diagnose
@@ -288,6 +289,30 @@ def test_dense_obeys_the_contract(case: Case, mine: Callable[..., None]) -> None
     assert isinstance(ours, Ops)
     served = serve(ours, case)
     assert agree(case, serve(PLAIN, case), served) == []
+
+
+# The same kernels with a decay per channel, and with the first channel's decay for all.
+CHANNELS = {
+    "dense": (("log_decay[row].exp()[:, None, None]", "log_decay[row].exp()[..., None]"),
+              ("gdn=dense(window=kernel, chunk=kernel)", 'kda=dense(window=kernel, chunk=kernel, op="kda")')),
+    "pooled": (*GATED, ("decay[t][:, None, None]", "decay[t][:, None, :]"),
+               ("chunk=kernel)", 'chunk=kernel, op="kda")')),
+}  # fmt: skip
+FIRST = {"dense": ("exp()[..., None]", "exp()[..., :1, None]"),
+         "pooled": ("decay[t][:, None, :]", "decay[t][:, None, :1]")}  # fmt: skip
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("form", CHANNELS)
+def test_kernels_with_a_decay_per_channel_are_adapted(form: str, right: bool, mine: Callable[..., None]) -> None:
+    text = {"dense": DENSE, "pooled": POOLED}[form]
+    for old, new in (*CHANNELS[form], *(() if right else (FIRST[form],))):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    mine(text)
+    cases = [case for case in kit.op_cases("kda", dtype="float32") if form == "dense" or "VK" in case.name]
+    found = kit.served(cases, "mine:OPS")
+    assert found.exit is (Exit.AGREED if right else Exit.DIVERGED), found.message
 
 
 @pytest.mark.slow

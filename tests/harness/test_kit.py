@@ -20,13 +20,16 @@ import torch
 from hypothesis import given, settings
 
 from instep import kit
+from instep.campaign.shapes import shape
 from instep.kit.cases import CASES
 from instep.kit.cases.real_sizes import REAL
 from instep.kit.model_and_trace import POLICY
 from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
+from instep_optimized import Options
 from instep_optimized.memory_addresses import Part
-from instep_reference.contract.errors import BadInput, InstepError
+from instep_optimized.options import check
+from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from instep_reference.contract.recurrences import RECURRENCES
 from support.running import processes
 from support.running.command import Runner, advances, complaint
@@ -200,6 +203,12 @@ def test_unserved_cases_are_inconclusive_and_an_error_is_a_finding() -> None:
     with pytest.raises(kit.Divergence, match="INCONCLUSIVE"):
         none.must_agree()
     assert "raised ZeroDivisionError" in kit.served(kit.op_cases("gdn")[0], dense).message
+    of_gdn = replace(PLAIN, name="mine", kda=None)
+    assert kit.served([*kit.op_cases("gdn")[:1], *kit.op_cases("kda")[:1]], of_gdn).must_agree()
+    assert "mine has no op kda" in kit.served(kit.op_cases("kda")[0], of_gdn).message
+    model = replace(shape("qwen3.5-9b"), layers=(("kda", "mlp"),))
+    with pytest.raises(Unsupported, match="the ops of mine have no recurrence kda"):
+        check(Options(), model, 1, of_gdn)
     for wrong in ("ledger", "support.wrong.engines:right"):
         with pytest.raises(BadInput, match="ops"):
             kit.served(kit.op_cases("pick"), wrong)

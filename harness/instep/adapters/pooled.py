@@ -34,6 +34,7 @@ class Launch:
 
     q, k [M, H, K], v [M, HV, V]   for a raw kernel, the output of the conv; else normalised, and q times K ** -0.5
     log_decay, beta [M, HV]        not for a raw kernel;  a, b [M, HV], A_log, dt_bias [HV]: only for a raw one
+                                   (`kda`: log_decay [M, HV, K])
     cu_seqlens [n + 1]             first row of each sequence, and M; all indices are int64
     pool [units, HV, V, K]         states, with the axes in the requested order ("KV": [units, HV, K, V])
     index [n]                      each sequence's unit of the pool: its state before the first row
