@@ -14,8 +14,10 @@ from instep.kit.cases.case import BF16, Draw
 from instep_optimized.kernels.products import grouped_experts
 from instep_optimized.kernels.products.grouped_experts import _moe_mix, _moe_sort, grouped
 from instep_optimized.kernels.runtime import ceil_div, launch
+from instep_optimized.ops import load
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
+from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from support.running.covering import few
 
@@ -75,7 +77,8 @@ def steps(rows: int) -> tuple[torch.Tensor, ExpertWeights, int]:
     def view(tensor: torch.Tensor) -> torch.Tensor:
         return torch.cat([tensor, torch.full_like(tensor, torch.nan)], dim=-1)[..., : tensor.shape[-1]]
 
-    return view(x), replace(weights, **{name: view(tensor) for name, tensor in vars(weights).items()}), top
+    tensors = {name: one for name, one in vars(weights).items() if isinstance(one, torch.Tensor)}
+    return view(x), replace(weights, **{name: view(one) for name, one in tensors.items()}), top
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +94,7 @@ def few_rows_make_tall_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_grouped_experts_agree_with_experts_one_by_one(name: str, norm_topk: bool) -> None:
     x, weights, top = CALLS[name]()
-    wide = replace(weights, **{at: w.double() for at, w in vars(weights).items() if w is not None})
+    wide = replace(weights, **{at: w.double() for at, w in vars(weights).items() if isinstance(w, torch.Tensor)})
     truth = PLAIN.moe(x=x.double(), weights=wide, top_k=top, norm_topk=norm_topk, to=Place("trunk", 0, "mlp"))
     found = grouped(x, weights, top, norm_topk)
     assert found.dtype == BF16 and found.shape == x.shape
@@ -101,6 +104,14 @@ def test_grouped_experts_agree_with_experts_one_by_one(name: str, norm_topk: boo
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("ops", ["triton", "precise", "invariant"])
+def test_router_that_no_kernel_computes_is_refused(ops: str) -> None:
+    x, weights, top = drawn(2)
+    for one in (replace(weights, router_bias=torch.zeros(E, device=x.device)), replace(weights, shared_gate=None)):
+        with pytest.raises(Unsupported, match="--ops plain"):
+            load(ops).moe(x=x, weights=one, top_k=top, norm_topk=True, to=Place("trunk", 0, "mlp"))
+
+
 def test_rows_of_padding_reach_no_other_row() -> None:
     """Not even a row of NaN, which takes the place of an expert's rows."""
     x, weights, top = drawn(6)

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from instep_reference.contract.errors import Unsupported
+
 from ...ops.op_protocols import ExpertWeights
 from ..device.programmatic_dependent_launch import wait
 from ..device.tile_dot_fp32 import dot
@@ -33,6 +35,14 @@ PAIRS, OTHERS, COLUMNS = 8, 512, 1024
 SMALLEST_DOT = 16
 
 
+def refuse_router(weights: ExpertWeights) -> None:
+    """Refuse what the kernels of experts do not compute: they would leave it out."""
+    if weights.router_bias is not None:
+        raise Unsupported("these kernels route by softmax; experts with a sigmoid router need --ops plain")
+    if weights.shared_down is not None and weights.shared_gate is None:
+        raise Unsupported("these kernels add a shared expert through its gate; without one it needs --ops plain")
+
+
 def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
     """Implement `Moe`: x [N, D] of 16 bits, rows grouped by expert.
 
@@ -48,7 +58,8 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
     shared = gate_up is not None and down is not None and opening is not None
     most, each = max(inner, down.shape[1] if down is not None else 0), top_k + shared
-    assert all(one is None or one.stride(-1) == 1 for one in (x, *vars(weights).values())), "rows are contiguous"
+    tensors = (x, *(one for one in vars(weights).values() if isinstance(one, torch.Tensor)))
+    assert all(one.stride(-1) == 1 for one in tensors), "rows are contiguous"
     pairs, tall = rows * each, FEW if rows < MANY_FROM else MANY
     # A block by the first of its pairs, or by the blocks before it if all were full, and its expert.
     compact = pairs <= ceil_div(pairs, tall) + experts + shared

@@ -19,7 +19,7 @@ from instep_reference.contract.place_names import Place
 from ...ops.op_protocols import ExpertWeights, LmHead, Mlp
 from ..runtime import ceil_div, launch, power_of_2, tile
 from . import linear
-from .grouped_experts import best, grouped
+from .grouped_experts import best, grouped, refuse_router
 
 
 class Dense(Protocol):
@@ -33,6 +33,7 @@ class Dense(Protocol):
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
     """`Moe` of the seam: rows of 16 bits grouped by expert (`grouped_experts.py`), wider ones singly; no host reads."""
+    refuse_router(weights)
     if x.dtype.itemsize == 2:
         return grouped(x, weights, top_k, norm_topk)
     return precise_moe(x=x, weights=weights, top_k=top_k, norm_topk=norm_topk, to=to)
@@ -49,6 +50,7 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     Every program here computes one row, in tiles whose size depends only on the weights. So a row's bits do not
     depend on other rows, unless they do in `dense`.
     """
+    refuse_router(weights)
     rows, width = x.shape
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     chosen = x.new_empty(rows, top_k, dtype=torch.int64)
