@@ -39,6 +39,7 @@ from instep_reference.contract.engine import Commit, Forward, Load, RequestState
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.inputs import check_contexts as m
 from support.inputs.few_channels import few_channels
+from support.running.covering import few
 
 LINE = "line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)"
 HV, K, V = 4, 8, 20  # V is no multiple of the 8 columns of a block
@@ -448,6 +449,7 @@ def committed(contexts: list[Any]) -> tuple[int, RowSpan]:
 
 
 @pytest.mark.slow
+@few(4)
 @pytest.mark.parametrize("kind", [Load, Resume])
 @pytest.mark.parametrize(("change", "place", "says"), [
     (lambda s: replace(s, proposal=s.proposal + 1), PICK, "draft 1 is"),

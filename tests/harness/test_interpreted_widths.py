@@ -23,7 +23,7 @@ SHORT = Path(__file__).resolve().parents[2] / "fixtures" / "traces" / "faults" /
 half = recording(brief(), dtype=torch.float16)
 
 
-@pytest.mark.parametrize("ops", ["triton", "invariant"])
+@pytest.mark.parametrize("ops", ["triton", pytest.param("invariant", marks=pytest.mark.whole)])
 def test_interpreted_kernels_agree_in_bfloat16(ops: str) -> None:
     agreed(Replay(few_channels("short", 2), Setting(ops, dtype="bfloat16", **GIVEN)).run())
 

@@ -108,7 +108,8 @@ def test_page_lists_five_breaks_with_their_messages(write: Write, instep: Runner
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    pytest.param("mine", {"graphs": True}, marks=WHOLE), ("mine", {"layout": "KV", "overlap": True}),
+    pytest.param("mine", {"graphs": True}, marks=WHOLE),
+    pytest.param("mine", {"layout": "KV", "overlap": True}, marks=WHOLE),
     pytest.param("folded", {}, marks=WHOLE),
     ("folded", {"graphs": True, "layout": "KV", "overlap": True}),
 ], ids=str)  # fmt: skip

@@ -77,6 +77,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@few(2)
 @pytest.mark.parametrize(("ops", "why"), WRONG.values(), ids=WRONG)
 def test_no_declaration_excuses_a_mistake(ops: Ops, why: str) -> None:
     found = of(ops)

@@ -19,6 +19,7 @@ from instep.verdict import Exit
 from instep.watch.memory_changes import positions_of
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_reference.contract import engine as e
+from support.running.covering import few
 from support.running.verdicts import agreed
 
 
@@ -89,6 +90,7 @@ def test_undeclared_pool_is_compared_whole_and_reported(four_rounds: Trace) -> N
     assert not [one for one in verdict.compared if one.check == "tails"]
 
 
+@few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "conv"), [*product(STRATEGIES, CONV_FORMS)])
 def test_the_rules_are_as_wide_as_every_right_table(trace: Trace, strategy: str, conv: str) -> None:

@@ -171,7 +171,7 @@ def test_every_label_matches_the_ledger(checkpoint: Checkpoint, story: str, stra
     assert [*rounds(both, 1)] and both.compared > 10_000
 
 
-@few(4)
+@few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("story", STORIES)
@@ -181,7 +181,7 @@ def test_every_number_matches_the_reference(checkpoint: Checkpoint, story: str, 
     assert [*rounds(both, 2)] and both.compared > 10_000
 
 
-@few(3)
+@few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
 def test_graphs_overlap_and_strategies_change_no_bit(checkpoint: Checkpoint, story: str) -> None:

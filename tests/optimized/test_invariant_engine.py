@@ -188,7 +188,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     return of
 
 
-@few(2)
+@few(1)
 @pytest.mark.parametrize(("strategy", "form"), PAIRS)
 def test_speculation_is_plain_decoding_bit_for_bit_under_every_strategy(strategy: str, form: str, given: Given) -> None:
     checkpoint, plain = given("dense", FP32)

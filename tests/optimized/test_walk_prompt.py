@@ -294,7 +294,7 @@ SOUND: dict[str, Texts] = {
 }
 
 
-@few(3)
+@few(2)
 @pytest.mark.parametrize("fault", [*FAULTS, *SOUND])
 def test_a_fault_in_the_kernel_changes_bits(
     fault: str, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
