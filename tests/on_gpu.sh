@@ -64,6 +64,8 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   done
   of stages-trees replay trees --stages 3 --micro-batches 2 --graphs &
   of stages-invariant replay slots --stages 3 --micro-batches 2 --ops invariant --until 40 &
+  of stages-relations relations adaptive graph_is_eager unseen --stages 3 --micro-batches 2 --graphs --until 30 &
+  of groups-relations relations adaptive graph_is_eager unseen --dp 2 --graphs --until 30 &
   of groups replay adaptive --dp 2 --graphs --dtype bfloat16 &
   of groups-invariant replay slots --dp 2 --ops invariant --until 40 &
   of coins replay faults/coins --graphs &

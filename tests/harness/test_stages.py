@@ -12,6 +12,8 @@ import msgspec
 import pytest
 import torch
 
+from instep.campaign.relations import held, relations
+from instep.campaign.relations.case import Case
 from instep.checks.pipeline_stages import Stages
 from instep.cli.record import make
 from instep.diagnose import diagnose
@@ -123,6 +125,18 @@ def test_long_traces_agree_on_three_stages(name: str, ops: str, graphs: bool) ->
                       snapshot_layout="KV", **THREE)  # fmt: skip
     verdict = Replay(trace, setting if recorded is None else setting.recorded(recorded)).run(until=24).verdict
     assert verdict.exit == Exit.AGREED and verdict.relayed > 1
+
+
+@WHOLE
+@pytest.mark.parametrize("how", [THREE, {"dp": 2}], ids=["stages", "replicas"])
+def test_relations_hold_on_stages_and_replicas(three_layers_bf16: Trace, how: dict[str, Any]) -> None:
+    names = ["graph_is_eager", "unseen", "slots", "later_rows", "prompt_buckets", "decode_is_verify_1"]
+    case = Case.of(three_layers_bf16, Replay(three_layers_bf16, Setting("ledger", **how)).plan)
+    found = {one.relation.name: one for one in held(case, relations(names))}
+    lacking = {name for name, one in found.items() if one.lacks}
+    assert lacking == {"prompt_buckets", "decode_is_verify_1"} | ({"later_rows"} if "dp" in how else set())
+    for name in found.keys() - lacking:
+        assert found[name].verdict.exit == Exit.AGREED and found[name].verdict.elements > 1000, name
 
 
 def test_run_without_a_relayed_commit_is_inconclusive(three_layers: Trace) -> None:

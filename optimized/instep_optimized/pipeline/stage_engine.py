@@ -91,7 +91,7 @@ class StageEngine(OptimizedEngine):
         self, checkpoint: Checkpoint, ops: Ops, options: Options, capacity: Capacity, *, stage: Stage, **steps: Any
     ) -> None:
         checkpoint, self._passed = of_stage(checkpoint, ops, options, capacity, stage)
-        self._eager, base = (over_stages(ops, stage, self._passed, in_graphs=held) for held in (False, options.graphs))
+        self._eager, base = (over_stages(ops, stage, self._passed, in_graphs=held) for held in (False, True))
         self.stage, self.ran = stage, list[Ran]()
         self.recorder = recorder_for(
             ops, torch.device(options.device), threads=isinstance(stage.comm, Processes)) if options.graphs else None

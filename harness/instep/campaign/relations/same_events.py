@@ -148,7 +148,8 @@ def stays(case: Case) -> str | None:
     options = case.plan.setting.options()
     if any(isinstance(one, Blocked) for one in (options.state, options.kv)) or case.plan.setting.kept:
         return "memory in tiles and narrow prefixes do not move to another engine"
-    return "pipeline stages have no second engine" if case.plan.setting.stages > 1 else None
+    several = case.plan.setting.stages * case.plan.setting.dp > 1
+    return "pipeline stages and replicas have no second engine" if several else None
 
 
 def no_narrow_prefixes(case: Case) -> str | None:
@@ -171,8 +172,8 @@ def no_split_ring(case: Case) -> str | None:
         return "an external engine keeps its ring itself"
     if RING not in case.plan.setting.apart or case.labels:
         return "no ring keeps its numbers in two parts (--ring-dtype)"
-    alone = case.plan.setting.ranks == case.plan.setting.stages == 1
-    return None if alone else "each of several ranks or stages has a ring"
+    alone = case.plan.setting.ranks * case.plan.setting.stages * case.plan.setting.dp == 1
+    return None if alone else "each of several ranks, stages or replicas has a ring"
 
 
 def its_own_order(case: Case) -> str | None:

@@ -117,8 +117,13 @@ def rewritten(
             for one, other in runs(case.row_by_row):
                 yield from same(name, _without_guesses(one), _without_guesses(other))
 
+    def lacking(case: Case) -> str | None:
+        if case.plan.setting.dp > 1:
+            return "rows of several replicas are not in the order of the batch"
+        return lacks(case)
+
     tiers = (Tier.BITWISE,) if exact is always else (Tier.BITWISE, Tier.PROPAGATED)
-    return Relation(name, says, catches, tiers, hold, lacks)
+    return Relation(name, says, catches, tiers, hold, lacking)
 
 
 def _own_rounded(case: Case, runs: tuple[str, ...], draw: int) -> PositionRecord:
@@ -152,6 +157,8 @@ def no_windows_of_one(case: Case) -> str | None:
     """No event asks for a window of one token, so only instep's engine can serve it."""
     if case.ops is None:
         return "only instep's own engine serves a window of one token"
+    if case.plan.setting.stages > 1:
+        return "earlier stages commit no window that was not drafted"
     return "a ring keeps tokens of windows in two parts; those of decode steps are not kept" * case.splits_ring or None
 
 
@@ -291,6 +298,8 @@ def nobody_proposes(case: Case) -> str | None:
 def no_prompts(case: Case) -> str | None:
     if case.ops is None:
         return "an external engine captures its graphs itself"
+    if case.plan.setting.stages * case.plan.setting.dp > 1:
+        return "pipeline stages and replicas run forwards with prompts eagerly"
     return None if prompt_rows(case.trace) else "no forward of this trace has a prompt"
 
 
