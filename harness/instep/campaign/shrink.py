@@ -86,12 +86,12 @@ class Shrunk:
         return counted_cuts(self.runs, {kind: self.kinds[kind] for kind in COUNTED}, self.minimal)
 
     def write(self, path: Path, model: Path, claim: str = "") -> Trace:
-        """Write it as a trace. model: the folder of its model. claim: what it proves; empty: that it is the smallest"""
+        """Write it as a trace. model: the folder of its model. claim: what it proves; empty: what failed"""
         header, setting = self.trace.header, self.outcome.plan.setting
         parts = header.replay if setting.led else (Part(setting.ops, strategy=setting.strategy, conv=setting.conv),)
         steps = [Step(event, self.answers.get(index)) for index, event in enumerate(self.trace.events)]
         changed = with_fields(header.near(model, path.parent), name=path.stem, replay=parts, claim=claim or (
-            f"The smallest part of {header.name} in which an engine fails the check {self.finding.check}."))
+            f"A part of {header.name} in which an engine failed the check {self.finding.check}."))
         return write(path, changed, self.trace.events, recorded(steps))
 
 
