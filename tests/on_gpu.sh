@@ -147,6 +147,12 @@ if [ "$part" = all ] || [ "$part" = time ]; then
   task gate-native 360 python3 -m instep gate triton --device cuda --dtype bfloat16 --graphs --overlap --clock device --calibrate --minutes 2.7 --baselines "$out/baselines" --commit "$commit"
   task bench-prompts 240 python3 -m instep bench --ops triton --kind prompts --no-peers --minutes 3 --commit "$commit" --json "$out/bench-prompts.json"
   if [ "$(python3 -c 'import torch; print(torch.cuda.device_count())')" -gt 1 ]; then
+    for batch in 1 8 32; do  # all at once, since compiling takes longest: 8 layers have the kernels of 32
+      for ranks in 1 2; do
+        task bench-ranks-compiled-$batch-$ranks 200 python3 -m instep bench --ops triton --ranks 2 --no-peers --grid full --at batch=$batch --at ranks=$ranks --at layers=8 --json "$failed/../$$-$batch-$ranks.json" &
+      done
+    done
+    wait
     task bench-ranks 300 python3 -m instep bench --ops triton --ranks 2 --minutes 3.5 --commit "$commit" --json "$out/bench-ranks.json"
   fi
   task bench-invariant 90 python3 -m instep bench --ops triton --ops invariant --kind products --kind attend --no-peers --minutes 1 --commit "$commit" --json "$out/bench-invariant.json"

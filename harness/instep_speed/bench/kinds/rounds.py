@@ -74,7 +74,8 @@ OF_BLOCKS: dict[Size, tuple[tuple[int, int], ...]] = {  # the same with a block 
     "tiny": ((2, 0),), "default": ((8, 32),), "full": ((1, 32), (8, 32), (32, 32)),
 }  # fmt: skip
 OF_RANKS: dict[Size, tuple[tuple[int, int], ...]] = {  # on one rank, and on several
-    "tiny": ((2, 0),), "default": ((1, 32), (8, 32), (32, 32)), "full": ((1, 32), (8, 32), (32, 32)),
+    "tiny": ((2, 0),), "default": ((1, 32), (8, 32), (32, 32)),
+    "full": tuple((batch, layers) for layers in (8, 32) for batch in (1, 8, 32)),
 }  # fmt: skip
 # Of a collective, the number of tensors of the given size that each of `size` ranks sends at least.
 SENDS: Mapping[str, Callable[[int], float]] = {
