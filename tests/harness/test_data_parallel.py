@@ -34,7 +34,8 @@ def replayed(trace: Trace, *edits: Edit, until: int | None = None, **how: Any) -
 
 
 @pytest.mark.parametrize("how", [
-    {"ops": "ledger"}, pytest.param({"ops": "plain", "strategy": "columns", "conv": "widened"}, marks=WHOLE),
+    pytest.param({"ops": "ledger"}, marks=WHOLE),
+    pytest.param({"ops": "plain", "strategy": "columns", "conv": "widened"}, marks=WHOLE),
     {"ops": "ledger", "graphs": True, "strategy": "snapshot"},
     pytest.param({"ops": "plain", "overlap": True, "dp": 4}, marks=WHOLE),
 ], ids=lambda how: "-".join(map(str, how.values())))
