@@ -99,7 +99,7 @@ def test_fault_of_one_strategy_is_found_in_its_settings_alone(
     assert ran.code == 1 == coverage["exit"] and wrong and {row["strategy"] for row in wrong} == {"snapshot"}
     assert {one["exit"] for one in array["ran"] if one["row"].get("strategy") != "snapshot"} == {0, 2}
     assert "--strategy snapshot" in found["runs"][0]["findings"][0]["command"] and "DIVERGED  small" in ran.out
-    assert coverage["left"] == [] and coverage["met"] == coverage["of"] == 12
+    assert coverage["left"] == [] and coverage["met"] == coverage["of"] == 10
     late_ones = [one for one in coverage["not_run"] if one["why"] == "no room for replicas"]
     assert late_ones == [{"values": [["dp", 2]], "why": "no room for replicas"}]
     assert "ledger, not run: --dp 2: no room for replicas" in ran.out
