@@ -28,7 +28,7 @@ from ..run.replay import Outcome, Replay
 from ..run.run_variants import Patch, Variant, in_memory, spelled
 from ..setting import moves_labels
 from ..verdict import Cause, Comparison, Located, Tier
-from .ops_by_place import READERS, also_writes, memory_name, ops_of, siblings
+from .ops_by_place import OF_ROTATED, READERS, also_writes, memory_name, ops_of, siblings
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.
@@ -58,7 +58,9 @@ class _Climb:
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
         self.begin = _round_of(replay.trace.events, self.event)
         self.eager = not replay.plan.setting.graphs
-        self.unused = RECURRENCES.keys() - {self.replay.plan.checkpoint.config.recurrence.name}
+        config = self.replay.plan.checkpoint.config
+        unused = OF_ROTATED if config.latent else {"attend_latents"}
+        self.unused = RECURRENCES.keys() - {config.recurrence.name} | unused
         self.replays = 0
         self.seen: list[str] = []
         no_tensor = "the reference has no tensor that could replace it"

@@ -15,8 +15,8 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "concat": ("joined", "features"),
     "norm": ("normed", "post_normed", "final", "context"),
-    "linears": ("qkv", "z", "b", "a", "projected", "key_raw", "value"),
-    "linear": ("fused", "qkv", "z", "b", "a", "projected", "key_raw", "value", "mixer"),
+    "linears": ("qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value"),
+    "linear": ("fused", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
     **dict.fromkeys(RECURRENCES, ("core", "update")),
@@ -34,6 +34,9 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "pick": ("pick",),
     "draw": ("pick",),
 }
+# The same of layers that store latents, and the ops of attention that only the other layers use.
+OF_LATENTS = {"query": ("linears", "linear"), "key": ("linears", "linear"), "value": ("norm",)}
+OF_ROTATED = frozenset({"attention_inputs", "key_inputs", "attend", "output_gate"})
 TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs")  # ops whose results come from one call
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
@@ -56,6 +59,8 @@ NAMES = {"conv": "conv windows", "state": "states"}
 def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
     """The ops that may have produced this place, the likeliest first. others: ops that the model does not use."""
     made = tuple(op for op, components in RESULTS.items() if place.component in components)
+    if {*others} >= OF_ROTATED:
+        made = OF_LATENTS.get(place.component, made)
     made = WRITERS.get(place.component, (*made, "accept", "choose") if place.component == "pick" else made)
     return tuple(op for op in made if op not in others)
 

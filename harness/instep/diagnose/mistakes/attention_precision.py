@@ -1,4 +1,4 @@
-"""Attention that rounds internally: scores, attention weights, keys or values in 16 bits.
+"""Attention that rounds internally: scores, attention weights, keys or values in 16 bits. Latents of other tokens.
 
 Leaves out: other positions and other caches (`rotary_and_visible_positions.py`), and constants of the softmax
 (`constants.py`).
@@ -11,10 +11,13 @@ from functools import partial
 
 import torch
 
+from instep_reference import mla
 from instep_reference.attention import AttentionMemory
+from instep_reference.weights import LatentWeights
 
 from ...oracle.single_layer_run import LayerWork
 from .finding_case import NARROW, Case, Explanation, rounded
+from .wrong_weights import layer_of
 
 
 def shares(case: Case) -> Iterator[Explanation]:
@@ -27,6 +30,11 @@ def shares(case: Case) -> Iterator[Explanation]:
     if isinstance(work.memory, AttentionMemory):
         keys, values = (torch.cat((kept.to(new), new)) for kept, new in (
             (work.memory.keys, key), (work.memory.values, value)))  # fmt: skip
+    layer = layer_of(case)
+    if layer is not None and isinstance(layer.mixer, LatentWeights):
+        keys, values = mla.expand(case.weights.config, layer.mixer.up, AttentionMemory(keys, values))
+        yield Explanation("values are those of the token before", _attend(query, keys, values.roll(1, 0)))
+        yield Explanation("keys are those of the token before", _attend(query, keys.roll(1, 0), values))
     for said, dtype in NARROW.items():
         narrow = partial(rounded, dtype=dtype)
         yield Explanation(f"its scores are rounded to {said}", _attend(query, keys, values, scores=narrow))

@@ -8,11 +8,12 @@ another configuration in the reference's op. Leaves out: changed inputs (`wrong_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch.nn import functional as F
 
-from instep_reference.weights import GdnWeights
+from instep_reference.weights import GdnWeights, LatentWeights, LayerWeights
 
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
@@ -51,6 +52,32 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
     yield Explanation("is made with A_log itself, not with its exponential", -stored * F.softplus(x))
     yield Explanation("is the decay itself, not its logarithm", case.right.exp())
     yield Explanation("is in powers of 2, not of e", case.right * LOG2E)
+    if a.ndim > 2:
+        yield from _of_channels(case.right, a, rate, layer.mixer.dt_bias)
+
+
+def _of_channels(right: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> Iterator[Explanation]:
+    """Decays of key channels [n, HV, K] that are those of other channels."""
+    heads, channels = right.shape[1:]
+    for step, word in ((1, "before"), (-1, "after")):
+        yield Explanation(f"is that of the key channel {word}", right.roll(step, -1))
+    yield Explanation("is that of the head's first key channel", right[..., :1].expand_as(right))
+    yield Explanation("is the mean of the head's key channels", right.mean(-1, keepdim=True).expand_as(right))
+    for says, other in (
+        ("is made with dt_bias of the head's first key channel", bias.view(heads, channels)[:, :1]),
+        ("is made with dt_bias as [channels, heads]", bias.view(channels, heads).T),
+    ):
+        yield Explanation(says, -rate * F.softplus(a + other))
+
+
+def _low(case: Case) -> Iterator[Explanation]:
+    """The projections of low rank, with each other's matrices."""
+    layer, other = layer_of(case), {"z": "a", "a": "z", "z_low": "a_low", "a_low": "z_low"}[case.component]
+    if layer is None or not isinstance(layer.mixer, GdnWeights) or layer.mixer.z_low is None:
+        return
+    theirs, mine = getattr(layer.mixer, other), getattr(layer.mixer, case.component)
+    if theirs.shape == mine.shape:
+        yield from with_mixer(case, f"is made with the matrix of {other}", layer, **{case.component: theirs})
 
 
 def _beta(case: Case) -> Iterator[Explanation]:
@@ -72,6 +99,11 @@ def _mixed(case: Case) -> Iterator[Explanation]:
     yield from with_mixer(case, "is convolved with the taps in the opposite order", layer, conv=conv.flip(1))
     yield from with_mixer(case, "is convolved with the taps of the channel before", layer, conv=conv.roll(1, 0))
     yield from with_mixer(case, "is convolved with the taps of the channel after", layer, conv=conv.roll(-1, 0))
+    config = case.weights.config
+    q, k, v = torch.split(conv, [heads * width for heads, width in config.segments])
+    if len(q) == len(k):
+        yield from with_mixer(case, "is convolved with the taps of k for q, and of q for k", layer,
+                              conv=torch.cat((k, q, v)))  # fmt: skip
     for tap in range(conv.shape[1]):
         without = conv.clone()
         without[:, tap] = 0
@@ -101,6 +133,28 @@ def _attended(case: Case) -> Iterator[Explanation]:
         ("the softmax is in powers of 2, not of e", 1 / LOG2E), ("the softmax takes log2(e) twice", LOG2E),
     ):
         yield from case.made(says, {"query": factor * query})
+    layer = layer_of(case)
+    if layer is not None and isinstance(layer.mixer, LatentWeights):
+        yield from _of_latents(case, layer, query)
+
+
+def _of_latents(case: Case, layer: LayerWeights, query: torch.Tensor) -> Iterator[Explanation]:
+    """A key is [of the head | shared]; up [heads * (own + value_width), R] has each head's key, then its value."""
+    config, up = case.weights.config, cast(LatentWeights, layer.mixer).up
+    own, shared = config.head_dim - config.shared_key, config.shared_key
+    without, wide = query.clone(), (config.head_dim / own) ** 0.5
+    without[..., own:] = 0
+    yield from case.made("the scores lack the shared part of the keys", {"query": without})
+    yield from case.made("the shared part of a key comes first", {
+        "query": torch.cat((query[..., shared:], query[..., :shared]), -1)})
+    yield from case.made("the scores are scaled by the width of the head's own key", {"query": query * wide})
+    keys, values = torch.split(up, [config.heads * own, config.heads * config.value_width])
+    each = torch.cat((keys.view(config.heads, own, -1), values.view(config.heads, config.value_width, -1)), 1)
+    yield from with_mixer(case, "latents are expanded as if all keys came before all values", layer,
+                          up=each.reshape(up.shape))  # fmt: skip
+    per_head = up.view(config.heads, -1, up.shape[1])
+    yield from with_mixer(case, "latents are expanded by the matrix of the head after", layer,
+                          up=per_head.roll(-1, 0).reshape(up.shape))  # fmt: skip
 
 
 def _opened(case: Case) -> Iterator[Explanation]:
@@ -128,6 +182,7 @@ def _sum(case: Case) -> Iterator[Explanation]:
 
 
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
+    "z": _low, "a": _low, "z_low": _low, "a_low": _low,
     "q": _q, "k": _k, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
     "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

@@ -85,6 +85,8 @@ MISTAKES: tuple[Mistake, ...] = (
             form.by_row(partial(form.decay_last, decays_read=False), partial(form.decay_last, decays_read=True))),
     Mistake("recall-undecayed", "the recall S^T k is read from the state before its decay",
             form.by_row(form.recall_undecayed)),
+    Mistake("recall-missing", "the recall S^T k is missing: each value is written in full",
+            form.by_row(form.recall_missing)),
     Mistake("read-before-update", "each row is read before its own token is added", form.by_row(form.read_first)),
     # rows
     Mistake("gate-of-row-before", "the gate of row t - 1 is used for row t", form.rows_off(1, "log_decay")),

@@ -64,6 +64,12 @@ def recall_undecayed(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     return read(after, row.q), update, after
 
 
+def recall_missing(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+    update = row.beta[..., None] * row.v
+    after = write(fade(state, row.log_decay), row.k, update)
+    return read(after, row.q), update, after
+
+
 def read_first(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     _, update, after = right(state, row)
     return read(state, row.q), update, after

@@ -158,6 +158,12 @@ def _by_sigmoid(mix: Mixture, bias: torch.Tensor) -> Iterator[tuple[str, torch.T
     yield "the routing weights contain the router's bias", weighed(shares + bias, shares + bias)
     yield "the router uses a softmax, not a sigmoid", weighed(own.softmax(-1), own.softmax(-1) + bias)
     yield "the routing weights lack the scale of the configuration", weighed(shares, shares + bias, scale=1.0)
+    best = (shares + bias).reshape(len(shares), config.expert_groups, -1)
+    alone = best.amax(-1, keepdim=True).expand_as(best).flatten(-2)  # every expert with the rank of its group's best
+    inside = torch.isfinite(in_best_groups(config, alone))
+    yield "a group is ranked by its best expert alone", weighed(
+        shares, (shares + bias).masked_fill(~inside, -1.0 - float((shares + bias).abs().amax())),
+        replace(config, expert_groups=1, groups_per_token=1))  # fmt: skip
     yield "experts of all groups are chosen", weighed(
         shares, shares + bias, replace(config, expert_groups=1, groups_per_token=1))  # fmt: skip
 

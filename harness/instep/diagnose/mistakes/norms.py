@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
+from instep_reference.contract.config import LATENT_EPS
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
-from instep_reference.weights import AttentionWeights, GdnWeights
+from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights
 
 from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import row_spans
@@ -29,7 +30,9 @@ def norms(case: Case) -> Iterator[Explanation]:
     if x is None:
         return
     l2 = case.component in ("q", "k")
-    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), L2_EPS if l2 else case.weights.config.eps
+    config, latent = case.weights.config, case.component == "value"
+    squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), (
+        L2_EPS if l2 else LATENT_EPS if latent else config.eps)
     right, size = (squares + eps).sqrt(), x.shape[-1]
 
     def by(says: str, denominator: torch.Tensor) -> Explanation:
@@ -39,6 +42,8 @@ def norms(case: Case) -> Iterator[Explanation]:
     yield by("is normed with 10 times the eps", (squares + 10 * eps).sqrt())
     yield by("is normed with a tenth of the eps", (squares + eps / 10).sqrt())
     yield by("is normed without eps", squares.sqrt())
+    if latent and config.eps != eps:
+        yield by("is normed with the eps of the other norms", (squares + config.eps).sqrt())
     yield by("is normed with eps outside the root", squares.sqrt() + eps)
     yield by("is not normed at all", torch.ones_like(right))
     if l2:
@@ -53,8 +58,10 @@ def norms(case: Case) -> Iterator[Explanation]:
     if case.component in ("query", "key"):
         yield from _before_turning(case)
     if weight is not None:
-        used, name = (1 + weight, "1 + w") if one else (weight, "w")
-        for says, scale in (("w", weight), ("1 + w", 1 + weight), ("no weight", torch.ones_like(weight))):
+        one = one and config.centred_norms
+        stored = weight if config.centred_norms or case.component == "gated" else 1 + weight
+        used, name = (1 + stored, "1 + w") if one else (stored, "w")
+        for says, scale in (("w", stored), ("1 + w", 1 + stored), ("no weight", torch.ones_like(stored))):
             if says != name:
                 yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
         for said, narrow in NARROW.items():
@@ -109,6 +116,10 @@ def norm_input(case: Case) -> torch.Tensor | None:
         return mixed[:, begin : begin + width].reshape(-1, config.key_heads, config.key_dim)
     if case.component == "gated":
         return case.own("core")
+    if case.component == "value":
+        return case.own("key_raw") if config.latent else None
+    if config.latent and case.component in ("query", "key"):
+        return None
     if case.component == "query":
         projected = case.own("projected")
         return None if projected is None else projected[:, :, 0]
@@ -144,4 +155,6 @@ def _norm_weight(case: Case) -> torch.Tensor | None:
         return None
     if case.component == "gated" and isinstance(layer.mixer, GdnWeights):
         return layer.mixer.norm
+    if case.component == "value" and isinstance(layer.mixer, LatentWeights):
+        return layer.mixer.latent_norm
     return {"normed": layer.input_norm, "post_normed": layer.post_norm}.get(case.component)

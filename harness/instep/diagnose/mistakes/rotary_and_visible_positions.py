@@ -23,7 +23,7 @@ OFF = (1, -1, 2, -2)
 
 def positions(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
-    if isinstance(work, LayerWork) and case.component in ("query", "key"):
+    if isinstance(work, LayerWork) and case.component in ("query", "key") and not case.weights.config.latent:
         yield from _turned(case, work)
     elif isinstance(work, LayerWork) and case.component == "attended":
         yield from _seen(case, work)

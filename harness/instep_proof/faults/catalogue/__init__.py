@@ -41,6 +41,7 @@ FILES = {
     "caps": "caps",
     "blocks": "blocks",
     "experts": "experts",
+    "kimi": "kimi_linear",
     "ranks": "ranks",
     "transfers": "transfers",
     "stages": "stages",

@@ -191,6 +191,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "expert-order": "the order in which a row's experts are added depends on other rows",
         "share-numerics": "shares, gates or experts are computed by a formula that is almost the right one",
     },
+    "kimi": {
+        "channel-decay": "a key channel forgets at another rate than its own",
+        "delta-rule": "a token is not written by the delta rule",
+        "low-rank": "a gate, a norm or the conv of a layer has other weights, or another formula",
+        "latent": "keys and values are not those of the token's latent",
+        "sigmoid-router": "experts or shares do not follow from sigmoid, bias and groups",
+    },
     "ranks": {
         "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
         "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",

@@ -1,0 +1,77 @@
+"""Kimi-Linear on both sides: its trace agrees under every strategy, and what is not served is refused by name.
+
+Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and its planted faults (`kimi_linear`
+of the catalogue).
+"""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.file import Trace
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.memory_addresses import Pages
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.options import Options, check
+from instep_reference import mla
+from instep_reference.attention import AttentionMemory, attend
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.place_names import Place
+from instep_reference.contract.shards import config_of as of_rank
+from support.inputs.checkpoints import config_of, write
+from support.inputs.traces import committed
+from support.running.covering import few
+from support.running.verdicts import agreed
+
+trace = committed("faults/kimi")
+
+
+@few(2)
+@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
+def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str, ops: str) -> None:
+    """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
+    verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
+    assert verdict.elements > 10**6
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}], ids=str)
+def test_kimi_linear_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
+    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+def test_attention_over_latents_is_that_of_expanded_heads() -> None:
+    """Two requests on pages of two, one of them with a second chunk: rows read the same as from expanded heads."""
+    config = ModelConfig.from_dict(config_of("kimi"))
+    (_, S), (_, R) = config.stored_rows
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    query, keys, values = drawn(5, config.heads, config.head_dim), drawn(5, 2, 1, S), drawn(5, 2, 1, R)
+    up = drawn(config.heads * (config.head_dim - S + config.value_width), R)
+    table, whole = torch.tensor([[3, 1], [2, -1]]), torch.tensor
+    pages = Pages(keys, values, table, slots=whole([0, 1]), begin=whole([0, 3]), count=whole([3, 2]),
+                  before=whole([1, 0]), most=3)  # fmt: skip
+    assert PLAIN.attend_latents is not None
+    found = PLAIN.attend_latents(query=query, pages=pages, up=up, to=Place("trunk", 0, "attended"))
+    for rows, line, length in ((slice(0, 3), [3, 1], 4), (slice(3, 5), [2], 2)):
+        memory = AttentionMemory(keys[line].flatten(0, 1)[:length], values[line].flatten(0, 1)[:length])
+        torch.testing.assert_close(found[rows], attend(query[rows], *mla.expand(config, up, memory)))
+
+
+def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> None:
+    without = replace(PLAIN, name="own", attend_latents=None), replace(PLAIN, name="own", sigmoid=False)
+    for ops, what in zip(without, ("attend_latents", "sigmoid"), strict=True):
+        with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* kimi_linear needs"):
+            check(Options(), Checkpoint.open(write(tmp_path / what, "kimi")).config, 1, ops)
+    with pytest.raises(BadInput, match="parts of kimi_linear's tensors are not declared"):
+        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 2)
