@@ -182,7 +182,7 @@ def _write_rank(folder: Path, out: Path, kept: Kept, states: Collection[int] | N
     controller = None if gone and attached is None else stated.controller
     stated = msgspec.structs.replace(stated, attached=attached, controller=controller, events=len(events),
                                      sha256=hashlib.sha256(lines).hexdigest())  # fmt: skip
-    (out / META).write_bytes(msgspec.json.format(msgspec.json.encode(stated), indent=1) + b"\n")
+    (out / META).write_bytes(msgspec.json.encode(stated) + b"\n")
 
 
 def _request_of(tensor: str) -> str:
