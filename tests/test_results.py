@@ -4,7 +4,9 @@ Leaves out: making them (`tests/on_gpu.sh`).
 """
 
 import json
+from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,22 @@ def test_a_native_result_is_not_older_than_the_kernels_allow(path: Path) -> None
     assert result["machine"]["device"] == "cuda" and result["runs"][0]["ops"] == "triton"
     assert result["runs"][0]["events"] == result["runs"][0]["of"], "not the whole trace"
     assert not too_old(result), "the kernels have changed: run tests/on_gpu.sh again"
+
+
+def test_every_setting_of_the_main_traces_was_run_and_agreed() -> None:
+    result: dict[str, Any] = json.loads((TOP / "fixtures" / "results" / "settings-cpu.json").read_text())
+    assert result["exit"] == 0 and result["commit"] and result["machine"]
+    met = defaultdict[tuple[str, str], set[tuple[bool, str]]](set)
+    for array in result["arrays"]:
+        assert array["exit"] == 0 and array["met"] == array["of"] > 0 and array["command"]
+        assert all(one["why"] and one["values"] for one in array["not_run"])
+        for row, exit, events, elements, *_ in array["ran"]:
+            assert exit == 0 and events > 0 and elements > 0
+            one = next((f"{name} {row[name]}" for name in ("ranks", "stages", "dp") if name in row), "alone")
+            met[array["trace"], array["ops"]].add((row.get("graphs", False), one + ", 2 at a time" * (
+                "micro_batches" in row)))  # fmt: skip
+    for trace, ops in product(("adaptive", "trees", "slots", "slots-overlapped"), ("ledger", "plain")):
+        assert met[trace, ops] >= {*product((False, True), ("ranks 2", "stages 3, 2 at a time", "dp 2"))}, (trace, ops)
 
 
 def test_released_controllers_agree_with_both_sides_in_every_run() -> None:

@@ -49,6 +49,25 @@ def replay() -> str:
     return "\n".join(lines)
 
 
+def in_settings() -> str:
+    """One line per op set and group of settings: traces, runs, pairs or values of settings, numbers."""
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for one in _read("settings-cpu.json")["arrays"]:
+        some = f"first {one['until'] + 1}" if one["settings"] != "each" and one["until"] is not None else ""
+        groups.setdefault((one["ops"], one["settings"], some), []).append(one)
+    lines = ["| op set | traces | settings | events | runs | values or pairs met | numbers |", "|---" * 7 + "|"]
+    for (ops, settings, some), ones in groups.items():
+        names = sorted({one["trace"] for one in ones})
+        cells = (
+            f"`{ops}`", ", ".join(names) if len(names) < 5 else f"{len(names)} others",
+            settings.replace(",", ", "), some or ("at most the first 31" if settings == "each" else "all"),
+            str(sum(len(one["ran"]) for one in ones)), f"{sum(one['met'] for one in ones)} of "
+            f"{sum(one['of'] for one in ones)}", f"{sum(one['elements'] for one in ones):,}",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def tiny() -> str:
     quality = json.loads((TOP / "fixtures" / "tiny" / "quality.json").read_text())
     bits, decoding = quality["bits_per_byte"]["held_out"], quality["decoding"]
@@ -256,7 +275,8 @@ def scripts() -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "score": score, "fast": lambda: bench_tables.brief(_read(BENCH)),
-    "found": found, "replay": replay, "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
+    "found": found, "replay": replay, "in_settings": in_settings,
+    "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "combined": combined, "others": others,
