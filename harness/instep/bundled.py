@@ -11,7 +11,8 @@ from pathlib import Path
 # The part of the folder `fixtures` that a wheel contains. A test compares it with `pyproject.toml`.
 CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md",
            "tiny/block/config.json", "tiny/block/model.safetensors",
-           "experts/config.json", "experts/model.safetensors", "traces", "example")  # fmt: skip
+           "experts/config.json", "experts/model.safetensors", "kimi/config.json",
+           "kimi/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:

@@ -156,12 +156,12 @@ def test_first_finding_names_the_fault(prompts: Trace, fault: str, plant: Callab
 def test_wider_bucket_than_needed_is_found(
     prompts: Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = capture_and_replay.Runner._bucket
+    right = capture_and_replay.Runner.bucket
 
     def widest(self: Any, rows: int) -> int:
         return self.buckets[-1] if self._breaks else right(self, rows)
 
-    monkeypatch.setattr(capture_and_replay.Runner, "_bucket", widest)
+    monkeypatch.setattr(capture_and_replay.Runner, "bucket", widest)
     found = replayed(prompts, until=2).verdict.findings
     assert "the bucket is for 64 rows; for 1 it is the one for 16" in found[0].diagnosis
 

@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
              "result = [*result, changed(others[0], units=keys.units[1:])]"), {},
         "aliasing", "units of keys (layer 1)", "share memory"),
     "an input that is not copied": ("frozen-capture-forced", GRAPHS, "graphs", "forced of row 0 is", "this event has"),
-    "a bucket that is too wide": (Wrap(RUNNER, "Runner._bucket", result="result = self.buckets[-1]"), GRAPHS, "graphs",
+    "a bucket that is too wide": (Wrap(RUNNER, "Runner.bucket", result="result = self.buckets[-1]"), GRAPHS, "graphs",
                                   "the bucket is for 2 requests; for 1 it is the one for 1"),
     "a reallocated pool": (
         Wrap(ENGINE, "OptimizedEngine.set_num_steps", result="from .memory.pool import Pool\n"
@@ -298,7 +298,7 @@ def test_the_graph_of_another_kind_is_named(
 ) -> None:
     plant(Wrap(RUNNER, "Runner.run", "key = (key[0].replace('commit', 'verify'), key[1])"))
     monkeypatch.setattr(
-        engine, "prepared", lambda ops, of, device, **_: capture_and_replay.Runner(Emulator(), (1, 2), device)
+        engine, "prepared", lambda ops, of, device, *_, **named: capture_and_replay.Runner(Emulator(), (1, 2), device)
     )
     said = [finding.diagnosis for finding in replayed(trace, graphs=True).findings]
     assert any("the graph ('verify', 1) was replayed; the event is one of ('commit', 1)" in one for one in said), said
