@@ -5,6 +5,7 @@ Leaves out: the rows of our own options (`test_combinations.py`).
 
 import json
 from collections.abc import Callable, Hashable
+from copy import deepcopy
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,37 @@ def test_settings_are_refused_with_options_of_one_run(
     ran = instep("replay", trace.path, *words)
     assert ran.code == 2 and says in ran.err
 
+
+
+CHANGES: dict[str, tuple[tuple[str | int, ...], object]] = {
+    "found `array`, expected `object`": ((), []),
+    "coverage: found [], expected one of each of ['ledger']": (("coverage",), []),
+    "coverage[0].exit": (("coverage", 0, "exit"), 77),
+    "missing required field `rows`": (("coverage", 0), {"ops": "ledger", "exit": 0}),
+    "runs[0]": (("runs",), [{"findings": 1}]),
+    "setting: found no device": (("arrays", 0, "setting"), {"ops": "ledger"}),
+    "a value of ranks that is not in factors": (("arrays", 0, "ran", 1, "row"), {"ranks": [2]}),
+    "a value of none that is not in factors": (("arrays", 0, "ran", 1, "row"), {"none": 2}),
+    "ran[0]: found exit 9 without a reason": (("arrays", 0, "ran", 0, "exit"), 9),
+    "ran[1]: found a divergence without its outcome in runs": (("arrays", 0, "ran", 1, "exit"), 1),
+    "ran[1]: found agreement in which nothing was compared": (("arrays", 0, "ran", 1, "elements"), 0),
+    "trace of ledger": (("arrays", 0, "trace"), "of another"),
+}
+
+
+@pytest.mark.slow
+def test_one_setting_has_its_values_and_wrong_files_are_named(instep: Runner, trace: Trace, tmp_path: Path) -> None:
+    words, file = ("replay", trace.path, "--ops", "ledger", "--until", "9", "--settings"), tmp_path / "one.json"
+    first = instep(*words, "ranks", "--json", file)
+    assert first.code == 0 and "2 of 2 values of settings in 2 runs" in first.out
+    assert "found experts, expected settings with several values" in instep(*words, "ranks,experts").err
+    right = json.loads(file.read_text())
+    for says, (path, value) in CHANGES.items():
+        whole = {"": deepcopy(right)}
+        at, last = whole, ""
+        for name in path:
+            at, last = at[last], name  # type: ignore[assignment]
+        at[last] = value  # type: ignore[assignment]
+        file.write_text(written := json.dumps(whole[""]))
+        ran = instep(*words, "ranks", "--json", file)
+        assert ran.code == 2 and says in ran.err and file.read_text() == written, says

@@ -6,7 +6,6 @@ Leaves out: planting and judging of the project's own faults (`test_faults.py`).
 import json
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -65,7 +64,15 @@ def edit(**changes: str) -> dict[str, Any]:
     ({**FAULT, "options": {"ops": "mine:OPS"}}, "options.ops: found 'mine:OPS', expected a name of instep"),
     ({**FAULT, "options": {"engine": "mine:make"}}, "options.engine: found an option"),
     ({**FAULT, "options": {"graphs": 1}}, "options.graphs: found 1, expected a bool"),
-    ({**FAULT, "options": {"dtype": "int4"}}, "--dtype: found int4"),
+    ({**FAULT, "trace": "/dev/null.jsonl"}, "drawn.json[0]: trace: found '/dev/null.jsonl'"),
+    ({**FAULT, "trace": str(TRACES / "accepted.jsonl")}, "drawn.json[0]: trace: found '/"),
+    (edit(file=f"instep_optimized/{plant.source('instep')}/verdict.py"), "edits[0].file: found 'instep_optimized//"),
+    ({**FAULT, "id": "../mine"}, "drawn.json[0]: id: found '../mine'"),
+    ({**FAULT, "id": "/tmp/mine"}, "drawn.json[0]: id: found '/tmp/mine'"),
+    ({**FAULT, "id": "a\nb"}, "drawn.json[0]: id: found 'a\\nb'"),
+    ({**FAULT, "id": "control"}, "control, as in the run without a fault"),
+    ({**FAULT, "options": {"dtype": "int4"}}, "drawn.json[0]: options.dtype: --dtype: found int4"),
+    ({**FAULT, "options": {"strategy": "none"}}, "drawn.json[0]: options: --strategy: found 'none'"),
     ({**FAULT, "mistake": "no-such"}, "mistake: found 'no-such'"),
     ({**FAULT, "expected": {"event": 1, "stage": "trunk", "layer": 0, "component": "conv", "says": "is wrong"}},
      "describes the effect, not the mistake"),
@@ -169,4 +176,9 @@ def test_drawn_faults_are_a_catalogue_and_follow_from_the_seed(instep: Runner, t
     assert len({fault.edits for fault in faults}) == len(faults) == 12 and len({fault.trace for fault in faults}) > 3
     assert {fault.how.ops for fault in faults} == {"ledger", "plain"}
     first = [fault.what for fault in faults[:2]]
-    assert first == [one.what for one in draw(2, Random(5))] != [one.what for one in draw(2, Random(6))]
+    assert first == [one.what for one in draw(2, 5)] != [one.what for one in draw(2, 6)]
+    assert instep("faults", "--catalogue", tmp_path, "--draw", 2, "--seed", 6).code == 0
+    assert set(families(tmp_path)) == {"drawn-5", "drawn-6"}, "the files of two seeds are one catalogue"
+    assert "options of a campaign" in complaint(instep("faults", "--catalogue", tmp_path, "--draw", 2, "--list"))
+    (tmp_path / "file").touch()
+    assert "expected a folder" in complaint(instep("faults", "--catalogue", tmp_path / "file", "--draw", 2))

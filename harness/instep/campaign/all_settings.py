@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +25,7 @@ from ..report.document import Data, Document, Kind, Listing, messages, short, wo
 from ..report.outcome_data import of as result_of
 from ..report.outcome_data import why_inconclusive
 from ..report.result import Result, Session
+from ..report.result_difference import readable
 from ..run.replay import Outcome, Replay, served
 from ..setting import STOCHASTIC, Setting
 from ..trace.file import Trace, decode
@@ -74,10 +75,31 @@ class Rows(msgspec.Struct, forbid_unknown_fields=True):
     sessions: list[Session] = []
 
 
+class _NotRun(msgspec.Struct, forbid_unknown_fields=True):
+    values: list[tuple[str, Any]]
+    why: str
+
+
+class _Sums(msgspec.Struct, forbid_unknown_fields=True):
+    """The sums of one op set, as `AllSettings.data` gives them."""
+
+    ops: str
+    exit: Literal[0, 1, 3]
+    rows: int
+    events: int
+    elements: int
+    seconds: float
+    size: int
+    met: int
+    of: int
+    left: list[list[tuple[str, Any]]]
+    not_run: list[_NotRun]
+
+
 class _Kept(msgspec.Struct):
     arrays: list[Rows]
     runs: list[dict[str, Any]]
-    coverage: list[dict[str, Any]]
+    coverage: list[_Sums]
 
 
 def named(settings: str, left: Sequence[str]) -> tuple[str, ...]:
@@ -121,7 +143,7 @@ class AllSettings:
 
     def __init__(self, base: Replay, rows: Rows, factors: Mapping[str, Sequence[Any]]) -> None:
         self.base, self.rows = base, rows
-        self.array = CoveringArray(factors, self._refusal, SIZES.get(rows.settings, SIZES["all"]))
+        self.array = CoveringArray(factors, self._refusal, min(SIZES.get(rows.settings, SIZES["all"]), len(factors)))
         for ran in rows.ran:
             self._note(ran)
 
@@ -196,8 +218,11 @@ class AllSettings:
 def begun(kept: list[Rows], rows: Rows, path: Path | None) -> Rows:
     """The rows to go on with: those of the same op set in the file, or `rows`, which join it."""
     for one in kept:
+        if one.trace != rows.trace:
+            raise BadInput(f"{path}: trace of {one.setting['ops']}", found=rows.trace, expected=one.trace,
+                           hint="another --json file begins again")  # fmt: skip
         if one.setting["ops"] == rows.setting["ops"]:
-            for field in ("trace", "setting", "settings", "until", "judged", "served", "factors"):
+            for field in ("setting", "settings", "until", "judged", "served", "factors"):
                 if msgspec.to_builtins(getattr(one, field)) != msgspec.to_builtins(getattr(rows, field)):
                     raise BadInput(f"{path}: {field} of {rows.setting['ops']}", found=getattr(rows, field),
                                    expected=f"{getattr(one, field)}, with which it was begun",
@@ -212,7 +237,30 @@ def read(path: Path | None) -> tuple[list[Rows], list[dict[str, Any]], list[dict
     if path is None or not path.is_file():
         return [], [], []
     kept: _Kept = decode(bytes_of(path), _Kept, str(path), "a file that `instep replay --settings` wrote")
-    return kept.arrays, kept.runs, kept.coverage
+    if kept.runs:
+        readable({"exit": 1, "runs": kept.runs}, str(path))
+    names, sums = ([*map(str, each)] for each in (
+        (one.setting.get("ops") for one in kept.arrays), (one.ops for one in kept.coverage)))
+    if sorted(names) != sorted(sums) or len({*names}) < len(names):
+        raise BadInput(f"{path}: coverage", found=sums, expected=f"one of each of {names}")
+    for number, array in enumerate(kept.arrays):
+        if not isinstance(array.setting.get("device"), str):
+            raise BadInput(f"{path}: arrays[{number}].setting", found="no device", expected="a setting")
+        for at, ran in enumerate(array.ran):
+            if wrong := _wrong(ran, array.factors, len(kept.runs)):
+                raise BadInput(f"{path}: arrays[{number}].ran[{at}]", found=wrong, expected="a row as it was written")
+    return kept.arrays, kept.runs, msgspec.to_builtins(kept.coverage)
+
+
+def _wrong(ran: Ran, factors: Mapping[str, Sequence[Any]], runs: int) -> str:
+    """The reason why no session has written this row; "" if one may have. runs: the number of outcomes in the file"""
+    if unknown := [name for name, value in ran.row.items() if value not in factors.get(name, ())]:
+        return f"a value of {unknown[0]} that is not in factors"
+    if ran.exit == Exit.AGREED:
+        return "agreement in which nothing was compared" if ran.elements < 1 or ran.why else ""
+    if ran.exit == Exit.DIVERGED:
+        return "" if ran.found in range(runs) and not ran.why else "a divergence without its outcome in runs"
+    return "" if ran.why and ran.exit in {Exit.BAD_INPUT, Exit.INCONCLUSIVE} else f"exit {ran.exit} without a reason"
 
 
 def new_rows(base: Replay, settings: str, until: int | None, tiers: Collection[Tier],

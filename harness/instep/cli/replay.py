@@ -129,6 +129,9 @@ def _in_all_settings(
         base = Replay(trace, given.setting(ops=part.ops), checkpoint=checkpoint)
         factors = all_settings.factors_of(base.plan.setting, trace, names,
                                           experts=bool(base.plan.checkpoint.config.experts))  # fmt: skip
+        if settings not in all_settings.SIZES and (alone := [name for name in names if name not in factors]):
+            raise BadInput("--settings", found=alone[0], expected=f"settings with several values: {part.ops} with this "
+                           "trace has one value of it")  # fmt: skip
         base.refuse(base.plan.setting)
         rows = all_settings.new_rows(base, settings, part.until, tiers, layers, factors)
         several.append(all_settings.AllSettings(base, all_settings.begun(kept, rows, files.json), factors))

@@ -92,6 +92,9 @@ def faults(
 
         if catalogue is None:
             raise BadInput("--draw", found="no --catalogue", expected="the folder that the faults are written to")
+        if names or family or ops or part or missing or list_only or picture or files.json or files.html or given.named:
+            raise BadInput("--draw", found="options of a campaign, too", expected="--catalogue and --seed alone, "
+                           "as it plants nothing")  # fmt: skip
         print(f"{write_catalogue(catalogue, draw, seed)}: {draw} faults")
         raise typer.Exit(0)
     files.must_be_free(*join or (), more=[picture])

@@ -49,18 +49,21 @@ class Mutation(NamedTuple):
 
 def write_catalogue(folder: Path, count: int, seed: int) -> Path:
     """Draw faults and write them to a file of a catalogue, `drawn-SEED.json`."""
-    drawn = list(draw(count, Random(seed)))
+    drawn = list(draw(count, seed))
     if len(drawn) < count:
         raise BadInput("--draw", found=count, expected=f"at most {len(drawn)}, the edits that there are")
     file = folder / f"drawn-{seed}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput("--catalogue", found=f"{folder}: {error.strerror}", expected="a folder") from None
     write_atomically({file: msgspec.json.format(msgspec.json.encode(drawn), indent=1) + b"\n"})
     return file
 
 
-def draw(count: int, random: Random) -> Iterator[OutsideFault]:
+def draw(count: int, seed: int) -> Iterator[OutsideFault]:
     """Draw different faults: kinds of edits in turns, an edit of any file, and a trace with a setting of the file."""
-    root, how = source(PACKAGE).parent, settings_of_files()
+    random, root, how = Random(seed), source(PACKAGE).parent, settings_of_files()
     texts = {file: (root / file).read_text() for file in sorted(how)}
     kinds: dict[str, list[tuple[str, Mutation]]] = {}
     for file, text in texts.items():
@@ -76,7 +79,7 @@ def draw(count: int, random: Random) -> Iterator[OutsideFault]:
             found += 1
             trace, setting = random.choice(how[file])
             options = {name: value for name in OPTIONS if (value := getattr(setting, name)) != getattr(Setting(), name)}
-            yield OutsideFault(f"drawn-{found}", f"{file} line {one.line}: {one.what}", (edit,), trace, options)
+            yield OutsideFault(f"drawn-{seed}-{found}", f"{file} line {one.line}: {one.what}", (edit,), trace, options)
 
 
 def settings_of_files() -> dict[str, list[tuple[str, Setting]]]:

@@ -7,7 +7,9 @@ set or strategy of somebody else cannot be named, so no other code runs. Leaves 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,13 @@ from instep.trace.file import read as read_trace
 from instep_reference.contract.errors import BadInput, bytes_of
 from instep_reference.contract.place_names import COMPONENTS, STAGES
 
+from .campaign import CONTROL
 from .catalogue import TRACES, by_id
 from .catalogue.fault import NOTHING, ExactText, Expected, Fault
 from .free_run import POLICY
 from .plant import PACKAGES, edited, source
 
+NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 COLON = ("state_rounding",)  # options whose values may have a colon: stochastic:7
 
 
@@ -65,7 +69,7 @@ def families(folder: Path) -> Mapping[str, tuple[Fault, ...]]:
     if not files:
         raise BadInput("--catalogue", found=f"{folder} without a JSON file", expected="a folder with lists of faults")
     found = {file.stem: tuple(_faults(file)) for file in files}
-    taken = dict.fromkeys(by_id(), "the project's catalogue")
+    taken = dict.fromkeys(by_id(), "the project's catalogue") | {CONTROL: "the run without a fault"}
     for family, faults in found.items():
         for fault in faults:
             if fault.id in taken:
@@ -80,6 +84,8 @@ def _faults(file: Path) -> Iterator[Fault]:
         where = f"{file.name}[{number}]"
         if not one.id or not one.edits:
             raise BadInput(where, found="no id" if not one.id else "no edit", expected="an id, and an edit at least")
+        if not re.fullmatch(NAME, one.id):  # a folder is named so
+            raise BadInput(f"{where}: id", found=repr(one.id), expected="letters, digits, - _ and .")
         yield Fault(
             one.id, file.stem, one.what, _edits(one, where), _trace(file.parent, one.trace, where),
             _setting(one.options, where), one.seen_by, mistake=_mistake(one.mistake, where), origin=one.origin,
@@ -94,7 +100,8 @@ def _edits(one: OutsideFault, where: str) -> tuple[ExactText, ...]:
         field = f"{where}: edits[{number}]"
         package, _, rest = edit.file.partition("/")
         path = source(package) / rest if package in PACKAGES else Path()
-        if package not in PACKAGES or ".." in path.parts or path.suffix != ".py" or not path.is_file():
+        if (package not in PACKAGES or rest.startswith("/") or ".." in path.parts or path.suffix != ".py"
+                or not path.is_file()):
             raise BadInput(f"{field}.file", found=repr(edit.file), expected=f"a Python file of {', '.join(PACKAGES)}, "
                            "as in instep_optimized/engine.py")  # fmt: skip
         before = texts.get(edit.file) or path.read_text()
@@ -115,7 +122,8 @@ def _edits(one: OutsideFault, where: str) -> tuple[ExactText, ...]:
 def _trace(folder: Path, name: str, where: str) -> str:
     """The path of a trace without its ending, or its stem in the folder of the project's faults."""
     own, ours = folder / name, TRACES / f"{name}.jsonl"
-    if own.suffix == ".jsonl" and own.is_file() and ".." not in own.relative_to(folder).parts:
+    below = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if below and own.suffix == ".jsonl" and own.is_file():
         read_trace(own)
         return str(own.absolute().with_suffix(""))
     if "/" in name or not ours.is_file():
@@ -134,11 +142,23 @@ def _setting(options: Mapping[str, str | bool | int], where: str) -> Setting:
         if type(value) is not kind:
             raise BadInput(field, found=repr(value), expected=f"a {kind.__name__}")
         if isinstance(value, str):
-            known(name, value)
+            with _at(field):
+                known(name, value)
             if (":" in value or "/" in value or ".py" in value) and name not in COLON:
                 raise BadInput(field, found=repr(value), expected="a name of instep: no other code runs")
     changed: Any = options
-    return Setting.of(**changed)
+    with _at(f"{where}: options"):
+        return Setting.of(**changed)
+
+
+@contextmanager
+def _at(field: str) -> Iterator[None]:
+    """Name the field of the file in an error about an option."""
+    try:
+        yield
+    except BadInput as error:
+        where = f"{field}: {error.field}"
+        raise BadInput(where, found=error.found, expected=error.expected, hint=error.hint) from None
 
 
 def _mistake(name: str, where: str) -> str:
