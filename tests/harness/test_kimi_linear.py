@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from instep.campaign.relations.step_changes import States
+from instep.oracle.state_oracle import StateOracle
+from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
+from instep.verdict import Exit, Verdict
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
@@ -45,6 +49,21 @@ def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, co
 @pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}], ids=str)
 def test_kimi_linear_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+def test_states_alone_are_judged_in_every_recurrent_layer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As relations and engines that show no layers need it. A state that a commit leaves undecayed is found."""
+    def judged() -> Verdict:
+        def checks(plan: Plan) -> tuple[States]:
+            rounds = PLAIN.rounds(torch.float32, torch.float32)
+            return (States(StateOracle(plan.checkpoint, rounds, torch.float32, torch.device("cpu"))),)
+
+        return Replay(trace, Setting("plain"), checks=checks).run().verdict
+
+    verdict = agreed(judged())
+    assert {one.place.layer for one in verdict.compared if one.place.component == "state"} == {0, 2}
+    monkeypatch.setattr("instep_optimized.ops.plain.gdn._forget", lambda S, decay: None)
+    assert judged().exit is Exit.DIVERGED
 
 
 def test_attention_over_latents_is_that_of_expanded_heads() -> None:

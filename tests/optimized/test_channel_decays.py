@@ -42,8 +42,9 @@ FP32 = 1e-6  # relative: a few roundings of fp32
 FACTOR = 1.5
 Tensor = torch.Tensor
 # Decays, and how much of every key is common to all. "rare": most are weak, and some channel of a block forgets all.
-REGIMES = {"usual": ((-1.0, -1e-3), 0.5), "rare": ((-0.2, -1e-3), 0.5), "weak": ((-1e-3, -1e-5), 0.0),
-           "strong": ((-200.0, -1e-4), 0.0), "none": ((0.0, 0.0), 1.0)}  # fmt: skip
+# "late": as "rare", in the second half of a block alone.
+REGIMES = {"usual": ((-1.0, -1e-3), 0.5), "rare": ((-0.2, -1e-3), 0.5), "late": ((-0.2, -1e-3), 0.5),
+           "weak": ((-1e-3, -1e-5), 0.0), "strong": ((-200.0, -1e-4), 0.0), "none": ((0.0, 0.0), 1.0)}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -246,7 +247,9 @@ def errors_of_prompts(kernel: Callable[..., None], regime: str, counts: tuple[in
     decay, shared = REGIMES[regime]
     rows = delta_rows(Draw(1, HERE), heads, sum(counts), decay, shared=shared)
     if regime == "rare":
-        rows.log_decay[9::23, :, 3::50] = -100.0
+        rows.log_decay[9::23, :, 3::50] = -1e7
+    elif regime == "late":
+        rows.log_decay[40::64, :, 3::50] = -100.0
     pool = states(heads, len(counts) + 1)
     core, after = served(kernel, "chunk", rows, pool, counts)
     for number, count in enumerate(counts):
@@ -322,6 +325,8 @@ BLOCK_FAULTS = {
         "load(log_decay + at_k[None, :],", "load(log_decay + (at_k ^ 1)[None, :],"),
     "decays by powers of two": ("other=0.0) * LOG2E, LEAST)", "other=0.0), LEAST)"),
     "a bound above decays": ("LEAST = tl.constexpr(-126.0)", "LEAST = tl.constexpr(-1.0)"),
+    "rare: no least decay": ("LEAST = tl.constexpr(-126.0)", "LEAST = tl.constexpr(-1e30)"),
+    "late: exponents after the middle count as near": ("tl.max(tl.max(tl.abs(over),", "tl.max(tl.max(over,"),
     "rare: one product for exponents of any size": ("FAR = tl.constexpr(100.0)", "FAR = tl.constexpr(1e30)"),
     "earlier tokens do not decay": ("(keys * tl.exp2(-over))", "keys"),
     "later keys do not decay": ("tl.trans((keys * decay).to", "tl.trans(keys.to"),
@@ -358,7 +363,7 @@ def test_fault_in_a_prompt_exceeds_its_bound(fault: str, tmp_path: Path, monkeyp
     if fault in BLOCK_FAULTS:
         planted = planted_kernels("gdn_prefill.chunk64", (BLOCK_FAULTS[fault],), tmp_path, monkeypatch)
         monkeypatch.setattr(planted, "SLICE", 16)  # two steps over the channels
-        regime = "rare" if fault.startswith("rare: ") else "usual"
+        regime = next((one for one in REGIMES if fault.startswith(f"{one}: ")), "usual")
         (found,) = errors_of_prompts(planted.blocks, regime, (80,), SMALL)
         assert not (found[0] <= 2 * FACTOR * found[2] and found[1] <= 2 * FACTOR * found[3])
     else:

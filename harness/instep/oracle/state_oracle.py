@@ -83,12 +83,12 @@ def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
 
 
 def _layer(checkpoint: Checkpoint, old: str, new: str) -> dict[str, torch.Tensor]:
-    kept = ("linear_attn.", "input_layernorm.", "post_attention_layernorm.")
+    kept = ("linear_attn.", "self_attn.", "input_layernorm.", "post_attention_layernorm.")
     tensors = {
         new + name.removeprefix(old): tensor for name, tensor in checkpoint.tensors.items()
         if name.startswith(old) and name.removeprefix(old).startswith(kept)
     }
     row = tensors[f"{new}input_layernorm.weight"][None]
     mlp = {f"{new}mlp.{name}_proj.weight": row for name in ("gate", "up")} | {f"{new}mlp.down_proj.weight": row.T}
-    out = f"{new}linear_attn.out_proj.weight"
-    return {**tensors, **mlp, out: tensors[out][:1]}
+    ends = (".out_proj.weight", ".o_proj.weight")
+    return tensors | mlp | {name: tensor[:1] for name, tensor in tensors.items() if name.endswith(ends)}

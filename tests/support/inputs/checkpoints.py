@@ -29,6 +29,7 @@ ARCHITECTURES: dict[Kind, str] = {
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
 SHORTEST, LONGEST = 1 - 0.3, 1 - 0.9999
+WIDE = ("A_log", "linear_attn.norm.weight", "self_attn.dt_bias", "e_score_correction_bias")  # as released files have it
 
 
 def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def write(
     directory: Path, kind: Kind = "dense", seed: int = 0, *, dtype: torch.dtype = torch.float32,
     fused: bool | None = None, **overrides: Any,
 ) -> Path:
-    """Write `config.json` and `model.safetensors`; A_log and the gated norm are fp32 whatever `dtype` is.
+    """Write `config.json` and `model.safetensors`; tensors of WIDE are fp32 whatever `dtype` is.
 
     fused: experts as one tensor per layer (Qwen3.5's way, and the default there) or one by one (Qwen3-Next's).
     """
@@ -133,7 +134,7 @@ def draw(
     shapes = expected_shapes(config, stored=FUSED if fuse else ())
     tensors = {}
     for name, shape in shapes.items():
-        kept = torch.float32 if name.endswith(("A_log", "linear_attn.norm.weight")) else dtype
+        kept = torch.float32 if name.endswith(WIDE) else dtype
         centre = 0 if config.centred_norms or "norm" not in name.split(".")[-2] else 1  # of the factor that is stored
         tensors[name] = (centre + _draw(name, shape, generator)).to(kept)
     return tensors
@@ -143,8 +144,12 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torc
     noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     if name.endswith("A_log"):
         return 0.5 * noise
+    if name.endswith("self_attn.dt_bias"):  # some channels of KDA keep less than e^-5, the bound of some safe gates
+        return _dt_bias(shape[0]) + 0.2 * noise + 6.0 * (torch.arange(shape[0]) % 11 == 0)
     if name.endswith("dt_bias"):
         return _dt_bias(shape[0]) + 0.2 * noise
+    if name.endswith("e_score_correction_bias"):  # most sums of a share and a bias are negative
+        return noise / math.sqrt(shape[-1]) - 1
     if name.endswith("linear_attn.norm.weight"):
         return 1 + 0.2 * noise
     if "norm" in name.split(".")[-2]:

@@ -56,6 +56,9 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
         yield from _of_channels(case.right, a, rate, layer.mixer.dt_bias)
 
 
+SAFE = -5.0  # nats: the bound of the gates of released models that have one
+
+
 def _of_channels(right: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> Iterator[Explanation]:
     """Decays of key channels [n, HV, K] that are those of other channels."""
     heads, channels = right.shape[1:]
@@ -63,6 +66,9 @@ def _of_channels(right: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, bias:
         yield Explanation(f"is that of the key channel {word}", right.roll(step, -1))
     yield Explanation("is that of the head's first key channel", right[..., :1].expand_as(right))
     yield Explanation("is the mean of the head's key channels", right.mean(-1, keepdim=True).expand_as(right))
+    yield Explanation(f"is at least {SAFE:g}, the bound of safe gates", right.clamp(min=SAFE))
+    yield Explanation(f"is made with the safe gate, whose bound is {SAFE:g}", SAFE * torch.sigmoid(
+        rate * (a + bias.view(heads, channels))))  # fmt: skip
     for says, other in (
         ("is made with dt_bias of the head's first key channel", bias.view(heads, channels)[:, :1]),
         ("is made with dt_bias as [channels, heads]", bias.view(channels, heads).T),

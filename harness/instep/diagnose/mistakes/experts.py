@@ -157,15 +157,22 @@ def _by_sigmoid(mix: Mixture, bias: torch.Tensor) -> Iterator[tuple[str, torch.T
     yield "experts are chosen without the router's bias", weighed(shares, shares)
     yield "the routing weights contain the router's bias", weighed(shares + bias, shares + bias)
     yield "the router uses a softmax, not a sigmoid", weighed(own.softmax(-1), own.softmax(-1) + bias)
-    yield "the routing weights lack the scale of the configuration", weighed(shares, shares + bias, scale=1.0)
-    best = (shares + bias).reshape(len(shares), config.expert_groups, -1)
-    alone = best.amax(-1, keepdim=True).expand_as(best).flatten(-2)  # every expert with the rank of its group's best
-    inside = torch.isfinite(in_best_groups(config, alone))
-    yield "a group is ranked by its best expert alone", weighed(
-        shares, (shares + bias).masked_fill(~inside, -1.0 - float((shares + bias).abs().amax())),
-        replace(config, expert_groups=1, groups_per_token=1))  # fmt: skip
-    yield "experts of all groups are chosen", weighed(
-        shares, shares + bias, replace(config, expert_groups=1, groups_per_token=1))  # fmt: skip
+    ranks, everywhere = shares + bias, replace(config, expert_groups=1, groups_per_token=1)
+    for power, says in ((0, "lack the scale of the configuration"), (2, "have the scale of the configuration twice")):
+        yield f"the routing weights {says}", weighed(shares, ranks, scale=config.routed_scale**power)
+    grouped = ranks.reshape(len(ranks), config.expert_groups, -1)
+
+    def of_group(rank: torch.Tensor) -> torch.Tensor:
+        return rank[..., None].expand_as(grouped).flatten(-2)  # every expert with the rank of its group
+
+    for says, by in (("by its best expert alone", of_group(grouped.amax(-1))),
+                     ("by all of its experts", of_group(grouped.sum(-1))), ("without the router's bias", shares)):
+        inside = torch.isfinite(in_best_groups(config, by))
+        yield f"a group is ranked {says}", weighed(
+            shares, ranks.masked_fill(~inside, -1.0 - float(ranks.abs().amax())), everywhere)  # fmt: skip
+    yield "experts of all groups are chosen", weighed(shares, ranks, everywhere)
+    outside = ~torch.isfinite(in_best_groups(config, ranks))
+    yield "experts of other groups rank as 0", weighed(shares, ranks.masked_fill(outside, 0.0), everywhere)
 
 
 def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeights, ...]]]:

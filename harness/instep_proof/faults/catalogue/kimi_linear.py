@@ -36,6 +36,10 @@ FAULTS: tuple[Fault, ...] = (
         Edit(GDN, DECAY, DECAY.replace("= ", "= (", 1) + ").mean(-1, keepdim=True).expand_as(a)"),
     ),
     _fault(
+        "decay-with-the-bound-of-another-model", "channel-decay", "A channel keeps e^-5 at least, as with a safe gate.",
+        Edit(GDN, DECAY, DECAY.replace("= ", "= (", 1) + ").clamp(min=-5.0)"),
+    ),
+    _fault(
         "decay-along-the-values", "channel-decay", "The decay of key channel i is applied to value channel i.",
         Edit(GDN, "S *= decay[(..., *[None] * (S.dim() - decay.dim()))]",
              "S *= decay[..., None, :] if S.dim() - decay.dim() == 1 else decay[..., None, None]"),
@@ -131,6 +135,15 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "experts-of-every-group", "sigmoid-router", "Experts are chosen among all groups.",
         Edit.of(MLP, "ranks.masked_fill({~inside => ~inside & False}, -torch.inf)"),
+    ),
+    _fault(
+        "other-groups-masked-with-zero", "sigmoid-router", "Experts of other groups rank as 0, above negative ranks.",
+        Edit.of(MLP, "ranks.masked_fill(~inside, {-torch.inf => 0.0})"),
+    ),
+    _fault(
+        "router-bias-in-bf16", "sigmoid-router", "The bias of the router is rounded to bfloat16.",
+        Edit(WEIGHTS, 'stored.wide(f"{at}.gate.e_score_correction_bias")',
+             'stored.take(f"{at}.gate.e_score_correction_bias", torch.bfloat16)'),
     ),
     _fault(
         "groups-by-their-best-expert", "sigmoid-router", "A group is as good as its best expert alone.",
