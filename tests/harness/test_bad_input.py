@@ -295,7 +295,7 @@ COMMANDS = {
     "relations": ("TRACE marriage", "TRACE slots --until 9999", "TRACE slots --drafter nobody"),
     "faults": ("commit-index-minus-two", "--family rolback", "--ops nobody", "--family numerics --ops ledger",
                "commit-index-minus-one --family graph"),
-    "fuzz": ("--checkpoint nowhere", "--ops nobody"),
+    "fuzz": ("--checkpoint nowhere", "--ops nobody", "--checkpoint fixtures/kimi --drafter vanilla --seed 6"),
     "gate": ("plain plain --device tpu", "plain plain --dtype int8", "plain plain --strategy none",
              "plain plain --case decode", "plain plain --pairs 10", "plain plain --allowed 3", "plain plain --batch 0",
              "plain plain --rounds 0", "plain plain --patience 0", "nobody plain", "ledger plain", "tests plain"),
