@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from instep.campaign.relations.step_changes import States
+from instep.diagnose import diagnose
 from instep.oracle.state_oracle import StateOracle
 from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
@@ -22,6 +23,8 @@ from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options, check
+from instep_proof.faults.catalogue.fault import Edit
+from instep_proof.faults.catalogue.kimi_linear import DECAY, GDN, MLP
 from instep_reference import mla
 from instep_reference.attention import AttentionMemory, attend
 from instep_reference.contract.checkpoint import Checkpoint
@@ -32,7 +35,8 @@ from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import committed
 from support.running.covering import few
-from support.running.verdicts import agreed
+from support.running.planting import planted_here
+from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/kimi")
 
@@ -49,6 +53,22 @@ def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, co
 @pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}], ids=str)
 def test_kimi_linear_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("says", "edit"), [
+    ("is made with the safe gate", Edit(GDN, DECAY, "log_decay = -5 * sigmoid(rate[:, None] * (a + dt_bias))")),
+    ("have the scale of the configuration twice", Edit.of(MLP, "share * weights.scale{ => ** 2}")),
+    ("a group is ranked by all of its experts", Edit.of(MLP, f"{GROUPS}.values[..., :{{2 => None}}]")),
+    ("a group is ranked without the router's bias", Edit(MLP, GROUPS, GROUPS.replace("ranks", "shares"))),
+], ids=lambda one: one if isinstance(one, str) else "")  # fmt: skip
+def test_mistakes_that_the_catalogue_lacks_are_named(trace: Trace, says: str, edit: Edit) -> None:
+    with planted_here(edit):
+        found = first_finding(diagnose(Replay(trace, Setting("plain")), until=2))
+    assert says in found.diagnosis
 
 
 def test_states_alone_are_judged_in_every_recurrent_layer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
