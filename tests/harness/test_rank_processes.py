@@ -28,7 +28,7 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ranks.lockstep import RankKilled
+from instep_optimized.ranks.lockstep import RankKilled, RankRaised
 from instep_optimized.ranks.processes import Processes
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
@@ -283,6 +283,14 @@ def test_tensors_of_any_size_reach_the_other_ranks() -> None:
         for mine, due in zip(one["made"], right["made"], strict=True):
             assert mine.dtype == due.dtype and mine.shape == due.shape and torch.equal(mine, due)
     assert total.tolist() == [2, 2] and posted == 0
+
+
+def test_value_that_cannot_be_sent_is_reported_at_once() -> None:
+    def sends(group: Processes) -> None:
+        group.run([lambda: group.gather([sends if group.rank else 0])])
+
+    with pytest.raises(RankRaised, match=r"rank 1 raised .*pickle.*; rank 0 did not"):
+        rank_processes.over_processes(2, "gloo", sends, sends)
 
 
 @WHOLE

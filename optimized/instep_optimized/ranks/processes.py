@@ -102,7 +102,7 @@ class Processes:
         self._store, self._describe = store, describe
         store.set(f"process/{rank}", str(os.getpid()))
         self._number, self._letters = 0, defaultdict[tuple[int, int], int](int)
-        self._doing = "has not begun"
+        self._doing = "started"
         self._compares = True
         self._graphs = weakref.WeakSet[Any]()  # CUDA graphs with collectives of this rank
         self._device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", torch.cuda.current_device())
@@ -188,8 +188,8 @@ class Processes:
         if not self._compares:
             assert given is None or call.kind == RAISED, "nothing is exchanged while calls are not compared"
             return [given] * self.size
+        packed, tensors, size = _packed(given)  # which may raise: then the others find that in place of this call
         number, self._number = self._number, self._number + 1
-        packed, tensors, size = _packed(given)
         mine = Post(call, packed, size)
         self._store.set(f"{number}/{self.rank}", pickle.dumps(mine))  # type: ignore[arg-type]
         posts = [mine if rank == self.rank else self._posted(rank, f"{number}/{rank}", call)
