@@ -36,7 +36,10 @@ BEFORE_EXPLAINED = 6  # the fields of `same_finding` that no explanation changes
 
 
 def same_finding(found: Comparison) -> tuple[Hashable, ...]:
-    """What stays equal while a trace shrinks: no request, slot, head, column, event or step of a chain is in it."""
+    """The parts of a finding that stay equal while a trace shrinks.
+
+    No request, slot, head, column, event or step of a chain is among them.
+    """
     stage, dot, step = found.place.stage.partition(".")
     problem, mistake, raised = found.problem, found.explained, found.raised
     return (
@@ -82,7 +85,7 @@ class Shrunk:
 
     @property
     def sentence(self) -> str:
-        """What was cut, and whether more can be."""
+        """The cuts, and whether more are possible."""
         return counted_cuts(self.runs, {kind: self.kinds[kind] for kind in COUNTED}, self.minimal)
 
     def write(self, path: Path, model: Path, claim: str = "") -> Trace:
@@ -96,7 +99,7 @@ class Shrunk:
 
 
 def counted_cuts(runs: int, kinds: Mapping[str, tuple[int, int]], minimal: bool) -> str:
-    """What was cut, and whether more can be. kinds: kind of part -> how many there were, and how many are left"""
+    """The cuts, and whether more are possible. kinds: kind of part -> how many there were, and how many are left"""
     counts = ", ".join(f"{kind} {before} to {after}" for kind, (before, after) in kinds.items() if before)
     end = "no further cut keeps the finding" if minimal else "ended early, so more cuts may be possible"
     return f"shrunk in {runs} runs: {counts}; {end}"
