@@ -13,6 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from instep.bundled import fixtures
+from instep.campaign.streams import run_stamped_trace
 from instep.campaign.streams.run_stamped_trace import LEVELS, streamed
 from instep.campaign.streams.stamp_model import before_silu, config, stream_checkpoint
 from instep.campaign.streams.stamped_trace import relabelled
@@ -222,6 +224,18 @@ def test_command_prints_and_writes_its_result(tmp_path: Path) -> None:
     assert wrong.exit_code == Exit.DIVERGED and "expected up to position" in " ".join(wrong.output.split())
     with pytest.raises(BadInput, match="op or model"):
         CliRunner().invoke(app, ["streams", trace, "--level", "bit"], catch_exceptions=False)
+
+
+def test_recurrence_is_that_of_the_traces_model_unless_one_is_given(
+    instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = run_stamped_trace.streamed, list[str]()
+    monkeypatch.setattr(run_stamped_trace, "streamed", lambda *given, **how: (
+        seen.append(how["recurrence"]), run(*given, **how))[1])  # fmt: skip
+    words = (fixtures() / "traces" / "faults" / "kimi.jsonl", "--strategy", "rerun", "--level", "op", "--until", 3)
+    assert instep("streams", *words).code == instep("streams", *words, "--recurrence", "gdn").code == Exit.AGREED
+    assert instep("streams", few_channels("ragged", 2).path, *words[1:]).code == Exit.AGREED
+    assert seen == ["kda", "gdn", "gdn"]
 
 
 def test_streams_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

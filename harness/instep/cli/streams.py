@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.recurrences import RECURRENCES
 
@@ -31,8 +32,8 @@ def streams(
         metavar="op|model", help="op: the delta rule consumes whole labels, states are right "
                                                          "to the bit; model: to the nearest label. "
                                                          "Default: both.")] = None,
-    recurrence: Annotated[str, typer.Option(help="Recurrence of the hand-made model: gdn or kda.")] = next(
-                                                iter(RECURRENCES)),
+    recurrence: Annotated[str | None, typer.Option(help="Recurrence of the hand-made model: gdn or kda; left out: "
+                                                        "that of the trace's model, if its folder is there.")] = None,
     until: Until = None,
     layer: Layers = None,
 ) -> None:
@@ -46,11 +47,14 @@ def streams(
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
-    if recurrence not in RECURRENCES:
+    if recurrence not in (None, *RECURRENCES):
         raise BadInput("--recurrence", found=recurrence, expected=f"one of {', '.join(RECURRENCES)}")
     files.must_be_free(trace)
     loaded = read(trace)
     must_reach(until, loaded)
+    file = loaded.path.parent / loaded.header.checkpoint.near / "config.json"
+    if recurrence is None:
+        recurrence = ModelConfig.from_file(file).recurrence.name if file.is_file() else next(iter(RECURRENCES))
     must_have(layer or (), config(1))  # the same layers for any number of requests
     runs = [
         (given.setting(ops=served, strategy=how), one) for served in given.several("ops", "plain")
