@@ -238,8 +238,8 @@ def grouped(change: Callable[[Group, Group], tuple[Group, ...]]) -> Change:
 def twice(run: Any) -> Any:
     def run_twice(self: Any, key: Any, *given: Any) -> Any:
         if key == ("verify and decode", 3):
-            *rest, _, join = given
-            run(self, key, *rest, lambda place, rows: rows, join)
+            *rest, _, join, most = given
+            run(self, key, *rest, lambda place, rows: rows, join, most)
         return run(self, key, *given)
 
     return run_twice

