@@ -296,6 +296,7 @@ def test_a_bundle_of_vllm_has_one_extension_and_says_what_it_lacks() -> None:
         module["__getattr__"]("flash_attn_varlen_func")(1)
 
 
+@WHOLE
 def test_a_bundle_of_vllm_has_the_small_model_as_that_release_loads_it(tmp_path: Path) -> None:
     bundle_vllm.write_model(tmp_path / "model")
     opened = OnDisk.open(tmp_path / "model")

@@ -130,11 +130,11 @@ def wrong(tmp_path: Path) -> Path:
 @few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "starts"), [
-    ("python -m pytest -q tests/test_mine.py", "instep op src/mine.py:OPS gdn --case "),
-    (f"python -m pytest -q --instep-traces={PAIR} --instep-ops=mine:OPS", f"instep replay {PAIR} --ops src/mine.py:"),
     ("cd src && instep op mine:OPS gdn --drawn 0", "instep op mine:OPS gdn --case "),
+    (f"python -m pytest -q --instep-traces={PAIR} --instep-ops=mine:OPS", f"instep replay {PAIR} --ops src/mine.py:"),
     ("instep op src/mine.py:OPS gdn --drawn 0", "instep op src/mine.py:OPS gdn --case "),
-], ids=("pytest", "plugin", "module", "file"))  # fmt: skip
+    ("python -m pytest -q tests/test_mine.py", "instep op src/mine.py:OPS gdn --case "),
+], ids=("module", "plugin", "file", "pytest"))  # fmt: skip
 def test_printed_command_runs_in_a_fresh_shell(wrong: Path, shell: dict[str, str], words: str, starts: str) -> None:
     def typed(line: str, folder: Path) -> tuple[int, str]:
         done = subprocess.run(["bash", "-c", line], cwd=folder, env=shell, capture_output=True, text=True, check=False,

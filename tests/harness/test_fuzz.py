@@ -100,6 +100,7 @@ def test_nothing_is_found_without_a_fault(
         assert result.coverage.counts()[condition] > 0, condition
 
 
+@WHOLE
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_clock_ends_it_no_time_is_inconclusive_and_bad_input_one_line(

@@ -169,6 +169,7 @@ def test_small_edits_change_what_is_computed_and_no_text() -> None:
     assert edit is not None and edit.old == "def g(x):\n    return x + 1\n" == edit.new.replace("-", "+")
 
 
+@WHOLE
 def test_drawn_faults_are_a_catalogue_and_follow_from_the_seed(instep: Runner, tmp_path: Path) -> None:
     assert "no --catalogue" in complaint(instep("faults", "--draw", 3))
     assert instep("faults", "--catalogue", tmp_path, "--draw", 12, "--seed", 5).code == 0

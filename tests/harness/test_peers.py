@@ -28,6 +28,7 @@ from peers.run import TOP, sentence, served
 from peers.run import _told as told
 from support.inputs.few_channels import few_channels
 from support.running import processes
+from support.running.covering import WHOLE
 from support.running.processes import ENVIRONMENT
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
@@ -63,6 +64,7 @@ def test_peer_verdicts_are_correct(code: str, verdict: str, finding: str, tmp_pa
     assert came["met"] is (verdict == "agree")
 
 
+@WHOLE
 @pytest.mark.slow
 def test_children_of_a_hanging_peer_end_with_it(tmp_path: Path) -> None:
     file = tmp_path / "pid"

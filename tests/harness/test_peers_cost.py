@@ -17,6 +17,7 @@ from instep_reference.contract.config import ModelConfig
 from peers.live import cost
 from peers.live.cost import NotRight, Repetition, checked
 from support.inputs.recordings import TINY
+from support.running.covering import WHOLE
 from support.worlds import fake_sglang
 from support.worlds.fake_sglang import Model, Served
 
@@ -58,6 +59,7 @@ def served(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield serve
 
 
+@WHOLE
 @pytest.mark.slow
 def test_one_process_runs_all_variants_by_turns(served: Callable[..., Any], tmp_path: Path) -> None:
     for number in range(2):

@@ -17,6 +17,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from peers.live import ARCHIVE, bundle, cases, extract, run
 from support.inputs.recordings import TINY
+from support.running.covering import WHOLE
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +146,7 @@ def test_arguments_have_the_names_of_the_release(tmp_path: Path) -> None:
     assert "speculative_adaptive_config" not in given("default-13")  # the release's own table
 
 
+@WHOLE
 def test_cases_run_side_by_side_and_none_outlives_its_limit(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

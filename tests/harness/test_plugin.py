@@ -25,6 +25,7 @@ from instep_proof.faults.plant import planted
 from support.inputs.checkpoints import write
 from support.running import processes
 from support.running.command import Ran
+from support.running.covering import WHOLE
 from support.running.golden import Golden
 
 pytestmark = pytest.mark.slow  # whole replays or commands
@@ -192,6 +193,7 @@ def test_jsonl_file_of_another_plugin_is_no_trace(home: Path, tmp_path: Path) ->
     assert "instep" not in done.out + done.err and "1 failed" not in done.out, done.out
 
 
+@WHOLE
 def test_configuration_of_another_root_folder_is_a_warning(home: Path, tmp_path: Path) -> None:
     """pytest's rule: the root is the common parent folder with an ini file of all words on the command line.
 

@@ -104,7 +104,8 @@ def test_calls_inside_graphs_of_stages_are_not_missed(three_layers: Trace, monke
                  "self._passed.left.of(rows), stage.number + 1, FINAL){ => \n        found = serve(asked)}", "",
                  id="sends-before-the-replay", marks=WHOLE),
     pytest.param("{self._passed.received.of(rows).copy_(stage.comm.recv(rows, stage.number - 1, FINAL)) => "
-                 "stage.comm.recv(rows, stage.number - 1, FINAL)}", "", id="rows-of-the-replay-before"),
+                 "stage.comm.recv(rows, stage.number - 1, FINAL)}", "", id="rows-of-the-replay-before",
+                 marks=WHOLE),
 ])  # fmt: skip
 def test_rows_that_miss_a_graph_are_found(three_layers: Trace, edit: str, says: str) -> None:
     """The first graph of a stage runs in the first forward without a prompt, and gets or gives wrong rows."""

@@ -151,6 +151,7 @@ def test_the_cause_at_the_receiver_is_confirmed(trace: Trace) -> None:
     assert "event 8 load at the receiver" in said and "cause: event 8 writes wrong memory" in said, said
 
 
+@WHOLE
 @pytest.mark.slow
 def test_copies_of_before_leaks_and_earlier_rows_are_named(trace: Trace) -> None:
     keeps = Edit.of(WIRE, "for home in self.wire.{pop => get}(name).homes:\n    home.pop(name, None)")

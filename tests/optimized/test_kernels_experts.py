@@ -103,7 +103,6 @@ def test_grouped_experts_agree_with_experts_one_by_one(name: str, norm_topk: boo
     torch.testing.assert_close(found.double(), truth, rtol=2.0**-8, atol=near)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("ops", ["triton", "precise", "invariant"])
 def test_router_that_no_kernel_computes_is_refused(ops: str) -> None:
     x, weights, top = drawn(2)
@@ -112,6 +111,7 @@ def test_router_that_no_kernel_computes_is_refused(ops: str) -> None:
             load(ops).moe(x=x, weights=one, top_k=top, norm_topk=True, to=Place("trunk", 0, "mlp"))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_rows_of_padding_reach_no_other_row() -> None:
     """Not even a row of NaN, which takes the place of an expert's rows."""
     x, weights, top = drawn(6)
