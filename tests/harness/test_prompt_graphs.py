@@ -16,6 +16,7 @@ from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.trace.file import Trace, read
 from instep.verdict import Exit, Verdict
+from instep.watch import host_reads
 from instep.watch.op_calls import Calls
 from instep_optimized.graphs import capture_and_replay, emulator
 from instep_proof.faults.catalogue import by_id
@@ -133,6 +134,22 @@ def test_calls_that_a_real_graph_hides_are_skipped_with_a_reason(
     assert outcome.verdict.exit is Exit.AGREED, outcome.verdict.findings[:1]
     skipped = {one.reason for one in outcome.verdict.skipped if one.check == "contracts" and one.event == event}
     assert reason in skipped and all(one.endswith(reason[-30:]) for one in skipped)
+
+
+def test_a_missing_call_is_no_hidden_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emulator shows the other calls of the graph."""
+    wrapper = Calls.wrapper
+
+    def without_windows(self: Calls, name: str, op: Any) -> Any:
+        seen = wrapper(self, name, op)
+        windows = lambda parts=(), **_: name == "conv" and all(part.form == "window" for part in parts)  # noqa: E731
+        return lambda **given: (op if windows(**given) else seen)(**given)
+
+    monkeypatch.setattr(Calls, "wrapper", without_windows)
+    monkeypatch.setattr(host_reads.Reads, "note", lambda self: None)  # of the op that is not wrapped
+    first, *rest = replayed(read(fixtures() / "traces" / "faults" / "unread.jsonl"), until=7).verdict.findings
+    assert {one.check for one in (first, *rest)} == {"contracts"}
+    assert first.event == 6 and "op conv (trunk.0.mixed): no call serves the" in first.diagnosis, first
 
 
 NAMED = {  # a planted fault, and what the first finding says

@@ -67,7 +67,7 @@ def test_three_stages_agree_with_the_reference(three_layers: Trace, how: dict[st
       for ops in ("triton", "invariant") for graphs in (False, True)),
 ])  # fmt: skip
 def test_kernels_run_on_three_stages(three_layers_bf16: Trace, ops: str, graphs: bool, device: str) -> None:
-    """On a GPU all stages run on one card, and each has CUDA graphs of its own."""
+    """On a GPU all stages run on one card, and each has its own CUDA graphs."""
     verdict = replayed(three_layers_bf16, ops=ops, dtype="bfloat16", graphs=graphs, device=device).verdict
     assert verdict.exit == Exit.AGREED and verdict.relayed and verdict.overlapped
 

@@ -243,7 +243,7 @@ COUNTS = (1, 17, 64, 65, 130)
 
 
 def errors_of_prompts(kernel: Callable[..., None], regime: str, counts: tuple[int, ...], heads: ChannelHeads) -> Any:
-    """Of each request: the errors of its read-outs and state, and those of `by_bf16_products`."""
+    """For each request: the errors of its read-outs and state, and those of `by_bf16_products`."""
     decay, shared = REGIMES[regime]
     rows = delta_rows(Draw(1, HERE), heads, sum(counts), decay, shared=shared)
     if regime == "rare":

@@ -30,7 +30,7 @@ STATES = ("conv", "state", "slot")
 
 
 class Kept(NamedTuple):
-    """What is left of a recording: its requests, and how many events, or how many tokens of each plain line."""
+    """The rest of a recording: its requests, and how many events, or how many tokens of each plain line."""
 
     requests: tuple[str, ...]
     end: int

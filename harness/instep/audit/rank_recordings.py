@@ -162,7 +162,7 @@ def _same_rows(ranks: Ranks, count: int) -> Iterator[Comparison]:
 
 
 def _not_compared(ranks: Ranks, count: int) -> Iterator[str]:
-    """Count rows and slots that rank 0 did not record, so that nothing says what they must be."""
+    """Count rows and slots that rank 0 did not record, so that there is nothing to compare them with."""
     for rank, other in enumerate(ranks.every[1:], 1):
         where = [(index, name) for index in range(count)
                  for name in other.tensors(index).keys() - ranks.every[0].tensors(index).keys()

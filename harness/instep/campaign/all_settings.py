@@ -135,7 +135,7 @@ def factors_of(setting: Setting, trace: Trace, names: Iterable[str], *, experts:
 
 
 class AllSettings:
-    """The rows of one op set, and the array that says which one is next.
+    """The rows of one op set, and the array that chooses the next one.
 
     base     the replay with the settings that were typed
     rows     those that earlier sessions ran; new ones are added

@@ -1,7 +1,7 @@
-"""Few rows of settings that together contain every pair of values that may stand together.
+"""Few rows of settings that together contain every pair of values that may be combined.
 
 A *factor* is a setting with its values, a *cell* one of them, and a *row* has a cell of every factor. A *group* is a
-pair of cells, or a single one. A row may be refused, and only `refusal` knows why: it is asked about whole rows.
+pair of cells, or a single one. A row may be refused, and only `refusal` knows why, for whole rows.
 Leaves out: what a row runs (`all_settings.py`).
 """
 

@@ -62,6 +62,7 @@ class Contracts(TellsOnce):
         ops = {"mixed": "conv", "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
         latents = any(op == LATENTS for op, _ in found)
         prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))
+        hidden = context.log.replays and not prompts and all(at.stage != "trunk" for _, at in found)
         for place in context.truth.places:
             attends = LATENTS if latents and place.stage == "trunk" else "attend"
             op = attends if place.component == "attended" else ops.get(place.component)
@@ -74,9 +75,8 @@ class Contracts(TellsOnce):
                 owners = context.group.owners
                 due.sort(key=lambda pair: owners[pair[0].request])
             shown = any((name, at.stage) == (op, place.stage) for name, at in found)
-            eager = op != attends and prompts  # it runs between segments of graphs
-            if due and context.log.replays and not shown and not eager:
-                # A real graph hides its calls, next to which others may serve no rows; the emulator shows them.
+            if due and not shown and (hidden or (op == attends and context.log.replays)):
+                # A real graph hides its calls, with a prompt those of segments; the emulator shows them.
                 what, option = "attention" if op == attends else op, "prompt-" * prompts
                 yield Skipped(self.name, context.index, f"{what} inside a CUDA graph is not judged; run without "
                               f"--{option}graphs to judge it")  # fmt: skip

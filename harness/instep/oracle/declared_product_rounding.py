@@ -61,7 +61,7 @@ NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
 
 # The last place -> the form of the op that multiplies next; after places that are not listed, none does.
-RULE = "recurrence"  # of the model: which of its forms, `Operands.chunk` tells
+RULE = "recurrence"  # of the model; `Operands.chunk` chooses one of its forms
 NEXT = {
     "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "gated": "linear",
     "z_low": "linear", "a_low": "linear", "key_raw": "linear", "query": "linear",  # KDA, latent attention

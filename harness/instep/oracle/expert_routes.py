@@ -38,7 +38,7 @@ R = TypeVar("R", bound=Shown)
 class Route:
     """scores [T, E] that decide; ranking [T, E]: the experts of each row, the `top` that serve it first.
 
-    Of a softmax router the scores are its own. Of a sigmoid router they are those after sigmoid and bias. An expert
+    A softmax router decides by its scores, a sigmoid router by those after sigmoid and bias. An expert
     outside of a row's best groups has a score below all others there.
     """
 

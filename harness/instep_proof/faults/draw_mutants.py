@@ -1,4 +1,4 @@
-"""Draw faults that nobody thought of: seeded small edits of operators, constants, indices and comparisons.
+"""Draw faults: seeded small edits of operators, constants, indices and comparisons.
 
 A file is edited if a fault of the built-in catalogue edits it; the drawn one gets the trace and the options of such a
 fault, so its code mostly runs. Leaves out: texts of errors, annotations, kernels, and the judgement of what is found.

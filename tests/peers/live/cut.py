@@ -1,6 +1,6 @@
 """`python -m peers.live.cut`: cut a short recording out of a long one, around its first step-count switch of that size.
 
-It keeps a few requests and every event up to two commits after the switch. Of states it keeps those of the last commit
+It keeps a few requests and every event up to two commits after the switch. It keeps the states of the last commit
 before the switch and of the two after it. Leaves out: the judgement.
 """
 
