@@ -51,6 +51,7 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
     processes = [context.Process(target=_serve, args=(rank, size, backend, store.port, others), daemon=True)
                  for rank in range(1, size)]  # fmt: skip
     torch.set_num_threads(1)  # a forked process has no other threads, and every rank must compute the same bits
+    late: tuple[int, ...] = ()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about a fork of a process with threads
@@ -66,9 +67,10 @@ def over_processes(size: int, backend: str, own: Callable[[Processes], T], other
                 found = own(group)
             finally:
                 group.close()
+                late = group.late
     finally:
         torch.set_num_threads(threads)
-        forced = _end(processes)
+        forced = [rank for rank in _end(processes) if rank not in late]  # a late rank is reported already
     if forced:
         warnings.warn(f"the process of rank {', '.join(map(str, forced))} had not ended {LEAVES_S:g} s after the run, "
                       "and was killed", RuntimeWarning, stacklevel=2)  # fmt: skip

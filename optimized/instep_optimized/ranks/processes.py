@@ -98,6 +98,7 @@ class Processes:
         self.rank, self.size, self.limit_s, self.ranks = rank, size, limit_s, (rank,)
         self.comms: tuple[Comm, ...] = (self,)
         self.calls: list[Call] = []
+        self.late: tuple[int, ...] = ()  # ranks that this one has reported, because they did not come
         self._large: str | None = None  # the key of a post that the others may still read
         self._store, self._describe = store, describe
         store.set(f"process/{rank}", str(os.getpid()))
@@ -330,7 +331,8 @@ class Processes:
                     continue
                 says = (f"rank {rank} did not come within {self.limit_s:g} s, after it was {self._doing}; "
                         f"rank {self.rank} waits {call}")  # fmt: skip
-                raise RankWaits(says, [rank])
+                self.late = (rank,)
+                raise RankWaits(says, self.late)
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         post: Post = pickle.loads(self._store.get(key))
