@@ -23,7 +23,7 @@ from instep_optimized.ops.op_protocols import Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options
 from instep_optimized.ranks import Comm
-from instep_optimized.ranks.lockstep import Lockstep, RankRaised, RankWaits
+from instep_optimized.ranks.lockstep import Lockstep, RankRaised, RankUnread, RankWaits
 from instep_optimized.ranks.ops_over_ranks import factor, of_rank, part_of
 from instep_reference.contract import shards
 from instep_reference.contract.checkpoint import Checkpoint
@@ -127,6 +127,24 @@ def test_ranks_that_wait_in_vain_are_reported_at_once(
         run(2, work, limit_s=30)
     assert says in str(raised.value) and raised.value.ranks == ranks
     assert time.perf_counter() - begun < 5
+
+
+def test_tensor_that_was_sent_and_not_received_is_reported() -> None:
+    """At the end of the run, although no rank waits. The next run begins without it."""
+    group = Lockstep(3)
+
+    def work(comm: Comm) -> float:
+        if comm.rank == 0:
+            for number in range(3):
+                comm.send(torch.full((2,), float(number)), 2, MIXER)
+        return comm.recv(torch.zeros(2), 0, MIXER).sum().item() if comm.rank == 2 else 0.0
+
+    says = ("rank 0 was in send to rank 2 for trunk layer 3 mixer of (2,) float32; rank 2 has served the event and did "
+            "not receive it, nor 1 more")  # fmt: skip
+    with pytest.raises(RankUnread) as raised:
+        group.run([partial(work, comm) for comm in group.comms])
+    assert str(raised.value) == says and raised.value.ranks == (0, 2)
+    assert group.run([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -46,6 +46,10 @@ class RankWaits(RankError):
     """A rank waits for a call that another rank does not make. On several devices the ranks would hang."""
 
 
+class RankUnread(RankError):
+    """A rank sent a tensor that the other rank did not receive. A later transfer between the two would take it."""
+
+
 class RankRaised(RankError):
     """A rank raised an exception that another rank did not raise.
 
@@ -93,7 +97,7 @@ class Lockstep:
         self.size, self.limit_s, self.ranks = size, limit_s, range(size)
         self.comms: tuple[Comm, ...] = tuple(_LockstepComm(self, rank) for rank in range(size))
         self._calls: list[list[Call]] = [[] for _ in range(size)]
-        self._mail: dict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
+        self._mail: dict[tuple[int, int], deque[tuple[Call, torch.Tensor]]] = defaultdict(deque)
         self._reset()
         self._running = False
 
@@ -101,7 +105,7 @@ class Lockstep:
         """Run one function per rank, and return their results.
 
         If all ranks raise the same kind of exception, that of rank 0 is raised. If only some do, `RankRaised` is raised
-        from the first one; if a rank waits in vain, `RankWaits`.
+        from the first one; if a rank waits in vain, `RankWaits`; if a tensor was sent and not received, `RankUnread`.
         """
         assert len(functions) == self.size and not self._running
         self._reset()
@@ -177,9 +181,9 @@ class Lockstep:
         """Wait until every rank is at this tick of a schedule."""
         self.meet(rank, Call("tick", (number,), torch.int64), None, lambda given: given)
 
-    def post(self, rank: int, to: int, x: torch.Tensor) -> None:
+    def post(self, rank: int, to: int, call: Call, x: torch.Tensor) -> None:
         """Put a copy of x into the mail for another rank."""
-        self._mail[rank, to].append(x.clone())
+        self._mail[rank, to].append((call, x.clone()))
 
     def fetch(self, rank: int, source: int, call: Call) -> torch.Tensor:
         """Take the next tensor of another rank out of the mail, and wait for it if need be."""
@@ -187,7 +191,7 @@ class Lockstep:
             self._waits[rank] = _Waits(call, source, _nothing)
             self._pass_on(rank)
             self._wait(rank)
-        return self._mail[source, rank].popleft()
+        return self._mail[source, rank].popleft()[1]
 
     # The turn
 
@@ -239,7 +243,11 @@ class Lockstep:
                 self._turns[other].release()
                 return
         if all(self._done):
-            self._ended.release()
+            left = {between: [call for call, _ in sent] for between, sent in self._mail.items() if sent}
+            if left and not any(self._errors):
+                self._fail(unread(left))
+            else:
+                self._ended.release()
             return
         waits = [one for one in self._waits if one is not None]
         if len(waits) == self.size and len({one.call for one in waits}) == 1 and waits[0].call.peer is None:
@@ -302,8 +310,9 @@ class _LockstepComm:
         return self._meet("broadcast", x, place, lambda parts: _to_each(parts[0], self.size))
 
     def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
-        self.calls.append(Call("send", tuple(x.shape), x.dtype, place, to))
-        self._group.post(self.rank, to, x)
+        call = Call("send", tuple(x.shape), x.dtype, place, to)
+        self.calls.append(call)
+        self._group.post(self.rank, to, call, x)
 
     def recv(self, like: torch.Tensor, source: int, place: Place | None = None) -> torch.Tensor:
         call = Call("recv", tuple(like.shape), like.dtype, place, source)
@@ -326,6 +335,15 @@ def some_wait(waits: Mapping[int, Call], size: int, ended: Mapping[int, str] = M
     says = [f"rank {rank} waits {waits[rank]}" if rank in waits else f"rank {rank} {ended.get(rank, SERVED)}"
             for rank in range(size)]  # fmt: skip
     return RankWaits("; ".join(says), [*waits])
+
+
+def unread(left: Mapping[tuple[int, int], Sequence[Call]]) -> RankUnread:
+    """The error if tensors were sent and not received. left: (sender, receiver) -> the calls of the sender"""
+    says = []
+    for (source, to), calls in sorted(left.items()):
+        more = f", nor {len(calls) - 1} more" if len(calls) > 1 else ""
+        says.append(f"rank {source} was {calls[0]}; rank {to} {SERVED} and did not receive it{more}")
+    return RankUnread("; ".join(says), sorted({rank for between in left for rank in between}))
 
 
 def some_raised(raised: Mapping[int, str], size: int, evidence: Any = None) -> RankRaised:

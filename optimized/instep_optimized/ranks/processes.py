@@ -43,6 +43,7 @@ from .lockstep import (
     computed_s,
     some_raised,
     some_wait,
+    unread,
 )
 
 T = TypeVar("T")
@@ -103,6 +104,7 @@ class Processes:
         self._store, self._describe = store, describe
         store.set(f"process/{rank}", str(os.getpid()))
         self._number, self._letters = 0, defaultdict[tuple[int, int], int](int)
+        self._gave, self._took = defaultdict[int, list[Call]](list), defaultdict[int, int](int)  # of this run, by rank
         self._doing = "started"
         self._compares = True
         self._graphs = weakref.WeakSet[Any]()  # CUDA graphs with collectives of this rank
@@ -114,6 +116,8 @@ class Processes:
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """Run the function of this rank, as `Lockstep.run` does for all."""
         (function,) = functions
+        self._gave.clear()
+        self._took.clear()
         try:
             found = function()
         except (RankError, RankKilled):
@@ -123,8 +127,17 @@ class Processes:
             if len({kind for kind, _, _ in raised}) == 1:
                 raise  # every rank raised the same
             self._differ([Post(call_of(RAISED), _packed(one)[0]) for one in raised])
-        self.exchange(call_of(END))
+        if self._compares:
+            self._must_have_arrived()
         return [found]
+
+    def _must_have_arrived(self) -> None:
+        """Compare what each rank sent in this run with what the others received."""
+        every = self.exchange(call_of(END), (dict(self._gave), dict(self._took)))
+        left = {(source, to): calls[every[to][1].get(source, 0) :]
+                for source, (gave, _) in enumerate(every) for to, calls in gave.items()}  # fmt: skip
+        if left := {between: calls for between, calls in left.items() if calls}:
+            raise unread(left)
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
@@ -248,6 +261,7 @@ class Processes:
     def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
         call, number = Call("send", tuple(x.shape), x.dtype, place, to), self._next(self.rank, to)
         self.calls.append(call)
+        self._gave[to].append(call)
         post = pickle.dumps(Post(call, b""))
         self._store.set(f"mail/{self.rank}/{to}/{number}", post)  # type: ignore[arg-type]
         copied = x.clone().contiguous()
@@ -264,6 +278,7 @@ class Processes:
             raise ValueError(f"rank {source} is {sent}; rank {self.rank} is {call}")  # which `run` posts
         found = torch.empty_like(like).contiguous()
         self._way(source, self.rank).recv([found], source, number).wait()
+        self._took[source] += 1
         return found
 
     def _way(self, source: int, to: int) -> Any:
