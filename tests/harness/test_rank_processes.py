@@ -29,12 +29,13 @@ from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ranks.lockstep import RankKilled, RankRaised
+from instep_optimized.ranks.lockstep import RankKilled, RankRaised, RankWaits
 from instep_optimized.ranks.processes import Processes
 from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError
+from instep_reference.contract.place_names import Place
 from instep_speed.bench.bench_types import Ground
 from instep_speed.bench.kinds import rounds
 from support.inputs.bench_runs import measured_cells
@@ -327,6 +328,33 @@ def test_rounds_over_ranks_are_timed_next_to_one_rank(monkeypatch: pytest.Monkey
             wrong = measured_cells({ops: PLAIN}, "rounds", ranks=2, at={"ranks": ("2",)})
         (told,) = (arm for row in wrong.rows for arm in row["arms"].values())
         assert says in told["finding"] and "us" not in told and wrong.exit == Exit.DIVERGED
+
+
+@pytest.mark.parametrize(("leave", "kind", "says"), [
+    (lambda: os._exit(3), RankRaised, "rank 1 exited; rank 0 waits in all_reduce for trunk layer 0 mixer of"),
+    (lambda: 1 // 0, RankRaised, "rank 1 raised ZeroDivisionError (integer division or modulo by zero); rank 0 waits"),
+    (lambda: os.kill(os.getpid(), 9), RankKilled, "rank 1: its process was ended by SIGKILL, while rank 0 waits in"),
+    (lambda: time.sleep(60), RankWaits, "for trunk layer 0 mixer of (2,) float32, and got nothing within 1 s, or lost"),
+], ids=["exits", "raises", "is-killed", "hangs"])
+def test_rank_that_leaves_uncompared_calls_is_reported(
+    leave: Callable[[], object], kind: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the timed rounds of `bench`: nothing but the data and the end of the process shows it."""
+    monkeypatch.setattr(rank_processes, "LIMIT_S", 1.0)
+    monkeypatch.setattr(rank_processes, "LEAVES_S", 0.1)
+
+    def rounds_of(group: Processes) -> None:
+        with group.uncompared():
+            for _ in range(3):
+                group.all_reduce(torch.ones(2))
+            if group.rank:
+                leave()
+            group.all_reduce(torch.ones(2), Place("trunk", 0, "mixer"))
+
+    with warnings.catch_warnings(), pytest.raises(kind) as raised:
+        warnings.simplefilter("ignore")  # a rank that hangs is killed
+        rank_processes.over_processes(2, "gloo", rounds_of, rounds_of)
+    assert says in str(raised.value)
 
 
 @WHOLE

@@ -54,6 +54,8 @@ ENDED = "has ended its replay"  # why a rank without an error has died
 HOST = "127.0.0.1"
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)  # signals that no fault of an engine raises
 CLOSES_S = 10.0  # seconds in which NCCL must end
+LOOKS_S = 0.2  # seconds between two looks for a rank that has died
+POSTED_S = 2.0  # seconds in which the end of a process is posted after its connections are lost
 ALIGNED = 16  # bytes at whose multiples a tensor begins in a buffer of several
 
 
@@ -141,15 +143,32 @@ class Processes:
 
     @contextmanager
     def uncompared(self) -> Iterator[None]:
-        """Make calls without comparing them with those of the other ranks, as in production: a rank that leaves hangs.
+        """Make calls without comparing them with those of the other ranks, as in production.
 
-        Each rank has compared the same calls before, and all of them enter and leave at the same event.
+        Each rank has compared the same calls before, and all of them enter and leave at the same event. If a rank dies
+        meanwhile, NCCL is aborted, as its kernels would wait for ever, and the end of that rank is raised.
         """
-        self._compares = False
+        self._compares, over = False, threading.Event()
+        watches = threading.Thread(target=self._abort_after_a_death, args=(over,), daemon=True)
+        watches.start()
         try:
             yield
+        except Exception as error:
+            gone = self._death("made calls that are not compared")
+            if gone is None or isinstance(error, RankError | RankKilled):
+                raise
+            raise gone from error
         finally:
+            over.set()
+            watches.join()
             self._compares = True
+
+    def _abort_after_a_death(self, over: threading.Event) -> None:
+        while not over.wait(LOOKS_S):
+            if self._device.type == "cuda" and self._death("") is not None:
+                for one in (self._transport, *self._ways.values()):
+                    one.abort()
+                return
 
     def close(self) -> None:
         """End the threads that move data. No call may follow, and no graph with collectives can be replayed.
@@ -309,11 +328,18 @@ class Processes:
 
     @contextmanager
     def _reported(self, call: Call) -> Iterator[None]:
-        """Report a rank that has died since its post."""
+        """Report a rank that has died since its post, or that makes no such call."""
         try:
             yield
         except RuntimeError as error:
-            raise RankWaits(f"rank {self.rank} waits {call}: {str(error).splitlines()[0]}", [self.rank]) from error
+            until = time.monotonic() + POSTED_S
+            while (gone := self._death(f"waits {call}")) is None and time.monotonic() < until:
+                time.sleep(LONGEST_PAUSE_S)
+            if gone is not None:
+                raise gone from error
+            why = str(error).splitlines()[0].partition(". ")[0]
+            raise RankWaits(f"rank {self.rank} waits {call}, and got nothing within {self.limit_s:g} s, or lost the "
+                            f"connection ({why})", [self.rank]) from error  # fmt: skip
 
     # What the others do
 
@@ -329,14 +355,9 @@ class Processes:
                 if vain and not self._store.check([key]):
                     self.exchange(call)  # other ranks post other calls, so all ranks raise
             if self._store.check([died(rank)]) and not self._store.check([key]):
-                gone = {one: pickle.loads(self._store.get(died(one))) for one in range(self.size)
-                        if self._store.check([died(one)])}  # fmt: skip
-                for one, (why, number) in gone.items():
-                    if number in FROM_OUTSIDE:
-                        raise RankKilled(f"rank {one}: its process {why}, while rank {self.rank} waited {call}: from "
-                                         "outside, or because this machine has too little memory; run it again")
-                first = next((one for one, (why, _) in gone.items() if why != ENDED), rank)  # others end because of it
-                raise RankRaised(f"rank {first} {gone[first][0]}; rank {self.rank} waits {call}", [first])
+                gone = self._death(f"waits {call}")
+                assert gone is not None, "its end is posted"
+                raise gone
             waited = time.monotonic() - begun
             if before is None and waited > self.limit_s / 2:
                 before = self._computed_s(rank)
@@ -352,6 +373,20 @@ class Processes:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         post: Post = pickle.loads(self._store.get(key))
         return post
+
+    def _death(self, mine: str) -> RankRaised | RankKilled | None:
+        """The error about the rank that has died first; None: no other rank has. mine: what this rank does meanwhile"""
+        gone = {one: pickle.loads(self._store.get(died(one))) for one in range(self.size)
+                if one != self.rank and self._store.check([died(one)])}  # fmt: skip
+        for one, (why, number) in gone.items():
+            if number in FROM_OUTSIDE:
+                return RankKilled(f"rank {one}: its process {why}, while rank {self.rank} {mine}: from outside, or "
+                                  "because this machine has too little memory; run it again")
+        first = next((one for one, (why, _) in gone.items() if why != ENDED), next(iter(gone), None))
+        if first is None:
+            return None
+        # Other ranks end because of it.
+        return RankRaised(f"rank {first} {gone[first][0]}; rank {self.rank} {mine}", [first])
 
     def _computed_s(self, rank: int) -> float:
         """Seconds that the process of another rank has computed; 0 before it has posted its number."""
