@@ -216,6 +216,7 @@ def check(
     for misses, what in (
         ("mla" in config.mixers and ops.attend_latents is None, "expand no latents (`Ops.attend_latents`)"),
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
+        (not config.attention_gate, "have no attention without gates"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")

@@ -1,4 +1,4 @@
-"""Gated full attention with partial rotary: softmax over all positions so far, times an output gate.
+"""Full attention: norms of queries and keys, partial rotary, softmax over all positions so far, an output gate.
 
 Keys and values are two plain tensors. Leaves out: pages, and computing by blocks.
 """
@@ -38,19 +38,29 @@ def mix(
 
     read: reads other rows of the memory than `attend` does
     Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows after the old ones.
-    Mirrors: transformers `Qwen3_5Attention`; differs in the width (HF: norms, rotary and softmax in fp32).
+    Mirrors: transformers `Qwen3_5Attention`, and without gates and positions, with norms over all heads of a row,
+             `OlmoHybridAttention` of 5.24; differs in the width (HF: norms, rotary and softmax in fp32).
     """
     T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
-    projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, 2, width))  # (T, heads, 2, head_dim)
+    parts = 1 + config.attention_gate  # of a head's projection: the query, and its gate
+    projected = at("projected", (normed @ weights.query_gate.T).reshape(T, heads, parts, width))
     key_raw = at("key_raw", (normed @ weights.key.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
-    queries, gate = projected.unbind(2)  # (T, heads, head_dim) each
-    query = at("query", rotate(rms_norm(queries, weights.query_norm, config.eps), positions, config))
-    key = at("key", rotate(rms_norm(key_raw, weights.key_norm, config.eps), positions, config))
+    query = at("query", rotate(_normed(projected[:, :, 0], weights.query_norm, config), positions, config))
+    key = at("key", rotate(_normed(key_raw, weights.key_norm, config), positions, config))
     value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
     after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
     attended = at("attended", (read or attend)(query, after.keys, after.values))  # (T, heads, head_dim)
-    opened = at("opened", attended * torch.sigmoid(gate))  # (T, heads, head_dim)
+    opened = attended
+    if config.attention_gate:
+        opened = at("opened", attended * torch.sigmoid(projected[:, :, 1]))  # (T, heads, head_dim)
     return at("mixer", opened.flatten(1) @ weights.out.T), after
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Norm each head of x (T, heads, head_dim) with weight (head_dim), or its rows with weight (heads*head_dim)."""
+    if config.row_norms:
+        return rms_norm(x.flatten(1), weight, config.eps).reshape(x.shape)
+    return rms_norm(x, weight, config.eps)
 
 
 Read = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

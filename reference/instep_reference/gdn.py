@@ -42,16 +42,16 @@ def mix(
 
     rule, conv: the delta rule and the conv in another form than `recur` and `causal_conv`
     Shapes:  normed (T, D)  ->  (T, D), and the memory after the last of them. Positions play no part.
-    Mirrors: transformers `Qwen3_5GatedDeltaNet`. Differs: the dtype (HF: fp32 inside); W-1 conv inputs are kept
-             (HF: W); every token is decoded by the recurrence (HF: chunks, when there is more than one token).
-             Softplus is torch's, as in transformers. Above 20 torch returns the argument itself. The error is at most
-             2e-9, less than the last bit of fp32.
+    Mirrors: transformers `Qwen3_5GatedDeltaNet`, and with a beta of up to 2 `OlmoHybridGatedDeltaNet`.
+             Differs: the dtype (HF: fp32 inside); W-1 conv inputs are kept (HF: W); every token is decoded by the
+             recurrence (HF: chunks, when there is more than one token). Softplus is torch's, as in transformers. Above
+             20 torch returns the argument itself. The error is at most 2e-9, less than the last bit of fp32.
     """
     rows, z, window = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
     done = (rule or recur)(**rows, state=memory.state[None])
     core = at("core", done.out[0])  # (T, HV, V)
     state = _by_shown_updates(rows, done.update[0], done.state, memory.state[None], at)  # (1, HV, K, V)
-    gated = at("gated", gated_norm(core, z, weights.norm, config.eps, config.output_gate))  # (T, HV, V)
+    gated = at("gated", gated_norm(core, z, weights.norm, config.core_eps, config.output_gate))  # (T, HV, V)
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
 
 
@@ -84,7 +84,7 @@ def _rows(
     k = at("k", l2_norm(k.reshape(T, H, K)))  # (T, H, K)
     v = at("v", v.reshape(T, HV, V))  # (T, HV, V)
     log_decay = at("log_decay", forget(a, weights.A_log, weights.dt_bias.reshape(gate), config.decay_bound))  # as a
-    beta = at("beta", torch.sigmoid(b))  # (T, HV)
+    beta = at("beta", config.beta_bound * torch.sigmoid(b))  # (T, HV)
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))  # (1, T, HV, 1 or K)
@@ -168,7 +168,7 @@ def recur(
 
     Shapes:  q, k (B, T, HV, K)   v (B, T, HV, V)   log_decay, erase (B, T, HV, 1 or K)   write (B, T, HV, 1 or V)
              state (B, HV, K, V)  ->  o, u (B, T, HV, V), state (B, HV, K, V)
-    Units:   log_decay in nats, at most 0; erase and write within (0, 1); q already scaled by K ** -0.5.
+    Units:   log_decay in nats, at most 0; erase and write within (0, 1), or (0, 2); q already scaled by K ** -0.5.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
     """
     out, updates, after = [], [], state

@@ -270,15 +270,16 @@ def _layer(
     tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int, *, both_ways: bool = False
 ) -> tuple[Labels, GdnLabels | KvLabels]:
     """both_ways: rows of an attention layer also see the rows after them."""
-    normed = tell.of(layer, "normed", hidden)
+    after = tell.config.mixers[layer] in tell.config.norm_after
+    normed = hidden if after else tell.of(layer, "normed", hidden)
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):
         mixer, kept = _gdn(tell, layer, normed, memory)
     else:
         mixer, kept = (_latent if tell.config.latent else _attention)(tell, layer, normed, memory, start, both_ways)
-    residual = tell.of(layer, "residual", hidden, mixer)
-    mlp = tell.of(layer, "mlp", tell.of(layer, "post_normed", residual))
-    return tell.of(layer, "hidden", residual, mlp), kept
+    residual = tell.of(layer, "residual", hidden, tell.of(layer, "mixer_normed", mixer) if after else mixer)
+    mlp = tell.of(layer, "mlp", residual if after else tell.of(layer, "post_normed", residual))
+    return tell.of(layer, "hidden", residual, tell.of(layer, "mlp_normed", mlp) if after else mlp), kept
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
@@ -324,10 +325,12 @@ def _attention(
     tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int, both_ways: bool
 ) -> tuple[Labels, KvLabels]:
     projected, key_raw, value = (tell.of(layer, name, normed) for name in ("projected", "key_raw", "value"))
-    positions = list(range(start, start + len(normed)))
-    query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
+    # Norms over rows are ops of their own, which see no positions.
+    positions = [] if tell.config.row_norms else [list(range(start, start + len(normed)))]
+    query, key = tell.of(layer, "query", projected, *positions), tell.of(layer, "key", key_raw, *positions)
     attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
-    return tell.of(layer, "mixer", tell.of(layer, "opened", attended, projected)), after
+    opened = tell.of(layer, "opened", attended, projected) if tell.config.attention_gate else attended
+    return tell.of(layer, "mixer", opened), after
 
 
 def _latent(
@@ -365,7 +368,7 @@ def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ..
         return config.lengths(config.recurrence.places[component])
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
-        "projected": (config.heads, 2, config.head_dim),
+        "projected": (config.heads, 1 + config.attention_gate, config.head_dim),
         "key_raw": config.stored_rows[1],
         "query": (config.heads, config.head_dim),
         "key": config.stored_rows[0],

@@ -84,15 +84,17 @@ def layer(
     def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
         return see(Place(stage, index, component), tensor)
 
-    blocks = config.layers[index]
+    blocks, after = config.layers[index], config.mixers[index] in config.norm_after
     for number, block in enumerate(blocks):
         name, norm = ("post_normed", weights.post_norm) if number else ("normed", weights.input_norm)
-        normed = at(name, rms_norm(hidden, norm, config.eps))
+        read = hidden if after else at(name, rms_norm(hidden, norm, config.eps))
         if block in MIXERS:
             made, memory = MIXERS[block].mix(
-                config, weights.mixer, normed, memory, positions, at, **forms.get(block, {}))
+                config, weights.mixer, read, memory, positions, at, **forms.get(block, {}))
         else:
-            made = at("mlp", mlp(config, weights.mlp, normed))
+            made = at("mlp", mlp(config, weights.mlp, read))
+        if after:
+            made = at("mlp_normed" if number else "mixer_normed", rms_norm(made, norm, config.eps))
         hidden = at("hidden" if number == len(blocks) - 1 else "residual", hidden + made)
     return hidden, memory
 

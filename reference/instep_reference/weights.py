@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from .contract.checkpoint import Checkpoint
-from .contract.config import KIMI, ModelConfig
+from .contract.checkpoint_tensor_shapes import layer_norms
+from .contract.config import KIMI, OLMO, ModelConfig
 
 Get = Callable[[str], torch.Tensor]
 
@@ -56,8 +57,8 @@ class LatentWeights:
 class AttentionWeights:
     """Weights of a full attention layer.
 
-    query_gate [heads*2*head_dim, D], per head query then gate; key, value [kv_heads*head_dim, D];
-    query_norm, key_norm [head_dim]; out [D, heads*head_dim].
+    query_gate [heads*2*head_dim, D], per head query then gate, or without gates [heads*head_dim, D]; key, value
+    [kv_heads*head_dim, D]; query_norm, key_norm [head_dim], or of all heads; out [D, heads*head_dim].
     """
 
     query_gate: torch.Tensor
@@ -185,10 +186,11 @@ def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) ->
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
     """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
     experts = "moe" in config.layers[index]
+    first, second = layer_norms(config, index)
     return LayerWeights(
-        input_norm=_norm(config, f"{at}.input_layernorm", get),
+        input_norm=_norm(config, f"{at}.{first}", get),
         mixer=_mixer(config, index, at, get),
-        post_norm=_norm(config, f"{at}.post_attention_layernorm", get),
+        post_norm=_norm(config, f"{at}.{second}", get),
         mlp=_moe(config, at, stored, get) if experts else _mlp(f"{at}.mlp", get),
     )
 
@@ -201,8 +203,9 @@ def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
 
 def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> GdnWeights | AttentionWeights | LatentWeights:
     if index in config.recurrent:
-        return _kda(at, get) if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn", get)
-    return _mla(config, f"{at}.self_attn", get) if config.latent else _attention(f"{at}.self_attn", get)
+        of_type = {KIMI: _kda, OLMO: _olmo}.get(config.model_type)
+        return _gdn(config, f"{at}.linear_attn", get) if of_type is None else of_type(at, get)
+    return _mla(config, f"{at}.self_attn", get) if config.latent else _attention(config, f"{at}.self_attn", get)
 
 
 def _gdn(config: ModelConfig, at: str, get: Get) -> GdnWeights:
@@ -252,6 +255,20 @@ def _kda(layer: str, get: Get) -> GdnWeights:
     )
 
 
+def _olmo(layer: str, get: Get) -> GdnWeights:
+    """Load a GDN layer of OLMo-Hybrid. Its projections and convs of q, k and v are stored one by one."""
+    at = f"{layer}.linear_attn"
+    return GdnWeights(
+        qkv=torch.cat([get(f"{at}.{name}_proj.weight") for name in "qkv"]),
+        z=get(f"{at}.g_proj.weight"), b=get(f"{at}.b_proj.weight"), a=get(f"{at}.a_proj.weight"),
+        conv=torch.cat([get(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
+        A_log=get(f"{at}.A_log"),
+        dt_bias=get(f"{at}.dt_bias"),
+        norm=get(f"{at}.o_norm.weight"),
+        out=get(f"{at}.o_proj.weight"),
+    )
+
+
 def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
     return LatentWeights(
         query=get(f"{at}.q_proj.weight"),
@@ -262,13 +279,13 @@ def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
     )
 
 
-def _attention(at: str, get: Get) -> AttentionWeights:
+def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
     return AttentionWeights(
         query_gate=get(f"{at}.q_proj.weight"),
         key=get(f"{at}.k_proj.weight"),
         value=get(f"{at}.v_proj.weight"),
-        query_norm=get(f"{at}.q_norm.weight"),
-        key_norm=get(f"{at}.k_norm.weight"),
+        query_norm=_norm(config, f"{at}.q_norm", get),
+        key_norm=_norm(config, f"{at}.k_norm", get),
         out=get(f"{at}.o_proj.weight"),
     )
 

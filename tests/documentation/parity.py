@@ -38,6 +38,7 @@ WAYS = {
 }
 CHAIN = 3  # drafts after the first
 
+HEADLESS = ("kimi", "olmo")  # kinds without MTP layers
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
@@ -51,7 +52,7 @@ class Case:
     directory: Path | None = None  # a checkpoint that is there already; None: drawn from a seed
 
 
-def _heads(key: int, value: int) -> dict[str, Any]:
+def _heads(key: int | None, value: int | None) -> dict[str, Any]:
     return {"linear_num_key_heads": key, "linear_num_value_heads": value}
 
 
@@ -103,6 +104,21 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
         **_kimi_layers(kda=(1,), mla=(2,), num_heads=1), "num_attention_heads": 1, "num_key_value_heads": 1}),
     ("Kimi-Linear, top 1 of the experts, large eps", "kimi", {
         "num_experts_per_token": 1, "moe_renormalize": False, "rms_norm_eps": 0.1}),
+    ("OLMo-Hybrid, beta up to 2, r = 2, K 8, V 16", "olmo", {}),
+    ("OLMo-Hybrid, beta up to 1", "olmo", {"linear_allow_neg_eigval": False}),
+    ("OLMo-Hybrid, r = 1, as many KV heads as heads", "olmo", {**_heads(3, 3), "num_key_value_heads": None}),
+    ("OLMo-Hybrid, r = 3, K 16, V 8", "olmo", {
+        **_heads(2, 6), "linear_key_head_dim": 16, "linear_value_head_dim": 8}),
+    ("OLMo-Hybrid, conv width 2, K = V", "olmo", {"linear_conv_kernel_dim": 2, "linear_value_head_dim": 8}),
+    ("OLMo-Hybrid, tied embeddings", "olmo", {"tie_word_embeddings": True}),
+    ("OLMo-Hybrid, five layers, attention first", "olmo", _layers(FULL, LINEAR, LINEAR, FULL, LINEAR)),
+    ("OLMo-Hybrid, every fourth layer with attention", "olmo", {"num_hidden_layers": 5, "layer_types": None}),
+    ("OLMo-Hybrid, attention in the last of two layers", "olmo", {"layer_types": None}),
+    ("OLMo-Hybrid, sizes from the heads of attention", "olmo", {
+        **_heads(None, None), "linear_key_head_dim": None, "linear_value_head_dim": None}),
+    ("OLMo-Hybrid, one head, large eps", "olmo", {
+        **_heads(1, 1), "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 0.1}),
+    ("OLMo-Hybrid, one KV head of four, wide heads", "olmo", {"num_key_value_heads": 1, "hidden_size": 64}),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),
@@ -140,10 +156,10 @@ def _trunk(case: Case, width: str) -> Parity:
     with tempfile.TemporaryDirectory() as temporary:
         drawn, saved = Path(temporary, "drawn"), case.directory or Path(temporary, "saved")
         # save_pretrained drops `mtp.*`, so there is no draft head in these
-        headless = {} if case.kind == "kimi" else {"mtp_num_hidden_layers": 0}
+        headless = {} if case.kind in HEADLESS else {"mtp_num_hidden_layers": 0}
         source = case.directory or write(drawn, case.kind, **headless, **case.overrides)
         model = oracle.load(source, case.kind, dtype)
-        if case.kind == "kimi":  # transformers 5.24 saves a dense MLP of this type under the name of experts
+        if case.kind in HEADLESS:  # transformers 5.24 saves some of their tensors under other names than the releases'
             saved = source
         elif case.directory is None:
             model.save_pretrained(saved)

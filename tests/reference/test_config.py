@@ -171,6 +171,37 @@ def test_a_value_that_kimi_linear_cannot_have_is_refused_by_name(field: str, val
         ModelConfig.from_dict(config_of("kimi", **given))
 
 
+def test_a_file_of_olmo_hybrid_is_read() -> None:
+    config = ModelConfig.from_dict(config_of("olmo"))
+    assert config.layers == (("gdn", "mlp"), ("attention", "mlp"))
+    assert (config.beta_bound, config.eps, config.core_eps) == (2.0, 1e-6, 1e-5)
+    assert (config.head_dim, config.rotary_dim, config.attention_gate) == (8, 0, False)
+    assert config.norm_after == ("attention",)
+    silent = {"layer_types": None, "num_hidden_layers": 4, "linear_num_key_heads": None, "linear_num_value_heads": None,
+              "linear_key_head_dim": None, "linear_value_head_dim": None, "linear_conv_kernel_dim": None,
+              "num_key_value_heads": None, "linear_allow_neg_eigval": None}  # fmt: skip
+    config = ModelConfig.from_dict(config_of("olmo", **silent))
+    assert config.mixers == ("gdn", "gdn", "gdn", "attention")
+    assert (config.key_heads, config.value_heads, config.key_dim, config.value_dim) == (4, 4, 6, 12)
+    assert (config.conv_width, config.kv_heads, config.beta_bound) == (4, 4, 2.0)
+    one = ModelConfig.from_dict(config_of("olmo", linear_allow_neg_eigval=False))
+    assert one.beta_bound == 1.0
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("rope_theta", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    ("rope_theta", {"rope_parameters": None}), ("attention_bias", {"attention_bias": True}),
+    ("num_nextn_predict_layers", {"num_nextn_predict_layers": 1}), ("hidden_act", {"hidden_act": "gelu"}),
+    ("num_attention_heads", {"num_attention_heads": 5, "num_key_value_heads": None}),
+    ("num_attention_heads", {"num_key_value_heads": 3}), ("linear_num_value_heads", {"linear_num_value_heads": 3}),
+    ("linear_allow_neg_eigval", {"linear_allow_neg_eigval": 2.0}), ("linear_use_gate", {"linear_use_gate": False}),
+    ("layer_types", {"layer_types": ["sliding_attention", "full_attention"]}),
+])  # fmt: skip
+def test_a_value_that_olmo_hybrid_cannot_have_is_refused_by_name(field: str, value: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=field):
+        ModelConfig.from_dict(config_of("olmo", **value))
+
+
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[1]", b"\xff\xfe", pytest.param(b'{"a":' * 100_000, id="too deep"), b'{"model_type": "qwen3_5"',
 ])

@@ -10,7 +10,7 @@ import torch
 
 from instep_reference.acceptance import block_greedy
 from instep_reference.attention import rotate
-from instep_reference.contract.drafters import DRAFTERS
+from instep_reference.contract.drafters import DRAFTERS, HEADLESS
 from instep_reference.contract.drafters import MODES as FACTS
 from instep_reference.contract.engine import Path, Row
 from instep_reference.contract.errors import Unsupported
@@ -257,7 +257,7 @@ def test_without_a_head_drafts_must_be_given() -> None:
 
 def test_every_model_type_has_every_mode() -> None:
     types = {name.removesuffix("_text") for name in MODEL_TYPES.values()}
-    modes = {kind: ("external", "block") if kind == "kimi_linear" else ("eagle", "vanilla", "external", "block")
+    modes = {kind: ("external", "block") if kind in HEADLESS else ("eagle", "vanilla", "external", "block")
              for kind in types}  # fmt: skip
     assert DRAFTERS.keys() == {(kind, mode) for kind in types for mode in modes[kind]}
     assert MODES.keys() == FACTS.keys(), "the table of the contract and the reference's"

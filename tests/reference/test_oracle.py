@@ -18,7 +18,7 @@ from instep_reference import attention, gdn, mla, mlp, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
-from instep_reference.norms import L2_EPS
+from instep_reference.norms import L2_EPS, rms_norm
 from instep_reference.weights import Weights
 from support.independent.transformers_models import in_double
 from support.running.covering import WHOLE, few
@@ -177,7 +177,32 @@ def _groups_ranked_by_their_best_expert(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(mlp, "route_by_sigmoid", route)
 
 
-TRUNK, HEAD, KIMI = CASES[0].name, HEADS[0].name, next(case.name for case in CASES if case.kind == "kimi")
+def _beta_up_to_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_another(monkeypatch, beta_bound=1.0)
+
+
+def _gated_norm_with_the_eps_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_another(monkeypatch, gated_norm_eps=None)
+
+
+def _norms_before_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_another(monkeypatch, norm_after=())
+
+
+def _with_another(monkeypatch: pytest.MonkeyPatch, **changed: object) -> None:
+    correct = trunk.layer
+    monkeypatch.setattr(trunk, "layer", lambda config, *args: correct(replace(config, **changed), *args))
+
+
+def _heads_normed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normed(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+        return rms_norm(x, weight.reshape(x.shape[1:]), config.eps)
+
+    monkeypatch.setattr(attention, "_normed", normed)
+
+
+TRUNK, HEAD, KIMI, OLMO = CASES[0].name, HEADS[0].name, *(
+    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo"))
 
 
 @few(3)
@@ -186,6 +211,8 @@ TRUNK, HEAD, KIMI = CASES[0].name, HEADS[0].name, next(case.name for case in CAS
     (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),
     (_latent_of_the_token_before, KIMI), (_latent_with_the_eps_of_the_model, KIMI), (_decay_of_the_next_channel, KIMI),
     (_decay_of_the_head, KIMI), (_bias_in_the_shares, KIMI), (_groups_ranked_by_their_best_expert, KIMI),
+    (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
+    (_heads_normed_one_by_one, OLMO),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

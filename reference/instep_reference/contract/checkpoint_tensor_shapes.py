@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import KIMI, ModelConfig
+from .config import KIMI, OLMO, ModelConfig
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -64,12 +64,18 @@ def block_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
+def layer_norms(config: ModelConfig, index: int) -> tuple[str, str]:
+    """Return the names of a layer's two norms, without `.weight`: of the mixer, and of the MLP."""
+    if config.mixers[index] in config.norm_after:
+        return "post_attention_layernorm", "post_feedforward_layernorm"
+    return ("attention_layer_norm", "feedforward_layer_norm") if config.model_type == OLMO else (
+        "input_layernorm", "post_attention_layernorm")
+
+
 def _layer(
     config: ModelConfig, at: str, index: int, stored: Container[str]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    shapes: Shapes = {
-        f"{at}.input_layernorm.weight": (config.hidden,), f"{at}.post_attention_layernorm.weight": (config.hidden,)
-    }
+    shapes: Shapes = {f"{at}.{name}.weight": (config.hidden,) for name in layer_norms(config, index)}
     if index in config.recurrent:
         shapes |= _kda(config, f"{at}.self_attn") if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn")
     else:
@@ -90,6 +96,8 @@ def _gdn(config: ModelConfig, at: str) -> Shapes:
         projections: Shapes = {
             f"{at}.in_proj_qkvz.weight": (2 * keys + 2 * values, D), f"{at}.in_proj_ba.weight": (2 * HV, D)
         }
+    elif config.model_type == OLMO:
+        return _olmo(config, at)
     else:
         projections = {
             f"{at}.in_proj_qkv.weight": (2 * keys + values, D), f"{at}.in_proj_z.weight": (values, D),
@@ -101,6 +109,21 @@ def _gdn(config: ModelConfig, at: str) -> Shapes:
         f"{at}.dt_bias": (gate,),
         f"{at}.norm.weight": (config.value_dim,),
         f"{at}.out_proj.weight": (D, values),
+    }
+
+
+def _olmo(config: ModelConfig, at: str) -> Shapes:
+    D, HV = config.hidden, config.value_heads
+    keys, values = config.key_heads * config.key_dim, HV * config.value_dim
+    channels = {"q": keys, "k": keys, "v": values}
+    rows = {**channels, "a": HV, "b": HV, "g": values}
+    return {
+        **{f"{at}.{name}_proj.weight": (count, D) for name, count in rows.items()},
+        **{f"{at}.{name}_conv1d.weight": (count, 1, config.conv_width) for name, count in channels.items()},
+        f"{at}.A_log": (HV,),
+        f"{at}.dt_bias": (HV,),
+        f"{at}.o_norm.weight": (config.value_dim,),
+        f"{at}.o_proj.weight": (D, values),
     }
 
 
@@ -136,12 +159,12 @@ def _mla(config: ModelConfig, at: str) -> Shapes:
 def _attention(config: ModelConfig, at: str) -> Shapes:
     D, queries, keys = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
     return {
-        f"{at}.q_proj.weight": (2 * queries, D),
+        f"{at}.q_proj.weight": ((1 + config.attention_gate) * queries, D),
         f"{at}.k_proj.weight": (keys, D),
         f"{at}.v_proj.weight": (keys, D),
         f"{at}.o_proj.weight": (D, queries),
-        f"{at}.q_norm.weight": (config.head_dim,),
-        f"{at}.k_norm.weight": (config.head_dim,),
+        f"{at}.q_norm.weight": (queries if config.row_norms else config.head_dim,),
+        f"{at}.k_norm.weight": (keys if config.row_norms else config.head_dim,),
     }
 
 

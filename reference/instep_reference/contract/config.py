@@ -5,6 +5,7 @@ Leaves out: weights (`checkpoint.py`) and everything that is not needed to compu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -25,7 +26,8 @@ MLPS = ("mlp", "moe")
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 KIMI = "kimi_linear"
-MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI)
+OLMO = "olmo_hybrid"
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -39,6 +41,8 @@ PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
 # eps of the norm of a latent, whatever the model's is: the release and transformers leave the default of their norms
 LATENT_EPS = 1e-6
+OLMO_CONV_WIDTH = 4  # default of `OlmoHybridConfig`
+OLMO_GATED_EPS = 1e-5  # eps of the gated norm of OLMo-Hybrid, whatever the model's is, for the same reason
 LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
 MOST_LAYERS = (1 << 16) - 1  # below `place_names.AFTER_LAYERS`, which must sort after every layer
 
@@ -92,6 +96,11 @@ class ModelConfig:
     groups_per_token: int = 1
     routed_scale: float = 1.0
     centred_norms: bool = True  # whether a stored norm weight w stands for 1 + w
+    attention_gate: bool = True  # whether q_proj also makes a gate for the output of attention
+    row_norms: bool = False  # whether queries and keys are normed over all heads of a row, not head by head
+    norm_after: tuple[Block, ...] = ()  # mixers in whose layers the results of blocks are normed, not their inputs
+    gated_norm_eps: float | None = None  # None: eps
+    beta_bound: float = 1.0  # beta is this times a sigmoid; above 1 a state may turn against its own sign
 
     @classmethod
     def from_file(cls, path: Path | str) -> ModelConfig:
@@ -102,7 +111,7 @@ class ModelConfig:
     def from_dict(cls, data: dict[str, Any]) -> ModelConfig:
         """Read decoded JSON; multimodal files are read at their `text_config`."""
         fields = _Fields(_text_part(data), data)
-        return _read_kimi(fields) if fields.get("model_type") == KIMI else _read(fields)
+        return READERS.get(str(fields.get("model_type")), _read)(fields)
 
     @cached_property
     def mixers(self) -> tuple[Block, ...]:
@@ -142,6 +151,11 @@ class ModelConfig:
         return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
 
     @property
+    def core_eps(self) -> float:
+        """The eps of the gated norm."""
+        return self.eps if self.gated_norm_eps is None else self.gated_norm_eps
+
+    @property
     def stored_rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(heads, channels) of a stored key and of a stored value. MLA: the shared part of a key, the latent."""
         own = self.kv_heads, self.head_dim
@@ -161,7 +175,8 @@ class ModelConfig:
             heads=block.num_attention_heads, kv_heads=block.num_key_value_heads, head_dim=block.head_dim,
             rotary_dim=block.rotary_dim, rope_theta=block.rope_theta, eps=block.rms_norm_eps,
             intermediate=block.intermediate_size, experts=0, experts_per_token=0, expert_intermediate=0,
-            shared_intermediate=0, norm_topk=False, latent=0, router="softmax", centred_norms=True)
+            shared_intermediate=0, norm_topk=False, latent=0, router="softmax", centred_norms=True,
+            attention_gate=True, row_norms=False, norm_after=())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -449,3 +464,55 @@ def _kimi_mixers(f: _Fields, linear: _Fields, layers: int) -> tuple[Block, ...]:
     types = ["linear_attention" if kinds[n] == recurrent else "full_attention" for n in range(1, layers + 1)]
     _only("layer_types", f.get("layer_types"), types)
     return tuple(kinds[n] for n in range(1, layers + 1))
+
+
+def _read_olmo(f: _Fields) -> ModelConfig:
+    """Read a file of OLMo-Hybrid: GDN with a beta of up to 2, and attention without gates and positions.
+
+    Mirrors: transformers 5.24 `OlmoHybridConfig`, with its defaults. Positions are refused: the releases have none, and
+             state so by a `rope_theta` of null. If the file is silent, transformers assumes a theta of 10000.
+    """
+    for name, value in (("hidden_act", "silu"), ("attention_bias", False), ("linear_use_gate", True)):
+        _only(name, f.get(name), value)
+    for name in MTP_FIELDS:
+        _only(name, f.get(name), 0)
+    stated = [part for part in (f.text, *map(f.get, ROPE_OBJECTS)) if isinstance(part, dict) and "rope_theta" in part]
+    if not stated or f.rope("rope_theta") is not None:
+        raise _bad("rope_theta", f.rope("rope_theta"), "null, in rope_parameters: attention without positions")
+    layers, hidden = f.whole("num_hidden_layers", most=MOST_LAYERS), f.whole("hidden_size")
+    heads = f.whole("num_attention_heads")
+    if f.get("num_key_value_heads") is not None:
+        _multiple(f, "num_attention_heads", "num_key_value_heads")
+    if hidden % heads and f.get("head_dim") is None:
+        raise _bad("num_attention_heads", heads, f"a divisor of hidden_size ({hidden})")
+    key_heads = f.whole("linear_num_key_heads", default=heads)
+    value_heads = f.whole("linear_num_value_heads", default=heads)
+    if value_heads % key_heads:
+        raise _bad("linear_num_value_heads", value_heads, f"a multiple of linear_num_key_heads ({key_heads})")
+    key_dim = f.whole("linear_key_head_dim", default=3 * hidden // (4 * key_heads))
+    mixers = _mixers(f, layers, _recurrent(OLMO))
+    if f.get("layer_types") is None and "attention" not in mixers:
+        mixers = (*mixers[:-1], "attention")
+    return ModelConfig(
+        model_type=OLMO,
+        vocab=f.whole("vocab_size"),
+        hidden=hidden,
+        layers=tuple((mixer, "mlp") for mixer in mixers),
+        eps=f.positive("rms_norm_eps"),
+        tied=f.flag("tie_word_embeddings", default=False),
+        key_heads=key_heads, value_heads=value_heads, key_dim=key_dim,
+        value_dim=f.whole("linear_value_head_dim", default=2 * key_dim),
+        conv_width=f.whole("linear_conv_kernel_dim", default=OLMO_CONV_WIDTH),
+        output_gate="silu",
+        heads=heads, kv_heads=f.whole("num_key_value_heads", default=heads),
+        head_dim=f.whole("head_dim", default=hidden // heads),
+        rotary_dim=0, rope_theta=1.0,
+        intermediate=f.whole("intermediate_size"),
+        experts=0, experts_per_token=0, expert_intermediate=0, shared_intermediate=0, norm_topk=False, mtp_layers=0,
+        centred_norms=False, attention_gate=False, row_norms=True, norm_after=("attention",),
+        gated_norm_eps=OLMO_GATED_EPS,
+        beta_bound=2.0 if f.flag("linear_allow_neg_eigval", default=True) else 1.0,
+    )
+
+
+READERS: dict[str, Callable[[_Fields], ModelConfig]] = {KIMI: _read_kimi, OLMO: _read_olmo}

@@ -39,7 +39,7 @@ COMPONENTS: tuple[str, ...] = (
     # attention layer; of latent attention (MLA) only these: key_raw [N, 1, R] (a latent before its norm), query
     # [N, heads, head_dim], key [N, 1, S] (its shared part), value [N, 1, R] (the latent), keys, values, and
     # attended [N, heads, value_width]
-    "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate
+    "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate; [N, heads, 1, head_dim] without gates
     "key_raw",    # [N, kv_heads, head_dim] k_proj
     "query",      # [N, heads, head_dim] normed and rotated
     "key",        # [N, kv_heads, head_dim] normed and rotated: what the KV pool holds
@@ -47,17 +47,19 @@ COMPONENTS: tuple[str, ...] = (
     "keys",       # [L, kv_heads, head_dim]  memory
     "values",     # [L, kv_heads, head_dim]  memory
     "attended",   # [N, heads, head_dim] before the gate
-    "opened",     # [N, heads, head_dim] times sigmoid(gate)
+    "opened",     # [N, heads, head_dim] times sigmoid(gate), if there are gates
     # both kinds
     "mixer",      # [N, D]   out_proj or o_proj
-    "residual",   # [N, D]   hidden + mixer
+    "mixer_normed",  # [N, D]  in layers that norm results: norm(mixer); they have no normed and no post_normed
+    "residual",   # [N, D]   hidden + mixer, or + mixer_normed
     "post_normed",  # [N, D]  at stage level, draft only: norm(hidden)
     "joined",     # [N, 2D]  stage level, draft only: [norm(embedding) | norm(hidden)], embedding first
     "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row; of a block drafter
                   #          fc(features)
     "context",    # [N, D]   stage level, block drafter only: norm(fused), which keys and values are computed from
     "mlp",        # [N, D]
-    "hidden",     # [N, D]   residual + mlp: the layer's answer
+    "mlp_normed",  # [N, D]  in layers that norm results: norm(mlp)
+    "hidden",     # [N, D]   residual + mlp, or + mlp_normed: the layer's answer
     "features",   # [N, nD]  block drafter only: the answers of the layers that it reads, up to this one, side by side
     # stage level, after the last layer
     "final",      # [N, D]   after the final norm (mtp.norm in the draft): what the head reads

@@ -58,7 +58,7 @@ class Recurrence:
 
 
 # Gated DeltaNet (arXiv:2412.06464). Only code that serves this kind alone may name it: its fused kernels, their shapes.
-GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe"))
+GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe", "olmo_hybrid"))
 RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     GDN,
     # Kimi Delta Attention (arXiv:2510.26692)

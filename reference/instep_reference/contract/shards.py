@@ -19,7 +19,7 @@ from math import prod
 from msgspec import structs
 
 from .block_drafter import PREFIX
-from .config import KIMI, ModelConfig
+from .config import KIMI, OLMO, ModelConfig
 from .errors import BadInput
 from .place_names import Place
 
@@ -196,8 +196,9 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
     experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
-    if config.model_type == KIMI and size > 1:
-        raise BadInput("--ranks", found=size, expected=f"1: the parts of {KIMI}'s tensors are not declared")
+    if config.model_type in (KIMI, OLMO) and size > 1:
+        why = f"the parts of {config.model_type}'s tensors are not declared"
+        raise BadInput("--ranks", found=size, expected=f"1: {why}")
     if experts == WHOLE and not config.experts:
         raise BadInput("--experts", found=f"{WHOLE}, and the model has no experts", expected=COLUMNS)
     shared = {

@@ -20,11 +20,11 @@ import torch
 from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {
-    "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear",
+    "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
-    "kimi": "KimiLinearForCausalLM",
+    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM",
 }
 
 

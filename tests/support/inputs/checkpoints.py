@@ -17,14 +17,15 @@ from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe", "kimi"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
+    "olmo": "olmo_hybrid",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
-    "kimi": "KimiLinearForCausalLM",
+    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -39,6 +40,12 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
     """
     if kind == "kimi":
         return _kimi(**overrides)
+    if kind == "olmo":  # GDN and attention in turn; no head of its own, no rotary
+        overrides = {
+            "full_attention_interval": None, "mtp_num_hidden_layers": None, "pad_token_id": 0, "eos_token_id": 0,
+            "head_dim": None, "linear_allow_neg_eigval": True, "num_hidden_layers": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "layer_types": ["linear_attention", "full_attention"], **overrides}  # fmt: skip
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": MODEL_TYPES[kind],
@@ -62,7 +69,7 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
         "mtp_num_hidden_layers": 1,
         "intermediate_size": 48,
     }
-    if kind != "dense":
+    if kind not in ("dense", "olmo"):
         config |= {
             "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
             "shared_expert_intermediate_size": 24,

@@ -23,6 +23,7 @@ from instep.trace.policy import Arrival, Policy, ScheduledAction
 from instep_optimized.commit import OURS
 from instep_optimized.draft import MODES
 from instep_optimized.options import RINGS
+from instep_reference.contract.drafters import HEADLESS
 from support.inputs.checkpoints import MODEL_TYPES, write, write_block
 from support.inputs.traces import PROMPTS
 
@@ -37,7 +38,7 @@ IN_INT8, CHUNKS = (name for name in PREFIXES if isinstance(name, str))
 # The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
 # A model without MTP layers (`tests/harness/test_kimi_linear.py`) has no row.
 FACTORS: Mapping[str, tuple[Any, ...]] = {
-    "kind": tuple(name for name in MODEL_TYPES if name != "kimi"), "strategy": tuple(OURS["state"]),
+    "kind": tuple(name for name, kind in MODEL_TYPES.items() if kind not in HEADLESS), "strategy": tuple(OURS["state"]),
     "conv": tuple(OURS["conv"]), "layout": LAYOUTS,
     "snapshot_layout": (None, *LAYOUTS), "dtype": tuple(WIDTHS), "state_dtype": (None, *NARROW),
     "state_rounding": (None, BY_CHANCE), "ring_dtype": (None, *PARTS),
