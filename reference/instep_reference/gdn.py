@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from .contract.config import ModelConfig
 from .contract.place_names import At
+from .contract.recurrences import Recurrence
 from .norms import gated_norm, l2_norm
 from .weights import GdnWeights
 
@@ -88,8 +89,8 @@ def _rows(
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))  # (1, T, HV, 1 or K)
-    beta = beta[None, :, :, None]  # (1, T, HV, 1)
-    return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": beta, "write": beta}, z, window
+    erase, write = erase_and_write(config.recurrence, beta[None])  # (1, T, HV, 1)
+    return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": erase, "write": write}, z, window
 
 
 def forget(
@@ -107,6 +108,12 @@ def forget(
     rate = A_log.exp().reshape(-1, *(1,) * (dt_bias.ndim - 1))  # (HV,) or (HV, 1)
     opened = a + dt_bias
     return -rate * F.softplus(opened) if bound is None else bound * torch.sigmoid(rate * opened)
+
+
+def erase_and_write(row: Recurrence, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both gates of `recur` from the write gate (.., HV): (.., HV, 1) each. Only the delta rule erases."""
+    write = gate[..., None]
+    return write if row.update == "delta" else torch.zeros_like(write), write
 
 
 def by_channel(gate: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -164,11 +171,12 @@ def recur(
         o <- S^T q                                     read
 
     Gates are scalars (last axis 1) or one per channel. Gated DeltaNet: log_decay scalar, erase = write = beta.
-    KDA: log_decay per key channel. Gated DeltaNet-2: erase per key channel, write per value channel.
+    KDA: log_decay per key channel. Gated DeltaNet-2: erase per key channel, write per value channel. Mamba2: erase = 0.
 
     Shapes:  q, k (B, T, HV, K)   v (B, T, HV, V)   log_decay, erase (B, T, HV, 1 or K)   write (B, T, HV, 1 or V)
              state (B, HV, K, V)  ->  o, u (B, T, HV, V), state (B, HV, K, V)
-    Units:   log_decay in nats, at most 0; erase and write within (0, 1), or (0, 2); q already scaled by K ** -0.5.
+    Units:   log_decay in nats, at most 0; erase and write within (0, 1) or (0, 2), or Mamba2's write above 0; q already
+             scaled.
     Mirrors: Gated DeltaNet (arXiv:2412.06464), the recurrent form. Returns a new state.
     """
     out, updates, after = [], [], state

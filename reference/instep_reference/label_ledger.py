@@ -283,16 +283,19 @@ def _layer(
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
-    low = tell.config.low_rank
+    low, row = tell.config.low_rank, tell.config.recurrence
     z_in, a_in = (tell.of(layer, name, normed) if low else normed for name in ("z_low", "a_low"))
-    qkv, z, b, a = (tell.of(layer, *of) for of in (("qkv", normed), ("z", z_in), ("b", normed), ("a", a_in)))
+    qkv, z = tell.of(layer, "qkv", normed), tell.of(layer, "z", z_in)
+    gates = [tell.of(layer, name, a_in if name == "a" else normed) for name in row.gates]
     taps = (*memory.taps, *qkv)
     width = len(memory.taps) + 1
     mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
-    q, k, v, log_decay, beta = (tell.of(layer, name, mixed, a, b) for name in ("q", "k", "v", "log_decay", "beta"))
+    q, k, v, log_decay, write = (
+        tell.of(layer, name, mixed, *reversed(gates)) for name in ("q", "k", "v", "log_decay", row.write))
     chain, own, core, updates = memory.chain, code(Place(tell.stage, layer, "core")), [], []
     for t in range(len(q)):
-        updates.append(update_label(tell.stage, layer, chain, k[t], v[t], log_decay[t], beta[t]))
+        read = chain if row.update == "delta" else 0
+        updates.append(update_label(tell.stage, layer, read, k[t], v[t], log_decay[t], write[t]))
         chain = absorbed(chain, k[t], log_decay[t], updates[t])
         core.append(mix(mix(chain, q[t]), own))
     tell.show(layer, "core", core)
@@ -301,10 +304,10 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     return tell.of(layer, "mixer", gated), GdnLabels(taps[len(qkv) :], chain)
 
 
-def update_label(stage: str, layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
-    """Label a token's update of a state. It depends on the chain of all tokens before it."""
-    label = chain
-    for part in (k, v, log_decay, beta):
+def update_label(stage: str, layer: int, read: int, k: int, v: int, log_decay: int, write: int) -> int:
+    """Label a token's update of a state. read: the chain of all tokens before it; 0 if the update is no delta."""
+    label = read
+    for part in (k, v, log_decay, write):
         label = mix(label, part)
     return mix(label, code(Place(stage, layer, "update")))
 

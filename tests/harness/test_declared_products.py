@@ -28,6 +28,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import FORMATS, FORMS, SUMS, Product, Sums, checked
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import RECURRENCES
 from instep_reference.engine import ReferenceEngine
 from instep_reference.mlp import mixture
 from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights, Weights
@@ -39,6 +40,7 @@ from support.running.covering import few
 from support.wrong.narrow_products import BF16, BLOCK, cut
 
 TF32, TOKENS = Product("tf32"), 3
+CHUNKS = {row.forms[1] for row in RECURRENCES.values() if row.update == "delta"}
 
 
 class Counting(TorchFunctionMode):
@@ -100,7 +102,8 @@ def test_every_product_of_a_run_belongs_to_a_form(tmp_path: Any) -> None:
     with Counting(operands) as counting:
         for event in m.events_of(opened)[:12]:
             event.on(engine)
-    assert set(counting.found) == set(FORMS) - {"gdn.chunk", "moe", "kda.window", "kda.chunk"}
+    others = {form for row in RECURRENCES.values() for form in row.forms} - {"gdn.window"}
+    assert set(counting.found) == set(FORMS) - {"moe"} - others
 
 
 def test_routers_stay_wide(tmp_path: Any) -> None:
@@ -186,7 +189,7 @@ def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, mod
     decay, beta = torch.rand(2, count, heads, generator=generator)
     rows = [k.roll(1, 0), k, torch.randn(count, heads, config.value_dim, generator=generator), -decay / 8, beta]
     base = torch.randn(*shape, generator=generator)
-    right = launched(None, [x.double() for x in rows], base.double())
+    right = launched(None, config.recurrence, [x.double() for x in rows], base.double())
     operands = Operands({"gdn.chunk": Product(format, block=64, residual=residual)}, model, chunk=True)
     operands.form = "gdn.chunk"
 
@@ -196,7 +199,7 @@ def test_the_block_form_errs_as_its_format_does(format: str, residual: bool, mod
 
     with Rounding():
         core, state = in_chunks(operands, rows, base)
-    assert torch.equal(launched(operands, rows, base), in_chunks(operands, rows, base)[1])
+    assert torch.equal(launched(operands, config.recurrence, rows, base), in_chunks(operands, rows, base)[1])
     off = float((state - right).norm() / right.norm())
     ten_bits = (5e-5, 5e-3)
     limits = {"ieee": (1e-8, 3e-6), "3xtf32": (1e-8, 6e-6), "tf32": ten_bits, "fp16": ten_bits, "bf16": (5e-4, 4e-2)}
@@ -278,13 +281,13 @@ def test_a_declaration_that_cannot_be_read_is_its_authors_mistake(said: dict[str
 
 
 @pytest.mark.parametrize(
-    ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {"gdn.chunk", "kda.chunk", "lm_head"})],
+    ("activation", "left"), [(torch.float32, set()), (torch.bfloat16, {*CHUNKS, "lm_head"})],
     ids=["float32", "bfloat16"],
 )
 def test_narrow_declaration_grants_nothing_to_wide_activations(activation: torch.dtype, left: set[str]) -> None:
     """The op set `triton`, and `precise`, whose prefill is fp32."""
     assert {*declared(load("triton"), activation, torch.float32).products} == left
-    assert {*declared(load("precise"), activation, torch.float32).products} == left - {"gdn.chunk", "kda.chunk"}
+    assert {*declared(load("precise"), activation, torch.float32).products} == left - CHUNKS
 
 
 def test_exception_in_a_declaration_is_the_subjects_finding() -> None:

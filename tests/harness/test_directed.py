@@ -105,6 +105,9 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
     if mistake.name in OF_CHANNELS:
         assert not list(wrong_of(of, [mistake])), "there is one decay per head"
         of = scene(key_dim=V, channels=True)
+    elif mistake.name in OF_OUTER_PRODUCTS:
+        assert not list(wrong_of(of, [mistake])), "it obeys the delta rule"
+        of = replace(of, recalls=False)
     wrongs = list(wrong_of(of, [mistake]))
     assert wrongs, "the scene shows every member of the bank"
     for wrong in wrongs:
@@ -116,11 +119,12 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
 
 OF_CHANNELS = ("decays-of-the-next-channel", "one-decay-of-all-channels", "channel-decays-of-another-head",
                "decays-of-values", "nothing-recalled")
+OF_OUTER_PRODUCTS = ("recalled", "keys-of-another-group", "decays-of-another-head")
 LISTED = [
     "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
     "previous-step", "previous-step-lost", "previous-step-twice", "previous-step-in-part", "all-zero", "from-zero",
     "transposed", "from-transposed", "last-decays-dropped", "last-decay-doubled", "last-token-stale-gates",
-    "last-token-stale-key", *OF_CHANNELS, "update-of-the-token-after", "update-of-the-token-before",
+    "last-token-stale-key", *OF_CHANNELS, *OF_OUTER_PRODUCTS, "update-of-the-token-after", "update-of-the-token-before",
     "updates-of-the-previous-step", "update-of-the-previous-step", "update-of-another-request",
     "update-before-the-token-before", "updates-before-the-step", "update-before-the-decay",
     "run-again-without-decay", "run-again-decayed-twice", "run-again-with-other-decays",

@@ -162,7 +162,7 @@ def test_cases_of_real_sizes_are_chosen_by_option_and_name() -> None:
     (one,) = kit.op_cases("attend", case="real-verify-bfloat16")
     assert one in cases and one.build("cpu").inputs["query"].shape[1:] == (16, 256)
     assert kit.served(one, PLAIN).must_agree()
-    with pytest.raises(BadInput, match="expected one of gdn, kda, conv, attend"):
+    with pytest.raises(BadInput, match=f"expected one of {', '.join(RECURRENCES)}, conv, attend"):
         kit.op_cases("norm", real=True)
 
 
@@ -206,6 +206,10 @@ def test_unserved_cases_are_inconclusive_and_an_error_is_a_finding() -> None:
     of_gdn = replace(PLAIN, name="mine", kda=None)
     assert kit.served([*kit.op_cases("gdn")[:1], *kit.op_cases("kda")[:1]], of_gdn).must_agree()
     assert "mine has no op kda" in kit.served(kit.op_cases("kda")[0], of_gdn).message
+    for op, other, says in (("mamba2", PLAIN.gdn, "which this recurrence does not have"),
+                            ("gdn", PLAIN.mamba2, "the recall S^T k is missing")):  # fmt: skip
+        swapped = replace(PLAIN, name="mine", **{op: other})
+        assert says in kit.served(kit.op_cases(op, case="decode-r1-KV-float32"), swapped).message
     model = replace(shape("qwen3.5-9b"), layers=(("kda", "mlp"),))
     with pytest.raises(Unsupported, match="the ops of mine have no recurrence kda"):
         check(Options(), model, 1, of_gdn)

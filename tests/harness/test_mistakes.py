@@ -154,13 +154,14 @@ def test_a_name_in_the_catalogue_of_all_families_has_one_sentence() -> None:
 def test_every_mistake_has_its_own_name_and_sentence_and_changes_something() -> None:
     assert len({one.name for one in CATALOGUE}) == len({one.sentence for one in CATALOGUE}) == len(CATALOGUE)
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", one.name) for one in CATALOGUE)
-    call = sample()
-    right, changed = walk(call), set[str]()
-    for one in candidates(call, listed(call)):
-        differ = [not torch.equal(x, y) for x, y in zip(one.walked, right, strict=True)]
-        if any(differ):
-            changed.add(one.mistake.name)
-        assert "{" not in one.sentence
+    changed = set[str]()
+    for call in (sample(), replace(sample(), recalls=False)):
+        right = walk(call)
+        for one in candidates(call, listed(call)):
+            differ = [not torch.equal(x, y) for x, y in zip(one.walked, right, strict=True)]
+            if any(differ):
+                changed.add(one.mistake.name)
+            assert "{" not in one.sentence
     assert {one.name for one in CATALOGUE} == changed
 
 
@@ -170,10 +171,11 @@ def test_the_right_recurrence_of_the_catalogue_is_that_of_the_reference() -> Non
     call = sample()
     q, k = (x.repeat_interleave(2, dim=1)[None] for x in (call.q, call.k))
     decay, beta = call.log_decay[None, ..., None], call.beta[None, ..., None]
-    due = gdn.recur(q, k, call.v[None], decay, beta, beta, call.state[None])
-    done = walk(call)
-    for found, right in ((done.core, due.out[0]), (done.update, due.update[0]), (done.states[-1], due.state[0])):
-        torch.testing.assert_close(found, right)
+    for recalls in (True, False):
+        due = gdn.recur(q, k, call.v[None], decay, beta * recalls, beta, call.state[None])
+        done = walk(replace(call, recalls=recalls))
+        for found, right in ((done.core, due.out[0]), (done.update, due.update[0]), (done.states[-1], due.state[0])):
+            torch.testing.assert_close(found, right)
 
 
 def test_a_tree_goes_on_from_its_parents() -> None:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from instep.bundled import fixtures
 from instep.campaign.streams import run_stamped_trace
 from instep.campaign.streams.run_stamped_trace import LEVELS, streamed
-from instep.campaign.streams.stamp_model import before_silu, config, stream_checkpoint
+from instep.campaign.streams.stamp_model import STAMPED, before_silu, config, stream_checkpoint
 from instep.campaign.streams.stamped_trace import relabelled
 from instep.campaign.streams.token_stamps import MOST_POSITIONS, Stamp, code, decoded, vocabulary
 from instep.cli import app
@@ -29,10 +29,9 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract import engine as e
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.recurrences import RECURRENCES
 from support.inputs.few_channels import few_channels
 from support.inputs.traces import committed
-from support.running.command import Runner, advances
+from support.running.command import Runner, advances, complaint
 from support.running.covering import WHOLE, each_value, few
 from support.running.planting import planted_here
 from support.running.verdicts import agreed
@@ -116,7 +115,7 @@ def test_relabelled_trace_is_legal_and_marks_rejected_drafts(adaptive: Trace) ->
     assert rejected > 0
 
 
-@pytest.mark.parametrize(("strategy", "level", "recurrence"), each_value(STRATEGIES, LEVELS, RECURRENCES))
+@pytest.mark.parametrize(("strategy", "level", "recurrence"), each_value(STRATEGIES, LEVELS, STAMPED))
 def test_right_engines_hold_what_they_should(strategy: str, level: str, recurrence: str, ragged: Trace) -> None:
     setting = Setting("plain", strategy=strategy, conv="widened")
     found = agreed(streamed(ragged, setting, level, until=9, recurrence=recurrence))
@@ -236,6 +235,7 @@ def test_recurrence_is_that_of_the_traces_model_unless_one_is_given(
     assert instep("streams", *words).code == instep("streams", *words, "--recurrence", "gdn").code == Exit.AGREED
     assert instep("streams", few_channels("ragged", 2).path, *words[1:]).code == Exit.AGREED
     assert seen == ["kda", "gdn", "gdn"]
+    assert "expected one of gdn, kda" in complaint(instep("streams", *words, "--recurrence", "mamba2"))
 
 
 def test_streams_shows_its_progress(instep: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

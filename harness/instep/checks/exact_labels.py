@@ -126,10 +126,10 @@ def _came_back(context: EventContext, name: str, place: Place, found: torch.Tens
     return were is not None and (found is None or not torch.equal(were, found))
 
 
-def folded(layer: int, chain: int, k: int, v: int, log_decay: int, beta: int) -> int:
-    """The chain of a trunk layer with one more token and its update, which depends on the chain before it."""
+def folded(layer: int, chain: int, k: int, v: int, log_decay: int, write: int, recalls: bool) -> int:
+    """The chain of a trunk layer with one more token and its update, which recalls the chain before it, or nothing."""
     own = crc32(f"trunk.{layer}.update".encode("ascii"))
-    return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain, k, v, log_decay, beta, own))))
+    return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain if recalls else 0, k, v, log_decay, write, own))))
 
 
 def _chain(context: EventContext, name: str, layer: int) -> list[int]:
@@ -142,9 +142,11 @@ def _chain(context: EventContext, name: str, layer: int) -> list[int]:
     if forward is None or span is None or span.kind != "verify":
         return []
     chain = [int(forward.truth.before[name].state[layer].flatten()[0]) & MASK]
-    parts = [forward.truth.places[Place("trunk", layer, part)] for part in ("k", "v", "log_decay", "beta")]
+    places, recalls = forward.truth.places, Place("trunk", layer, "beta") in forward.truth.places
+    parts = [places[Place("trunk", layer, part)] for part in ("k", "v", "log_decay", "beta" if recalls else "write")]
     for row, parent in enumerate(forward.parents[name], span.begin):
-        chain.append(folded(layer, chain[parent + 1], *(int(part[row].flatten()[0]) & MASK for part in parts)))
+        k, v, log_decay, write = (int(part[row].flatten()[0]) & MASK for part in parts)
+        chain.append(folded(layer, chain[parent + 1], k, v, log_decay, write, recalls))
     return chain
 
 

@@ -225,7 +225,7 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
             pending = was.repeat_interleave(older.shape[1] // was.shape[1], dim=1), log_decay, older
     committed = piece.span.kind == "commit" and folding.parents is not None
     path = list(piece.span.nodes) if committed else slice(None)
-    k, v, log_decay, beta = (folding.tokens.of(name)[path] for name in ("k", "v", "log_decay", "beta"))
+    k, v, log_decay, beta = (x[path] for x in folding.tokens.folded())
     verb = "tracked" if piece.prefix else "accepted" if piece.span.kind in WINDOWS else "given"
     return Scene(
         folding.base, k.repeat_interleave(v.shape[1] // k.shape[1], dim=1), v, log_decay, beta, folding.count,
@@ -233,6 +233,7 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
         piece.later_windows,
         tuple if previous is None or previous.last is None else partial(stale, folding.base, previous.last),
+        folding.tokens.recalls, v.shape[1] // k.shape[1],
     )  # fmt: skip
 
 

@@ -164,8 +164,12 @@ def fell(
 
 
 def scale_of(piece: Recomputation, place: Place) -> torch.Tensor | None:
-    """The scale of an update beta (v - S'k), a difference that nearly vanishes for known tokens: beta (|v| + |S'k|)."""
+    """The scale of an update beta (v - S'k), a difference that nearly vanishes for known tokens: beta (|v| + |S'k|).
+
+    Without the delta rule it is |update|: nothing is subtracted.
+    """
     if place.component != UPDATE:
         return None
-    written = piece.truth.of("beta")[..., None] * piece.truth.of("v")
+    _, v, _, gate = piece.truth.folded()
+    written = gate[..., None] * v
     return written.abs() + (written - piece.truth.places[place]).abs()

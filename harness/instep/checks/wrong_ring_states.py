@@ -52,7 +52,8 @@ class WrongUpdate(NamedTuple):
 def _made(scene: Scene, state_of: Callable[[int], torch.Tensor], decays: bool = True) -> Updates:
     """Each update is computed from another state."""
     gates = scene.log_decay if decays else torch.zeros_like(scene.log_decay)
-    return [("", len(scene.k), lambda t: update(state_of(t), scene.k[t], scene.v[t], gates[t], scene.beta[t]))]
+    return [("", len(scene.k), lambda t: update(
+        state_of(t), scene.k[t], scene.v[t], gates[t], scene.beta[t], scene.recalls))]
 
 
 def _of_token(scene: Scene, by: int) -> Updates:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -30,7 +31,7 @@ def _last_token_twice(scene: Scene) -> Iterator[torch.Tensor]:
     """The last token is counted twice. If not all tokens were taken, one more is a draft too many: another mistake."""
     if scene.count == scene.k.shape[0]:
         t = scene.count - 1
-        yield step(scene.right, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t])
+        yield step(scene.right, scene.k[t], scene.v[t], scene.log_decay[t], scene.beta[t], scene.recalls)
         if scene.kept:
             yield scene.again(scene.right, begin=t)
 
@@ -104,13 +105,34 @@ def _without_recall(scene: Scene) -> Iterator[torch.Tensor]:
         yield scene.again(scene.base, updates=scene.beta[..., None] * scene.v)
 
 
+def _with_recall(scene: Scene) -> Iterator[torch.Tensor]:
+    """Each token writes only what the state does not recall for its key, where the recurrence writes all of it."""
+    if not scene.recalls:
+        yield replace(scene, recalls=True).fold(scene.base)
+
+
+def _of_other_heads(name: Literal["k", "log_decay"]) -> States:
+    """All tokens are taken with the keys of another group of heads, or the decays of another head: of outer products.
+
+    The catalogue of mistakes in the delta rule has them for the others.
+    """
+
+    def states(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+        x, by = getattr(scene, name), scene.shared if name == "k" else 1
+        for detail, heads in (("before", by), ("after", -by)) if x.shape[1] > by and not scene.recalls else ():
+            for state in replace(scene, **{name: x.roll(heads, 1)}).carried(scene.base):
+                yield detail, state
+
+    return states
+
+
 def _decays_values(scene: Scene) -> Iterator[torch.Tensor]:
     """The decay of key channel i is applied to value column i."""
     if _has_channels(scene) and scene.k.shape[-1] == scene.v.shape[-1]:
         state = scene.base
         for t in range(scene.count):
             faded = fade(state.mT, scene.log_decay[t]).mT
-            state = write(faded, scene.k[t], update_of(faded, scene.k[t], scene.v[t], scene.beta[t]))
+            state = write(faded, scene.k[t], update_of(faded, scene.k[t], scene.v[t], scene.beta[t], scene.recalls))
         yield state
 
 
@@ -141,6 +163,9 @@ BANK: tuple[Mistake[States], ...] = (
     Mistake("decays-of-values", "decays value columns, not key channels", _decays_values),
     Mistake("nothing-recalled", "was made without the delta rule: tokens write what the state already recalls",
             _without_recall),
+    Mistake("recalled", "was made by the delta rule, which this recurrence does not have", _with_recall),
+    Mistake("keys-of-another-group", "has the keys of the group of heads {} in each", _of_other_heads("k")),
+    Mistake("decays-of-another-head", "has the decays of the head {} in each", _of_other_heads("log_decay")),
     *RUN_AGAIN,
 )  # fmt: skip
 

@@ -61,6 +61,8 @@ class Scene:
     later     mistakes, and states after a prompt's chunk that a wrong conv window preceded; costly
     stale     mistakes, and states before a prompt's chunk that lack the last tokens of the chunk before
     branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
+    recalls   whether tokens obey the delta rule. If not, beta is the write gate alone
+    shared    number of value heads that read one key head
     """
 
     base: torch.Tensor
@@ -80,6 +82,8 @@ class Scene:
     recent: Sequence[Run] = ()
     later: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
     stale: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
+    recalls: bool = True
+    shared: int = 1
 
     @cached_property
     def right(self) -> torch.Tensor:
@@ -97,7 +101,7 @@ class Scene:
     def fold(self, state: torch.Tensor, begin: int = 0) -> torch.Tensor:
         """Another state after the committed tokens from `begin` on."""
         for t in range(begin, self.count):
-            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
+            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t], self.recalls)
         return state
 
     @property
@@ -110,7 +114,8 @@ class Scene:
         """[T, HV, V]: the update that every token of a window adds along its key."""
         before = [self.after(t) for t in range(self.k.shape[0])]
         return torch.stack([
-            update(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t]) for t, state in enumerate(before)
+            update(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t], self.recalls)
+            for t, state in enumerate(before)
         ])  # fmt: skip
 
     def again(
@@ -139,7 +144,7 @@ class Scene:
         t = self.count - 1
         return step(
             self.after(t), self.k[t] if k is None else k, self.v[t],
-            self.log_decay[t] if log_decay is None else log_decay, self.beta[t] if beta is None else beta,
+            self.log_decay[t] if log_decay is None else log_decay, self.beta[t] if beta is None else beta, self.recalls,
         )  # fmt: skip
 
     @cached_property
@@ -148,7 +153,7 @@ class Scene:
         wanted = {1, self.count - 1, self.count, self.count + 1, window, *(block(self.count, b) for b in BLOCKS)}
         state, kept = self.base, {0: self.base}
         for t in range(window):
-            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t])
+            state = step(state, self.k[t], self.v[t], self.log_decay[t], self.beta[t], self.recalls)
             if window <= EVERY_COUNT_UP_TO or t + 1 in wanted:
                 kept[t + 1] = state
         return kept
@@ -167,21 +172,23 @@ def turned(state: torch.Tensor) -> list[torch.Tensor]:
 
 
 def step(
-    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor,
+    recalls: bool = True,
 ) -> torch.Tensor:
-    """Add one token to the state: forget, then write only what k does not already recall.
+    """Add one token to the state: forget, then write only what k does not already recall, or all without the rule.
 
     Shapes:  state [HV, K, V]   k [HV, K]   v [HV, V]   log_decay [HV] or [HV, K]   beta [HV]  ->  [HV, K, V]
     """
     faded = fade(state, log_decay)
-    return write(faded, k, update_of(faded, k, v, beta))
+    return write(faded, k, update_of(faded, k, v, beta, recalls))
 
 
 def update(
-    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor
+    state: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, beta: torch.Tensor,
+    recalls: bool = True,
 ) -> torch.Tensor:
     """The update [HV, V] that `step` adds along the key."""
-    return update_of(fade(state, log_decay), k, v, beta)
+    return update_of(fade(state, log_decay), k, v, beta, recalls)
 
 
 def add(state: torch.Tensor, k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
@@ -204,9 +211,11 @@ def read(state: torch.Tensor, along: torch.Tensor) -> torch.Tensor:
     return torch.matmul(along[..., None, :], state)[..., 0, :]
 
 
-def update_of(faded: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """u = beta (v - S^T k)"""
-    return beta[..., None] * (v - read(faded, k))
+def update_of(
+    faded: torch.Tensor, k: torch.Tensor, v: torch.Tensor, beta: torch.Tensor, recalls: bool = True
+) -> torch.Tensor:
+    """u = beta (v - S^T k), or beta v without the delta rule"""
+    return beta[..., None] * (v - read(faded, k) if recalls else v)
 
 
 def write(faded: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

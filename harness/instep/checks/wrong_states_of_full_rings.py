@@ -40,7 +40,7 @@ def _replaced_by_oldest(scene: Scene) -> Iterator[Wrong]:
         for many in range(1, min(scene.count, end - size) + 1):
             computed = replayed = scene.after(scene.count - many)
             for t in range(end - many - size, end - size):
-                computed = step(computed, k[t], v[t], log_decay[t], beta[t])
+                computed = step(computed, k[t], v[t], log_decay[t], beta[t], scene.recalls)
                 replayed = add(replayed, k[t], log_decay[t], updates[t])
             known = OLDEST_INSTEAD.known(_tokens(many), size, " one" if many == 1 else f" {many}")
             yield from (Wrong(known, state) for state in (computed, replayed))

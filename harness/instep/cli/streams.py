@@ -12,7 +12,6 @@ import typer
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
-from instep_reference.contract.recurrences import RECURRENCES
 
 from .finish_with_result import Files, writes
 from .progress import trial_runner
@@ -39,7 +38,7 @@ def streams(
 ) -> None:
     """Replay a trace on readable labels; exit 0: all right, 1: a label is wrong, 3: nothing was read."""
     from ..campaign.streams.run_stamped_trace import LEVELS, streamed
-    from ..campaign.streams.stamp_model import config
+    from ..campaign.streams.stamp_model import STAMPED, USUAL, config
     from ..report import outcome_data
     from ..run.replay import Outcome, must_have, must_reach
     from ..trace.file import read
@@ -47,14 +46,17 @@ def streams(
     chosen = [one for one in LEVELS if level is None or one in level]
     if len(chosen) < len(set(level or LEVELS)):
         raise BadInput("--level", found=", ".join(level or ()), expected=" or ".join(LEVELS))
-    if recurrence not in (None, *RECURRENCES):
-        raise BadInput("--recurrence", found=recurrence, expected=f"one of {', '.join(RECURRENCES)}")
+    if recurrence not in (None, *STAMPED):
+        raise BadInput("--recurrence", found=recurrence, expected=f"one of {', '.join(STAMPED)}")
     files.must_be_free(trace)
     loaded = read(trace)
     must_reach(until, loaded)
     file = loaded.path.parent / loaded.header.checkpoint.near / "config.json"
     if recurrence is None:
-        recurrence = ModelConfig.from_file(file).recurrence.name if file.is_file() else next(iter(RECURRENCES))
+        recurrence = ModelConfig.from_file(file).recurrence.name if file.is_file() else USUAL
+    if recurrence not in STAMPED:
+        raise BadInput("the recurrence of the trace's model", found=f"{recurrence}, in which codes of tokens add up",
+                       expected=f"one by the delta rule; for the same events with another: --recurrence {USUAL}")
     must_have(layer or (), config(1))  # the same layers for any number of requests
     runs = [
         (given.setting(ops=served, strategy=how), one) for served in given.several("ops", "plain")

@@ -18,7 +18,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "linears": ("qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value"),
     "linear": ("fused", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
-    "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
+    "gdn_inputs": ("q", "k", "v", "log_decay", "beta", "write"),
     **dict.fromkeys(RECURRENCES, ("core", "update")),
     "fused_gdn": ("core",),
     "gated_norm": ("gated",),

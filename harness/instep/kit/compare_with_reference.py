@@ -22,7 +22,7 @@ from instep_optimized.ops.result_kinds import unlike
 from instep_optimized.ops.watch_op_calls import around, memory_of, tensors_of
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place, unseen
-from instep_reference.contract.recurrences import GDN
+from instep_reference.contract.recurrences import GDN, Recurrence
 from instep_reference.weights import Weights
 
 from ..checks.error_measurement import Spot, granted_error, measured
@@ -121,7 +121,8 @@ class CaseRun:
 
     def launched(self) -> Launched:
         """The comparisons with their tensors, for `named`."""
-        return Launched(self.observed, self.given.inputs if self.case.op in RULES else None)
+        row = RULES.get(self.case.op)
+        return Launched(self.observed, None if row is None else self.given.inputs, row is None or row.update == "delta")
 
     def __iter__(self) -> Iterator[Comparison]:
         case = self.case
@@ -295,8 +296,10 @@ def _unfused(build: Callable[[str], Call]) -> Callable[[str], Call]:
     return built
 
 
-def _in_blocks(operands: Operands, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
-    """Prefill in the declared block form."""
+def _in_blocks(
+    operands: Operands, row: Recurrence, rows: Sequence[Tensor], state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Prefill in the declared block form. row: that of the operands' configuration."""
     operands.form = operands.forms[1]
     try:
         return in_chunks(operands, rows, state)

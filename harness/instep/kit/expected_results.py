@@ -26,9 +26,9 @@ from .cases.case import Call, Inputs
 from .cases.guarded_pools import place, runs
 
 Tensor = torch.Tensor
-# The delta rule over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
 RULES: Mapping[str, Recurrence] = {**RECURRENCES, "fused_gdn": GDN}  # op -> the recurrence that it computes
-Rule = Callable[[Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
+# A recurrence over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
+Rule = Callable[[Recurrence, Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ def widened(inputs: Inputs, width: torch.dtype) -> Inputs:
     return {name: to(value) for name, value in inputs.items()}
 
 
-def by_token(rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+def by_token(row: Recurrence, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """The rule token by token."""
-    done = gdn.recur(*opened(rows), state[None])
+    done = gdn.recur(*opened(row, rows), state[None])
     return done.out[0], done.state[0]
 
 
-def in_chunks_of(size: int, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
+def in_chunks_of(size: int, row: Recurrence, rows: Sequence[Tensor], state: Tensor) -> tuple[Tensor, Tensor]:
     """The rule in chunks of `size` rows."""
-    core, after = recur_in_chunks(*opened(rows), state[None], size)
+    core, after = recur_in_chunks(*opened(row, rows), state[None], size)
     return core[0], after[0]
 
 
-def opened(rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def opened(row: Recurrence, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows of one request as arguments of `gdn.recur`: q, k, v, log_decay, erase, write."""
     q, k, v, log_decay, beta = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    return q, k, v[None], gdn.by_channel(log_decay, v)[None], beta[None, ..., None], beta[None, ..., None]
+    return q, k, v[None], gdn.by_channel(log_decay, v)[None], *gdn.erase_and_write(row, beta[None])
 
 
 def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
@@ -90,7 +90,7 @@ def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
     if op == "fused_gdn":
         inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
     if op in RULES:
-        return _recurrence(inputs["inputs"], inputs["parts"], call, chunk)
+        return _recurrence(RULES[op], inputs["inputs"], inputs["parts"], call, chunk)
     if op == "conv":
         return _conv(inputs["x"], inputs["weight"], inputs["parts"], call)
     if op == "attend":
@@ -131,18 +131,18 @@ def _written(
             yield at(kept, row, (int(kept.units[request]), row))
 
 
-def _recurrence(inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
+def _recurrence(kind: Recurrence, inputs: GdnInputs, parts: Sequence[Part], call: Call, chunk: Rule) -> Right:
     core, spans, written = torch.zeros_like(inputs.v), dict[int, range](), list[Written]()
     for number, part, request, parents, memory in walk(parts, inputs.v):
         begin, states = int(part.begin[request]), {-1: memory}
         spans[number] = range(begin, begin + len(parents))
         if part.form == "chunk":
             rows = [x[begin : begin + len(parents)] for x in inputs]
-            core[begin : begin + len(parents)], states[len(parents) - 1] = chunk(rows, memory)
+            core[begin : begin + len(parents)], states[len(parents) - 1] = chunk(kind, rows, memory)
         else:
             for row, parent in enumerate(parents):
                 token = [x[begin + row, None] for x in inputs]
-                core[begin + row, None], states[row] = by_token(token, states[parent])
+                core[begin + row, None], states[row] = by_token(kind, token, states[parent])
         written += _written(number, part, request, states, memory, "state", call)
     return Right({"result": core}, spans, written)
 

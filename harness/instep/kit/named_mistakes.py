@@ -50,10 +50,14 @@ class Observed(Compared):
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch that failed, and all that it computed; inputs: of the delta rule, None for another op."""
+    """A launch that failed, and all that it computed; inputs: of a recurrence, None for another op.
+
+    recalls: whether the recurrence obeys the delta rule
+    """
 
     observed: Sequence[Observed]
     inputs: Inputs | None = None
+    recalls: bool = True
 
     def form(self, request: str | None) -> str:
         """The form of the part that a request is in: the kernel that ran it."""
@@ -99,7 +103,7 @@ def _by_catalogue(form: str, launches: Sequence[Launched]) -> Fitting:
     left = {mistake.name for mistake in MISTAKES}
     found = Fitting()
     for launch in [one for one in launches if one.inputs is not None and _failed(one, form)][:LAUNCHES]:
-        for request, call in calls(launch.inputs or {}, form):
+        for request, call in calls(launch.inputs or {}, form, launch.recalls):
             mine = [one for one in launch.observed if one.finding.request == str(request)]
             fitting = _fitting(call, mine, left)
             left &= fitting.keys()
@@ -151,7 +155,7 @@ def _fitting(call: Call, observed: Sequence[Observed], names: set[str]) -> dict[
 # -- the calls of a launch -----------------------------------------------------------------------------
 
 
-def calls(inputs: Inputs, form: str) -> Iterator[tuple[int, Call]]:
+def calls(inputs: Inputs, form: str, recalls: bool = True) -> Iterator[tuple[int, Call]]:
     """The call of each request of a form, in fp64: its number in the launch, and its rows on its own state."""
     wide = widened(inputs, torch.float64)
     raw = dict[str, Tensor]()
@@ -169,7 +173,7 @@ def calls(inputs: Inputs, form: str) -> Iterator[tuple[int, Call]]:
         yield number, Call(
             **{name: x[begin : begin + count] for name, x in rows.items()}, state=state,
             parents=() if chain else tuple(parents), raw={name: x[begin : begin + count] for name, x in raw.items()},
-            **_neighbours(rows, each, request),
+            recalls=recalls, **_neighbours(rows, each, request),
         )
 
 

@@ -55,15 +55,18 @@ from instep_reference import gdn
 from instep_reference.chunked_delta_rule import merged, recur_by_products, substituted
 from instep_reference.contract.declared_rounding import SUMS, Product, Sums
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.recurrences import Recurrence
 from instep_reference.weights import MlpWeights, MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
+FOLDED_WHOLE = (*FOLDED[:-1], "write")  # those of a recurrence without it, whose tokens write all of their value
 
 # The last place -> the form of the op that multiplies next; after places that are not listed, none does.
 RULE = "recurrence"  # of the model; `Operands.chunk` chooses one of its forms
 NEXT = {
-    "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "gated": "linear",
+    "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "write": RULE,
+    "gated": "linear",
     "z_low": "linear", "a_low": "linear", "key_raw": "linear", "query": "linear",  # KDA, latent attention
     "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
     "post_normed": "mlp", "final": "lm_head",
@@ -262,12 +265,13 @@ class InChunks:
 
     def core(self) -> torch.Tensor:
         """The read-out [T, HV, V] of the remembered rows."""
-        core, state = in_chunks(self.operands, [self.shown[name] for name in FOLDED], self.base)
+        names = FOLDED if "beta" in self.shown else FOLDED_WHOLE
+        core, state = in_chunks(self.operands, [self.shown[name] for name in names], self.base)
         self.state = state
         return core
 
     def keep(self, place: Place, tensor: torch.Tensor) -> None:
-        if place.component in FOLDED:
+        if place.component in (*FOLDED, *FOLDED_WHOLE):
             self.shown[place.component] = tensor
 
 
@@ -275,12 +279,12 @@ def in_chunks(
     operands: Operands, rows: Sequence[torch.Tensor], base: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of one request, as FOLDED, in the declared block form -> core (T, HV, V), state (HV, K, V)."""
-    q, k, v, log_decay, beta = rows
+    q, k, v, log_decay, write = rows
     repeats = v.shape[1] // k.shape[1]
     q, k = (x.repeat_interleave(repeats, dim=1) for x in (q, k))
     product = operands.products[operands.forms[1]]
     assert product.block is not None, "checked when it was declared"
-    gates = gdn.by_channel(log_decay, v)[None], beta[None, ..., None], beta[None, ..., None]
+    gates = gdn.by_channel(log_decay, v)[None], *gdn.erase_and_write(operands.config.recurrence, write[None])
     core, state = recur_by_products(
         q[None], k[None], v[None], *gates, base.to(q)[None], product.block, operands.kept, product.residual,
         operands.inverse,
@@ -288,17 +292,19 @@ def in_chunks(
     return core[0], state[0]
 
 
-def launched(operands: Operands | None, rows: Sequence[torch.Tensor], state: torch.Tensor) -> torch.Tensor:
-    """The state [HV, K, V] after one launch of the delta rule alone; rows: as FOLDED, of one request."""
+def launched(
+    operands: Operands | None, row: Recurrence, rows: Sequence[torch.Tensor], state: torch.Tensor
+) -> torch.Tensor:
+    """The state [HV, K, V] after one launch of a recurrence alone; rows: as FOLDED, of one request."""
     if operands is not None and operands.chunk and operands.forms[1] in operands.products:
         operands.form = operands.forms[1]
         return in_chunks(operands, rows, state)[1]
     if operands is not None:
         operands.form = operands.forms[operands.chunk]
-    q, k, v, log_decay, beta = rows
+    q, k, v, log_decay, gate = rows
     q, k = (x.repeat_interleave(v.shape[1] // k.shape[1], dim=1)[None] for x in (q, k))
-    decay, beta = gdn.by_channel(log_decay, v)[None], beta[None, ..., None]
-    return gdn.recur(q, k, v[None], log_decay=decay, erase=beta, write=beta, state=state[None]).state[0]
+    decay, (erase, write) = gdn.by_channel(log_decay, v)[None], gdn.erase_and_write(row, gate[None])
+    return gdn.recur(q, k, v[None], log_decay=decay, erase=erase, write=write, state=state[None]).state[0]
 
 
 def added(left: torch.Tensor, right: torch.Tensor, sums: Sums) -> torch.Tensor:

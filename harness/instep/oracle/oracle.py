@@ -175,7 +175,7 @@ class Oracle:
 
 def _newest(steps: tuple[Run, ...]) -> tuple[Run, ...]:
     """The last steps whose tokens a ring may hold."""
-    sizes = [len(step.of("beta")) for step in steps]
+    sizes = [len(step.of("k")) for step in steps]
     return tuple(step for number, step in enumerate(steps) if sum(sizes[number:]) <= IN_A_RING)
 
 

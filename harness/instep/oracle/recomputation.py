@@ -25,7 +25,7 @@ from ..lru_cache import LAYERS
 from ..player import Side
 from ..watch.event_context import RowSpan
 from .chunked_yardstick import in_chunks, must_be_one_rule
-from .declared_product_rounding import CUTS, FOLDED, InChunks, Operands, Squares
+from .declared_product_rounding import CUTS, FOLDED, FOLDED_WHOLE, InChunks, Operands, Squares
 from .expert_routes import ROUTER, Routes
 from .reordered_arithmetic import Reordered, aside, by_a_unit, in_two_parts, up_or_down
 from .single_layer_run import LayerWork, Work
@@ -45,7 +45,7 @@ MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with mor
 # rounding (`tier_allowances.py`).
 ROUNDED_ONCE = ("core",)
 WAVERS = ("attended",)  # a piece with this place depends on the error of one score
-KEPT = (*FOLDED, "update")  # of a token: the inputs of the delta rule, and its update
+KEPT = (*FOLDED, *FOLDED_WHOLE, "update")  # of a token: the inputs of the delta rule, and its update
 REMEMBERED = 16  # maximum tokens of a step that are kept for the next one: a window, not a prompt
 
 
@@ -461,12 +461,13 @@ def only(run: Run, nodes: Sequence[int]) -> Run:
 
 def rule_inputs(run: Run) -> tuple[torch.Tensor, ...]:
     """q, k, v, log_decay, erase, write, draws first, heads repeated: value head h reads key head h // r."""
-    q, k, v, log_decay, beta = (run.of(name) for name in ("q", "k", "v", "log_decay", "beta"))
+    q, k, v, log_decay, gate = run.of("q"), *run.folded()
     if v.dim() == 3:
-        q, k, v, log_decay, beta = (x[None] for x in (q, k, v, log_decay, beta))
+        q, k, v, log_decay, gate = (x[None] for x in (q, k, v, log_decay, gate))
     repeats = v.shape[2] // k.shape[2]
     q, k = (x.repeat_interleave(repeats, dim=2) for x in (q, k))
-    return q, k, v, gdn.by_channel(log_decay, v), beta[..., None], beta[..., None]
+    write = gate[..., None]
+    return q, k, v, gdn.by_channel(log_decay, v), write if run.recalls else torch.zeros_like(write), write
 
 
 _Shown = tuple[dict[Place, torch.Tensor], tuple[torch.Tensor, ...]]

@@ -34,6 +34,15 @@ class Run:
         place = next(place for place in self.places if place.component == component)
         return self.onward.get(place, self.places[place])
 
+    @property
+    def recalls(self) -> bool:
+        """Whether its tokens obey the delta rule: such layers name their write gate beta."""
+        return any(place.component == "beta" for place in self.places)
+
+    def folded(self) -> tuple[torch.Tensor, ...]:
+        """Return what its tokens fold in: k, v, log_decay, and the write gate."""
+        return tuple(self.of(name) for name in ("k", "v", "log_decay", "beta" if self.recalls else "write"))
+
 
 class Runs(NamedTuple):
     """A piece in fp64, and its declared forms, drawn several times."""

@@ -26,7 +26,8 @@ from instep_optimized.ops.op_protocols import GdnInputs, Ops
 from instep_optimized.ops.plain.compute_width import width
 from instep_optimized.ops.plain.requests_of_part import after, before, lanes, scatter
 from instep_reference.chunked_delta_rule import recur_in_chunks
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import RECURRENCES, Recurrence
+from instep_reference.gdn import erase_and_write
 
 PLAIN, GDN = load("plain"), import_module("instep_optimized.ops.plain.gdn")
 SIZES = (8, 16, 32)  # terms to a block
@@ -141,11 +142,11 @@ def _ordered(order: Order, op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_chunks(
-    order: Order, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Any
+    row: Recurrence, order: Order, *, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Any
 ) -> torch.Tensor:
     """Prefill parts by the reference's chunked form, request by request; windows as in `plain`."""
     windows = tuple(part for part in parts if part.form == "window")
-    out = PLAIN.gdn(inputs=inputs, parts=windows, dtype=dtype, to=to)
+    out = PLAIN.recurrence(row)(inputs=inputs, parts=windows, dtype=dtype, to=to)
     for part in (part for part in parts if part.form == "chunk"):
         who = lanes(part)
         if not len(who.which):
@@ -155,9 +156,9 @@ def _in_chunks(
         for number, length in enumerate(who.length.tolist()):
             q, k, v, decay, beta = (x[None, who.rows[number, :length]].to(state.dtype) for x in inputs)
             q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
-            decay, beta = decay if decay.dim() > beta.dim() else decay[..., None], beta[..., None]
-            size = CHUNKS[order.seed % len(CHUNKS)]
-            read, left = recur_in_chunks(q, k, v, decay, beta, beta, state[number, None], size)
+            decay = decay if decay.dim() > beta.dim() else decay[..., None]
+            gates, size = erase_and_write(row, beta), CHUNKS[order.seed % len(CHUNKS)]
+            read, left = recur_in_chunks(q, k, v, decay, *gates, state[number, None], size)
             core[number, :length], state[number] = read[0], left[0]
         scatter(out, who, core)
         after(part.store, who, state)
@@ -179,5 +180,5 @@ FORMS: dict[str, Callable[[Order], dict[str, Any]]] = {
     "pairwise": _every_sum,
     "split": _every_sum,
     "exact": _every_sum,
-    "chunked": lambda order: dict.fromkeys(RECURRENCES, partial(_in_chunks, order)),
+    "chunked": lambda order: {name: partial(_in_chunks, row, order) for name, row in RECURRENCES.items()},
 }

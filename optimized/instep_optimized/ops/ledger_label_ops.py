@@ -193,18 +193,27 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 
     A token's update is mixed from the chain before it. So an update that was made from a wrong state has a wrong label.
     """
-    out = torch.zeros_like(inputs.v)
-    for part in parts:
-        who = lanes(part)
-        if len(who.which):
-            _gdn_part(inputs, part, who, out, to)
-    return out
+    return _recurred(inputs, parts, to, recalls=True)
 
 
 kda = gdn
 
 
-def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: Place) -> None:
+def mamba2(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    """Do as `gdn`, with updates that are mixed from 0 instead of the chain: they read no state."""
+    return _recurred(inputs, parts, to, recalls=False)
+
+
+def _recurred(inputs: GdnInputs, parts: tuple[Part, ...], to: Place, recalls: bool) -> torch.Tensor:
+    out = torch.zeros_like(inputs.v)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _gdn_part(inputs, part, who, out, to, recalls)
+    return out
+
+
+def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: Place, recalls: bool) -> None:
     own = code(to._replace(component="update"))
     memory = before(part, who, torch.int64)
     chain, block = read(memory), memory.shape[1:]
@@ -213,14 +222,14 @@ def _gdn_part(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, to: 
         owing = torch.nonzero(who.again > age)[:, 0]
         kept = recalled(part.ring, who.which[owing], age)
         if isinstance(kept, Inputs):
-            kept = _update(chain[owing], kept, own)
+            kept = _update(chain[owing] * recalls, kept, own)
         chain[owing] = _absorbed(chain[owing], kept)
     after(part.settled, who, expand(chain, *block))
     chains, trail = torch.zeros_like(who.rows), Trail(chain, ancestry(part, who))
     for row, alive in enumerate(who.alive):
         now = trail.at(row, alive)
         token = Inputs(*(x[who.rows[:alive, row]] for x in inputs[1:]))
-        did = _update(now, token, own)
+        did = _update(now * recalls, token, own)
         now[:] = _absorbed(now, did)
         chains[:alive, row] = now
         keep(part.ring, who.which[:alive], row, token, did)

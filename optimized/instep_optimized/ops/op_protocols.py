@@ -68,7 +68,8 @@ class Types(NamedTuple):
 class GdnInputs(NamedTuple):
     """q, k [N, H, K] l2-normalised (q also times K ** -0.5); v [N, HV, V]; log_decay, beta [N, HV]; all fp32.
 
-    With a decay per channel log_decay is [N, HV, K].
+    With a decay per channel log_decay is [N, HV, K]. Without the delta rule q and k may have any norm, and beta is the
+    write gate, of any size.
     Inside a `PrefillGdn`, where no watcher sees them, q, k and v may be narrower.
     """
 
@@ -181,6 +182,7 @@ class Recur(Protocol):
       1. read the state (zeros if fresh); 2. run the ring's pending tokens again (none if fresh, even if some pend)
       3. round to the dtype of `read`'s pool, as a store and a load would; store to `settled`
       4. row by row: compute core, keep the token in the ring, store to `per_row`; 5. store to `store`
+    Without the delta rule (`Recurrence.update`) a token's update is write v, whatever the state.
     To run tokens again gives the bits that their rows gave. With updates this is S <- decay S + k update^T; with inputs
     it is the whole rule. No bit of a request depends on another request. In windows the bits of a row, and of the state
     after it, depend on its inputs and the state before it alone, whatever the width. In a tree a row continues the
@@ -439,7 +441,7 @@ class Ops:
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
-    kda            the other rows of RECURRENCES, if it serves them (`recurrence`): the fusions above are of `gdn`
+    kda, mamba2    the other rows of RECURRENCES, if it serves them (`recurrence`): the fusions above are of `gdn`
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -508,6 +510,7 @@ class Ops:
     fused_gdn: FusedGdn | None = None
     attend_latents: AttendLatents | None = None
     kda: Recur | None = None
+    mamba2: Recur | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False

@@ -78,7 +78,8 @@ TRITON = Ops(
     key_inputs=key_inputs,
     keeps="update",
     products={
-        **{row.forms[1]: Product("bf16", block=TOKENS, residual=True, narrow=True) for row in RECURRENCES.values()},
+        **{row.forms[1]: Product("bf16", block=TOKENS, residual=True, narrow=True) for row in RECURRENCES.values()
+           if row.update == "delta"},
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits
     },
     captures=True,

@@ -227,14 +227,15 @@ def read_as(storage: Storage) -> torch.dtype:
 def checked(products: Mapping[str, Product]) -> dict[str, Product]:
     """Check a declaration and return it. Every form must be known; chunks of a recurrence alone name their block."""
     chunks = [row.forms[1] for row in RECURRENCES.values()]
+    solved = [row.forms[1] for row in RECURRENCES.values() if row.update == "delta"]
     for form, product in products.items():
         if form not in FORMS:
             raise BadInput("products", found=repr(form), expected=f"forms of ops: {', '.join(FORMS)}")
         if not isinstance(product, Product):
             raise BadInput(f"products[{form!r}]", found=repr(product), expected='a Product, such as Product("tf32")')
-        if product.residual and form not in chunks:
+        if product.residual and form not in solved:
             raise BadInput(f"products[{form!r}].residual", found="True",
-                           expected=f"False: only {' and '.join(chunks)} have residuals")
+                           expected=f"False: only {' and '.join(solved)} have residuals")
         if product.results and (form != "conv" or product.format not in HALVES):
             raise BadInput(f"products[{form!r}].results", found=str(product),
                            expected=f"False: only conv in {' or '.join(HALVES)} rounds its results")

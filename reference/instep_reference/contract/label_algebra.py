@@ -25,6 +25,7 @@ Labels of results (c = code of the result's place; one label per row):
                            chain <- mix(chain, mix(mix(k, log_decay), update)), chain 0 for a fresh request;
                            core = mix(mix(chain, q), c)
                            (if a decay is kept, its label is that of log_decay)
+                           (an update that is no delta is mixed from 0 instead of the chain: it reads no state)
   attention_inputs         query = mix(mix(projected, position), c); key = mix(mix(key_raw, position), c)
                            (value is a linear)
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);

@@ -32,6 +32,7 @@ COMPONENTS: tuple[str, ...] = (
     "v",          # [N, HV, V]
     "log_decay",  # [N, HV]; KDA: [N, HV, K]
     "beta",       # [N, HV]
+    "write",      # [N, HV]  the write gate where there is no delta rule (Mamba2: the step dt); then there is no beta
     "core",       # [N, HV, V] the read-out of the state
     "update",     # [N, HV, V] what each token adds to the state along its key; engines that keep it show it (gdn.py)
     "state",      # [HV, K, V]  memory

@@ -2,8 +2,9 @@
 
 All are one recurrence with other gates. A value head keeps a state S [K, V], and for every token
 
-    S <- exp(log_decay) S;   u <- beta (v - S^T k);   S <- S + k u^T;   o <- S^T q
+    S <- exp(log_decay) S;   u <- w v - S^T (e k);   S <- S + k u^T;   o <- S^T q
 
+With the delta rule w = e = beta. An outer product recalls nothing: e = 0.
 Both sides and the harness read a row of this table, and name no kind. Leaves out: the weights, whose form depends on
 the model type (`checkpoint_tensor_shapes.py`).
 """
@@ -23,16 +24,21 @@ class Recurrence:
     """One kind.
 
     name   of the kind, and of its op: in op sets, `instep op` and the kit
-    decay  "head": a state forgets at one rate; "channel": at one rate per key channel
+    decay  "head": a state forgets at one rate; "channel": at one rate per key channel; "fixed": at one rate per head
+           that no token changes
     types  model types whose "linear_attention" it is
+    update "delta": a token writes what its key does not already recall; "outer": it writes its whole value
+    gates  projections of a row from which the decay and the gates follow
     low_rank  z and a follow from z_low and a_low, which are results too
     conv   the segments of the conv's channels, in order: components that the conv's output is split into
     state  axes of a state in the canonical layout
     """
 
     name: str
-    decay: Literal["head", "channel"]
+    decay: Literal["head", "channel", "fixed"]
     types: tuple[str, ...]
+    update: Literal["delta", "outer"] = "delta"
+    gates: tuple[str, ...] = ("b", "a")
     low_rank: bool = False
     conv: tuple[str, ...] = ("q", "k", "v")
     state: Axes = ("HV", "K", "V")
@@ -45,15 +51,21 @@ class Recurrence:
     @property
     def gate(self) -> Axes:
         """The axes of a token's decay, and of its input."""
-        return ("HV",) if self.decay == "head" else ("HV", "K")
+        return ("HV", "K") if self.decay == "channel" else ("HV",)
+
+    @property
+    def write(self) -> str:
+        """The component that is the write gate w. Only with the delta rule it also erases, and then it is beta."""
+        return "beta" if self.update == "delta" else "write"
 
     @cached_property
     def places(self) -> Mapping[str, Axes]:
         """The axes of every result of such a layer alone, per row, by component, in the order of the data flow."""
         head, low = ("HV", "V"), {"z_low": ("V",), "a_low": ("K",)} if self.low_rank else {}
+        gates = {name: {"b": ("HV",), "a": self.gate}[name] for name in self.gates}
         return low | {
-            "qkv": ("C",), "z": head, "b": ("HV",), "a": self.gate, "mixed": ("C",), "q": ("H", "K"), "k": ("H", "K"),
-            "v": head, "log_decay": self.gate, "beta": ("HV",), "core": head, "update": head, "gated": head,
+            "qkv": ("C",), "z": head, **gates, "mixed": ("C",), "q": ("H", "K"), "k": ("H", "K"),
+            "v": head, "log_decay": self.gate, self.write: ("HV",), "core": head, "update": head, "gated": head,
         }
 
 
@@ -63,4 +75,6 @@ RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     GDN,
     # Kimi Delta Attention (arXiv:2510.26692)
     Recurrence("kda", "channel", types=("kimi_linear",), low_rank=True),
+    # Mamba2 (arXiv:2405.21060): k is B, q is C, both of a group of heads; v is x, and w the step dt
+    Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), conv=("v", "k", "q")),
 )}  # fmt: skip

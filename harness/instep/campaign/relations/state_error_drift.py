@@ -24,6 +24,7 @@ from instep_reference.contract.declared_rounding import RING, Blocked, Storage, 
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See, unseen
+from instep_reference.contract.recurrences import Recurrence
 from instep_reference.norms import l2_norm, rms_norm
 from instep_reference.weights import GdnWeights, Weights
 
@@ -167,14 +168,15 @@ def by_the_op(case: Case, ops: Ops, layer: int, form: str) -> LongRun | Stopped:
         except Exception as error:  # whatever it is: the op may be anybody's
             return Stopped(launch, form, core, f"{what}: {raised(error)} after {begin} tokens")
         found.append(shown(pool.taken(1)).cpu())
-    truth = list(_recurred(layer, inputs, cuts, torch.float64, None))
+    row = case.plan.checkpoint.config.recurrence
+    truth = list(_recurred(layer, row, inputs, cuts, torch.float64, None))
     products = declares(case.plan, ops).products
     operands = Operands(products, Weights.of(case.plan.checkpoint, state), chunk=form == "chunk")
     drawn = []
     for one in INVERSES:
         operands.begin(cut=True, by_substitution=one)
         with Reordered(torch.Generator().manual_seed(0), operands):
-            drawn.append(list(_recurred(layer, inputs, cuts, state, types.state, operands)))
+            drawn.append(list(_recurred(layer, row, inputs, cuts, state, types.state, operands)))
     return _course(what, form, layer, [end for _, end in cuts], found, truth, drawn, types.state)
 
 
@@ -249,14 +251,14 @@ def sampled(case: Case, mixer: GdnWeights, dtype: torch.dtype) -> GdnInputs:
 
 
 def _recurred(
-    layer: int, inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype, stored: Storage | None,
-    operands: Operands | None = None,
+    layer: int, row: Recurrence, inputs: GdnInputs, cuts: Sequence[tuple[int, int]], dtype: torch.dtype,
+    stored: Storage | None, operands: Operands | None = None,
 ) -> Iterator[torch.Tensor]:
     """The state after every launch. stored: rounded to it in between; operands: how the subject multiplies."""
     rows = [x.to(dtype) for x in inputs]
     state = torch.zeros(rows[2].shape[1], rows[1].shape[2], rows[2].shape[2], dtype=dtype)
     for begin, end in cuts:
-        state = launched(operands, [x[begin:end] for x in rows], state)
+        state = launched(operands, row, [x[begin:end] for x in rows], state)
         state = state if stored is None else rounded(state, stored, State(layer, end))
         yield state
 

@@ -31,6 +31,8 @@ LOUD = 20.0  # in fp32 sigmoid(20) is 1 and softplus(-20) is 0; as a key it is l
 
 
 USUAL = next(iter(RECURRENCES))
+# Only by the delta rule a token replaces the code that a state has at its key. An outer product adds its own to it.
+STAMPED = tuple(row.name for row in RECURRENCES.values() if row.update == "delta")
 
 
 def config(requests: int, *, mtp_layers: int = 1, recurrence: str = USUAL) -> ModelConfig:

@@ -70,7 +70,7 @@ def _together(calls: Sequence[Call]) -> Iterator[Walked]:
     """The right recurrence over several calls of as many rows at once."""
     every = [spread(call) for call in calls]
     stacked: Any = {name: torch.stack([getattr(call, name) for call in every]) for name in (*ROWS, "state")}
-    done = walk(Call(**stacked, parents=calls[0].parents))
+    done = walk(Call(**stacked, parents=calls[0].parents, recalls=calls[0].recalls))
     yield from (Walked(*parts) for parts in zip(*done, strict=True))
 
 
@@ -87,6 +87,7 @@ MISTAKES: tuple[Mistake, ...] = (
             form.by_row(form.recall_undecayed)),
     Mistake("recall-missing", "the recall S^T k is missing: each value is written in full",
             form.by_row(form.recall_missing)),
+    Mistake("recall-added", "the recall S^T k is subtracted, which this recurrence does not have", form.recall_added()),
     Mistake("read-before-update", "each row is read before its own token is added", form.by_row(form.read_first)),
     # rows
     Mistake("gate-of-row-before", "the gate of row t - 1 is used for row t", form.rows_off(1, "log_decay")),

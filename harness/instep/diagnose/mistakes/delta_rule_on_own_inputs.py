@@ -14,6 +14,7 @@ import torch
 
 from instep_reference.gdn import GdnMemory
 
+from ...oracle.declared_product_rounding import FOLDED, FOLDED_WHOLE
 from ...oracle.single_layer_run import LayerWork
 from .delta_rule import Candidate, candidates, listed
 from .delta_rule_with_hooks import ROWS, Call, Walked
@@ -79,14 +80,16 @@ def _of_commit(case: Case) -> tuple[Call, int] | None:
     scene = own_scene(case)
     if scene is None or len(scene.k) * scene.base.numel() > LARGEST:
         return None
-    return Call(scene.k, scene.k, scene.v, scene.log_decay, scene.beta, scene.base), scene.count
+    return Call(scene.k, scene.k, scene.v, scene.log_decay, scene.beta, scene.base, recalls=scene.recalls), scene.count
 
 
 def _of_layer(case: Case) -> tuple[Call, int] | None:
     work = None if case.piece is None else case.piece.work
     if case.component not in ("core", "update", "state") or not isinstance(work, LayerWork):
         return None
-    own: dict[str, Any] = {name: rows for name in ROWS if (rows := case.own(name)) is not None}
+    recalls = case.own("write") is None
+    shown = dict(zip(ROWS, FOLDED if recalls else FOLDED_WHOLE, strict=True))
+    own: dict[str, Any] = {name: rows for name in ROWS if (rows := case.own(shown[name])) is not None}
     if len(own) < len(ROWS):
         return None
     k, v = own["k"], own["v"]
@@ -95,12 +98,12 @@ def _of_layer(case: Case) -> tuple[Call, int] | None:
         return None
     if isinstance(work.memory, GdnMemory):
         state = work.memory.state.to(state)
-    others = [(whose, {name: rows for name in ROWS for said, rows in case.others(name) if said == whose})
+    others = [(whose, {name: rows for name in ROWS for said, rows in case.others(shown[name]) if said == whose})
               for whose, _ in case.others("v")]  # fmt: skip
     others = [(whose, rows) for whose, rows in others if len(rows) == len(ROWS)]
     near = [rows for _, rows in others[:NEIGHBOURS]]
     return Call(
-        **own, state=state, parents=work.parents or (), raw=_raw(case, k), others=others,
+        **own, state=state, parents=work.parents or (), raw=_raw(case, k), others=others, recalls=recalls,
         before=[{name: x[-1] for name, x in rows.items()} for rows in near],
         after=[{name: x[0] for name, x in rows.items()} for rows in near],
     ), len(v)  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 
-from ...checks.wrong_state_inputs import fade, read, update_of, write
+from ...checks.wrong_state_inputs import fade, read, write
 from .delta_rule_with_hooks import ROWS, Call, Row, Rows, Token, Walk, Walked, right, spread, walk
 from .finding_case import in_16_bits, rounded
 
@@ -52,14 +52,14 @@ def forms(make: Callable[Concatenate[Call, P], Iterator[Variant]]) -> Callable[P
 
 
 def decay_last(state: Tensor, row: Row, decays_read: bool) -> tuple[Tensor, Tensor, Tensor]:
-    update = update_of(state, row.k, row.v, row.beta)
+    update = row.update(state)
     written = write(state, row.k, update)
     after = fade(written, row.log_decay)
     return read(after if decays_read else written, row.q), update, after
 
 
 def recall_undecayed(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
-    update = update_of(state, row.k, row.v, row.beta)
+    update = row.update(state)
     after = write(fade(state, row.log_decay), row.k, update)
     return read(after, row.q), update, after
 
@@ -68,6 +68,13 @@ def recall_missing(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     update = row.beta[..., None] * row.v
     after = write(fade(state, row.log_decay), row.k, update)
     return read(after, row.q), update, after
+
+
+@forms
+def recall_added(call: Call) -> Iterator[Variant]:
+    """Recall, where the recurrence has no delta rule."""
+    if not call.recalls:
+        yield Variant("", call, lambda given: walk(replace(given, recalls=True)))
 
 
 def read_first(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,7 +95,7 @@ def rounding_read(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, 
 
 def rounding_update(state: Tensor, row: Row, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     faded = fade(state, row.log_decay)
-    update = rounded(update_of(faded, row.k, row.v, row.beta), dtype)
+    update = rounded(row.update(faded), dtype)
     after = write(faded, row.k, update)
     return read(after, row.q), update, after
 
@@ -161,7 +168,7 @@ def _in_blocks(call: Call, size: int, edge: Edge) -> Walked:
     state = call.state
     for begin in range(0, len(call.v), size):
         rows = {name: getattr(call, name)[begin : begin + size] for name in ROWS}
-        done = walk(Call(**rows, state=state))
+        done = walk(Call(**rows, state=state, recalls=call.recalls))
         if len(rows["v"]) == size:
             total = rows["log_decay"].sum(0)  # [HV], or [HV, K]
             state = edge(state, done.states[-1], total[(..., *(None,) * (3 - total.ndim))])

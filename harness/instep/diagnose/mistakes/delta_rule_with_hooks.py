@@ -31,6 +31,7 @@ class Call:
     before, after: rows of other sequences that may be in memory before row 0, and after the last row
     launched_before, launched_after: the same for every row, where each row is launched by itself
     others: whose rows they are ('of request "b"'), and the rows of another sequence of the same batch
+    recalls: whether tokens obey the delta rule. If not, beta is the write gate alone
     """
 
     q: Tensor
@@ -46,6 +47,7 @@ class Call:
     launched_before: Sequence[Rows] = ()
     launched_after: Sequence[Rows] = ()
     others: Sequence[tuple[str, Rows]] = ()
+    recalls: bool = True
 
 
 class Walked(NamedTuple):
@@ -61,13 +63,18 @@ class Walked(NamedTuple):
 
 
 class Row(NamedTuple):
-    """q, k [HV, K], v [HV, V], log_decay, beta [HV] of one row."""
+    """q, k [HV, K], v [HV, V], log_decay, beta [HV] of one row; recalls: of its call."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     log_decay: Tensor
     beta: Tensor
+    recalls: bool = True
+
+    def update(self, faded: Tensor) -> Tensor:
+        """Return what the row adds along its key to a state that has decayed."""
+        return update_of(faded, self.k, self.v, self.beta, self.recalls)
 
 
 Token = Callable[[Tensor, Row], tuple[Tensor, Tensor, Tensor]]  # state, row -> read-out, update, state after it
@@ -86,7 +93,7 @@ def walk(call: Call, token: Token | None = None, count: int | None = None) -> Wa
     states, core, updates = [call.state], list[Tensor](), list[Tensor]()
     for number, row in enumerate(rows):
         parent = call.parents[number] if call.parents else number - 1
-        read, update, after = (token or right)(states[parent + 1], Row(*row))
+        read, update, after = (token or right)(states[parent + 1], Row(*row)._replace(recalls=call.recalls))
         core.append(read)
         updates.append(update)
         states.append(after)
@@ -99,7 +106,7 @@ def walk(call: Call, token: Token | None = None, count: int | None = None) -> Wa
 def right(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     """S <- exp(log_decay) S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q."""
     faded = fade(state, row.log_decay)
-    update = update_of(faded, row.k, row.v, row.beta)
+    update = row.update(faded)
     after = write(faded, row.k, update)
     return read(after, row.q), update, after
 

@@ -24,7 +24,7 @@ from ...watch.rows_by_request import row_spans, rows
 from .finding_case import Case, Explanation
 
 Family = Callable[[Case, RowSpan], Iterator[Explanation]]
-GATES = ("k", "v", "log_decay", "beta")  # components of a token that enter a chain
+FOLDED = ("k", "v", "log_decay")  # components of a token that enter a chain, and its write gate
 
 
 def labels(case: Case) -> Iterator[Explanation]:
@@ -85,7 +85,9 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
 
     def family(case: Case, span: RowSpan) -> Iterator[Explanation]:
         place, own = case.finding.place, code(case.finding.place)
-        parts = [rows(case.context.truth, place._replace(component=name), span) for name in (*GATES, "q")]
+        recalls = place._replace(component="beta") in case.context.truth.places
+        gate = "beta" if recalls else "write"
+        parts = [rows(case.context.truth, place._replace(component=name), span) for name in (*FOLDED, gate, "q")]
         shown = [heads(part) for part in parts if part is not None]
         if len(shown) < len(parts):
             return
@@ -93,8 +95,9 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
         def behind(chain: int) -> torch.Tensor:
             made = []
             for token in zip(*shown, strict=True):
-                after = folded(place.layer, chain, *token[:4])
-                made.append(make(after if what == "read-out" else chain, token, own))
+                k, v, log_decay, write, _ = token
+                after = folded(place.layer, chain, k, v, log_decay, write, recalls)
+                made.append(make(after if what == "read-out" else chain * recalls, token, own))
                 chain = after
             return _expanded(made, case.right)
 

@@ -40,17 +40,32 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _run(inputs, part, who, out)
+            _run(inputs, part, who, out, recalls=True)
     return out
 
 
 kda = gdn  # the decay's axes tell the kinds apart
 
 
-def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
+def mamba2(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    """Do as `gdn` without the delta rule: a token writes all of its value, times the write gate `inputs.beta`.
+
+        S <- exp(log_decay) S;   S <- S + k (write v)^T;   o <- S^T q
+
+    Mirrors: Mamba2 (arXiv:2405.21060), the recurrent form: k is B, q is C, v is x, write is dt.
+    """
+    out = torch.zeros(inputs.v.shape, dtype=dtype, device=inputs.v.device)
+    for part in parts:
+        who = lanes(part)
+        if len(who.which):
+            _run(inputs, part, who, out, recalls=False)
+    return out
+
+
+def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, recalls: bool) -> None:
     work = width(inputs.q.dtype, part.read.pool.dtype)
     heads = inputs.v.shape[1]
-    state = _settle(before(part, who, work), part, who)  # [n, HV, K, V]
+    state = _settle(before(part, who, work), part, who, recalls)  # [n, HV, K, V]
     q = _per_value_head(inputs.q.to(work)[who.rows], heads)  # [n, most, HV, K, 1]
     rows = Inputs(*(x[who.rows] for x in inputs[1:]))
     writes = _writes(rows, work, heads)
@@ -59,7 +74,7 @@ def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor) -> None:
     for row, alive in enumerate(who.alive):  # requests are sorted by length: the first `alive` have this row
         S = trail.at(row, alive)  # `_absorb` works in place
         token, write = Inputs(*(x[:alive, row] for x in rows)), Write(*(x[:alive, row] for x in writes))
-        update = _absorb(S, write)
+        update = _absorb(S, write, recalls)
         core[:alive, row] = _sum_by_halves(S * q[:alive, row])  # [alive, HV, V]
         keep(part.ring, who.which[:alive], row, token, Updates(token.k, write.decay, update))
         along(part.per_row, who, row, S, trail.depth(row, alive))
@@ -103,13 +118,13 @@ class Trail:
         return found
 
 
-def _settle(state: torch.Tensor, part: Part, who: Lanes) -> torch.Tensor:
+def _settle(state: torch.Tensor, part: Part, who: Lanes, recalls: bool) -> torch.Tensor:
     """Run the kept tokens again, oldest first; store the result. -> the state before row 0, in its own width."""
     if part.ring is not None:
         for age in range(int(who.again.max())):
             owing = torch.nonzero(who.again > age)[:, 0]
             S = state[owing]  # a copy, because `owing` is an index: it is written back below
-            _again(S, recalled(part.ring, who.which[owing], age))
+            _again(S, recalled(part.ring, who.which[owing], age), recalls)
             state[owing] = S
         state = as_stored(part.read, state, who.tokens)
     after(part.settled, who, state, 0)
@@ -139,11 +154,14 @@ def _per_value_head(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]
 
 
-def _absorb(S: torch.Tensor, write: Write) -> torch.Tensor:
-    """Put one token into the states, in place -> its update [n, HV, V], which was added along its key."""
+def _absorb(S: torch.Tensor, write: Write, recalls: bool) -> torch.Tensor:
+    """Put one token into the states, in place -> its update [n, HV, V], which was added along its key.
+
+    recalls: whether it obeys the delta rule: the decayed state already recalls a part of the value for this key, and
+    only the rest is written
+    """
     _forget(S, write.decay)
-    # The decayed state already recalls a part of the value for this key. Only the rest is written.
-    update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))
+    update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key) if recalls else write.v)
     S += write.key * update[..., None, :]
     return update
 
@@ -153,10 +171,10 @@ def _forget(S: torch.Tensor, decay: torch.Tensor) -> None:
     S *= decay[(..., *[None] * (S.dim() - decay.dim()))]
 
 
-def _again(S: torch.Tensor, kept: Updates | Inputs) -> None:
+def _again(S: torch.Tensor, kept: Updates | Inputs, recalls: bool) -> None:
     """Put a kept token into the states again, in place, by the products and sums of `_absorb` on the same bits."""
     if isinstance(kept, Inputs):
-        _absorb(S, _writes(kept, S.dtype, S.shape[1]))
+        _absorb(S, _writes(kept, S.dtype, S.shape[1]), recalls)
         return
     k, decay, update = (x.to(S.dtype) for x in kept)
     _forget(S, decay)
