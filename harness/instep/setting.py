@@ -17,6 +17,7 @@ from instep_optimized.commit import OURS, known
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.interpreter import wanted_on
 from instep_optimized.ops.op_protocols import Ops
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import (
     CHUNK,
     KEPT,
@@ -27,6 +28,7 @@ from instep_reference.contract.declared_rounding import (
     Storage,
     by_chance,
 )
+from instep_reference.contract.drafters import MODES
 from instep_reference.contract.errors import BadInput
 
 from .adapters import Maker, find, in_a_shell
@@ -36,6 +38,7 @@ from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
 from .subject.proposers import NAMES, mode_of, proposer
+from .subject.proposers import OURS as PROPOSERS
 from .trace.event_scheduler import Propose
 from .trace.header import Recording
 
@@ -227,6 +230,13 @@ class Setting:
     def of(cls, **named: Any) -> Setting:
         """A setting from options; None means that the option was not given."""
         return cls(**{name: value for name, value in named.items() if value is not None})
+
+    def must_draft(self, config: ModelConfig) -> None:
+        """Refuse a drafter that was named and runs MTP layers, if the model has none."""
+        if self.drafter is not None and not config.mtp_layers and MODES[self.mode].heads:
+            known = [name for name, facts in MODES.items() if not facts.heads and (not facts.block or config.block)]
+            raise BadInput("--drafter", found=f"{self.drafter}, and a model without MTP layers",
+                           expected=either((*known, *PROPOSERS)))  # fmt: skip
 
     def recorded(self, recording: Recording) -> Setting:
         """The same setting, with the drafter of a recording if none was given."""

@@ -290,7 +290,7 @@ COMMANDS = {
     "replay": ("TRACE --ops magic", "TRACE --dtype int3", "TRACE --layout KVV", "TRACE --device tpu", "none.jsonl",
                "fixtures", "/dev/null", "TRACE --ops plain --dtype bfloat16", "TRACE --layer 55", "TRACE --tiers T9",
                "TRACE --until 9999", "TRACE --swap gdn", "TRACE --swap none=plain", "TRACE --graft core",
-               "TRACE --strategy luck"),
+               "TRACE --strategy luck", "fixtures/traces/faults/kimi.jsonl --drafter eagle"),
     "streams": ("TRACE --layer 55", "TRACE --until 9999", "TRACE --level none"),
     "relations": ("TRACE marriage", "TRACE slots --until 9999", "TRACE slots --drafter nobody"),
     "faults": ("commit-index-minus-two", "--family rolback", "--ops nobody", "--family numerics --ops ledger",

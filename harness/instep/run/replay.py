@@ -132,6 +132,7 @@ class Replay:
             self.elsewhere, directory = checkpoint, checkpoint or _model_of(trace)
             mode = (setting or Setting()).recorded(header.recording).mode
             opened = Checkpoint.open(directory, mode)
+        (setting or Setting()).must_draft(opened.config)
         header.checkpoint.must_be(opened, directory, trace.path.name)
         if header.drafter is not None and opened.config.block is not None:
             header.drafter.must_be_block(opened, directory, trace.path.name)

@@ -249,9 +249,8 @@ def edges_of(checkpoint: Checkpoint) -> tuple[int, ...]:
 def drawn_plan(choose: draw_events.Draw, settings: Settings, opened: Checkpoint, model: Model) -> tuple[Plan, Header]:
     """The setting of a run with a drawn capacity, step counts and strategies; and the header of its trace."""
     setting = settings.setting
+    setting.must_draft(opened.config)
     layers = opened.config.mtp_layers if setting.mode == "vanilla" else None
-    if layers == 0:
-        raise BadInput("--drafter", found="vanilla, and a model without MTP layers", expected="eagle, or external")
     whole = setting.stages == setting.dp == 1  # stages and replicas have neither grown trees nor tracked prefixes
     room, steps = draw_events.room(choose), draw_events.candidates(choose, layers)
     if nodes := settings.trees:
