@@ -538,14 +538,14 @@ class OptimizedEngine:
         """Copy a request's logical state. A round in flight is not part of it."""
         request = self._requests[name].between_rounds()
         length = request.length.exact
-        conv, state = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)
-        return request, read(self._memory, name, length, conv, state)
+        peeked = self._round.strategy.peek(self._base, self._memory.slots.of(name), length)
+        return request, read(self._memory, name, length, peeked)
 
     def _restore(self, kept: Request, memory: Kept) -> None:
         name, length = kept.name, kept.length.exact
         self._memory.grow([(name, length)])
         write(self._memory, name, length, memory)
-        self._round.strategy.restore(self._memory.slots.of(name), length, memory.conv, memory.state)
+        self._round.strategy.restore(self._memory.slots.of(name), length, memory)
         self._requests[name] = kept.between_rounds()
 
     def _end(self, name: str) -> None:

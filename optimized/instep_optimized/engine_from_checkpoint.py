@@ -18,7 +18,7 @@ from . import commit as strategies
 from .commit.external_strategies import distinct
 from .draft import MODES
 from .memory import Memory
-from .memory.budget import Sizes, check_room, contents, demands, must_fill_pitch
+from .memory.budget import BUDGETS, Sizes, check_room, contents, demands, must_fill_pitch
 from .memory.pool import Demand
 from .model import Model
 from .model.trunk import Trunk
@@ -48,7 +48,8 @@ def budget(
 ) -> dict[str, int]:
     """Count the bytes of the units of each pool, without allocating anything (`ShowsBudget` of the contract)."""
     _, always, kept = all_demands(in_use(config, options.drafter), ops, options, capacity, candidates)
-    return {demand.name: contents(demand) for demand in distinct(always + kept)}
+    return {demand.name: contents(demand) for demand in distinct(always + kept)
+            if not demand.component or demand.component in BUDGETS}  # fmt: skip
 
 
 def built(

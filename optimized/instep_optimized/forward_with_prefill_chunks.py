@@ -85,7 +85,7 @@ class Planned:
 class Inner(NamedTuple):
     """A prefix that ends inside a chunk.
 
-    tokens  how many it has;  peeked: conv windows and states after them
+    tokens  how many it has;  peeked: the blocks after them
     final   [D]: the target's row of the last one;  tail [n, D]: those before it, with several MTP layers; None: none
     """
 
@@ -155,7 +155,7 @@ def extend_prefix(ops: Ops, model: Model, request: Request, kept: Kept, num_step
     assert kept.final is not None, "it is a prefix"
     if model.drafter is not None and not model.drafter.layers:  # no memory of it depends on later tokens
         model = replace(model, drafter=None)
-    final = torch.cat((*map(shown, kept.tail.values()), kept.final[None]))
+    final = torch.cat((*map(shown, kept["tail"].values()), kept.final[None]))
     row, begin = Row(request.name, "prefill"), request.length.exact - len(final)
     _extend(ops, model, [Planned(row, Span(row.request, "prefill", len(final)), request, begin)], final, num_steps)
 

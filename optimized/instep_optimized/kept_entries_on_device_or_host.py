@@ -17,12 +17,14 @@ import torch
 from instep_reference.contract.errors import OutOfCapacity
 from instep_reference.contract.kept_copies import Copy
 
-from .memory.saved_states import Kept, copied
+from .memory.component_cells import cells
+from .memory.saved_states import Kept, copied, copied_alone, copy_layers
 from .request_record import Request
 from .transfer.to_host import Arrival
 from .transfer_between_engines import Courier
 
 Entry = tuple[Request, Kept]
+OFFLOADS = cells(block=copy_layers, rows=copy_layers, last=copy_layers)
 
 
 class Aside(NamedTuple):
@@ -69,7 +71,8 @@ class Tiers:
     def offload(self, name: str) -> None:
         request, kept = self.here.pop(name)
         self.release([name])
-        self.aside[name] = Aside(request, copied(kept, _to_host), Arrival(self._device))
+        memory = {part: move(kept[part], _to_host) for part, move in OFFLOADS.items()}
+        self.aside[name] = Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))
         if self._courier is not None:
             self._courier.give(name)
 

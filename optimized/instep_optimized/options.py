@@ -28,7 +28,9 @@ from instep_reference.contract.grown_draft_tree import MOST_BEAMS
 from instep_reference.contract.shards import COLUMNS, EXPERTS
 
 from .commit import known
+from .component_table import TABLE
 from .memory.budget import Component
+from .memory.component_cells import refuse_empty
 from .memory_addresses import StateLayout
 from .ops.op_protocols import Ops, Types
 
@@ -207,6 +209,7 @@ def check(
     if config.recurrent and ops.recurrence(config.recurrence) is None:
         raise Unsupported(f"the ops of {ops.name} have no recurrence {config.recurrence.name} "
                           f"(model type {config.model_type})")  # fmt: skip
+    refuse_empty(TABLE, config)
     tiled = [name for name in ("state", "kv") if scaled(getattr(options, name))]
     falls = isinstance(options.state, Blocked) and options.state.seed is not None
     if tiled and not (ops.tiled or moves_labels(ops)):

@@ -13,8 +13,8 @@ import torch
 from instep_reference.contract.engine import MEMORY, RequestState
 from instep_reference.contract.sampling import Sampling
 
-from .memory.saved_states import Kept
-from .memory.tiled_units import Copied, shown
+from .memory.saved_states import ByLayer, Kept
+from .memory.tiled_units import shown
 from .transfer.to_host import Length
 
 
@@ -75,10 +75,10 @@ def logical(request: Request, kept: Kept) -> RequestState:
         root=None if root is None else next(said),
         proposal=None if proposal is None else next(said),
         proposal_hidden=kept.proposed if drafting else None,
-        **{name: _shown(getattr(kept, name)) for name in MEMORY},
+        **{name: _shown(kept[name]) for name in MEMORY},
         final=kept.final,
     )
 
 
-def _shown(copies: dict[int, Copied]) -> dict[int, torch.Tensor]:
+def _shown(copies: ByLayer) -> dict[int, torch.Tensor]:
     return {layer: shown(copied) for layer, copied in copies.items()}

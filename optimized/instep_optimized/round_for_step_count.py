@@ -17,6 +17,7 @@ from .commit.base import AcceptedWindows
 from .commit.strategy_pair import CommitPair
 from .commit.verified_windows import gather_path, keep_tail, keep_window
 from .draft.drafter_protocol import GrowsTrees, PickRows, Use, column
+from .memory.component_cells import cells
 from .model import Model
 from .model.trunk import STAGE
 from .ops.op_protocols import Ops
@@ -137,7 +138,11 @@ def tree_inputs(trees: Sequence[Sequence[int]], width: int, *, behind: int = -1)
     return lines
 
 
-IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0, -1, -1)  # type: ignore[arg-type]  # the value of each input in rows that pad a bucket
+# Component -> the inputs that address it: its slot, and of blocks the row of a snapshot. At -1 an op skips the request.
+IDLES = cells(block=("slots", "rows"), rows=("slots",), last=("slots",))
+_ADDRESSES: dict[str, Any] = dict.fromkeys((name for names in IDLES.values() for name in names), -1)
+# The value of each input in rows that pad a bucket.
+IDLE = Inputs(0, 0, 0, 0, -1, 0, 0, -1, -1)._replace(**_ADDRESSES)  # type: ignore[arg-type]
 
 
 class Verified(NamedTuple):

@@ -8,7 +8,7 @@ Leaves out: giving a prefix to a request, which is a load (`engine.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -114,7 +114,7 @@ class Prefixes:
             self._keep(one.under, request, one.tokens, one.peeked, one.final, forward=True)
             if one.tail is not None:  # in the slot table there are already rows of later tokens
                 record, kept = self.kept[one.under]
-                self.kept[one.under] = record, replace(kept, tail={AFTER_LAYERS: one.tail})
+                self.kept[one.under] = record, kept.changed(tail={AFTER_LAYERS: one.tail})
         return {one.under: one.tokens for one in inner}
 
     def of_paths(
@@ -138,9 +138,9 @@ class Prefixes:
     def _keep(
         self, under: str, request: Request, count: int, peeked: Peeked, final: torch.Tensor, *, forward: bool
     ) -> None:
-        """peeked: conv windows and states after `count` tokens; final [D]: the target's row of the last one."""
-        conv, state = peeked[0], self.narrow.keep(peeked[1], forward=forward)
-        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, conv, state, final)
+        """peeked: blocks after `count` tokens; final [D]: the target's row of the last one."""
+        narrow = {**peeked, "state": self.narrow.keep(peeked["state"], forward=forward)}
+        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, narrow, final)
 
 
 def _root_of(roots: Roots, name: str) -> tuple[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -22,12 +22,15 @@ from instep_reference.contract.errors import InstepError, Unsupported
 from instep_reference.contract.label_algebra import SPREAD
 
 from .memory import Memory
-from .memory.saved_states import PAGED, Kept, copied
+from .memory.component_cells import cells
+from .memory.saved_states import Kept, copied_alone, copy_layers
 from .ops.op_protocols import Types
 from .ranks import Comm
 from .request_record import Request
 from .transfer.to_host import Arrival
 
+# layer -> the rows that this engine's memory has of an entry, None: a whole block; or no requirement at all
+Due = dict[int, int | None] | None
 STEP = SPREAD - (1 << 64) if SPREAD >> 63 else SPREAD  # as a signed number
 
 
@@ -89,8 +92,12 @@ class Courier:
         request, first, _ = sent[0]
         split = shards.memory(self.config)
         whole: dict[str, Any] = {}
-        for part, layers in self._due(request.length.exact, prefix=first.final is not None).items():
-            given = [getattr(sent[rank][1], part) for rank in range(sent.ranks)]
+        for part, due in TRANSFERS.items():
+            layers = due(self, part, request.length.exact, prefix=first.final is not None)
+            given = [sent[rank][1][part] for rank in range(sent.ranks)]
+            if layers is None:
+                whole[part] = copy_layers(given[0], torch.clone)
+                continue
             if any(set(one) != set(layers) for one in given):
                 found = sorted({*given[0]})
                 raise InstepError(f'the entry "{name}" has {part} of the layers {found}; expected {sorted(layers)}')
@@ -98,10 +105,10 @@ class Courier:
                 layer: self._part(f'{part} of layer {layer} in "{name}"', split.get(part),
                                   [one[layer] for one in given], count)
                 for layer, count in layers.items()}  # fmt: skip
-        whole["state"] = {
+        whole |= {"state": {
             layer: state.to(self.state) if state.is_floating_point() else state
-            for layer, state in whole["state"].items()}  # fmt: skip
-        return request, replace(copied(first), **whole)
+            for layer, state in whole.get("state", {}).items()}}  # fmt: skip
+        return request, copied_alone(first, whole, torch.clone)
 
     def taken(self, name: str) -> None:
         """Take the entry out of the wire and away from the sender, once every rank has its part."""
@@ -110,14 +117,16 @@ class Courier:
             for home in self.wire.pop(name).homes:
                 home.pop(name, None)
 
-    def _due(self, length: int, *, prefix: bool) -> dict[str, dict[int, int | None]]:
-        """Field -> layer -> the rows that this engine's memory has of an entry; None: a whole block."""
-        due: dict[str, dict[int, int | None]] = {
-            name: dict.fromkeys(self.memory.layers(name)) for name in ("conv", "state")}  # fmt: skip
-        for name in PAGED:
-            less = name.startswith("draft_") and prefix  # as in `read` of `memory/saved_states.py`
-            due[name] = {layer: max(0, length - less * (1 + layer)) for layer in self.memory.layers(name)}
-        return due
+    def blocks_due(self, name: str, length: int, *, prefix: bool) -> Due:
+        return dict.fromkeys(self.memory.layers(name))
+
+    def rows_due(self, name: str, length: int, *, prefix: bool) -> Due:
+        less = name.startswith("draft_") and prefix  # as in `Places.rows` of `memory/saved_states.py`
+        return {layer: max(0, length - less * (1 + layer)) for layer in self.memory.layers(name)}
+
+    def none_due(self, name: str, length: int, *, prefix: bool) -> Due:
+        """Require nothing: every rank has the whole component, and the part of the first rank is taken."""
+        return None
 
     def _part(
         self, what: str, shard: shards.Shard | None, parts: Sequence[Any], count: int | None
@@ -148,6 +157,9 @@ class Courier:
         width = 1 if column else math.prod(x.shape[shard.axis + 1 :])
         moved = (index - torch.arange(len(index))) * (sign * width) * STEP
         return torch.where(x == 0, 0, x + moved.reshape(-1, *[1] * (x.dim() - shard.axis - 1)))
+
+
+TRANSFERS = cells(block=Courier.blocks_due, rows=Courier.rows_due, last=Courier.none_due)
 
 
 def _held(shard: shards.Shard, rank: int, size: int) -> torch.Tensor:

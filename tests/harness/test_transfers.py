@@ -198,9 +198,9 @@ def test_an_incomplete_entry_is_an_error_and_no_answer() -> None:
     sender.offload("moved")
     request, kept, arrival = wire["moved"][0]
     for broken, says in (
-        (replace(kept, draft_values={}), "has draft_values of the layers"),
-        (replace(kept, keys={layer: rows[:-1] for layer, rows in kept.keys.items()}), r"has \[2\] rows; expected 3"),
-        (replace(kept, state={layer: x[:2] for layer, x in kept.state.items()}), "has 2 entries of rank 0 on axis 0"),
+        (kept.changed(draft_values={}), "has draft_values of the layers"),
+        (kept.changed(keys={layer: rows[:-1] for layer, rows in kept["keys"].items()}), r"has \[2\] rows; expected 3"),
+        (kept.changed(state={layer: x[:2] for layer, x in kept["state"].items()}), "has 2 entries of rank 0 on axis 0"),
     ):
         wire["moved"][0] = request, broken, arrival
         with pytest.raises(InstepError, match=says):

@@ -4,8 +4,7 @@ Leaves out: who owns a unit (`test_memory_owners.py`).
 """
 
 import math
-from dataclasses import fields, replace
-from typing import get_args
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,18 +13,16 @@ from instep_optimized import commit as strategies
 from instep_optimized import load
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.commit.rerun import RERUN
-from instep_optimized.memory import Memory, saved_states
-from instep_optimized.memory.budget import Component, Sizes, bytes_per, demands, requests_that_fit
+from instep_optimized.memory import Memory
+from instep_optimized.memory.budget import Sizes, bytes_per, demands, requests_that_fit
 from instep_optimized.memory.pool import ALIGN, RED, Demand, Pool
-from instep_optimized.memory.slot_table import TAIL
 from instep_optimized.memory_addresses import StateLayout
 from instep_optimized.ops.op_protocols import Types
 from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.engine import MEMORY, Capacity
+from instep_reference.contract.engine import Capacity
 from instep_reference.contract.errors import OutOfCapacity
 from support.inputs.checkpoints import config_of
 
-COMPONENTS = get_args(Component)
 CPU = torch.device("cpu")
 DEMAND = Demand("state", "slot", (0, 2), 3, (2, 4, 5), torch.float32, transposed=True)
 CAPACITY = Capacity(slots=(2, 5), pages=(3, 1, 2, 4), page_size=4, max_tokens=32)
@@ -224,9 +221,3 @@ def test_a_slot_or_pages_that_are_missing_leave_everything_as_it_was() -> None:
     with pytest.raises(OutOfCapacity, match="no free slot"):
         memory.claim("c", 4)
     assert (memory.slots.owned(), memory.pages.owned()) == ({"a": 2, "b": 5}, {"b": [4]})
-
-
-def test_saved_request_has_every_component_of_the_contract() -> None:
-    held = {each.name for each in fields(saved_states.Kept) if str(each.type).startswith("dict[")}
-    assert held == set(MEMORY)
-    assert (*COMPONENTS, *saved_states.PAGED, TAIL) == MEMORY, "strategies write the first ones, pages hold the others"

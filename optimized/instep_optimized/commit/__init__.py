@@ -1,5 +1,7 @@
 """The commit strategies by name: one table for the recurrent states, one for the conv windows.
 
+Every other component of a layer with a recurrence is kept by snapshots, and has no option.
+
 A new strategy is one line here and one file in this folder; an op set may bring more (`Ops.keepers`). Leaves out: the
 definition of a strategy (`base.py`).
 """
@@ -8,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from instep_reference.contract.answers import MEMORY_FACTS
 from instep_reference.contract.config import ModelConfig
 
 from ..memory import Memory
-from ..memory.budget import Component, Sizes, conv_window, state_block, with_scales
+from ..memory.budget import Component, Sizes, with_scales
 from ..memory.pool import Demand
 from ..ops.op_protocols import Ops
 from .base import StrategySpec
@@ -21,7 +24,7 @@ from .conv_form_windows import WINDOWS
 from .external_strategies import checked, demanded, made
 from .lazy_rerun import LAZY_RERUN
 from .rerun import RERUN
-from .snapshot import SNAPSHOT
+from .snapshot import SNAPSHOT, snapshots_of
 from .strategy_pair import CommitPair, PeekShapes
 
 STRATEGIES: dict[str, StrategySpec] = {
@@ -42,7 +45,7 @@ def demands(
 ) -> tuple[Demand, ...]:
     """The pools that a pair of strategies needs: states, conv windows, and also marks, rings or snapshots."""
     return with_scales(
-        demand for name, spec in _chosen(strategy, conv, ops)
+        demand for name, spec in _chosen(config, strategy, conv, ops).values()
         for demand in demanded(name, spec, spec.demands(config, sizes))
     )
 
@@ -52,15 +55,19 @@ def make(
     ops: Ops | None = None,
 ) -> CommitPair:
     """Make a pair of strategies for windows of at most `width` tokens."""
-    of_conv, of_state = (
-        made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
-        for name, spec in _chosen(strategy, conv, ops)
-    )
+    chosen = _chosen(config, strategy, conv, ops)
+    found = {component: made(name, spec, spec.make(config, sizes, memory, width), spec.demands(config, sizes))
+             for component, (name, spec) in chosen.items()}  # fmt: skip
     brought = ops is not None and not {strategy, conv}.isdisjoint(ops.keepers)
-    asked = PeekShapes(config.recurrent, conv_window(config), state_block(config)) if brought else None
-    return CommitPair(of_conv, of_state, asked, trees=sizes.capacity.trees)
+    asked = {name: (config.keeping(name), config.lengths(MEMORY_FACTS[name].axes)) for name in found}
+    return CommitPair(found, PeekShapes(asked) if brought else None, trees=sizes.capacity.trees)
 
 
-def _chosen(strategy: str, conv: str, ops: Ops | None) -> tuple[tuple[str, StrategySpec], ...]:
-    """Return the conv form, and the strategy of the states."""
-    return (conv, known("conv", ops)[conv]), (strategy, known("state", ops)[strategy])
+def _chosen(
+    config: ModelConfig, strategy: str, conv: str, ops: Ops | None
+) -> dict[str, tuple[str, StrategySpec]]:
+    """Return component -> the name of its strategy, and its definition. Without an option it is kept by snapshots."""
+    named = {"conv": conv, "state": strategy}
+    return {name: (named[name], known(name, ops)[named[name]]) if name in named else ("snapshot", snapshots_of(name))
+            for name, facts in MEMORY_FACTS.items()
+            if facts.form == "block" and (name in named or config.keeping(name))}  # fmt: skip

@@ -20,7 +20,7 @@ from ..ops.watch_op_calls import OPS
 from .base import ACTIONS, CommitStrategy, StrategySpec, Table, Which
 
 METHODS = ("bind", "commit", "peek", "restore", "claim")
-OPTION: Mapping[Component, str] = {"state": "--strategy", "conv": "--conv"}
+OPTION: Mapping[Component, str] = {"state": "--strategy", "conv": "--conv"}  # of components whose strategy is chosen
 BATCHED = ("prefill", "verify", "decode", "commit")  # actions in which a request has a row in a batch
 COUNTED: Mapping[str, tuple[Which, ...]] = {
     "slot": ("slot",), "row": ("row",), "request": ("request",), "page": ("written", "owned"),
@@ -49,7 +49,7 @@ def checked(ops: Ops, ours: Sequence[str]) -> Mapping[str, StrategySpec]:
 
 def demanded(name: str, spec: StrategySpec, demands: Any) -> tuple[Demand, ...]:
     """Return the pools that a strategy demands, if it gave a valid tuple."""
-    what = f"{OPTION[spec.component]} {name}: demands"
+    what = f"{OPTION.get(spec.component, spec.component)} {name}: demands"
     if not isinstance(demands, Sequence) or not all(isinstance(demand, Demand) for demand in demands):
         raise BadInput(what, found=repr(demands)[:80], expected="a tuple of `Demand`")
     for demand in demands:
@@ -75,7 +75,7 @@ def distinct(demands: Sequence[Demand]) -> tuple[Demand, ...]:
 
 def made(name: str, spec: StrategySpec, strategy: Any, demands: Sequence[Demand]) -> CommitStrategy:
     """Return a strategy as it was made, if it has the methods, and a table of its own pools."""
-    what, kind = f"{OPTION[spec.component]} {name}", type(strategy).__name__
+    what, kind = f"{OPTION.get(spec.component, spec.component)} {name}", type(strategy).__name__
     missing = [method for method in METHODS if not callable(getattr(strategy, method, None))]
     if missing:
         without = f"a {kind} without {', '.join(missing)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -85,18 +86,19 @@ class PartsOfChunks:
 
     def bind(self, bound: BoundPair) -> BoundPair:
         """Return the addresses of a forward with its chunks in parts."""
-        return BoundPair(
-            BoundStrategy(lambda layer: self._cut("conv", layer, bound.conv(layer)), bound.of_conv.ran),
-            BoundStrategy(lambda layer: self._cut("state", layer, bound.state(layer)), bound.of_state.ran),
-        )
+        return BoundPair({
+            name: BoundStrategy(partial(self._of_layer, name, one), one.ran) for name, one in bound.of.items()})
 
     def taken(self, request: str, cut: int) -> Peeked:
-        """Copy the conv windows and states after the first `cut` rows of a request's chunk. Call it after the run."""
+        """Copy the blocks after the first `cut` rows of a request's chunk. Call it after the run."""
         unit = self._units[request, cut]
-        conv, state = dict[int, Copied](), dict[int, Copied]()
+        found = dict[str, dict[int, Copied]]()
         for (name, layer), between in self._between.items():
-            (conv if name == "conv" else state)[layer] = between.taken(unit)
-        return conv, state
+            found.setdefault(name, {})[layer] = between.taken(unit)
+        return found
+
+    def _of_layer(self, name: str, bound: BoundStrategy, layer: int) -> tuple[Part, ...]:
+        return self._cut(name, layer, bound.parts(layer))
 
     def _cut(self, name: str, layer: int, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         found = list[Part]()

@@ -103,3 +103,13 @@ class _Pair:
 
 
 SNAPSHOT = StrategySpec(Snapshot.demands, Snapshot)
+
+
+def snapshots_of(name: Component) -> StrategySpec:
+    """Return the same strategy on another component."""
+
+    class SnapshotOf(Snapshot):
+        component = name
+        may = may_change(name)
+
+    return StrategySpec(SnapshotOf.demands, SnapshotOf, name)

@@ -1,4 +1,4 @@
-"""The two commit strategies of an engine as one value: one for the recurrent states, one for the conv windows.
+"""The commit strategies of an engine as one value: one per component that a layer with a recurrence keeps.
 
 Leaves out: the strategies themselves.
 """
@@ -11,7 +11,9 @@ from typing import Protocol
 
 import torch
 
-from ..memory.tiled_units import Copied, shown
+from ..memory.component_cells import cells
+from ..memory.saved_states import Kept, Peeked
+from ..memory.tiled_units import shown
 from ..memory_addresses import Part
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
@@ -29,20 +31,34 @@ class Mixes(Protocol):
         ...
 
 
+def _by_strategy(one: CommitStrategy, ops: Ops, accepted: AcceptedWindows) -> None:
+    one.commit(ops, accepted)
+
+
+def _by_length(one: CommitStrategy, ops: Ops, accepted: AcceptedWindows) -> None:
+    """Move nothing: rows after the length are not read. `Round.commit` moves those of a tree, and the last rows."""
+
+
+COMMITS = cells(block=_by_strategy, rows=_by_length, last=_by_length)
+
+
 @dataclass(frozen=True)
 class BoundPair:
-    """Both strategies after `bind`: the addresses of one forward."""
+    """The strategies after `bind`, by component: the addresses of one forward."""
 
-    of_conv: BoundStrategy
-    of_state: BoundStrategy
+    of: Mapping[str, BoundStrategy]
+
+    def parts(self, component: str, layer: int) -> tuple[Part, ...]:
+        """Return the addresses of the blocks that this layer reads and writes."""
+        return self.of[component].parts(layer)
 
     def conv(self, layer: int) -> tuple[Part, ...]:
-        """Return the addresses of the conv windows that this layer reads and writes."""
-        return self.of_conv.parts(layer)
+        """Return the addresses of its conv windows."""
+        return self.parts("conv", layer)
 
     def state(self, layer: int) -> tuple[Part, ...]:
-        """Return the addresses of the recurrent states that this layer reads and writes."""
-        return self.of_state.parts(layer)
+        """Return the addresses of its recurrent states."""
+        return self.parts("state", layer)
 
     def mix(self, ops: Ops, mixer: Mixer, rows: tuple[torch.Tensor, ...], like: torch.Tensor) -> torch.Tensor:
         """Run it at once, on all rows (`Mixes`)."""
@@ -50,82 +66,74 @@ class BoundPair:
 
     def ran(self, ops: Ops) -> None:
         """Move marks after the last layer, because a forward commits its prefill and decode rows itself."""
-        self.of_conv.ran(ops)
-        self.of_state.ran(ops)
+        for one in self.of.values():
+            one.ran(ops)
 
 
 @dataclass(frozen=True)
 class PeekShapes:
-    """Required answers of `peek` from a strategy that an op set brings: each GDN layer's window and state.
+    """Required answers of `peek` from a strategy that an op set brings.
 
-    conv_window [C, W-1], state_block [HV, K, V]: their shapes
+    shapes  component -> the layers that keep it, and the shape of a block
     """
 
-    layers: tuple[int, ...]
-    conv_window: tuple[int, ...]
-    state_block: tuple[int, ...]
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
 
-    def hold(self, conv: Mapping[int, Copied], state: Mapping[int, Copied]) -> None:
-        for found, shape in ((conv, self.conv_window), (state, self.state_block)):
-            if sorted(found) != list(self.layers):
-                raise TypeError(f"peek gave the layers {sorted(found)}; the model has {list(self.layers)}")
-            for layer, unit in found.items():
+    def hold(self, peeked: Peeked) -> None:
+        for name, (layers, shape) in self.shapes.items():
+            if sorted(peeked[name]) != list(layers):
+                raise TypeError(f"peek gave the layers {sorted(peeked[name])}; the model has {list(layers)}")
+            for layer, unit in peeked[name].items():
                 if tuple(shown(unit).shape) != shape:
                     raise TypeError(f"peek gave {list(shown(unit).shape)} for layer {layer}; expected {list(shape)}")
 
 
 @dataclass(frozen=True)
 class CommitPair:
-    """Both strategies, for one window width.
+    """The strategies by component, for one window width.
 
-    asked  requirements for a strategy from an op set; None: both are built in;  trees: whether windows may be trees
+    asked  requirements for a strategy from an op set; None: all are built in;  trees: whether windows may be trees
     """
 
-    of_conv: CommitStrategy
-    of_state: CommitStrategy
+    of: Mapping[str, CommitStrategy]
     asked: PeekShapes | None = None
     trees: bool = False
 
     @property
     def may(self) -> Table:
-        """Table of writes that an event may make: those of both strategies, and the KV pages."""
-        return merged(PAGES_OF_TREES if self.trees else PAGES, self.of_conv.may, self.of_state.may)
+        """Table of writes that an event may make: those of all strategies, and the KV pages."""
+        return merged(PAGES_OF_TREES if self.trees else PAGES, *(one.may for one in self.of.values()))
 
     def bind(self, ops: Ops, batch: Batch) -> BoundPair:
-        """Bind both strategies, once per forward, before the layers."""
-        return BoundPair(self.of_conv.bind(ops, batch), self.of_state.bind(ops, batch))
+        """Bind the strategies, once per forward, before the layers."""
+        return BoundPair({name: one.bind(ops, batch) for name, one in self.of.items()})
 
     def commit(self, ops: Ops, accepted: AcceptedWindows) -> None:
-        """Commit with both strategies, once per commit, for all layers."""
-        self.of_conv.commit(ops, accepted)
-        self.of_state.commit(ops, accepted)
+        """Commit every component, once per commit, for all layers."""
+        for name, move in COMMITS.items():
+            if name in self.of:
+                move(self.of[name], ops, accepted)
 
     # Not on the hot path
 
-    def peek(
-        self, ops: Ops, slot: int, length: int
-    ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
-        """Return (conv windows {layer: [C, W-1]}, states {layer: [HV, K, V]}) after `length` tokens, as copies."""
-        conv, state = self.of_conv.peek(ops, slot, length), self.of_state.peek(ops, slot, length)
+    def peek(self, ops: Ops, slot: int, length: int) -> Peeked:
+        """Return component -> layer -> its block after `length` tokens, as copies."""
+        found = {name: one.peek(ops, slot, length) for name, one in self.of.items()}
         if self.asked is not None:
-            self.asked.hold(conv, state)
-        return conv, state
+            self.asked.hold(found)
+        return found
 
-    def peek_node(
-        self, ops: Ops, slot: int, length: int, row: int, node: int
-    ) -> tuple[Mapping[int, Copied], Mapping[int, Copied]]:
-        """Return both after an accepted node of the window that was committed last."""
+    def peek_node(self, ops: Ops, slot: int, length: int, row: int, node: int) -> Peeked:
+        """Return the blocks after an accepted node of the window that was committed last."""
         where = ops, slot, length, row, node
-        return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)
+        return {name: one.peek_node(*where) for name, one in self.of.items()}
 
-    def restore(
-        self, slot: int, length: int, conv: Mapping[int, Copied], state: Mapping[int, Copied]
-    ) -> None:
-        """Write both into a slot, each in the physical form of its strategy."""
-        self.of_conv.restore(slot, length, conv)
-        self.of_state.restore(slot, length, state)
+    def restore(self, slot: int, length: int, kept: Kept) -> None:
+        """Write the copied blocks into a slot, each in the physical form of its strategy."""
+        for name, one in self.of.items():
+            one.restore(slot, length, kept[name])
 
     def claim(self, slot: int) -> None:
-        """Let both strategies write their marks for a slot that a request has claimed."""
-        self.of_conv.claim(slot)
-        self.of_state.claim(slot)
+        """Let the strategies write their marks for a slot that a request has claimed."""
+        for one in self.of.values():
+            one.claim(slot)

@@ -37,7 +37,7 @@ from . import Launch, Replica
 from .ops_of_group import of_group
 
 EXTEND, PAGES = "extend", "table"  # the stage of the draft head's extend; the pages in the slot table
-NOTHING = Kept({}, {}, {}, {}, {}, {}, {}, {}, {}, None, None, None)  # of a request that another replica serves
+NOTHING = Kept()  # of a request that another replica serves
 
 
 class ReplicaEngine(OptimizedEngine):

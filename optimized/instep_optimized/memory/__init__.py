@@ -13,11 +13,14 @@ from instep_reference.contract.engine import Capacity, Region
 from instep_reference.contract.sampling import Sampling
 
 from ..memory_addresses import Chance
+from .component_cells import cells
 from .pages import PageTable
 from .pool import Demand, Pool
 from .slot_table import SlotTable
 from .slots import Slots, request_rows
 from .tiled_units import SCALES, Units
+
+CLEARS = cells(block=Pool.scrub, rows=Pool.scrub, last=Pool.scrub)
 
 
 class Memory:
@@ -82,7 +85,9 @@ class Memory:
         row = self.request_rows.give(request)
         for pool in self.pools.values():
             # Snapshot rows belong to a batch, not to a request: none is freed here.
-            pool.scrub({"slot": [slot], "request": [row], "page": pages, "row": []}[pool.demand.by])
+            freed = {"slot": [slot], "request": [row], "page": pages, "row": []}[pool.demand.by]
+            if clear := CLEARS.get(pool.demand.component, None if pool.demand.component else Pool.scrub):
+                clear(pool, freed)
 
     def regions(self) -> list[Region]:
         """List every byte of every pool. The two ends of a pool are separate regions, which no event may write."""

@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from instep_reference.contract.answers import MEMORY_FACTS
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Blocked, Storage, scaled
 from instep_reference.contract.engine import Capacity
@@ -22,12 +23,13 @@ from instep_reference.contract.pool_meaning import Meaning, Positions
 from ..memory_addresses import KEPT, OWN, Keeps, StateLayout
 from ..ops.op_protocols import Types
 from ..sampling_inputs import NUMBERS
+from .component_cells import cells
 from .pool import Demand
 from .slot_table import FEATURES, LAYER, NAMES, NODES, PARENTS, TAIL
 from .slots import check_order
 from .tiled_units import SCALES
 
-Component = Literal["conv", "state"]  # what a GDN layer keeps of a request
+Component = str  # of `MEMORY`, in the form "block": what a layer with a recurrence keeps of a request
 GATES = ("decay", "log_decay", "beta")  # entries of a ring that have one part
 RING, LOW = "ring_", "_low"  # the name of every ring pool begins with RING; a pool of low parts ends with LOW
 FRESH = torch.bool.itemsize  # per slot that can be claimed, in addition to the pools: `Memory.none_fresh`
@@ -135,12 +137,15 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
 
 
 def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
-    """A conv window [C, W-1] or a state [HV, K, V] per slot and GDN layer."""
+    """A conv window [C, W-1], a state [HV, K, V], or another block, per slot and layer that keeps it.
+
+    Only states have a dtype of their own. Every other block has that of conv windows.
+    """
     state = component == "state"
     dtype, tiles = _stored(sizes.types.state) if state else (sizes.types.conv, None)
     return Demand(
-        component, "slot", config.recurrent, max(sizes.capacity.slots) + 1,
-        state_block(config) if state else conv_window(config), dtype, transposed=state and sizes.transposed,
+        component, "slot", config.keeping(component), max(sizes.capacity.slots) + 1,
+        config.lengths(MEMORY_FACTS[component].axes), dtype, transposed=state and sizes.transposed,
         means=Meaning(component), tiles=tiles,
     )
 
@@ -238,18 +243,31 @@ def bytes_of(requests: int, tokens: int, page_size: int, wanted: tuple[Demand, .
 
 def prefix_bytes(config: ModelConfig, sizes: Sizes, tokens: int) -> int:
     """Count the bytes of a tracked prefix of `tokens` tokens: copies of the request's memory (`saved_states.read`)."""
-    pages = [demand for demand in demands(config, sizes) if demand.by == "page"]
-    total = min(tokens, max(1, config.mtp_layers)) * config.hidden * sizes.types.hidden.itemsize
     stored = replace(sizes, types=sizes.types._replace(state=sizes.types.kept or sizes.types.state))
-    for demand in (*with_scales(units(component, config, stored) for component in ("conv", "state")), *pages):
-        one = demand.packed * demand.dtype.itemsize
-        if demand.by == "slot":
-            total += len(demand.layers) * one
-        else:
-            less = demand.name.startswith("draft_")
+    final = config.hidden * sizes.types.hidden.itemsize if tokens else 0
+    return final + sum(count(name, config, stored, tokens) for name, count in BUDGETS.items())
+
+
+def _block_bytes(component: Component, config: ModelConfig, sizes: Sizes, tokens: int) -> int:
+    return sum(len(demand.layers) * demand.packed * demand.dtype.itemsize
+               for demand in with_scales([units(component, config, sizes)]))  # fmt: skip
+
+
+def _row_bytes(component: Component, config: ModelConfig, sizes: Sizes, tokens: int) -> int:
+    less, total = component.startswith("draft_"), 0
+    for demand in demands(config, sizes):
+        if demand.by == "page" and demand.component == component:
             rows = sum(max(0, tokens - less * (1 + layer)) for layer in range(len(demand.layers)))
-            total += rows * one // demand.shape[0]
+            total += rows * demand.packed * demand.dtype.itemsize // demand.shape[0]
     return total
+
+
+def _last_bytes(component: Component, config: ModelConfig, sizes: Sizes, tokens: int) -> int:
+    """Count the rows before the final one, which every prefix has."""
+    return max(0, min(tokens, config.mtp_layers) - 1) * config.hidden * sizes.types.hidden.itemsize
+
+
+BUDGETS = cells(block=_block_bytes, rows=_row_bytes, last=_last_bytes)
 
 
 def requests_that_fit(total: int, tokens: int, page_size: int, wanted: tuple[Demand, ...], *, guarded: bool) -> int:

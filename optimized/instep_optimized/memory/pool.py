@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from instep_reference.contract.answers import MEMORY
 from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Region
 from instep_reference.contract.pool_meaning import Meaning
@@ -51,6 +52,14 @@ class Demand:
     @property
     def packed(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def component(self) -> str:
+        """The component of memory that its units hold (`MEMORY`); "" if they hold other data of a request."""
+        if self.name in MEMORY or self.means is None:
+            return self.name if self.name in MEMORY else ""
+        prefix = "block_" if self.means.block else "draft_" if self.means.draft else ""
+        return found if (found := prefix + self.means.component) in MEMORY else ""
 
     def pitch(self, guarded: bool) -> int:
         """Elements from one unit to the next, a multiple of ALIGN.

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Literal
 
 import torch
 
 from .place_names import Place, memory_place
+from .recurrences import Axes
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,27 @@ Answer = Drafted | Forwarded | Committed
 
 
 @dataclass(frozen=True)
+class ComponentFacts:
+    """The form in which a request has one component of memory, in each of its layers.
+
+    form  "block": one tensor, after the last token. The layer's mixer determines which blocks there are
+          (`Recurrence.memory`);  "rows": a row per token of an attention layer;  "last": rows of the last tokens
+    axes  of a block, in the alphabet of `ModelConfig.lengths`. Ranks share the first axis, if it has heads or channels
+    """
+
+    form: Literal["block", "rows", "last"]
+    axes: Axes = ()
+
+    @property
+    def of_field(self) -> dict[str, ComponentFacts]:
+        """Return the metadata of the component's field in `RequestState`."""
+        return {FACTS: self}
+
+
+FACTS, _ROWS = "component", ComponentFacts("rows")
+
+
+@dataclass(frozen=True)
 class RequestState:
     """The logical state of a request, in the canonical layout; a copy, never a view. It has no drafts and no window.
 
@@ -102,15 +125,15 @@ class RequestState:
     root: int | None
     proposal: int | None
     proposal_hidden: torch.Tensor | None
-    conv: dict[int, torch.Tensor]
-    state: dict[int, torch.Tensor]
-    keys: dict[int, torch.Tensor]
-    values: dict[int, torch.Tensor]
-    draft_keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    draft_values: dict[int, torch.Tensor] = field(default_factory=dict)
-    block_keys: dict[int, torch.Tensor] = field(default_factory=dict)
-    block_values: dict[int, torch.Tensor] = field(default_factory=dict)
-    tail: dict[int, torch.Tensor] = field(default_factory=dict)
+    conv: dict[int, torch.Tensor] = field(metadata=ComponentFacts("block", ("C", "W-1")).of_field)
+    state: dict[int, torch.Tensor] = field(metadata=ComponentFacts("block", ("HV", "K", "V")).of_field)
+    keys: dict[int, torch.Tensor] = field(metadata=_ROWS.of_field)
+    values: dict[int, torch.Tensor] = field(metadata=_ROWS.of_field)
+    draft_keys: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
+    draft_values: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
+    block_keys: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
+    block_values: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
+    tail: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("last").of_field)
     final: torch.Tensor | None = field(default=None, kw_only=True)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:
@@ -123,5 +146,8 @@ class RequestState:
                 yield memory_place(name, layer), tensor
 
 
-# A request's memory in its layers, by field: the one list that saving, restoring, checks and reports use.
-MEMORY = tuple(each.name for each in fields(RequestState) if str(each.type).startswith("dict["))
+# A request's memory in its layers, by field: the one list of components that saving, restoring, checks and reports use.
+MEMORY_FACTS: Mapping[str, ComponentFacts] = {
+    each.name: each.metadata[FACTS] for each in fields(RequestState) if str(each.type).startswith("dict[")
+}
+MEMORY = tuple(MEMORY_FACTS)

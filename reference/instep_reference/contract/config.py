@@ -123,6 +123,10 @@ class ModelConfig:
         """The layers with a recurrence: they have a conv window and a state."""
         return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer in RECURRENCES)
 
+    def keeping(self, component: str) -> tuple[int, ...]:
+        """Return the layers with a recurrence that keep a component of memory (`Recurrence.memory`)."""
+        return tuple(layer for layer in self.recurrent if component in RECURRENCES[self.mixers[layer]].memory)
+
     @cached_property
     def attending(self) -> tuple[int, ...]:
         """The layers with attention: they have keys and values."""
@@ -146,8 +150,9 @@ class ModelConfig:
         return tuple((heads, width) for heads, width in (self.lengths(row.places[part]) for part in row.conv))
 
     def lengths(self, axes: Axes) -> tuple[int, ...]:
-        """Return the lengths of axes of a recurrence."""
-        sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim}
+        """Return the lengths of axes of a recurrence, or of its memory."""
+        sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim,
+                 "D": self.hidden, "W-1": self.conv_width - 1}  # fmt: skip
         return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
 
     @property

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Axes = tuple[str, ...]  # of H, HV, K, V in the alphabet of `ModelConfig`, and C, the conv's channels
+Axes = tuple[str, ...]  # of H, HV, K, V, D in the alphabet of `ModelConfig`; C, the conv's channels; W-1, its inputs
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Recurrence:
     gates  projections of a row from which the decay and the gates follow
     low_rank  z and a follow from z_low and a_low, which are results too
     conv   the segments of the conv's channels, in order: components that the conv's output is split into
+    memory  what such a layer keeps of a request: fields of `RequestState`, in the order in which the layer writes them
     state  axes of a state in the canonical layout
     """
 
@@ -41,6 +42,7 @@ class Recurrence:
     gates: tuple[str, ...] = ("b", "a")
     low_rank: bool = False
     conv: tuple[str, ...] = ("q", "k", "v")
+    memory: tuple[str, ...] = ("conv", "state")
     state: Axes = ("HV", "K", "V")
 
     @property

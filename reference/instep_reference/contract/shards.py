@@ -18,6 +18,7 @@ from math import prod
 
 from msgspec import structs
 
+from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
 from .config import KIMI, OLMO, ModelConfig
 from .errors import BadInput
@@ -160,8 +161,10 @@ def row(config: ModelConfig, place: Place) -> Shard | None:
 def memory(config: ModelConfig) -> Mapping[str, Shard]:
     """The fields of a `RequestState` that are split; every other field is whole on every rank."""
     kv = Shard(1, (Segment(config.kv_heads, 1, copied=True),))
+    first = {"C": _channels(config, 0), "H": Shard(0, (Segment(config.key_heads, 1),)),
+             "HV": Shard(0, (Segment(config.value_heads, 1),))}  # fmt: skip
     return {
-        "conv": _channels(config, 0), "state": Shard(0, (Segment(config.value_heads, 1),)),
+        **{name: first[facts.axes[0]] for name, facts in MEMORY_FACTS.items() if facts.axes and facts.axes[0] in first},
         **dict.fromkeys(("keys", "values", "draft_keys", "draft_values"), kv),
         **({} if config.block is None else dict.fromkeys(("block_keys", "block_values"), Shard(
             1, (Segment(config.block.num_key_value_heads, 1, copied=True),)))),

@@ -7,7 +7,7 @@ This is the only place where a relation reaches into an engine. Leaves out: exte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -109,10 +109,10 @@ class RoundedFromOutside:
     def _round(self, names: Iterable[str], *, forward: bool) -> None:
         for name in names:
             request, kept = self._engine._saved[name]
-            plain = {layer: tensors(state)[0] for layer, state in kept.state.items()}
+            plain = {layer: tensors(state)[0] for layer, state in kept["state"].items()}
             state: dict[int, Copied] = {
                 layer: kept_states(x, self._declared, forward=forward).to(x) for layer, x in plain.items()}  # fmt: skip
-            self._engine._saved[name] = request, replace(kept, state=state)
+            self._engine._saved[name] = request, kept.changed(state=state)
 
 
 class RingRoundedFromOutside:

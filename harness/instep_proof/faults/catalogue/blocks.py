@@ -124,8 +124,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "block-not-kept", "block-kept", "A preempted request comes back without its context.",
-        (Edit.of(SAVED,
-                 'PAGED = ("keys", "values", "draft_keys", "draft_values"{, "block_keys", "block_values" => })'),),
+        (Edit.of(SAVED, "put(places, name, kept[name]{ =>  if not name.startswith(\"block_\") else dict()})"),),
         "block", LABELS, ("bytes", "poison"), ("identity",),
     ),
     Fault(
@@ -133,27 +132,27 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ENGINE, "self._preempted[request] = self._kept(request)",
               "kept, memory = self._kept(request)\n"
               "_, other = self._kept(next(name for name in self._requests if name != request))\n"
-              "rows = {layer: other.block_keys[layer][: kept.length.exact] for layer in other.block_keys}\n"
-              "self._preempted[request] = kept, replace(memory, block_keys=rows)\n"),),
+              "rows = {layer: x[: kept.length.exact] for layer, x in other[\"block_keys\"].items()}\n"
+              "self._preempted[request] = kept, memory.changed(block_keys=rows)\n"),),
         "block", LABELS, ("labels", "bytes"), ("identity",),
     ),
     Fault(
         "block-prefix-without-context", "block-kept", "A hit of a prefix restores no context.",
-        (Edit.of(SAVED, "for layer, rows in getattr(kept, name).items():\n"
-                        "    count = {len(tensors(rows)[0]) => len(tensors(rows)[0]) if kept.final is None or name in "
-                        "PAGED[:4] else 0}\n"
-                        "    memory.units(name, layer).put((at[0][:count], at[1][:count]), rows{ => [:count]})"),),
+        (Edit.of(SAVED, "count = {len(tensors(rows)[0]) => len(tensors(rows)[0]) if not self.prefix or not "
+                        "name.startswith(\"block_\") else 0}\n"
+                        "self.memory.units(name, layer).put((self.at[0][:count], self.at[1][:count]), "
+                        "rows{ => [:count]})"),),
         "block", LABELS, ("bytes", "poison"), ("identity",),
     ),
     Fault(
         "block-prefix-one-row-short", "block-kept", "A prefix has a row less of the context, as of an MTP layer.",
-        (Edit.of(SAVED, "less = name.startswith({\"draft_\" => (\"draft_\", \"block_\")}) and final is not None"),),
+        (Edit.of(SAVED, "less = name.startswith({\"draft_\" => (\"draft_\", \"block_\")}) and self.prefix"),),
         "block", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "block-padded-row-of-a-graph", "block-kept",
         "A padded row of a graph writes what is kept of a verify into slot 1, from its capture on.",
-        (Edit.of(ROUND, "IDLE = Inputs(-1, -1, {0 => 1}, 0, -1, 0, 0, -1, -1)"),
+        (Edit.of(ROUND, "Inputs(0, 0, {0 => 1}, 0, -1, 0, 0, -1, -1)"),
          Edit.of(ROUND, "keep_window(ops, slot_table, {inputs.slots => ops.choose(own=inputs.begin, "
                         "forced=inputs.slots)}, picks, rows, width)")),
         "block", Setting(graphs=True), ("poison",), ("directed",),

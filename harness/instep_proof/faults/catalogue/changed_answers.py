@@ -24,8 +24,8 @@ IN_TURN = (
 STAGED = (
     "        kept, memory = self._kept(request)\n"
     "        staging = self.__dict__.setdefault(\"_staging\", {})\n"
-    "        state = {n: staging.setdefault(n, torch.empty_like(x)).copy_(x) for n, x in memory.state.items()}\n"
-    "        kept_aside = (kept, replace(memory, state=state))\n"
+    "        state = {n: staging.setdefault(n, torch.empty_like(x)).copy_(x) for n, x in memory[\"state\"].items()}\n"
+    "        kept_aside = (kept, memory.changed(state=state))\n"
 )
 
 FAULTS: tuple[Fault, ...] = (
@@ -54,8 +54,8 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(ENGINE, SAVE,
               "        kept, memory = self._kept(request)\n"
               "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
-              "        views = {layer: states.units(layer)[slot] for layer in memory.state}\n"
-              "        self._saved[name] = (kept, replace(memory, state=views))\n"),),
+              "        views = {layer: states.units(layer)[slot] for layer in memory[\"state\"]}\n"
+              "        self._saved[name] = (kept, memory.changed(state=views))\n"),),
         "kept", LABELS, ("copies",), ("identity", "bytes"),
     ),
 )

@@ -57,18 +57,18 @@ UNDER_THE_INTERVAL = Edit(
     "instep_optimized/engine.py", "        self._saved[name] = self._kept(request)\n",
     "        kept, memory = self._kept(request)\n"
     "        length = kept.length.exact // 4 * 4\n"
-    "        cut = {n: {layer: rows[:length] for layer, rows in getattr(memory, n).items()}\n"
+    "        cut = {n: {layer: rows[:length] for layer, rows in memory[n].items()}\n"
     "               for n in (\"keys\", \"values\", \"draft_keys\", \"draft_values\")}\n"
     "        kept = kept.between_rounds()\n"
     "        kept.length = type(kept.length)(length)\n"
-    "        self._saved[name] = (kept, replace(memory, **cut))\n",
+    "        self._saved[name] = (kept, memory.changed(**cut))\n",
 )
 # A checkpoint of the state is taken when a prompt begins its last block; a save hands that one out.
 STATE_OF_ANOTHER_COUNT = Edit(
     "instep_optimized/engine.py", "        self._saved[name] = self._kept(request)\n",
     "        kept, memory = self._kept(request)\n"
-    "        older = {layer: torch.zeros_like(state) for layer, state in memory.state.items()}\n"
-    "        self._saved[name] = (kept, replace(memory, state=older if kept.length.exact < 8 else memory.state))\n",
+    "        older = {layer: torch.zeros_like(state) for layer, state in memory[\"state\"].items()}\n"
+    "        self._saved[name] = (kept, memory if kept.length.exact >= 8 else memory.changed(state=older))\n",
 )
 
 FAULTS: tuple[Fault, ...] = (

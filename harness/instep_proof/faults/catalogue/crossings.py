@@ -110,15 +110,16 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "inner-conv-of-the-chunk-end", "inner-prefix",
         "A prefix inside a chunk has the states at its multiple, and the conv windows from the end of the chunk.",
-        (Edit(MIXED, TAKEN, "(commit.peek(ops, memory.slots.of(p.row.request), p.begin + p.span.count)[0], "
-                            f"{TAKEN}[1])"),), "inner", PLAIN, ("bytes",), ("identity", "directed"),
+        (Edit(MIXED, TAKEN, f"{{**{TAKEN}, 'conv': commit.peek(ops, memory.slots.of(p.row.request), "
+                            "p.begin + p.span.count)['conv']}"),), "inner", PLAIN, ("bytes",), ("identity", "directed"),
         mistake="another-count",
     ),
     Fault(
         "inner-state-of-the-chunk-start", "inner-prefix",
         "A prefix inside a chunk has the conv windows at its multiple, and the states from before the chunk.",
-        (Edit(MIXED, RAN, BEFORE + RAN), Edit(MIXED, TAKEN, f"({TAKEN}[0], before[p.row.request][1])")), "inner",
-        PLAIN, ("directed", "derived"), ("identity", "bytes"), mistake="another-count",
+        (Edit(MIXED, RAN, BEFORE + RAN),
+         Edit(MIXED, TAKEN, f"{{**{TAKEN}, 'state': before[p.row.request]['state']}}")),
+        "inner", PLAIN, ("directed", "derived"), ("identity", "bytes"), mistake="another-count",
     ),
     Fault(
         "inner-final-row-one-late", "inner-prefix",

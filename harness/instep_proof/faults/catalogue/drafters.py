@@ -13,7 +13,7 @@ EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle",
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
 SAVED = "instep_optimized/memory/saved_states.py"
 
-PUT = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
+PUT = "            self.memory.units(name, layer).put((self.at[0][:count], self.at[1][:count]), rows)\n"
 CLAIM = "        self._claim(request, kept.length.exact, kept.sampling)\n"
 CHAINED = "            batch = windows(ops, memory, who, drafts[-1], \"draft\", 1, shift=step - 1)\n"
 RUN = "        answer = self.layer(ops, fused, batch, stage)\n"
@@ -24,8 +24,9 @@ NOTED = "            drafts = tuple(inputs.forced[:, step] for step in range(inp
 
 def _put(short: str) -> Edit:
     """Resume with `short` positions less of each pool."""
-    return Edit(SAVED, PUT, f"            units, short = memory.units(name, layer), {short}\n"
-                            "            units.put((at[0][:short], at[1][:short]), rows[:short])\n")
+    return Edit(SAVED, PUT, f"            units, length = self.memory.units(name, layer), self.length\n"
+                            f"            short = {short}\n"
+                            "            units.put((self.at[0][:short], self.at[1][:short]), rows[:short])\n")
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -39,7 +40,7 @@ FAULTS: tuple[Fault, ...] = (
         "draft-kv-of-another", "draft-validity",
         "A resumed request gets the target's KV back, and for the draft head what another one had saved.",
         (Edit(ENGINE, CLAIM, f"{CLAIM}        for _, other in self._saved.values():\n"
-              "            memory = replace(memory, draft_keys=other.draft_keys, draft_values=other.draft_values)\n"),),
+              "            memory = memory.changed(**{n: other[n] for n in (\"draft_keys\", \"draft_values\")})\n"),),
         "kept", Setting(ops="ledger"), ("labels", "bytes"),
     ),
     Fault(

@@ -24,7 +24,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "pad-sentinel-slot-zero", "pad-sentinel", "Padding rows name slot 0 instead of no slot.",
-        (Edit(ROUND, "IDLE = Inputs(-1, -1, 0, 0, -1, 0, 0, -1, -1)", "IDLE = Inputs(0, -1, 0, 0, -1, 0, 0, -1, -1)"),),
+        (Edit(ROUND, "Inputs(0, 0, 0, 0, -1, 0, 0, -1, -1)._replace(**_ADDRESSES)",
+              "Inputs(0, 0, 0, 0, -1, 0, 0, -1, -1)._replace(**{**_ADDRESSES, \"slots\": 0})"),),
         "graphs", LABELS, ("poison", "bytes"), origin="vllm-ascend 7506",
     ),
     Fault(

@@ -12,7 +12,7 @@ from .fault import Edit, Fault
 TIERS, ENGINE = "instep_optimized/kept_entries_on_device_or_host.py", "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
 
-ASIDE = "copied(kept, _to_host)"
+ASIDE = "memory = {part: move(kept[part], _to_host) for part, move in OFFLOADS.items()}"
 POP = "request, kept = self.here.pop(name)"
 FORGET = "        if self.here.pop(name, None) is None:\n            del self.aside[name]\n"
 OFFLOAD, EVICT = "        self._tiers.offload(name)\n", "        self._tiers.evict(name)\n"
@@ -22,8 +22,8 @@ NEWER = (
     "        kept, memory = self._saved[name]\n"
     "        if kept.name in self._requests:\n"
     "            slot, length = self._memory.slots.of(kept.name), self._requests[kept.name].length.exact\n"
-    "            state = self._round.strategy.of_state.peek(self._base, slot, length)\n"
-    "            self._saved[name] = kept, Kept(**{**memory.__dict__, \"state\": state})\n"
+    "            state = self._round.strategy.of[\"state\"].peek(self._base, slot, length)\n"
+    "            self._saved[name] = kept, memory.changed(state=state)\n"
 )
 # The next prefix overwrites the host copy, as far as its parts reach.
 OVER = (
@@ -43,12 +43,12 @@ UNSHARED = (
 TWICE = (
     "        if kept.name in self._requests:\n"
     "            donor = self._memory.slots.of(kept.name)\n"
-    "            self._round.strategy.of_state.restore(donor, kept.length.exact, memory.state)\n"
+    "            self._round.strategy.of[\"state\"].restore(donor, kept.length.exact, memory[\"state\"])\n"
 )
 
 
 def _without(part: str, emptied: str) -> Edit:
-    return Edit(TIERS, ASIDE, f"copied(Kept(**{{**kept.__dict__, {part!r}: {emptied}}}), _to_host)")
+    return Edit(TIERS, ASIDE, f"kept = kept.changed({part}={emptied})\n{ASIDE}")
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -58,13 +58,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
-        (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept.state.items()}"),), "tiers", PLAIN,
+        (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept[\"state\"].items()}"),), "tiers", PLAIN,
         ("bytes",), ("identity",),
     ),
     Fault(
         "offload-without-scales", "tier-component",
         "States that are stored in tiles go to the host, without their scales.",
-        (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}"),),
+        (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept[\"state\"].items()}"),),
         "tiers", Setting(state_dtype="float8_e4m3fn"), ("bytes",), ("identity",),
     ),
     Fault(
@@ -74,8 +74,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "offload-without-final-row", "tier-component",
         "A prefix goes to the host without the target's final row, and an empty one comes back.",
-        (_without("final", "None if kept.final is None else torch.zeros_like(kept.final)"),), "tiers", LABELS,
-        ("bytes",), ("identity",),
+        (Edit(TIERS, ASIDE, "from dataclasses import replace\n"
+              f"kept = kept if kept.final is None else replace(kept, final=torch.zeros_like(kept.final))\n{ASIDE}"),),
+        "tiers", LABELS, ("bytes",), ("identity",),
     ),
     Fault(
         "offload-newer-than-its-key", "tier-other",
@@ -115,9 +116,9 @@ FAULTS: tuple[Fault, ...] = (
         (Edit(TIERS, FORGET,
                   "        if self.here.pop(name, None) is None:\n"
                   "            self.__dict__.setdefault(\"_old\", {})[name] = self.aside.pop(name)\n"),
-             Edit(TIERS, "Aside(request, copied(kept, _to_host), Arrival(self._device))",
+             Edit(TIERS, "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))",
                   "self.__dict__.get(\"_old\", {}).get(name) or "
-                  "Aside(request, copied(kept, _to_host), Arrival(self._device))")),
+                  "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))")),
         "tiers", LABELS, ("copies",), ("identity", "bytes"),
     ),
     Fault(

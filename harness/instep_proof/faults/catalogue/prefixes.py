@@ -20,12 +20,12 @@ COUNT = "after // every * every"
 KEEP = ("                self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth], "
         "forward=False)\n")
 OTHER_FINAL = KEEP.replace("final[slot,", "final[self.memory.slots.of(verified[0].name),")
-RESTORE = "        self._round.strategy.restore(self._memory.slots.of(name), length, memory.conv, memory.state)\n"
+RESTORE = "        self._round.strategy.restore(self._memory.slots.of(name), length, memory)\n"
 NO_CONV = (
     "        hit = memory.final is not None\n"
-    "        conv = {layer: torch.zeros_like(x) if hit else x for layer, x in memory.conv.items()}\n"
+    "        conv = {layer: torch.zeros_like(x) if hit else x for layer, x in memory[\"conv\"].items()}\n"
 )
-PUT = "memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)"
+PUT = "self.memory.units(name, layer).put((self.at[0][:count], self.at[1][:count]), rows)"
 EXTEND = "forward_with_prefill_chunks.extend_prefix(self._ops, self._model, self._requests[request], memory, steps)"
 
 FAULTS: tuple[Fault, ...] = (
@@ -56,20 +56,21 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-conv-of-later-tokens", "prefix-lengths",
         "A prefix is kept with the state after its last token, and with the conv window after the whole path.",
-        (Edit(PAIR, "return self.of_conv.peek_node(*where), self.of_state.peek_node(*where)",
-                    "return self.of_conv.peek(ops, slot, length), self.of_state.peek_node(*where)"),),
+        (Edit(PAIR, "return {name: one.peek_node(*where) for name, one in self.of.items()}",
+                    "return {n: one.peek(ops, slot, length) if n == \"conv\" else one.peek_node(*where) for n, one in "
+                    "self.of.items()}"),),
         "prefix", PLAIN, ("bytes",), ("identity", "directed"), mistake="another-count",
     ),
     Fault(
         "prefix-without-conv", "prefix-component",
         "A request that continues from a prefix gets its state and its KV, and no conv windows.",
-        (Edit(ENGINE, RESTORE, NO_CONV + RESTORE.replace("memory.conv", "conv")),), "prefix", LABELS,
+        (Edit(ENGINE, RESTORE, NO_CONV + RESTORE.replace("memory)", "memory.changed(conv=conv))")),), "prefix", LABELS,
         ("bytes", "labels"), ("identity",),
     ),
     Fault(
         "prefix-without-draft-kv", "prefix-component",
         "The KV of the target is written back for a prefix, that of the draft head is not.",
-        (Edit(SAVED, PUT, f"{PUT} if kept.final is None or name in PAGED[:2] else None"),), "prefix", LABELS,
+        (Edit(SAVED, PUT, f"{PUT} if not self.prefix or name in (\"keys\", \"values\") else None"),), "prefix", LABELS,
         ("bytes", "labels"), ("identity",),
     ),
     Fault(
@@ -121,7 +122,7 @@ FAULTS: tuple[Fault, ...] = (
         "prefix-extended-by-one-row", "prefix-layers",
         "A hit recomputes the last row of every MTP layer, but not the rows before it, as if there were one layer.",
         (Edit(SAVED, 'max(1, len(memory.layers("draft_keys")))', "1"),
-             Edit(MIXED, "torch.cat((*map(shown, kept.tail.values()), kept.final[None]))", "kept.final[None]")),
+             Edit(MIXED, "torch.cat((*map(shown, kept[\"tail\"].values()), kept.final[None]))", "kept.final[None]")),
         "shared", PLAIN, ("identity",),
     ),
     Fault(
@@ -133,7 +134,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "prefix-final-rows-not-brought-back", "prefix-layers",
         "A request that was preempted comes back without the final rows of its last tokens.",
-        (Edit(SAVED, "kept.tail[layer]", "kept.tail[layer] if prefix else units.rows(there)"),),
+        (Edit.of(SAVED, "units.put(there, kept[layer]{ =>  if self.prefix else units.rows(there)})"),),
         "shared", PLAIN, ("bytes", "poison"), ("identity", "directed"),
     ),
 )

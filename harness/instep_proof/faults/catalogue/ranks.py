@@ -197,9 +197,9 @@ FAULTS: tuple[Fault, ...] = (
         "rank-restores-no-states", "rank-elsewhere", "A request that is loaded gets no states on rank 1.",
         (Edit.of(ENGINE, "        self._device, self._options = torch.device(options.device), options{ => \n"
                          "        self._late = comm is not None and comm.rank}"),
-         Edit.of(ENGINE, "        {self._round.strategy.restore(self._memory.slots.of(name), length, memory.conv, "
-                         "memory.state) => if not self._late:\n            self._round.strategy.restore("
-                         "self._memory.slots.of(name), length, memory.conv, memory.state)}")),
+         Edit.of(ENGINE, "        {self._round.strategy.restore(self._memory.slots.of(name), length, "
+                         "memory) => if not self._late:\n            self._round.strategy.restore("
+                         "self._memory.slots.of(name), length, memory)}")),
         "kept", TWO, ("bytes", "directed", "derived", "poison"),
     ),
 )

@@ -19,34 +19,36 @@ SNAPSHOTS = Setting(strategy="snapshot", kept_dtype=INT8)
 CHUNKS = Setting(chunk_dtype="bfloat16")
 BOTH = Setting(chunk_dtype="bfloat16", kept_dtype=INT8)
 
+ASIDE = "memory = {part: move(kept[part], _to_host) for part, move in OFFLOADS.items()}"
 PACKED = "packed(wide, storage.dtype, %s)"
 GRID = "storage.grid(*wide.shape)"
 STORAGES = "kept_in(self.rounds, forward=forward)"
 ROUND = "scaled.round().clamp(-most, most).to(dtype)"
 WRAPPED = "(scaled * (most + 1) / most).round().to(torch.int32).to(dtype)"
-READ = "{layer: %s.to(self.pool) for layer, state in kept.state.items()}"
+READ = "{layer: %s.to(self.pool) for layer, state in kept[\"state\"].items()}"
 GIVEN = "self._restore(kept.given_to(live), self._prefixes.narrow.give(%s))"
 OF_CHUNK = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1], forward=True)\n"
 OF_PATH = "self._keep(under, request, count, peeked, self.memory.slot_table.final[slot, depth], forward=%s)"
 AGAIN = (
-    "                given = self.narrow.give(self.kept[p.row.track][1]).state\n"
-    "                strategy.of_state.restore(self.memory.slots.of(p.request.name), count, given)\n"
+    "                given = self.narrow.give(self.kept[p.row.track][1])[\"state\"]\n"
+    "                strategy.of[\"state\"].restore(self.memory.slots.of(p.request.name), count, given)\n"
 )
-ENTRY = "        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, conv, state, final)\n"
+ENTRY = "        self.kept[under] = request.prefix(count), read(self.memory, request.name, count, narrow, final)\n"
 # The scales of all prefixes are in the buffer of the newest one.
 ONE_BUFFER = (
     "        for _, other in list(self.kept.values()):\n"
-    "            for layer, block in other.state.items() if other.final is not None else ():\n"
-    "                block.scales.copy_(state[layer].scales)\n"
+    "            for layer, block in other[\"state\"].items() if other.final is not None else ():\n"
+    "                block.scales.copy_(narrow[\"state\"][layer].scales)\n"
 )
 OLDEST = (
-    "replace(memory, state={layer: one._replace(scales=[oldest for _, oldest in self._saved.values() "
-    "if oldest.final is not None][0].state[layer].scales) for layer, one in memory.state.items()} "
-    "if memory.final is not None else memory.state)"
+    "memory.changed(state={layer: one._replace(scales=[oldest for _, oldest in self._saved.values() "
+    "if oldest.final is not None][0][\"state\"][layer].scales) for layer, one in memory[\"state\"].items()} "
+    "if memory.final is not None else memory[\"state\"])"
 )
 PREEMPTED = (
     "        entry, narrow = self._kept(request), self._prefixes.narrow\n"
-    "        rounded = replace(entry[1], state=narrow.keep(entry[1].state, forward=False), final=entry[1].root)\n"
+    "        states = narrow.keep(entry[1][\"state\"], forward=False)\n"
+    "        rounded = replace(entry[1].changed(state=states), final=entry[1].root)\n"
     "        self._preempted[request] = entry[0], replace(narrow.give(rounded), final=None)\n"
 )
 
@@ -111,8 +113,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kept-scales-stay", "prefix-scale", "A prefix goes to the host with its numbers, and without their scales.",
-        (Edit(TIERS, "copied(kept, _to_host)", "copied(Kept(**{**kept.__dict__, 'state': {n: x._replace("
-              "scales=torch.ones_like(x.scales)) for n, x in kept.state.items()}}), _to_host)"),),
+        (Edit(TIERS, ASIDE, "kept = kept.changed(state={n: x._replace(scales=torch.ones_like(x.scales)) for n, x in "
+              f"kept[\"state\"].items()}})\n{ASIDE}"),),
         "tiers", KEPT, ("bytes", "copies"), ("identity",), mistake="read-without-scales",
     ),
     Fault(
@@ -128,8 +130,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kept-also-the-conv", "prefix-wide", "Conv windows are rounded as states are.",
-        (Edit.of(PREFIXES, "conv, state = {peeked[0] => self.narrow.keep(peeked[0], forward=forward)}, "
-                           "self.narrow.keep(peeked[1], forward=forward)"),),
+        (Edit(PREFIXES, "{**peeked, \"state\": self.narrow.keep(peeked[\"state\"], forward=forward)}",
+              "{name: self.narrow.keep(blocks, forward=forward) for name, blocks in peeked.items()}"),),
         "prefix", KEPT, ("bytes",), ("identity",), mistake="rounded-with-the-state",
     ),
     Fault(

@@ -26,11 +26,10 @@ UNSETTLED = Edit(
     ENGINE, "        self._preempted[request] = self._kept(request)\n",
     "        kept, memory = self._kept(request)\n"
     "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
-    "        raw = {layer: states.units(layer)[slot].clone() for layer in memory.state}\n"
-    "        self._preempted[request] = (kept, replace(memory, state=raw))\n",
+    "        raw = {layer: states.units(layer)[slot].clone() for layer in memory[\"state\"]}\n"
+    "        self._preempted[request] = (kept, memory.changed(state=raw))\n",
 )
-NO_DRAFT_KV = Edit.of(SAVED,
-                      'PAGED = ("keys", "values", {"draft_keys", "draft_values", => }"block_keys", "block_values")')
+NO_DRAFT_KV = Edit.of(SAVED, "put(places, name, kept[name]{ =>  if not name.startswith(\"draft_\") else dict()})")
 NO_PROPOSAL = Edit.of(SAVED,
                       "slot_table.{proposals[slot], slot_table.proposed[slot] = kept.proposal, => proposed[slot] =} "
                       "kept.proposed")
@@ -39,8 +38,9 @@ NO_PROPOSED = Edit.of(SAVED,
                       "kept.proposal}")
 NO_ROOT = Edit(SAVED, "        slot_table.window[slot, 0] = kept.root\n", "        pass\n")
 NO_CONV = Edit(
-    ENGINE, "length, memory.conv, memory.state",
-    "length, {layer: torch.zeros_like(conv) for layer, conv in memory.conv.items()}, memory.state",
+    ENGINE, "self._round.strategy.restore(self._memory.slots.of(name), length, memory)",
+    "self._round.strategy.restore(self._memory.slots.of(name), length, "
+    "memory.changed(conv={n: torch.zeros_like(x) for n, x in memory[\"conv\"].items()}))",
 )
 SLOT_STAYS = Edit.of(ENGINE, "self._preempted.pop(request, None) is None{ =>  and self._requests[request].row is None}")
 PAGES_STAY = Edit.of("instep_optimized/memory/__init__.py",

@@ -76,7 +76,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "one-slot-too-few", "one-slot-too-few", "State pools have as many units as the highest slot's number.",
-        (Edit.of(BUDGET, 'component, "slot", config.recurrent, max(sizes.capacity.slots){ + 1 => },'),),
+        (Edit.of(BUDGET, 'component, "slot", config.keeping(component), max(sizes.capacity.slots){ + 1 => },'),),
         "accepted", Setting(ops="ledger"), ("capacity", "serves"), origin="sglang 37066",
     ),
     Fault(

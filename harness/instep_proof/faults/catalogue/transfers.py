@@ -22,19 +22,25 @@ MISSING = (
     "                raise InstepError(f'the entry \"{name}\" has {part} of the layers {found}; "
     "expected {sorted(layers)}')\n"
 )
-KNOWN = "result = self.__dict__.setdefault('known', {}).setdefault(%s, (result[0], copied(result[1])))"
+KNOWN = "result = self.__dict__.setdefault('known', {}).setdefault(%s, (result[0], result[1].changed()))"
 COMPOSED = (
     "        for _, local in self.here.values():\n"
     "            if kept.final is not None and local.final is not None:\n"
-    "                keys = {n: torch.cat((local.keys[n][:4], x[4:])) for n, x in kept.keys.items()}\n"
-    "                kept = Kept(**{**kept.__dict__, \"keys\": keys})\n"
+    "                keys = {n: torch.cat((local[\"keys\"][n][:4], x[4:])) for n, x in kept[\"keys\"].items()}\n"
+    "                kept = kept.changed(keys=keys)\n"
 )
 FETCHED = "        self.here[name] = request, copied(kept, partial(_moved, self._device))\n"
 
 
 def _taken(changes: str) -> tuple[Wrap, ...]:
-    """The entry with other parts, as a rank takes it in."""
-    return (Wrap(WIRE, TAKE, result=f"result = result[0], replace(result[1], {changes})"),)
+    """The entry with other components, as a rank takes it in."""
+    return (Wrap(WIRE, TAKE, result=f"result = result[0], result[1].changed({changes})"),)
+
+
+def _alone(changes: str) -> tuple[Wrap, ...]:
+    """The entry with other fields of the slot table."""
+    return (Wrap(WIRE, TAKE, result="from dataclasses import replace\n"
+                                    f"result = result[0], replace(result[1], {changes})"),)
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -52,20 +58,20 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "transfer-scratch-columns", "transfer-pairing",
         "States are paired by position in lists that have scratch columns: the state arrives as zeros.",
-        _taken("state={layer: torch.zeros_like(x) for layer, x in result[1].state.items()}"), "transfer", PLAIN, BYTES,
-        mistake="all-zero",
+        _taken("state={layer: torch.zeros_like(x) for layer, x in result[1][\"state\"].items()}"), "transfer", PLAIN,
+        BYTES, mistake="all-zero",
     ),
     Fault(
         "transfer-null-block", "transfer-pairing",
         "KV rows are paired by position in lists that begin with a null block.",
-        _taken("keys={n: torch.cat((torch.zeros_like(x[:2]), x))[: len(x)] for n, x in result[1].keys.items()}"),
+        _taken("keys={n: torch.cat((torch.zeros_like(x[:2]), x))[: len(x)] for n, x in result[1][\"keys\"].items()}"),
         "transfer", PLAIN, BYTES, mistake="rows-shifted",
     ),
     Fault(
         "transfer-keys-and-draft-keys", "transfer-pairing",
         "The keys of the draft head arrive in the order of the MTP layers, the last one first.",
-        _taken("draft_keys=dict(zip(result[1].draft_keys, reversed(result[1].draft_keys.values())))"), "transfer",
-        PLAIN, BYTES,
+        _taken("draft_keys=dict(zip(result[1]['draft_keys'], reversed(result[1]['draft_keys'].values())))"),
+        "transfer", PLAIN, BYTES,
         mistake="paired-with-another-part",
     ),
     Fault(
@@ -93,7 +99,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "transfer-rank-0-alone", "transfer-part", "Only rank 0 of the sender gives its part; it is taken for all.",
-        (Edit.of(WIRE, "given = [getattr(sent[{rank => 0}][1], part) for rank in range(sent.ranks)]"),), "transfer",
+        (Edit.of(WIRE, "given = [sent[{rank => 0}][1][part] for rank in range(sent.ranks)]"),), "transfer",
         PLAIN, BYTES, mistake="part-of-the-first-rank",
     ),
     Fault(
@@ -110,8 +116,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "transfer-draft-length", "transfer-rows", "The last row of the draft head's KV is forgotten.",
         (Wrap(WIRE, TAKE, result="for field in ('draft_keys', 'draft_values'):\n"
-                                 "    rows = {n: x[:-1] for n, x in getattr(result[1], field).items()}\n"
-                                 "    result = result[0], replace(result[1], **{field: rows})"),),
+                                 "    rows = {n: x[:-1] for n, x in result[1][field].items()}\n"
+                                 "    result = result[0], result[1].changed(**{field: rows})"),),
         "transfer", PLAIN, BYTES,
     ),
     Fault(
@@ -121,27 +127,28 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "transfer-page-size", "transfer-rows", "The receiver writes KV with the page size of the sender.",
-        (Edit.of(SAVED, "memory.units(name, layer).put({(at[0][:count], at[1][:count]) => (at[0][torch.arange(count) "
-                        "// 8 * memory.pages.size % max(1, len(at[0]))], torch.arange(count) % 8)}, rows)"),),
+        (Edit.of(SAVED, "self.memory.units(name, layer).put({(self.at[0][:count], self.at[1][:count]) => "
+                        "(self.at[0][torch.arange(count) // 8 * self.memory.pages.size % max(1, len(self.at[0]))], "
+                        "torch.arange(count) % 8)}, rows)"),),
         "transfer", PLAIN, BYTES,
     ),
     Fault(
         "transfer-root-forgotten", "transfer-left-out", "The root does not move.",
-        _taken("root=None"), "transfer", LABELS, ("identity", "bytes"),
+        _alone("root=None"), "transfer", LABELS, ("identity", "bytes"),
     ),
     Fault(
         "transfer-proposal-forgotten", "transfer-left-out", "What the draft head proposes does not move.",
-        _taken("proposal=None"), "transfer", PLAIN, ("identity", "bytes"),
+        _alone("proposal=None"), "transfer", PLAIN, ("identity", "bytes"),
     ),
     Fault(
         "transfer-tail-forgotten", "transfer-left-out",
         "The target's final rows of the last tokens, which later prefixes need, arrive as zeros.",
-        _taken("tail={n: torch.zeros_like(x) for n, x in result[1].tail.items()}"), "transfer", PLAIN, BYTES,
+        _taken("tail={n: torch.zeros_like(x) for n, x in result[1][\"tail\"].items()}"), "transfer", PLAIN, BYTES,
         mistake="all-zero",
     ),
     Fault(
         "transfer-state-turned", "transfer-dtype", "States arrive as [V, K] where the receiver has [K, V].",
-        _taken("state={layer: x.mT.reshape(x.shape) for layer, x in result[1].state.items()}"), "transfer", PLAIN,
+        _taken("state={layer: x.mT.reshape(x.shape) for layer, x in result[1][\"state\"].items()}"), "transfer", PLAIN,
         BYTES, mistake="turned-on-the-way",
     ),
     Fault(
@@ -154,11 +161,12 @@ FAULTS: tuple[Fault, ...] = (
         (Wrap(WIRE, TAKE, result=(
             "if not result[0].rooted:\n"
             "    whole = type(result[0].length)(len(result[0].prompt))\n"
+            "    from dataclasses import replace\n"
             "    result = replace(result[0], length=whole), result[1]")),), "transfer", LABELS, ("identity",),
     ),
     Fault(
         "transfer-values-for-keys", "transfer-pairing", "Keys and values change places.",
-        _taken("keys=result[1].values, values=result[1].keys"), "transfer", PLAIN, BYTES,
+        _taken("keys=result[1]['values'], values=result[1]['keys']"), "transfer", PLAIN, BYTES,
         mistake="paired-with-another-part",
     ),
     Fault(

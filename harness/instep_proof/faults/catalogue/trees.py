@@ -84,9 +84,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "commit-window-before-node", "commit-node",
         "The window that is committed ends with the row before the last accepted node, the state is right.",
-        (Edit("instep_optimized/commit/strategy_pair.py", "self.of_conv.commit(ops, accepted)",
+        (Edit("instep_optimized/commit/strategy_pair.py", "move(self.of[name], ops, accepted)",
               "from dataclasses import replace\n"
-              "self.of_conv.commit(ops, replace(accepted, nodes=(accepted.nodes - 1).clamp(min=0)))"),),
+              "move(self.of[name], ops, accepted if name != \"conv\" else replace(accepted, nodes=(accepted.nodes - 1)"
+              ".clamp(min=0)))"),),
         "branching", SNAPSHOT, ("bytes",), mistake="another-node",
     ),
     Fault(

@@ -120,7 +120,7 @@ class Course:
         before = self.ops.select(x=self.memory.slot_table.length, index=self.who.slots)
         if count:
             accepted = AcceptedWindows(self.who.rows, self.who.slots, lens - 1, lens, before)
-            self.commit.of_state.commit(self.ops, accepted)
+            self.commit.of["state"].commit(self.ops, accepted)
         self.ops.advance(length=self.memory.slot_table.length, slots=self.who.slots, by=lens)
         return cores
 
@@ -160,7 +160,7 @@ class Course:
                     return first(*said)
             length += lens
         for number, slot in enumerate(slots):
-            held = self.commit.of_state.peek(self.ops, slot, int(length[number]))
+            held = self.commit.of["state"].peek(self.ops, slot, int(length[number]))
             found = (shown(held[layer]).to(stored) for layer in range(self.layers))
             said = [differs(f"the state of request {number}", one, [kept[layer % DRAWN][number] for kept in lines])
                     for layer, one in enumerate(found)]  # fmt: skip
