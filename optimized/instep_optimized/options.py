@@ -219,7 +219,8 @@ def check(
     for misses, what in (
         ("mla" in config.mixers and ops.attend_latents is None, "expand no latents (`Ops.attend_latents`)"),
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
-        (not config.attention_gate, "have no attention without gates"),
+        (config.beta_bound != 1.0 and not (ops.bounds_beta and ops.fused_gdn is None),
+         "have no beta of more than 1 (`Ops.bounds_beta`)"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")

@@ -52,7 +52,10 @@ class LatentWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """inputs: q [heads*2*head_dim, D], per head query then gate, k, v [kv_heads*head_dim, D]; norms [head_dim]; o."""
+    """inputs: q [heads*2*head_dim, D], per head query then gate, k, v [kv_heads*head_dim, D]; norms [head_dim]; o.
+
+    Without gates q is [heads*head_dim, D]. A norm of all heads of a row is [heads, head_dim].
+    """
 
     inputs: torch.Tensor
     q_norm: torch.Tensor
@@ -141,6 +144,18 @@ def kda(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     )
 
 
+def olmo(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
+    at = f"{prefix}.linear_attn"
+    return GdnWeights(
+        torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkvgba"]),
+        conv=torch.cat([stored.take(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
+        A_log=stored.wide(f"{at}.A_log"),
+        dt_bias=stored.wide(f"{at}.dt_bias"),
+        norm=stored.wide(f"{at}.o_norm.weight"),
+        out=stored.take(f"{at}.o_proj.weight"),
+    )
+
+
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
     at = f"{prefix}.self_attn"
     down, shared = torch.split(stored.take(f"{at}.kv_a_proj_with_mqa.weight"), [config.latent, config.shared_key])
@@ -151,10 +166,13 @@ def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
     )
 
 
-def attention(stored: Stored, prefix: str) -> AttentionWeights:
+def attention(stored: Stored, prefix: str, config: ModelConfig) -> AttentionWeights:
     at = f"{prefix}.self_attn"
     inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"])
-    return AttentionWeights(inputs, *(stored.take(f"{at}.{name}.weight") for name in ("q_norm", "k_norm", "o_proj")))
+    q_norm, k_norm = (stored.norm(f"{at}.{name}.weight", config) for name in ("q_norm", "k_norm"))
+    if config.row_norms:
+        q_norm, k_norm = (x.view(-1, config.head_dim) for x in (q_norm, k_norm))
+    return AttentionWeights(inputs, q_norm, k_norm, stored.take(f"{at}.o_proj.weight"))
 
 
 def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:

@@ -294,7 +294,7 @@ def gated(
 ) -> torch.Tensor:
     """The op `fused_gdn`: windows by SGLang's verify, which fills the ring; prompts by `plain`."""
     adapts(GDN.name, {"window": gated, "chunk": None})
-    given = {"mixed": mixed, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}
+    given: dict[str, Any] = {"mixed": mixed, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias}
     left = tuple(part for part in parts if not isinstance(part, RingPart))
     heads, count = len(A_log), len(mixed)
     core = mixed.new_zeros(count, heads, (mixed.shape[1] - 2 * key_heads * key_dim) // heads, dtype=dtype)

@@ -14,7 +14,7 @@ from instep_reference.contract.recurrences import RECURRENCES
 RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "concat": ("joined", "features"),
-    "norm": ("normed", "post_normed", "final", "context"),
+    "norm": ("normed", "post_normed", "final", "context", "mixer_normed", "mlp_normed"),
     "linears": ("qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value"),
     "linear": ("fused", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value", "mixer"),
     "conv": ("mixed",),
@@ -37,6 +37,9 @@ RESULTS: dict[str, tuple[str, ...]] = {
 # The same of layers that store latents, and the ops of attention that only the other layers use.
 OF_LATENTS = {"query": ("linears", "linear"), "key": ("linears", "linear"), "value": ("norm",)}
 OF_ROTATED = frozenset({"attention_inputs", "key_inputs", "attend", "output_gate"})
+# The same of layers that norm all heads of a row together.
+OF_ROWS = {"query": ("norm",), "key": ("norm",)}
+OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_latents"})
 TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs")  # ops whose results come from one call
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
@@ -59,8 +62,9 @@ NAMES = {"conv": "conv windows", "state": "states"}
 def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
     """The ops that may have produced this place, the likeliest first. others: ops that the model does not use."""
     made = tuple(op for op, components in RESULTS.items() if place.component in components)
-    if {*others} >= OF_ROTATED:
-        made = OF_LATENTS.get(place.component, made)
+    for unused, others_make in ((OF_ROTATED, OF_LATENTS), (OF_HEADS, OF_ROWS)):
+        if {*others} >= unused:
+            made = others_make.get(place.component, made)
     made = WRITERS.get(place.component, (*made, "accept", "choose") if place.component == "pick" else made)
     return tuple(op for op in made if op not in others)
 

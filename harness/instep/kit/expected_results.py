@@ -191,7 +191,8 @@ def gates_of(given: Inputs) -> dict[str, Tensor]:
     q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
     log_decay = -given["A_log"].exp() * F.softplus(given["a"] + given["dt_bias"])
     value = v.reshape(rows, len(given["A_log"]), v.shape[1] // len(given["A_log"]))
-    return {"q": q * width**-0.5, "k": k, "v": value, "log_decay": log_decay, "beta": torch.sigmoid(given["b"])}
+    beta = given.get("beta_bound", 1.0) * torch.sigmoid(given["b"])
+    return {"q": q * width**-0.5, "k": k, "v": value, "log_decay": log_decay, "beta": beta}
 
 
 def _attention_inputs(given: Inputs) -> dict[str, Tensor]:

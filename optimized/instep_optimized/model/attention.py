@@ -1,4 +1,4 @@
-"""A gated full-attention layer over paged KV: ops and views only. The draft head's layer is one of these.
+"""A full-attention layer over paged KV: ops and views only. The draft head's layer is one of these.
 
 Leaves out: pages and positions, which come with the batch.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 
@@ -37,9 +38,9 @@ class AttentionLayer:
     def of(
         cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
     ) -> AttentionLayer:
-        norm = stored.take(f"{prefix}.input_layernorm.weight")
+        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
         half = Half.of(stored, prefix, layer, config)
-        return cls(layer, norm, w.attention(stored, prefix), half, config, keys, values)
+        return cls(layer, norm, w.attention(stored, prefix, config), half, config, keys, values)
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""
@@ -49,20 +50,50 @@ class AttentionLayer:
 
         weights, config = self.weights, self.config
         key_shape = (config.kv_heads, config.head_dim)
-        rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
+        if self.half.after:
+            rows = x = hidden.summed(ops).x  # [N, D]
+        else:
+            rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         projected, key_raw, value = linears(
-            ops, x=x, weight=weights.inputs, shapes=((config.heads, 2, config.head_dim), key_shape, key_shape),
-            to=(at("projected"), at("key_raw"), at("value")),
-        )  # [N, heads, 2, head_dim]: query, then gate; [N, kv_heads, head_dim] twice
-        # Stored before `attend`: a row also attends to itself and to the rows before it in this launch.
-        query = kv_inputs(
+            ops, x=x, weight=weights.inputs, to=(at("projected"), at("key_raw"), at("value")),
+            shapes=((config.heads, 1 + config.attention_gate, config.head_dim), key_shape, key_shape),
+        )  # [N, heads, 2, head_dim]: query, then gate, if there is one; [N, kv_heads, head_dim] twice
+        inputs = self._of_rows if config.row_norms else self._of_heads
+        query = inputs(ops, batch, projected, key_raw, value, (at("query"), at("key")))  # [N, heads, head_dim]
+        pages = batch.pages(self.keys, self.values)
+        opened = gated_attend(
+            ops, query=query, pages=pages, projected=projected, to=(at("attended"), at("opened")),
+        ) if config.attention_gate else ops.attend(query=query, pages=pages, to=at("attended"))  # [N, heads, head_dim]
+        mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
+        if self.half.after:
+            mixer = ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at("mixer_normed"))
+        return self.half(ops, rows, mixer, stage)
+
+    # Both store keys and values before `attend`: a row also attends to itself and to the rows before it in this launch.
+
+    def _of_heads(
+        self, ops: Ops, batch: Batch, projected: torch.Tensor, key_raw: torch.Tensor, value: torch.Tensor,
+        to: tuple[Place, Place],
+    ) -> torch.Tensor:
+        """Norm queries and keys head by head, and turn them -> query [N, heads, head_dim]."""
+        weights, config = self.weights, self.config
+        return kv_inputs(
             ops, projected=projected, key_raw=key_raw, positions=batch.positions, q_norm=weights.q_norm,
             k_norm=weights.k_norm, eps=config.eps, rotary_dim=config.rotary_dim, theta=config.rope_theta, value=value,
-            pools=(self.keys, self.values), locations=batch.locations, to=(at("query"), at("key")),
-        )  # [N, heads, head_dim]
-        opened = gated_attend(
-            ops, query=query, pages=batch.pages(self.keys, self.values), projected=projected,
-            to=(at("attended"), at("opened")),
-        )  # [N, heads, head_dim]
-        mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
-        return self.half(ops, rows, mixer, stage)
+            pools=(self.keys, self.values), locations=batch.locations, to=to,
+        )
+
+    def _of_rows(
+        self, ops: Ops, batch: Batch, projected: torch.Tensor, key_raw: torch.Tensor, value: torch.Tensor,
+        to: tuple[Place, Place],
+    ) -> torch.Tensor:
+        """Norm all heads of a row together, without positions -> query [N, heads, head_dim]."""
+        each = (projected[:, :, 0], self.weights.q_norm), (key_raw, self.weights.k_norm)
+        query, key = (
+            ops.norm(x=x, weight=weight, eps=self.config.eps, to=place)
+            for (x, weight), place in zip(each, to, strict=True)
+        )
+        for rows, pool in ((key, self.keys), (value, self.values)):
+            scaled = {} if pool.scales is None else {"scales": pool.scales}
+            ops.store_rows(rows=rows, pool=pool.pool, locations=batch.locations, **scaled)
+        return query

@@ -10,7 +10,8 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.config import KIMI, ModelConfig
+from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
+from instep_reference.contract.config import KIMI, OLMO, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
@@ -33,8 +34,8 @@ class GdnLayer:
 
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
-        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
-        weights = (w.kda if config.model_type == KIMI else w.gdn)(stored, prefix, config)
+        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
+        weights = {KIMI: w.kda, OLMO: w.olmo}.get(config.model_type, w.gdn)(stored, prefix, config)
         return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
@@ -57,7 +58,7 @@ class GdnLayer:
             )
         core = bound.mix(ops, partial(self._core, stage, x.dtype), (qkv, a, b), z)  # [N, HV, V]
         gated = ops.gated_norm(
-            core=core, z=z, weight=weights.norm, eps=config.eps, gate=config.output_gate, to=at("gated")
+            core=core, z=z, weight=weights.norm, eps=config.core_eps, gate=config.output_gate, to=at("gated")
         )
         mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixer, stage)
@@ -77,5 +78,6 @@ class GdnLayer:
         return prefill_gdn(
             ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
             dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=dtype,
-            row=config.recurrence, to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
+            row=config.recurrence, bounds={} if config.beta_bound == 1.0 else {"beta_bound": config.beta_bound},
+            to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
         )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]

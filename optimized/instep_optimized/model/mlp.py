@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 
@@ -19,17 +20,22 @@ from .residual import Residual
 
 @dataclass(frozen=True)
 class Half:
-    """residual = hidden + mixer; answer = residual + mlp(norm(residual))."""
+    """residual = hidden + mixer; answer = residual + mlp(norm(residual)).
+
+    after  the layer norms results: answer = residual + norm(mlp(residual)), and the caller has normed `mixer`
+    """
 
     layer: int
     norm: torch.Tensor
     mlp: w.DenseWeights | ExpertWeights
     config: ModelConfig
+    after: bool
 
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> Half:
-        norm = stored.norm(f"{prefix}.post_attention_layernorm.weight", config)
-        return cls(layer, norm, w.mlp(stored, prefix, layer, config), config)
+        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[1]}.weight", config)
+        after = config.mixers[layer] in config.norm_after
+        return cls(layer, norm, w.mlp(stored, prefix, layer, config), config, after)
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:
         """Map hidden, mixer [N, D] -> the layer's answer [N, D] as a residual pair; the next norm adds it up."""
@@ -38,6 +44,11 @@ class Half:
             return Place(stage, self.layer, component)
 
         total = Residual(hidden, mixer, at("residual"))
+        if self.after:
+            residual = total.summed(ops).x
+            made = ops.norm(
+                x=self._mlp(ops, residual, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
+            return Residual(residual, made, at("hidden"))
         residual, normed = total.normed(ops, self.norm, self.config.eps, at("post_normed"))
         return Residual(residual, self._mlp(ops, normed, at("mlp")), at("hidden"))
 

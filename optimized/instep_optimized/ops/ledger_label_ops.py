@@ -178,7 +178,7 @@ def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...],
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
 ) -> GdnInputs:
     """mix(mix(mixed, a), b), then each result its own code."""
     heads = a.shape[1]

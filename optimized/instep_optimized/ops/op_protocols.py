@@ -116,7 +116,10 @@ class Embed(Protocol):
 
 
 class Norm(Protocol):
-    """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back."""
+    """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back. Of x [N, heads, head_dim] with a weight of
+
+    two axes the heads of a row are normed together.
+    """
 
     def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...
 
@@ -166,6 +169,7 @@ class MakeGdnInputs(Protocol):
 
     q, k: x * rsqrt(sum x^2 + 1e-6); beta = sigmoid(b); log_decay = -exp(A_log) * softplus(a + dt_bias); fp32.
     A_log, dt_bias [HV]. With a decay per channel a is [N, HV, K], and dt_bias [HV, K].
+    `Ops.bounds_beta`: also beta_bound, which is given if it is not 1. Then beta = beta_bound * sigmoid(b).
     `to`: places of q, k, v, log_decay, beta.
     """
 
@@ -448,6 +452,7 @@ class Ops:
     packed         its kernels take no strides: pools have neither red zones nor padding
     row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
+    bounds_beta    its `gdn_inputs` supports a beta of more than 1 (`MakeGdnInputs`); no fusion does
     sigmoid        its `moe` supports a sigmoid router (`ExpertWeights.router_bias`)
     trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
@@ -514,6 +519,7 @@ class Ops:
     tiled: bool = False
     chances: bool = False
     split: bool = False
+    bounds_beta: bool = False
     sigmoid: bool = False
     packed: bool = False
     trees: bool = False

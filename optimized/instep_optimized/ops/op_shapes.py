@@ -54,7 +54,8 @@ def _same(given: Given) -> Iterator[Fit]:
 
 
 def _norm(given: Given) -> Iterator[Fit]:
-    yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[-1:])
+    axes = given["weight"].dim()
+    yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[max(given["x"].dim() - axes, 1) :])
 
 
 def _add_norm(given: Given) -> Iterator[Fit]:

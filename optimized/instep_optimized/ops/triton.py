@@ -83,6 +83,7 @@ TRITON = Ops(
         "lm_head": Product("ieee", narrow=True, sums="hopper"),  # the one product whose result is wider than 16 bits
     },
     captures=True,
+    bounds_beta=True,
     trees=True,
     tiled=True,
     chances=True,

@@ -56,8 +56,8 @@ def conv_inputs(
 
 
 def consumed(
-    found: GdnInputs, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], rule: tuple[torch.Tensor, ...],
-    to: Place,
+    found: GdnInputs, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...],
+    rule: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], to: Place,
 ) -> None:  # fmt: skip
     """Write `found`, each tensor in its dtype, from one kernel that also normalizes.
 

@@ -56,11 +56,11 @@ class RuleInputs(NamedTuple):
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...],
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
 ) -> GdnInputs:  # fmt: skip
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
     found = results(mixed, key_heads, key_dim, len(A_log), channels=a.dim() == 3)
-    made(found, mixed, a, b, A_log, dt_bias)
+    made(found, mixed, a, b, A_log, dt_bias, beta_bound)
     return found
 
 
@@ -79,7 +79,8 @@ def results(
 
 
 def made(
-    found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor
+    found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    beta_bound: float = 1.0,
 ) -> None:
     """Write `found`, each tensor in its dtype: a store rounds to nearest."""
     assert mixed.stride(1) == 1, "rows are contiguous"
@@ -95,15 +96,19 @@ def made(
     launch(
         _gdn_inputs, (ceil_div(rows * heads, tall), 3),
         mixed, mixed.stride(0), RuleInputs.of(found, a, b, A_log, dt_bias), rows, key_dim, width,
+        None if beta_bound == 1.0 else beta_bound,
         RT=tall, CT=power_of_2(max(key_dim, width)),
     )  # fmt: skip
 
 
 @triton.jit
 def _gdn_inputs(
-    mixed, mixed_row, rule, rows, K, V, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
+    mixed, mixed_row, rule, rows, K, V, bound, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Compute RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3)."""
+    """Compute RT (row, head) pairs of q (kind 0), of k (1), or of v with the gates (2). Grid (pair tiles, 3).
+
+    bound: of beta; where it is None, Triton leaves it out.
+    """
     if EARLY:
         wait()
     kind = tl.program_id(1)
@@ -115,7 +120,7 @@ def _gdn_inputs(
         source = mixed + (row * mixed_row + 2 * rule.H * K + head * V)[:, None] + at[None, :]
         value = tl.load(source, mask=inside, other=0.0)
         tl.store(rule.v + pair[:, None] * V + at[None, :], value.to(tl.float32), mask=inside)
-        gates(rule, row, head, live)
+        gates(rule, row, head, live, bound)
     else:
         row, head, live = pair // rule.H, pair % rule.H, pair < rows * rule.H
         inside = live[:, None] & (at < K)[None, :]
@@ -144,14 +149,17 @@ def _channel_decays(
 
 
 @triton.jit
-def gates(rule, row, head, live):
-    """Store log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b) of (row, head) pairs."""
+def gates(rule, row, head, live, bound=None):
+    """Store log_decay = -exp(A_log) softplus(a + dt_bias) and beta = sigmoid(b), times bound, of (row, head) pairs."""
     drive = tl.load(rule.a + row * rule.a_row + head, mask=live, other=0.0).to(tl.float32)
     drive += tl.load(rule.dt_bias + head, mask=live, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(rule.A_log + head, mask=live, other=0.0).to(tl.float32))
     tl.store(rule.log_decay + row * rule.HV + head, -rate * softplus(drive), mask=live)
     strength = tl.load(rule.b + row * rule.b_row + head, mask=live, other=0.0).to(tl.float32)
-    tl.store(rule.beta + row * rule.HV + head, 1.0 / (1.0 + tl.exp(-strength)), mask=live)
+    beta = 1.0 / (1.0 + tl.exp(-strength))
+    if bound is not None:
+        beta = bound * beta
+    tl.store(rule.beta + row * rule.HV + head, beta, mask=live)
 
 
 @triton.jit

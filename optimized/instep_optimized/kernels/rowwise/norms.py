@@ -25,8 +25,8 @@ from .pointwise import add
 
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
-    """`Norm` of the seam: x / rms(x) * (1 + weight)."""
-    return _normed(x, weight, eps)
+    """`Norm` of the seam: x / rms(x) * (1 + weight) over the axes of weight."""
+    return _normed(x.flatten(1), weight, eps).view(x.shape) if weight.dim() > 1 else _normed(x, weight, eps)
 
 
 @fuses(add=add, norm=norm)

@@ -63,6 +63,7 @@ PLAIN = Ops(
     chances=True,
     split=True,
     sigmoid=True,
+    bounds_beta=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

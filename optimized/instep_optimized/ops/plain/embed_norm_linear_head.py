@@ -19,13 +19,14 @@ def embed(*, tokens: torch.Tensor, table: torch.Tensor, to: Place) -> torch.Tens
 
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
-    """x / rms(x) * (1 + weight) over the last axis."""
+    """x / rms(x) * (1 + weight) over the axes of weight."""
     return rms_norm(wide(x), weight, eps).to(x.dtype)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Do `norm` in the width of x, without the cast."""
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * (1 + weight.to(x.dtype))
+    axes = tuple(range(-weight.dim(), 0))
+    return x * torch.rsqrt(x.square().mean(dim=axes, keepdim=True) + eps) * (1 + weight.to(x.dtype))
 
 
 def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to: Place) -> torch.Tensor:

@@ -198,11 +198,12 @@ def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...],
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
 ) -> GdnInputs:
     """Split the conv's output, normalise q and k, and turn a, b into gates; all in at least fp32, no cast back.
 
         q, k: x / sqrt(sum x^2 + 1e-6), q times K ** -0.5;  log_decay = -exp(A_log) softplus(a + dt_bias)
+        beta = beta_bound sigmoid(b)
 
     Shapes:  mixed (N, 2HK + HV*V)   a, b (N, HV)   A_log, dt_bias (HV)  ->  q, k (N, H, K)  v (N, HV, V)  gates (N, HV)
              with a decay per channel a, log_decay (N, HV, K)   dt_bias (HV, K)
@@ -214,13 +215,14 @@ def gdn_inputs(
     v = x[:, 2 * keys :].clone(memory_format=torch.contiguous_format)
     rate = wide(A_log).to(q.dtype).exp()
     log_decay = -rate[(..., *[None] * (a.dim() - 2))] * softplus(a.to(q.dtype) + dt_bias.to(q.dtype))
-    return GdnInputs(
+    found = GdnInputs(
         q=_unit(q) * key_dim**-0.5,
         k=_unit(k),
         v=v.view(rows, heads, v.shape[1] // heads),
         log_decay=log_decay,
         beta=sigmoid(b.to(q.dtype)),
     )
+    return found if beta_bound == 1.0 else found._replace(beta=beta_bound * found.beta)
 
 
 def gated_norm(
