@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from instep import tier_allowances
+from instep.checks.error_measurement import granted_error
 from instep.checks.known_wrong_states import Directed, look, scene_of
 from instep.checks.recomputed_values import Derived
 from instep.checks.wrong_state_inputs import add, step
@@ -119,8 +121,28 @@ def test_wrong_chunked_form_does_not_widen_the_allowance(run: Ran, monkeypatch: 
 
 def test_few_rows_are_drawn_more_often_than_many(pieces: Pieces) -> None:
     found = [piece for _, several in pieces for piece in several if piece.span.kind != "commit"]
-    assert {len(next(iter(p.yardsticks.places.values()))) for p in found if p.span.count == 1} == {16}
+    alone = [piece for piece in found if piece.span.count == 1]
+    assert {len(next(iter(p.yardsticks.places.values()))) for p in alone} == {4}
+    assert {len(next(iter(p.with_all_draws().yardsticks.places.values()))) for p in alone} == {16}
     assert all(not p.truth.places.keys() ^ p.yardsticks.places.keys() for p in found)
+
+
+def test_an_error_is_called_wrong_only_by_all_draws(run: Ran, pieces: Pieces) -> None:
+    """First draws without an error allow only the ulps. Then all are made, once for all checks, and may allow more."""
+    context, some = next(pair for pair in pieces if isinstance(pair[0].event, Commit))
+    piece = next(piece for piece in some if piece.writes_state and piece.drawn_further is not None)
+    full, again, right = piece.with_all_draws(), piece.with_all_draws(), piece.truth.state
+    assert torch.equal(full.yardsticks.state[:4], piece.yardsticks.state) and len(full.yardsticks.state) > 4
+    assert again.yardsticks is full.yardsticks
+    ulps = tier_allowances.ULPS * torch.finfo(torch.float32).eps
+    most = float(granted_error(piece.place("state"), torch.float32, right, full.yardsticks.state).min())
+    after = context.subject.after[piece.request]
+    wrong = {**after.state, piece.layer: (right * (1 + (ulps + most) / 2)).float()}
+    subject = replace(context.subject, after={**context.subject.after, piece.request: replace(after, state=wrong)})
+    exact = replace(piece, yardsticks=Run({}, right[None].float()))
+    for lacking, agrees in ((exact, True), (replace(exact, drawn_further=None), False)):
+        (said,) = Derived(oracle_of(run[0]))._judged(replace(context, subject=subject), lacking)
+        assert said.agrees is agrees
 
 
 def test_earlier_error_is_not_reported_again(run: Ran) -> None:

@@ -34,15 +34,19 @@ class OwnInputs(Derived):
 
     def __call__(self, context: EventContext) -> Iterator[Comparison | Skipped]:
         for piece in self.oracle.at(context):
-            near = piece.from_own_inputs if isinstance(piece, Recomputation) else None
-            if near is None:
+            if not isinstance(piece, Recomputation) or piece.near is None:
                 continue
-            assert isinstance(piece, Recomputation)
-            results = list(self._piece(context, near, piece.truth))
+            results = self._near(context, piece)
+            if not all(result.agrees for result in results):
+                results = self._near(context, piece.with_all_draws())
             if self.once and not all(result.agrees for result in results):
-                told = {one.place for one in Derived(self.oracle)._piece(context, piece) if not one.agrees}
+                told = {one.place for one in Derived(self.oracle)._judged(context, piece) if not one.agrees}
                 results = [result for result in results if result.agrees or result.place not in told]
             yield from map(_said, results)
+
+    def _near(self, context: EventContext, piece: Recomputation) -> list[Comparison]:
+        near = piece.from_own_inputs
+        return [] if near is None else list(self._piece(context, near, piece.truth))
 
     def _measured(
         self, spot: Spot, found: torch.Tensor | None, truth: torch.Tensor, sampled: torch.Tensor,

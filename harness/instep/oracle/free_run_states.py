@@ -25,7 +25,7 @@ from instep_reference.contract.place_names import Place
 from ..player import Side
 from ..verdict import Skipped
 from ..watch.event_context import EventContext
-from .recomputation import Recomputation, Runner, settled
+from .recomputation import Recomputation, Runner, Sampled, settled
 from .recomputation_plan import EventPlan
 from .single_layer_run import Work
 from .state_oracle import StateOracle
@@ -51,9 +51,9 @@ class TrueRunner(Runner):
     def __call__(
         self, work: Work, rows: int, base: torch.Tensor | None = None,
         own: Mapping[Place, torch.Tensor] = MappingProxyType({}),
-    ) -> tuple[Runs, Runs | None]:
+    ) -> Sampled:
         truth = self.true(work)
-        return Runs(truth, truth), None
+        return Sampled(Runs(truth, truth), None)
 
     def fold(self, piece: Recomputation, folding: Folding, nodes: Sequence[int]) -> Recomputation:
         return replace(piece, truth=Run({}, settled(piece.truth, folding.base, nodes)[0]), folding=folding)

@@ -130,12 +130,13 @@ class Oracle:
         """The runs of one task, without its states before."""
         work, count, cache = task.work, task.span.count, self._cache
         if not isinstance(work, LayerWork) or self.runner.generator.device.type != "cpu":
-            runs, near = self.runner(work, count, task.chunk, task.own)
+            sampled = self.runner(work, count, task.chunk, task.own)
         else:
             if cache is None or cache.runner is not self.runner:
                 cache = self._cache = LayerCache(self.runner)
-            runs, near = cache(work, count, task.chunk, task.own)
-        return Recomputation(task.span, task.stage, task.layer, *runs, work, task.own, near, wrongs=task.wrongs)
+            sampled = cache(work, count, task.chunk, task.own)
+        return Recomputation(task.span, task.stage, task.layer, *sampled.runs, work, task.own, sampled.near,
+                             wrongs=task.wrongs, drawn_further=sampled.further)  # fmt: skip
 
     def _fold(self, plan: EventPlan, part: SpanPlan, verified: Layers) -> Iterator[Recomputation]:
         """The states at the accepted lengths, restarted from before the verify."""

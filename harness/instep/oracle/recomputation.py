@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,6 +40,8 @@ Store = Callable[[str, torch.Tensor], torch.Tensor]  # writes a component to sto
 # Number of draws of a piece. The error of a block is measured by the largest of its draws. If the error depends on one
 # number (an attention head that wavers between two keys), one error of a correct engine in 31 000 exceeds 3 times the
 # largest of 16 draws, and one in 93 that of 4 draws. Over many rows such numbers average out, and fewer draws suffice.
+# The fewest draws are made first, and the others only if these do not allow the error. The largest of some draws is at
+# most the largest of all, so an error that some allow is allowed by all: no verdict depends on the order.
 DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with more, one draw after another
 # Results of ops that round once, with operands no narrower than declared: draws from own inputs show them before that
@@ -65,6 +68,7 @@ class Recomputation:
     prefix      for a tracked state: the name under which it is kept; the span ends with its last token
     all_ops     for a piece that ran to its state alone: the same with every op of the layer; None: it has them
     later_windows  for a chunk that continues a prompt: known mistakes, and the states in fp64 that each leaves
+    drawn_further  all draws of the piece, and those of `near`; None: the yardsticks are all of them
     """
 
     span: RowSpan
@@ -83,6 +87,15 @@ class Recomputation:
     prefix: str = ""
     all_ops: Callable[[], Recomputation] | None = None
     later_windows: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
+    drawn_further: Callable[[], tuple[Run, Run | None]] | None = None
+
+    def with_all_draws(self) -> Recomputation:
+        """The same piece with all its yardsticks, not only the first few."""
+        if self.drawn_further is None:
+            return self
+        runs, own = self.drawn_further()
+        near = None if self.near is None or own is None else Runs(self.near.truth, own)
+        return replace(self, yardsticks=runs, near=near, drawn_further=None)
 
     def with_all_ops(self) -> Recomputation:
         """The same piece with every op, not only those up to its state."""
@@ -90,7 +103,7 @@ class Recomputation:
             return self
         ran = self.all_ops()
         return replace(self, truth=ran.truth, yardsticks=ran.yardsticks, work=ran.work, own=ran.own, near=ran.near,
-                       all_ops=None)  # fmt: skip
+                       all_ops=None, drawn_further=ran.drawn_further)  # fmt: skip
 
     def left(self, side: Side) -> RequestState:
         """The final value of this piece on a side."""
@@ -112,7 +125,7 @@ class Recomputation:
     def from_own_inputs(self) -> Recomputation | None:
         """The same piece with every op on the subject's own rows."""
         return None if self.near is None else replace(
-            self, truth=self.near.truth, yardsticks=self.near.yardsticks, near=None)
+            self, truth=self.near.truth, yardsticks=self.near.yardsticks, near=None, drawn_further=None)
 
     def place(self, component: str) -> Place:
         return Place(self.stage, self.layer, component)
@@ -141,13 +154,14 @@ class Runner:
     def __call__(
         self, work: Work, rows: int, base: torch.Tensor | None = None,
         own: Mapping[Place, torch.Tensor] = MappingProxyType({}),
-    ) -> tuple[Runs, Runs | None]:
+    ) -> Sampled:
         """Truth and draws; and both again with every op on the subject's `own` rows, if the piece has several ops.
 
         base: the state before a prefill chunk, whose delta rule has a second form. This is the declared one, or without
         a declaration one of fp32 products next to the token-by-token one.
         """
-        draws = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
+        most = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
+        draws = most if self.rounded.config.experts else FEWEST_DRAWS  # routers are judged by the error of all draws
         truth, width = self.true(work), self.rounded.embedding.dtype
         near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
         if near is not None and near.route is not None:
@@ -160,7 +174,23 @@ class Runner:
                 both = self._draws(work, draws, base, truth, near, own)
         if base is not None and self.forms[1] not in self.products:
             both = [self._in_chunks(sampled, base, once) for sampled, once in zip(both, (False, True), strict=False)]
-        return Runs(truth, both[0]), None if near is None else Runs(near, both[1])
+        sampled = Sampled(Runs(truth, both[0]), None if near is None else Runs(near, both[1]))
+        if draws == most:
+            return sampled
+        later = copy(self)  # its numbers do not depend on what else is drawn
+        later.generator = torch.Generator(self.generator.device).set_state(self.generator.get_state())
+        return sampled._replace(further=cache(partial(later._further, sampled, work, most - draws, base, own)))
+
+    @torch.inference_mode()
+    def _further(
+        self, first: Sampled, work: Work, draws: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
+    ) -> tuple[Run, Run | None]:
+        """The first draws of both runs and this many more; of a run whose first draws are all, these."""
+        truth, near = first.runs.truth, None if first.near is None else first.near.truth
+        wavers = any(place.component in WAVERS for place in truth.places)
+        more = self._draws(work, draws, base, truth, near if wavers else None, own)
+        return joined(first.runs.yardsticks, more[0]), None if first.near is None else (
+            joined(first.near.yardsticks, more[1]) if wavers else first.near.yardsticks)
 
     def _draws(
         self, work: Work, draws: int, base: torch.Tensor | None, truth: Run, near: Run | None,
@@ -192,11 +222,25 @@ class Runner:
             sampled = settled(piece.yardsticks, folding.base, nodes, read=piece.all_ops is None, ring=self._ring())
         runs = Run({}, truth[0]), Run({}, self._store("state", sampled))
         dithered = None if piece.dithered is None else partial(self._folded, piece.dithered, folding.base, nodes)
-        return replace(
+        folded = replace(
             piece, truth=runs[0], yardsticks=runs[1], folding=folding, dithered=dithered,
             narrow=piece.narrow or RING in self.rounds,
-            near=None if near is None else Runs(near.truth, near.yardsticks),
+            near=None if near is None else Runs(near.truth, near.yardsticks), drawn_further=None,
         )
+        if piece.drawn_further is None:
+            return folded
+        return replace(folded, drawn_further=cache(partial(self._folded_further, piece, folded, folding, nodes)))
+
+    @torch.inference_mode()
+    def _folded_further(
+        self, piece: Recomputation, folded: Recomputation, folding: Folding, nodes: Sequence[int]
+    ) -> tuple[Run, Run | None]:
+        """All draws of a folded piece: the first ones as they are, and the others folded. Own rows have no others."""
+        first, full = piece.yardsticks, piece.with_all_draws()
+        others = {place: x[len(first.places[place]) :] for place, x in full.yardsticks.places.items()}
+        later = self.fold(replace(full, yardsticks=Run(others), near=None), folding, nodes)
+        near = folded.near
+        return joined(folded.yardsticks, later.yardsticks), None if near is None else near.yardsticks
 
     def kept(self, piece: Recomputation) -> Recomputation:
         """The piece as its state is kept in a tracked prefix: further draws are rounded as it is, too."""
@@ -351,6 +395,24 @@ class Runner:
         return up_or_down(tensor, dtype, self.generator)
 
 
+class Sampled(NamedTuple):
+    """The runs of a piece, `near` on own rows. further: all draws of both; None: there are no more."""
+
+    runs: Runs
+    near: Runs | None
+    further: Callable[[], tuple[Run, Run | None]] | None = None
+
+
+def joined(some: Run, more: Run) -> Run:
+    """The draws of two runs as one."""
+    state = None if some.state is None or more.state is None else torch.cat([some.state, more.state])
+    places, onward = (
+        {place: torch.cat([x, y[place]]) for place, x in each.items()}
+        for each, y in ((some.places, more.places), (some.onward, more.onward))
+    )
+    return Run(places, state, onward)
+
+
 class LayerCache:
     """A cache of recomputed layers, for runs with the same bits and the same draws.
 
@@ -367,10 +429,10 @@ class LayerCache:
 
     def __call__(
         self, work: LayerWork, rows: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]
-    ) -> tuple[Runs, Runs | None]:
+    ) -> Sampled:
         key = self.of.copy()
         _add_to_key(key, (work, rows, base, own, self.runner.generator.get_state()))
-        found: tuple[tuple[Runs, Runs | None], torch.Tensor] | None = LAYERS.get(key.digest())
+        found: tuple[Sampled, torch.Tensor] | None = LAYERS.get(key.digest())
         if found is not None:
             self.runner.generator.set_state(found[1])
             return found[0]

@@ -194,8 +194,8 @@ def _piece(finding: Comparison, context: EventContext, oracle: Oracle | None) ->
 def _of_piece(
     finding: Comparison, context: EventContext, oracle: Oracle | None, history: RunHistory, piece: Recomputation
 ) -> Case | None:
-    near = piece.from_own_inputs or piece
-    scale = None
+    near, scale = piece.with_all_draws(), None
+    near = near.from_own_inputs or near
     if finding.place.component == "state":
         found = piece.left(context.subject).state.get(piece.layer)
         right, sampled = near.truth.state, near.yardsticks.state
