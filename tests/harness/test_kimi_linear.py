@@ -55,6 +55,16 @@ def test_kimi_linear_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: d
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
 
+@pytest.mark.whole
+@pytest.mark.parametrize(("ops", "more"), [
+    ("triton", {"strategy": "columns", "graphs": True, "overlap": True}),
+    ("precise", {"strategy": "lazy_rerun", "conv": "widened", "dtype": "bfloat16"}),
+    ("invariant", {"strategy": "snapshot", "kv_dtype": "float8_e4m3fn"}),
+], ids=str)
+def test_kernels_serve_kimi_linear(trace: Trace, ops: str, more: dict[str, object]) -> None:
+    agreed(Replay(trace, Setting(ops, **more)).run())  # type: ignore[arg-type]
+
+
 GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"
 
 

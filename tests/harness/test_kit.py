@@ -158,7 +158,7 @@ def test_drawn_cases_agree_and_are_named_by_their_numbers(op: str) -> None:
 def test_cases_of_real_sizes_are_chosen_by_option_and_name() -> None:
     cases = kit.op_cases("attend", real=True, dtype="bfloat16")
     assert [case.name for case in cases] == [f"real-{what}-bfloat16" for what in ("decode", "verify", "prefill")]
-    assert {case.op for case in REAL} == {*RECURRENCES, "conv", "attend"} and not {*REAL} & {*CASES}
+    assert {case.op for case in REAL} == {*RECURRENCES, "conv", "attend", "attend_latents"} and not {*REAL} & {*CASES}
     (one,) = kit.op_cases("attend", case="real-verify-bfloat16")
     assert one in cases and one.build("cpu").inputs["query"].shape[1:] == (16, 256)
     assert kit.served(one, PLAIN).must_agree()

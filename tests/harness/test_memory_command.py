@@ -7,6 +7,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,21 +85,26 @@ def test_prefix_figure_equals_the_engines_bytes(
     assert told.fit(told.allocation(2)) == 2 and told.fit(told.allocation(2) - 1) == 1
 
 
-def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("latent", [0, pytest.param(12, marks=pytest.mark.whole)])
+def test_the_figure_of_attention_in_parts_is_what_it_allocates(monkeypatch: pytest.MonkeyPatch, latent: int) -> None:
     """The division of a GPU, and the one that is interpreted; here the bytes of the interpreted one are seen."""
     attention = pytest.importorskip("instep_optimized.kernels.attention.dispatch")
     config, sizes = replace(narrow("qwen3.5-4b"), heads=4, kv_heads=2, head_dim=16), list[int]()
+    config = replace(config, kv_heads=1, latent=latent, shared_key=4, value_width=24) if latent else config
+    (heads, width), (_, of_values) = config.stored_rows
+    attend: Any = load("triton").attend_latents if latent else attention.attend
     for requests, positions in ((1, 64), (1, 160), (3, 160)):
         pages, taken = positions // PAGE_SIZE, list[int]()
-        pool = torch.zeros(requests * pages + 1, PAGE_SIZE, 2, 16)
+        pool, values = (torch.zeros(requests * pages + 1, PAGE_SIZE, heads, size) for size in (width, of_values))
         numbers = torch.arange(requests)
         table = 1 + torch.arange(requests * pages).view(requests, pages)
         for rows in (8, attention.WINDOW):
-            given = Pages(pool, pool, table, numbers, numbers * rows, torch.full((requests,), rows),
+            given = Pages(pool, values, table, numbers, numbers * rows, torch.full((requests,), rows),
                           torch.full((requests,), positions - rows), most=rows)  # fmt: skip
             monkeypatch.setattr(
                 torch.Tensor, "new_empty", lambda *a, **k: sizes.append((made := MADE(*a, **k)).nbytes) or made)
-            attention.attend(query=torch.zeros(requests * rows, 4, 16), pages=given, to=Place("trunk", 0, "attended"))
+            up = {"up": torch.zeros(4 * (16 - 4 + 24), latent)} if latent else {}
+            attend(query=torch.zeros(requests * rows, 4, 16), pages=given, to=Place("trunk", 0, "attended"), **up)
             monkeypatch.undo()
             taken.append(sum(sizes))
             sizes.clear()

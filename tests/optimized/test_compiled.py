@@ -219,6 +219,12 @@ def test_a_split_ring_sums_as_a_wide_one_and_spills_no_more(taken: Mapping[str, 
     assert len(wide.sums) > 1 and split.sums == wide.sums, "the order of its sums decides the bits of a state"
 
 
+def test_expansion_of_latents_and_sigmoid_routers_fit_a_program(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["latents"] + taken["routers"]
+    names = {"_expand", "read_chunk", "read_parts", "join_parts", "_moe_choose", "_route", "_down"}
+    assert {one.kernel for one in told} == names and all(one.shared <= SHARED and one.stack == 0 for one in told), told
+
+
 def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["convs"]
     assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told

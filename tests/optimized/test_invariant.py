@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_reference.contract.place_names import Place
 from support.independent.op_agreement import agree
-from support.running.covering import few
+from support.running.covering import WHOLE, few
 from support.worlds.rings import delta_rows
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,10 +38,10 @@ MOST_ROWS = 130 if NATIVE else 20  # past two tiles of rows
 FEW_ROWS = MOST_ROWS if NATIVE else 3  # each row has separate programs, which are slow when interpreted
 MOST_TOKENS = 40 if NATIVE else 18  # of a request; a chunk has two blocks of 16 then
 SOME = settings(max_examples=40 if NATIVE else 4, deadline=None)
-REPLACED = ("linear", "mlp", "moe", "lm_head", "attend")
+REPLACED = ("linear", "mlp", "moe", "lm_head", "attend", "attend_latents")
 D, INNER, OUT = (1024, 528, 2064) if NATIVE else (80, 24, 40)
 H, HV, K, V, W = (4, 8, 64, 128, 4) if NATIVE else (2, 4, 8, 16, 4)
-HEADS, KV_HEADS, HEAD = (8, 2, 128) if NATIVE else (4, 2, 16)
+HEADS, KV_HEADS, HEAD, LATENT = (8, 2, 128, 96) if NATIVE else (4, 2, 16, 20)
 EXPERTS, PAGE_SIZES = (32, (1, 16, 64)) if NATIVE else (6, (1, 3, 8))
 
 
@@ -71,6 +73,15 @@ def experts(shared: bool) -> Callable[[Draw, torch.dtype], Inputs]:
     return rest
 
 
+def sigmoid_experts(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """In three groups, with a shared expert that has no gate."""
+    given = experts(shared=True)(draw, dtype)
+    bias = draw.normal(EXPERTS // 3 * 3)
+    weights = {name: getattr(given["weights"], name)[: len(bias)] for name in ("router", "gate_up", "down")}
+    return {**given, "weights": replace(
+        given["weights"], **weights, shared_gate=None, router_bias=bias, groups=3, groups_per_token=2)}
+
+
 def mixed(draw: Draw, count: int, dtype: torch.dtype) -> Inputs:
     gates = {name: draw.normal(count, HV, dtype=dtype) for name in ("a", "b")}
     return {"mixed": draw.normal(count, 2 * H * K + HV * V, dtype=dtype), **gates}
@@ -94,6 +105,7 @@ SUBJECTS: dict[str, Subject] = {
         "down": draw.normal(D, INNER, dtype=dtype, scale=INNER**-0.5), "to": at("mlp")}),
     "moe": Subject("moe", hidden, experts(shared=True), FEW_ROWS),
     "moe without a shared expert": Subject("moe", hidden, experts(shared=False), FEW_ROWS),
+    "moe behind a sigmoid router": Subject("moe", hidden, sigmoid_experts, FEW_ROWS),
     "lm_head": Subject("lm_head", hidden, lambda draw, dtype: {
         "weight": draw.normal(OUT + 1, D, dtype=dtype), "to": at("logits")}),
     "norm": Subject("norm", hidden, lambda draw, dtype: {
@@ -156,7 +168,10 @@ def test_a_row_has_the_same_bits_anywhere_in_any_batch(
 
 @dataclass(frozen=True)
 class Text:
-    """A request's queries [L, heads, head_dim] and KV [L, kv_heads, head_dim]; rows first .. first + count run now."""
+    """A request's queries [L, heads, head_dim] and KV [L, kv_heads, head_dim]; rows first .. first + count run now.
+
+    latent: one head of KV, and latents as values
+    """
 
     queries: torch.Tensor
     keys: torch.Tensor
@@ -165,9 +180,12 @@ class Text:
     count: int
 
     @classmethod
-    def drawn(cls, seed: int, length: int, first: int, count: int, dtype: torch.dtype) -> Text:
+    def drawn(
+        cls, seed: int, length: int, first: int, count: int, dtype: torch.dtype, latent: bool = False
+    ) -> Text:
         draw = Draw(seed, HERE)
-        kv = (draw.normal(length, KV_HEADS, HEAD, dtype=dtype) for _ in range(2))
+        shapes = ((1, HEAD // 4), (1, LATENT)) if latent else 2 * ((KV_HEADS, HEAD),)
+        kv = (draw.normal(length, *shape, dtype=dtype) for shape in shapes)
         return cls(draw.normal(length, HEADS, HEAD, dtype=dtype), *kv, first, count)
 
 
@@ -176,8 +194,8 @@ def reading(texts: list[Text], page_size: int, wider: int) -> Inputs:
     ends = [text.first + text.count for text in texts]
     needs = [-(-end // page_size) for end in ends]
     table = torch.full((len(texts), max(needs) + wider), -1)
-    pools = [torch.full((sum(needs) + 1, page_size, KV_HEADS, HEAD), torch.nan, dtype=texts[0].keys.dtype, device=HERE)
-             for _ in range(2)]  # fmt: skip
+    pools = [torch.full((sum(needs) + 1, page_size, *kv.shape[1:]), torch.nan, dtype=kv.dtype, device=HERE)
+             for kv in (texts[0].keys, texts[0].values)]  # fmt: skip
     page = sum(needs)
     for request, (text, end, need) in enumerate(zip(texts, ends, needs, strict=True)):
         table[request, :need] = torch.arange(page, page - need, -1)
@@ -198,19 +216,25 @@ def reading(texts: list[Text], page_size: int, wider: int) -> Inputs:
 
 
 def reader_is_its_own(
-    ops: Ops, dtype: torch.dtype, position: int, ahead: int, behind: int, neighbour: int, page_size: int = 8
+    ops: Ops, dtype: torch.dtype, position: int, ahead: int, behind: int, neighbour: int, page_size: int = 8,
+    latent: bool = False,
 ) -> bool:
     """Whether the row at `position` has the same bits alone and with `ahead` and `behind` rows of its request around,
     after a request of `neighbour` rows, in a wider table of other pages."""
     first, count = position - min(ahead, position), min(ahead, position) + 1 + behind
-    mine = Text.drawn(1, position + behind + 1, first, count, dtype)
-    other = Text.drawn(2, position // 2 + neighbour, position // 2, neighbour, dtype)
-    alone = ops.attend(**reading([replace(mine, first=position, count=1)], PAGE_SIZES[1], wider=0))
-    among = ops.attend(**reading([other, mine], page_size, wider=3))
+    mine = Text.drawn(1, position + behind + 1, first, count, dtype, latent)
+    other = Text.drawn(2, position // 2 + neighbour, position // 2, neighbour, dtype, latent)
+    attend: Any = ops.attend
+    if latent:  # values are wider than keys
+        up = Draw(3, HERE).normal(HEADS * (HEAD - HEAD // 4 + HEAD + 8), LATENT, dtype=dtype, scale=LATENT**-0.5)
+        attend = partial(ops.attend_latents, up=up)  # type: ignore[arg-type]
+    alone = attend(**reading([replace(mine, first=position, count=1)], PAGE_SIZES[1], wider=0))
+    among = attend(**reading([other, mine], page_size, wider=3))
     return same_bits(alone[0], among[neighbour + position - first])
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+@pytest.mark.parametrize(("dtype", "latent"), [
+    (FP32, False), (BF16, False), *(pytest.param(dtype, True, marks=WHOLE) for dtype in (FP32, BF16))], ids=str)
 @settings(SOME, max_examples=60 if NATIVE else 8)
 @given(
     position=st.integers(0, 700 if NATIVE else 40), ahead=st.integers(0, 20), behind=st.integers(0, 20),
@@ -219,9 +243,9 @@ def reader_is_its_own(
 @example(position=15, ahead=0, behind=8, neighbour=1, page_size=8)
 @example(position=16, ahead=3, behind=0, neighbour=4, page_size=1)
 def test_attention_gives_a_row_the_same_bits_in_decode_verify_and_prefill(
-    dtype: torch.dtype, position: int, ahead: int, behind: int, neighbour: int, page_size: int
+    dtype: torch.dtype, latent: bool, position: int, ahead: int, behind: int, neighbour: int, page_size: int
 ) -> None:
-    assert reader_is_its_own(INVARIANT, dtype, position, ahead, behind, neighbour, page_size)
+    assert reader_is_its_own(INVARIANT, dtype, position, ahead, behind, neighbour, page_size, latent)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
@@ -280,7 +304,9 @@ def test_a_request_has_the_same_bits_in_any_batch(op: str, form: str, counts: li
 # They are right, and these tests can fail.
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.op in REPLACED], ids=str)
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=WHOLE if case.op == "attend_latents" and "verify" not in case.name else ())
+    for case in CASES if case.op in REPLACED], ids=str)
 def test_an_invariant_kernel_agrees_with_its_plain_twin(case: Case) -> None:
     assert agree(case, serve(PLAIN, case, HERE), serve(INVARIANT, case, HERE)) == []
 

@@ -17,7 +17,6 @@ from instep_optimized.kernels.runtime import ceil_div, launch
 from instep_optimized.ops import load
 from instep_optimized.ops.op_protocols import ExpertWeights
 from instep_optimized.ops.plain import PLAIN
-from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place
 from support.running.covering import few
 
@@ -103,12 +102,34 @@ def test_grouped_experts_agree_with_experts_one_by_one(name: str, norm_topk: boo
     torch.testing.assert_close(found.double(), truth, rtol=2.0**-8, atol=near)
 
 
-@pytest.mark.parametrize("ops", ["triton", "precise", "invariant"])
-def test_router_that_no_kernel_computes_is_refused(ops: str) -> None:
-    x, weights, top = drawn(2)
-    for one in (replace(weights, router_bias=torch.zeros(E, device=x.device)), replace(weights, shared_gate=None)):
-        with pytest.raises(Unsupported, match="--ops plain"):
-            load(ops).moe(x=x, weights=one, top_k=top, norm_topk=True, to=Place("trunk", 0, "mlp"))
+@few(2)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize(("ops", "dtype"), [
+    ("triton", BF16), ("invariant", torch.float32), ("precise", BF16), ("invariant", BF16)], ids=str)
+@pytest.mark.parametrize(("groups", "best"), [(4, 2), (10, 1), (3, 2), (5, 5)])
+def test_a_sigmoid_router_chooses_as_plain_does(ops: str, dtype: torch.dtype, groups: int, best: int) -> None:
+    """In groups that are no powers of two, with ties of experts and groups, and a row of NaN next to them."""
+    x, weights, _ = drawn(9)
+    each = {10: 2, 5: 4}.get(groups, 3)
+    count, draw = groups * each, Draw(3, HERE)
+    router, bias = draw.normal(count, D, dtype=dtype), draw.normal(count, scale=0.5)
+    router[each : 2 * each], bias[each : 2 * each] = router[:each], bias[:each]  # equal groups: the first one wins
+    router[1], bias[1] = router[0], bias[0]
+    experts = {name: draw.normal(count, *shape, dtype=dtype, scale=shape[-1] ** -0.5)
+               for name, shape in (("gate_up", (2 * INNER, D)), ("down", (D, INNER)))}  # fmt: skip
+    shared = {f"shared_{name}": getattr(weights, f"shared_{name}").to(dtype) for name in ("gate_up", "down")}
+    weights = ExpertWeights(router=router, **experts, **shared, shared_gate=None, router_bias=bias, groups=groups,
+                            groups_per_token=best, scale=2.446)  # fmt: skip
+    x = x.to(dtype)
+    wide = replace(weights, **{at: w.double() for at, w in vars(weights).items() if isinstance(w, torch.Tensor)})
+    given = {"top_k": 2, "norm_topk": True, "to": Place("trunk", 0, "mlp")}
+    truth = PLAIN.moe(x=x.double(), weights=wide, **given)
+    x[4] = torch.nan
+    found = load(ops).moe(x=x, weights=weights, **given)
+    assert found[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    error = 2.0**-8 if dtype is BF16 else 1e-5
+    torch.testing.assert_close(found[others].double(), truth[others], rtol=error, atol=error * float(truth.abs().max()))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")

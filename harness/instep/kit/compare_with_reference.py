@@ -41,12 +41,24 @@ from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.batched_host_copies import alive, settle
 from .cases.case import Call, Case, moved, packed, serve
 from .cases.guarded_pools import Pool
-from .expected_results import COMPUTED, RULES, Right, Rule, Written, by_token, experts, in_chunks_of, right, widened
+from .expected_results import (
+    ATTENDS,
+    COMPUTED,
+    RULES,
+    Right,
+    Rule,
+    Written,
+    by_token,
+    experts,
+    in_chunks_of,
+    right,
+    widened,
+)
 from .named_mistakes import Launched, Observed, named
 
 Tensor = torch.Tensor
 KIND = "launch"  # the kind of event that a case is
-WAVERS = ("attend", "moe")  # ops whose result may depend on the error of one score (`tier_allowances.py`)
+WAVERS = (*ATTENDS, "moe")  # ops whose result may depend on the error of one score (`tier_allowances.py`)
 
 
 def judged(
@@ -56,11 +68,8 @@ def judged(
     verdict, wrong = Verdict(), list[Launched]()
     for number, case in enumerate(cases):
         progress(number)
-        if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
-            verdict.skipped.append(Skipped("op", number, "windows that are trees (`Ops.trees`)", str(case)))
-            continue
-        if getattr(ops, case.op, None) is None:
-            verdict.skipped.append(Skipped("op", number, f"{ops.name} has no op {case.op}", str(case)))
+        if lacks := lacking(ops, case):
+            verdict.skipped.append(Skipped("op", number, lacks, str(case)))
             continue
         seen = served_as(ops, case)
         try:
@@ -80,6 +89,15 @@ def judged(
                     break
     verdict.events, verdict.compared = len(cases), named(verdict.compared, wrong)
     return verdict
+
+
+def lacking(ops: Ops, case: Case) -> str:
+    """Why the op set does not serve this case; empty if it does."""
+    if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
+        return "windows that are trees (`Ops.trees`)"
+    if case.op == "moe" and not ops.sigmoid and case.build("cpu").inputs["weights"].router_bias is not None:
+        return "a sigmoid router (`Ops.sigmoid`)"
+    return "" if getattr(ops, case.op, None) else f"{ops.name} has no op {case.op}"
 
 
 def served_as(ops: Ops, case: Case) -> Case:
@@ -167,7 +185,7 @@ class CaseRun:
         config = SimpleNamespace(recurrence=RULES.get(op, GDN))
         operands = Operands(products, cast(Weights, SimpleNamespace(config=config, draft=None, layers=mixture)))
         mode = Reordered(torch.Generator().manual_seed(self.number), operands)
-        form, chunk = operands.forms if op in RULES else (op, "")
+        form, chunk = operands.forms if op in RULES else ("attend" if op in ATTENDS else op, "")
         chunked: list[Rule] = [partial(_in_blocks, operands) if chunk in products else by_token]
         draws = chunked * (DRAWS if op in WAVERS else FEWEST_DRAWS)
         if chunk and chunk not in products and _prefills(self.given):
@@ -329,9 +347,9 @@ def _bytes(x: Tensor) -> Tensor:
 
 def _at(case: Case, name: str) -> Place:
     """The place of a result, from the op's name or the result's own name."""
-    component = {**dict.fromkeys(RULES, "core"), "conv": "mixed", "attend": "attended", "norm": "normed",
-                 "gated_norm": "gated", "output_gate": "opened", "moe": "mlp", "lm_head": "logits",
-                 "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
+    component = {**dict.fromkeys(RULES, "core"), **dict.fromkeys(ATTENDS, "attended"), "conv": "mixed",
+                 "norm": "normed", "gated_norm": "gated", "output_gate": "opened", "moe": "mlp",
+                 "lm_head": "logits", "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
     return Place("trunk", 0, component)
 
 

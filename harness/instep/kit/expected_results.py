@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from instep_optimized.memory_addresses import Address, Pages, Part
 from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
-from instep_reference import attention, gdn, mlp, norms
+from instep_reference import attention, gdn, mla, mlp, norms
 from instep_reference.chunked_delta_rule import recur_in_chunks
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
@@ -27,6 +27,7 @@ from .cases.guarded_pools import place, runs
 
 Tensor = torch.Tensor
 RULES: Mapping[str, Recurrence] = {**RECURRENCES, "fused_gdn": GDN}  # op -> the recurrence that it computes
+ATTENDS = ("attend", "attend_latents")
 # A recurrence over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
 Rule = Callable[[Recurrence, Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
@@ -93,8 +94,8 @@ def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
         return _recurrence(RULES[op], inputs["inputs"], inputs["parts"], call, chunk)
     if op == "conv":
         return _conv(inputs["x"], inputs["weight"], inputs["parts"], call)
-    if op == "attend":
-        return _attend(inputs["query"], inputs["pages"])
+    if op in ATTENDS:
+        return _attend(inputs["query"], inputs["pages"], inputs.get("up"))
     found = ROWS[op](inputs)
     return Right(found if isinstance(found, dict) else {"result": found})
 
@@ -159,8 +160,19 @@ def _conv(x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call) -> Right
     return Right({"result": out}, spans, written)
 
 
-def _attend(query: Tensor, pages: Pages) -> Right:
-    out, spans, size = torch.zeros_like(query), dict[int, range](), pages.keys.shape[1]
+def _attend(query: Tensor, pages: Pages, up: Tensor | None) -> Right:
+    """Attention, over latents if `up` is given."""
+    shape = query.shape if up is None else pages.expanded(query, up)
+    out, spans, size = query.new_zeros(shape), dict[int, range](), pages.keys.shape[1]
+
+    def at(spots: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        keys, values = (torch.stack([pool[spot] for spot in spots]).to(query) for pool in (pages.keys, pages.values))
+        if up is None:
+            return keys, values
+        config = SimpleNamespace(heads=query.shape[1], head_dim=query.shape[2], shared_key=keys.shape[-1],
+                                 value_width=shape[2])  # fmt: skip
+        return mla.expand(cast(ModelConfig, config), up, attention.AttentionMemory(keys, values))
+
     for request, (slot, begin, count, before) in enumerate(
         zip(*(x.tolist() for x in (pages.slots, pages.begin, pages.count, pages.before)), strict=True)
     ):
@@ -169,9 +181,8 @@ def _attend(query: Tensor, pages: Pages) -> Right:
         spans[request], line = range(begin, begin + count), pages.table[slot].tolist()
         mapped = len(line) * size >= before + count and min(line[: -(-(before + count) // size)]) >= 0
         if mapped and pages.ancestors is None:
-            at = [(line[p // size], p % size) for p in range(before + count)]
-            keys, values = (torch.stack([pool[spot] for spot in at]).to(query) for pool in (pages.keys, pages.values))
-            out[begin : begin + count] = attention.attend(query[begin : begin + count], keys, values)
+            spots = [(line[p // size], p % size) for p in range(before + count)]
+            out[begin : begin + count] = attention.attend(query[begin : begin + count], *at(spots))
             continue
         for row in spans[request]:
             bits = 0 if pages.ancestors is None else int(pages.ancestors[row])
@@ -179,8 +190,7 @@ def _attend(query: Tensor, pages: Pages) -> Right:
             there = [divmod(p, size) for p in (*range(before), *(before + n for n in behind))]
             seen = [(line[n], offset) for n, offset in there if n < len(line) and line[n] >= 0]
             if seen:
-                keys, values = (torch.stack([pool[at] for at in seen]).to(query) for pool in (pages.keys, pages.values))
-                out[row, None] = attention.attend(query[row, None], keys, values)
+                out[row, None] = attention.attend(query[row, None], *at(seen))
     return Right({"result": out}, spans)
 
 
@@ -189,7 +199,8 @@ def gates_of(given: Inputs) -> dict[str, Tensor]:
     keys, width, rows = given["key_heads"] * given["key_dim"], given["key_dim"], len(given["mixed"])
     q, k, v = torch.tensor_split(given["mixed"], (keys, 2 * keys), dim=1)
     q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
-    log_decay = -given["A_log"].exp() * F.softplus(given["a"] + given["dt_bias"])
+    rate = given["A_log"].exp().view(-1, *[1] * (given["a"].dim() - 2))
+    log_decay = -rate * F.softplus(given["a"] + given["dt_bias"])
     value = v.reshape(rows, len(given["A_log"]), v.shape[1] // len(given["A_log"]))
     beta = given.get("beta_bound", 1.0) * torch.sigmoid(given["b"])
     return {"q": q * width**-0.5, "k": k, "v": value, "log_decay": log_decay, "beta": beta}
@@ -221,13 +232,15 @@ def experts(given: ExpertWeights) -> MoeWeights:
     if given.shared_gate_up is not None and given.shared_down is not None:
         shared = given.shared_gate_up, given.shared_down
     each = tuple(_swiglu(*pair) for pair in zip(given.gate_up, given.down, strict=True))
-    gate = none if given.shared_gate is None else given.shared_gate
-    return MoeWeights(router=given.router, experts=each, shared=_swiglu(*shared), shared_gate=gate)
+    return MoeWeights(given.router, each, _swiglu(*shared), given.shared_gate, given.router_bias)
 
 
 def _moe(given: Inputs) -> Tensor:
-    config = SimpleNamespace(experts_per_token=given["top_k"], norm_topk=given["norm_topk"])
-    return mlp.mixture(cast(ModelConfig, config), experts(given["weights"]), given["x"])
+    weights = given["weights"]
+    config = SimpleNamespace(
+        experts_per_token=given["top_k"], norm_topk=given["norm_topk"], experts=len(weights.router),
+        expert_groups=weights.groups, groups_per_token=weights.groups_per_token, routed_scale=weights.scale)
+    return mlp.mixture(cast(ModelConfig, config), experts(weights), given["x"])
 
 
 ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
@@ -243,4 +256,4 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "moe": _moe,
     "lm_head": lambda given: given["x"] @ given["weight"].T,
 }
-COMPUTED = frozenset({*RULES, "conv", "attend", *ROWS})  # ops with a truth other than `plain`
+COMPUTED = frozenset({*RULES, *ATTENDS, "conv", *ROWS})  # ops with a truth other than `plain`

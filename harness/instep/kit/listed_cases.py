@@ -94,9 +94,9 @@ def op_cases(
 ) -> list[Case]:
     """The cases of one op, or of all: for `pytest.mark.parametrize("case", op_cases("gdn"), ids=str)`.
 
-    case         only the case of this name;  drawn, seed: add this number of random shapes (gdn, conv, attend)
+    case         only the case of this name;  drawn, seed: add this number of random shapes (`random_shapes.py`)
     dtype        only cases with activations of this dtype;  state_dtype: the same for states
-    trees        also windows that are trees;  real: only cases at the sizes of a 9B model (gdn, conv, attend)
+    trees        also windows that are trees;  real: only cases at the sizes of a real model (`real_sizes.py`)
 
     Raises `Unsupported` with the reason if no case is left: pytest would skip a test with an empty list.
     """

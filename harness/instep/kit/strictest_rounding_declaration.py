@@ -27,6 +27,7 @@ from .named_mistakes import Observed
 FORMS = {
     **{row.name: row.forms for row in RECURRENCES.values()},
     **{op: (op,) for op in ("conv", "attend", "linear", "mlp", "moe", "lm_head")},
+    "attend_latents": ("attend",),
 }  # fmt: skip
 CHUNKS = {row.forms[1] for row in RECURRENCES.values()}
 BLOCKS = (64, 16, 1)  # tokens; the first one is that of the published kernels

@@ -116,9 +116,9 @@ class Embed(Protocol):
 
 
 class Norm(Protocol):
-    """x [N, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back. Of x [N, heads, head_dim] with a weight of
+    """x [N, D], of latents [N, 1, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back.
 
-    two axes the heads of a row are normed together.
+    Of x [N, heads, head_dim] with a weight of two axes the heads of a row are normed together.
     """
 
     def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..kernels.invariant.attend import attend
+from ..kernels.invariant.attend import attend, attend_latents
 from ..kernels.invariant.linear import linear, lm_head, mlp
 from ..kernels.invariant.moe import moe
 from .rowwise_op_names import BY_ROW
@@ -17,5 +17,5 @@ from .triton import TRITON
 
 INVARIANT = replace(
     TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend,
-    row_invariant=frozenset(BY_ROW),
+    attend_latents=attend_latents, row_invariant=frozenset(BY_ROW),
 )

@@ -14,7 +14,7 @@ from instep_reference.contract.place_names import COMPONENTS, Place
 from instep_reference.contract.recurrences import RECURRENCES
 
 from ..kernels import gdn_dispatch, prefill_gdn, verify_gdn, window_gdn
-from ..kernels.attention import dispatch
+from ..kernels.attention import dispatch, expand_latents
 from ..kernels.convs import causal_conv
 from ..kernels.decisions import (
     argmax_and_acceptance,
@@ -70,9 +70,10 @@ TRITON = Ops(
     types=types,
     rounds=rounds,
     **ops_of(
-        gdn_dispatch, prefill_gdn, verify_gdn, window_gdn, dispatch, causal_conv, argmax_and_acceptance,
-        grow_draft_tree, rerun_ring_plan, row_places_and_lengths, top_k_top_p_sampling, tree_shapes_and_acceptance,
-        linear, moe, copy_units, gather_and_scatter_rows, gdn_inputs, norms, pointwise, qk_norm_and_rotary,
+        gdn_dispatch, prefill_gdn, verify_gdn, window_gdn, dispatch, expand_latents, causal_conv,
+        argmax_and_acceptance, grow_draft_tree, rerun_ring_plan, row_places_and_lengths, top_k_top_p_sampling,
+        tree_shapes_and_acceptance, linear, moe, copy_units, gather_and_scatter_rows, gdn_inputs, norms,
+        pointwise, qk_norm_and_rotary,
     ),
     kept_updates=kept_updates,
     key_inputs=key_inputs,
@@ -88,5 +89,6 @@ TRITON = Ops(
     tiled=True,
     chances=True,
     split=True,
-    row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend"},
+    sigmoid=True,
+    row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend", "attend_latents"},
 )

@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from triton.runtime import jit
 
 from instep.kit import barrier_overlaps
 from instep_optimized.kernels.attention import dispatch as attend_file
+from instep_optimized.kernels.attention import expand_latents as latents_file
 from instep_optimized.kernels.convs import bf16_prompts as prompt_file
 from instep_optimized.kernels.convs import bf16_short_windows as words_file
 from instep_optimized.kernels.convs import causal_conv as conv_file
@@ -47,10 +49,12 @@ from instep_optimized.kernels.gdn_prefill import chunk64_launches_gluon as block
 from instep_optimized.kernels.gdn_windows import launches_gluon as staged_file
 from instep_optimized.kernels.gdn_windows import token_by_token as tokens_file
 from instep_optimized.kernels.products import few_rows as slim_file
+from instep_optimized.kernels.products import grouped_experts as grouped_file
+from instep_optimized.kernels.products import moe as experts_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
 from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, SplitUpdates, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
-from instep_optimized.ops.op_protocols import GdnInputs
+from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs
 from instep_reference.contract.place_names import Place
 from instep_speed.gate import gpu_operations
 from support.kernels.reused_barriers import NUMBERS, exchanged, forgotten, summed
@@ -315,6 +319,43 @@ def channels() -> None:
             run(inputs, part, v.bfloat16(), 8)
 
 
+def latents() -> None:
+    """Attention over latents at the sizes of Kimi-Linear: a prompt, and a window over latents of 8 bits."""
+    for file in (attend_file, latents_file):
+        file.launch = partial(compiled, warps=4, stages=1)  # type: ignore[assignment]
+    attend_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
+    ints, up = torch.zeros(2, dtype=torch.int64), torch.zeros(32 * 256, 512, dtype=torch.bfloat16)
+    for rows, dtype in ((130, torch.bfloat16), (4, torch.float8_e4m3fn)):
+        keys, values = (torch.zeros(32, 64, 1, width, dtype=dtype) for width in (64, 512))
+        scales = torch.zeros(32, 64, 1, 1) if dtype.itemsize == 1 else None
+        pages = Pages(keys, values, torch.zeros(2, 16, dtype=torch.int64), ints, ints, ints, ints, rows,
+                      key_scales=scales, value_scales=scales)  # fmt: skip
+        query = torch.zeros(2 * rows, 32, 192, dtype=torch.bfloat16)
+        latents_file.attend_latents(query=query, pages=pages, up=up, to=Place("trunk", 0, "attended"))
+
+
+def routers() -> None:
+    """The choice by sigmoid in groups, and a shared expert without a gate, at the sizes of Kimi-Linear."""
+
+    def launch(kernel: Any, *given: Any, **named: Any) -> None:
+        if kernel.__name__ in ("_moe_choose", "_route", "_down"):  # the others are those of a softmax
+            compiled(kernel, *given, **{"warps": 4, "stages": 1, **named})
+
+    for file in (grouped_file, experts_file):
+        file.launch = launch  # type: ignore[attr-defined]
+    wide, inner, count = 2304, 1024, 256
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16)
+
+    weights = ExpertWeights(
+        empty(count, wide), empty(count, 2 * inner, wide), empty(count, wide, inner), empty(2 * inner, wide),
+        empty(wide, inner), None, torch.zeros(count), groups=8, groups_per_token=4)  # fmt: skip
+    dense: Any = SimpleNamespace(mlp=lambda x, **_: x)
+    grouped_file.grouped(empty(4, wide), weights, 8, True)
+    experts_file.mix(empty(4, wide), weights, 8, True, dense, Place("trunk", 0, "mlp"))
+
+
 def split_rings() -> None:
     """Windows over a ring of updates, and over one whose keys and updates have two parts of 16 bits."""
     tokens_file.launch = compiled  # type: ignore[assignment]
@@ -400,8 +441,9 @@ def clocks() -> None:
 
 
 FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
-         "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "many_heads": many_heads,
-         "products": products, "prompts": prompts, "split_rings": split_rings, "windows": windows}  # fmt: skip
+         "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "latents": latents,
+         "many_heads": many_heads, "products": products, "prompts": prompts, "routers": routers,
+         "split_rings": split_rings, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

@@ -5,7 +5,9 @@ Leaves out: conv and gdn (`conv_and_gdn.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -47,11 +49,33 @@ READINGS: dict[str, Reading] = {
 }
 
 
+class Latent(NamedTuple):
+    """Channels of a latent, of the part of a key that heads share, and of a value."""
+
+    width: int
+    shared: int
+    value: int
+
+
 @seeded
 def attend_case(draw: Draw, reading: Reading, dtype: torch.dtype) -> Call:
-    units = 2 + max((page for table in reading.tables for page in table), default=0)
     block = (reading.kv_heads, reading.head_dim)
-    pools = {n: guarded((units, reading.page_size), block, dtype, device=draw.device) for n in ("keys", "values")}
+    return _read(draw, reading, dtype, (block, block))
+
+
+@seeded
+def latents_case(draw: Draw, reading: Reading, latent: Latent, dtype: torch.dtype) -> Call:
+    """`attend_latents`, with pools of one head: `Reading.kv_heads` is not used."""
+    inputs, pools = _read(draw, reading, dtype, ((1, latent.shared), (1, latent.width)))
+    rows = reading.heads * (reading.head_dim - latent.shared + latent.value)
+    return Call({**inputs, "up": draw.normal(rows, latent.width, dtype=dtype, scale=latent.width**-0.5)}, pools)
+
+
+def _read(draw: Draw, reading: Reading, dtype: torch.dtype, blocks: Sequence[tuple[int, int]]) -> Call:
+    """Queries over pages. blocks: of an entry of keys and of values"""
+    units = 2 + max((page for table in reading.tables for page in table), default=0)
+    pools = {name: guarded((units, reading.page_size), block, dtype, device=draw.device)
+             for name, block in zip(("keys", "values"), blocks, strict=True)}  # fmt: skip
     begin, row = [], reading.skip
     for table, before, count in zip(reading.tables, reading.before, reading.count, strict=True):
         begin.append(row)
@@ -60,7 +84,7 @@ def attend_case(draw: Draw, reading: Reading, dtype: torch.dtype) -> Call:
             number, offset = divmod(position, reading.page_size)
             page = table[number] if number < len(table) else -1
             if page >= 0:
-                for pool in pools.values():
+                for pool, block in zip(pools.values(), blocks, strict=True):
                     pool.view[page, offset] = draw.normal(*block).to(dtype)
     width = max((len(table) for table in reading.tables), default=1)
     pages = Pages(
@@ -141,6 +165,15 @@ ATTEND = [
     Case("attend", f"{name}-{str(dtype)[6:]}", attend_case(300 + i, READINGS[name], dtype))
     for i, (name, dtype) in enumerate(
         [("decode", FP32), ("decode", BF16), ("verify", FP32), ("chunk", FP32), ("chunk", BF16), ("unmapped", FP32),
+         ("idle", FP32), ("ends", FP32), ("empty", FP32)]
+    )
+]
+LATENTS = {"wide values": Latent(12, 4, 24), "wide keys": Latent(20, 8, 8)}
+ATTEND += [
+    Case("attend_latents", f"{name}-{str(dtype)[6:]}",
+         latents_case(320 + i, READINGS[name], LATENTS["wide keys" if i % 2 else "wide values"], dtype))
+    for i, (name, dtype) in enumerate(
+        [("decode", FP32), ("verify", BF16), ("verify", FP32), ("chunk", BF16), ("chunk", FP32), ("unmapped", FP32),
          ("idle", FP32), ("ends", FP32), ("empty", FP32)]
     )
 ]

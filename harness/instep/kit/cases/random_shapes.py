@@ -15,7 +15,7 @@ from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from .case import BF16, FP32, Case
 from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
-from .paged_kv import Reading, attend_case
+from .paged_kv import Latent, Reading, attend_case, latents_case
 
 WIDTHS = (8, 16, 32, 64)
 KINDS = ("decode", "verify", "columns", "prefill")  # what one part of a launch does
@@ -40,6 +40,17 @@ def _conv(dice: Random, number: int) -> Case:
 
 
 def _attend(dice: Random, number: int) -> Case:
+    reading = _reading(dice)
+    return Case("attend", f"drawn-{number}", attend_case(number, reading, _activation(dice)))
+
+
+def _attend_latents(dice: Random, number: int) -> Case:
+    reading = _reading(dice)
+    latent = Latent(*(dice.choice(widths) for widths in ((12, 32), (4, 8), (8, 16, 40))))
+    return Case("attend_latents", f"drawn-{number}", latents_case(number, reading, latent, _activation(dice)))
+
+
+def _reading(dice: Random) -> Reading:
     size, shared, kv = dice.choice((1, 4, 16)), dice.choice((1, 2, 4)), dice.choice((1, 2))
     requests = dice.randrange(1, 5)
     before = tuple(dice.randrange(0, 40) for _ in range(requests))
@@ -49,12 +60,12 @@ def _attend(dice: Random, number: int) -> Case:
     for b, n in zip(before, count, strict=True):
         mine, pages = pages[: -(-(b + n) // size)], pages[-(-(b + n) // size) :]
         tables.append((*mine, *(-1,) * (longest - len(mine))))
-    reading = Reading(tuple(tables), before, count, size, kv * shared, kv, dice.choice((16, 32)), dice.randrange(3))
-    return Case("attend", f"drawn-{number}", attend_case(number, reading, _activation(dice)))
+    return Reading(tuple(tables), before, count, size, kv * shared, kv, dice.choice((16, 32)), dice.randrange(3))
 
 
 DRAWERS: dict[str, Callable[[Random, int], Case]] = {
     **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()}, "conv": _conv, "attend": _attend,
+    "attend_latents": _attend_latents,
 }
 
 

@@ -1,17 +1,20 @@
-"""Cases of recurrences, conv and attend at the sizes of a layer of Qwen3.5-9B, for kernels compiled for one width.
+"""Cases of recurrences, conv and attention at real sizes, for kernels compiled for one width.
+
+The sizes are those of a layer of Qwen3.5-9B, and of Kimi-Linear-48B-A3B for attention over latents.
 
 Leaves out: products and rows, which have only small cases, and whole layers (`instep shapes`).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from instep_reference.contract.recurrences import RECURRENCES
 
 from .case import BF16, FP32, Case
 from .conv_and_gdn import Heads, Shape, conv_case, gdn_case
-from .paged_kv import Reading, attend_case
+from .paged_kv import Latent, Reading, attend_case, latents_case
 
 HEADS = Heads(H=16, HV=32, K=128, V=128)
 CHANNELS, WIDTH = 2 * HEADS.H * HEADS.K + HEADS.HV * HEADS.V, 4
@@ -38,5 +41,8 @@ REAL: list[Case] = [
            conv_case(720 + i, SHAPES[name], CHANNELS, WIDTH, dtype, swap=True), exact_memory=True)
       for i, (name, dtype) in enumerate((name, dtype) for name in SHAPES for dtype in (FP32, BF16))),
     *(Case("attend", f"real-{name}-{str(dtype)[6:]}", attend_case(740 + i, PAGES[name], dtype))
+      for i, (name, dtype) in enumerate((name, dtype) for name in PAGES for dtype in (FP32, BF16))),
+    *(Case("attend_latents", f"real-{name}-{str(dtype)[6:]}", latents_case(
+          760 + i, replace(PAGES[name], heads=32, head_dim=192), Latent(width=512, shared=64, value=128), dtype))
       for i, (name, dtype) in enumerate((name, dtype) for name in PAGES for dtype in (FP32, BF16))),
 ]  # fmt: skip

@@ -6,6 +6,7 @@ Leaves out: everything with memory (`conv_and_gdn.py`, `paged_kv.py`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -30,6 +31,12 @@ def norm(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": x, "weight": draw.normal(32, dtype=dtype, scale=0.2), "eps": 1e-6, "to": at("normed")}
 
 
+def norm_of_latents(draw: Draw, dtype: torch.dtype) -> Inputs:
+    inputs = norm(draw, dtype)
+    wider = draw.normal(5, 1, 40, dtype=dtype)  # as `linears` gives them: a view on something wider
+    return {**inputs, "x": wider[..., :32], "to": at("value")}
+
+
 def linear(draw: Draw, dtype: torch.dtype) -> Inputs:
     weight = draw.normal(24, 32, dtype=dtype, scale=0.2)
     return {"x": draw.normal(5, 32, dtype=dtype), "weight": weight, "shape": (3, 8), "to": at("z")}
@@ -44,17 +51,19 @@ def pair(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": draw.normal(3, 32, dtype=dtype), "y": draw.normal(3, 32, dtype=dtype), "to": at("residual")}
 
 
-def gdn_inputs(H: int, HV: int, K: int, V: int) -> Make:
+def gdn_inputs(H: int, HV: int, K: int, V: int, *channels: int) -> Make:
+    """channels: key channels, if each has its decay."""
+
     def make(draw: Draw, dtype: torch.dtype) -> Inputs:
         N = 5
         mixed = draw.normal(N, 2 * H * K + HV * V, dtype=dtype)
         mixed[1] *= 1e-3  # tiny q and k: the eps under the root matters
         return {
             "mixed": mixed,
-            "a": draw.normal(N, HV, dtype=dtype, scale=8.0),
+            "a": draw.normal(N, HV, *channels, dtype=dtype, scale=8.0),
             "b": draw.normal(N, HV, dtype=dtype, scale=3.0),
             "A_log": draw.uniform(HV, low=-3.0, high=2.5),
-            "dt_bias": draw.normal(HV, dtype=dtype),
+            "dt_bias": draw.normal(HV, *channels, dtype=dtype),
             "key_heads": H,
             "key_dim": K,
             "to": tuple(at(c) for c in ("q", "k", "v", "log_decay", "beta")),
@@ -101,9 +110,9 @@ def mlp(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": draw.normal(5, 32, dtype=dtype), "gate_up": gate_up, "down": down, "to": at("mlp")}
 
 
-def moe(norm_topk: bool, shared: bool) -> Make:
+def moe(norm_topk: bool, shared: bool, experts: int = 5) -> Make:
     def make(draw: Draw, dtype: torch.dtype) -> Inputs:
-        E, D, width = 5, 32, 16
+        E, D, width = experts, 32, 16
 
         def weight(*shape: int) -> torch.Tensor:
             return draw.normal(*shape, dtype=dtype, scale=0.3)
@@ -118,6 +127,18 @@ def moe(norm_topk: bool, shared: bool) -> Make:
         )
         return {"x": draw.normal(4, D, dtype=dtype), "weights": weights, "top_k": 2, "norm_topk": norm_topk,
                 "to": at("mlp")}
+
+    return make
+
+
+def sigmoid_moe(groups: int, best: int, norm_topk: bool) -> Make:
+    """Sigmoid shares, a bias that chooses, the `best` groups of `groups`, and a shared expert without a gate."""
+
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        inputs = moe(norm_topk, True, experts=12)(draw, dtype)
+        weights = replace(inputs["weights"], shared_gate=None, router_bias=draw.normal(12, scale=0.5), groups=groups,
+                          groups_per_token=best, scale=2.446)  # fmt: skip
+        return {**inputs, "weights": weights, "top_k": 3}
 
     return make
 
@@ -206,6 +227,10 @@ ROWS = [
         ("lm_head", "empty", empty_rows(lm_head, "x")),
         ("key_inputs", "rows", key_inputs),
         ("key_inputs", "empty", empty_rows(key_inputs, "key_raw", "positions")),
+        ("gdn_inputs", "channels", gdn_inputs(2, 2, 16, 16, 16)),
+        ("norm", "latents", norm_of_latents),
+        ("moe", "sigmoid-in-groups", sigmoid_moe(4, 2, True)),
+        ("moe", "sigmoid", sigmoid_moe(1, 1, False)),
     ], start=500)
     for dtype in (FP32, BF16)
 ]

@@ -18,7 +18,7 @@ from .case import BF16, FP32, Build, Call, Case, Draw, drawn_from, seeded
 from .conv_and_gdn import HEADS, Shape, conv_case, gdn_case
 from .guarded_pools import guarded
 from .integer_ops import INT64, Placing, place_rows_case
-from .paged_kv import Reading, attend_case
+from .paged_kv import LATENTS, Reading, attend_case, latents_case
 
 Parents = tuple[int, ...]  # of the nodes of a window, the root first: -1, then a lower number than the node's own
 NOBODYS = 99  # fills a tensor after a window's end
@@ -206,4 +206,8 @@ TREE_ROWS = [
     Case("attend", "trees-and-chain", seen(attend_case(809, READ, FP32), RAGGED, chains=(1, 4))),
     Case("attend", "trees-ends", seen(attend_case(810, ENDS, FP32), RAGGED[:2])),
     Case("attend", "drafted", seen(attend_case(808, DRAFTED, FP32), DRAFT_TREES, drafted=(6, 5))),
+    *(Case("attend_latents", f"trees-{str(dtype)[6:]}", seen(
+        latents_case(811, READ, LATENTS["wide keys"], dtype), RAGGED)) for dtype in (FP32, BF16)),
+    Case("attend_latents", "drafted", seen(
+        latents_case(812, DRAFTED, LATENTS["wide values"], FP32), DRAFT_TREES, drafted=(6, 5))),
 ]  # fmt: skip

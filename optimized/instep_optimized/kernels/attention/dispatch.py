@@ -175,12 +175,17 @@ def gated_attend(
     return opened
 
 
-def read(query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool) -> torch.Tensor:
-    """Run attention with parts of `part` positions. alone: prefill chunks join parts too, which gives the same bits."""
+def read(
+    query: torch.Tensor, pages: Pages, chunk: Shape, parts: Shape, part: int, *, alone: bool, channels: int = 0
+) -> torch.Tensor:
+    """Run attention with parts of `part` positions. alone: prefill chunks join parts too, which gives the same bits.
+
+    channels: of a key, which scale its scores, if zeros follow them; 0: all channels
+    """
     if not pages.most:
         return torch.zeros_like(query, memory_format=torch.contiguous_format)
     attended = torch.empty_like(query, memory_format=torch.contiguous_format)
-    call = Call.of(query, pages, attended)
+    call = Call.of(query, pages, attended, channels)
     if pages.most <= WINDOW or not call.whole(chunk, part if alone else 0):
         call.in_parts(parts, part)
     return attended
@@ -229,7 +234,7 @@ class Call(NamedTuple):
     constants: dict[str, Any]
 
     @classmethod
-    def of(cls, query: torch.Tensor, pages: Pages, attended: torch.Tensor) -> Call:
+    def of(cls, query: torch.Tensor, pages: Pages, attended: torch.Tensor, channels: int = 0) -> Call:
         assert query.stride(2) == pages.keys.stride(3) == pages.values.stride(3) == 1, "heads are contiguous"
         width, page_size = query.shape[2], pages.keys.shape[1]
         seen = (None,) * 3 if pages.ancestors is None else (pages.ancestors, pages.ancestors.stride(0), pages.nodes)
@@ -237,7 +242,7 @@ class Call(NamedTuple):
                              pages.begin, pages.count, pages.before, *seen, WINDOW))  # fmt: skip
         pools = Pool.of(pages.keys, pages.key_scales), Pool.of(pages.values, pages.value_scales)
         kv_heads = pages.keys.shape[2]
-        sizes = Sizes(query.shape[1] // kv_heads, width, width**-0.5 * LOG2_E, kv_heads)
+        sizes = Sizes(query.shape[1] // kv_heads, width, (channels or width) ** -0.5 * LOG2_E, kv_heads)
         constants = {"DT": max(power_of_2(width), SMALLEST_DOT), "PAGE": page_size, "WIDEN": INTERPRETED}
         return cls(query, pages, Rows.of(query), pools, paged, sizes, Rows.of(attended), constants)
 

@@ -11,6 +11,7 @@ from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Pages
 from ..attention.dispatch import PART, PARTS, read, shape_of
+from ..attention.expand_latents import over_expanded
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
@@ -24,5 +25,14 @@ def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     positions have
     the weight 0 exactly. (Their values must be finite: 0 times infinity is not 0.)
     """
+    return _read(query, pages)
+
+
+def attend_latents(*, query: torch.Tensor, pages: Pages, up: torch.Tensor, to: Place) -> torch.Tensor:
+    """Implement `AttendLatents`: `attend` over expanded keys and values, whose bits depend on their latents alone."""
+    return over_expanded(query, pages, up, _read)
+
+
+def _read(query: torch.Tensor, pages: Pages, channels: int = 0) -> torch.Tensor:
     shape = shape_of(PARTS, query)
-    return read(query, pages, shape, shape, PART, alone=True)
+    return read(query, pages, shape, shape, PART, alone=True, channels=channels)

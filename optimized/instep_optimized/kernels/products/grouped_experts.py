@@ -11,11 +11,11 @@ number of blocks that these pairs can have. Leaves out: 32-bit activations, and 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
-
-from instep_reference.contract.errors import Unsupported
 
 from ...ops.op_protocols import ExpertWeights
 from ..device.programmatic_dependent_launch import wait
@@ -35,12 +35,11 @@ PAIRS, OTHERS, COLUMNS = 8, 512, 1024
 SMALLEST_DOT = 16
 
 
-def refuse_router(weights: ExpertWeights) -> None:
-    """Refuse what the kernels of experts do not compute: they would leave it out."""
-    if weights.router_bias is not None:
-        raise Unsupported("these kernels route by softmax; experts with a sigmoid router need --ops plain")
-    if weights.shared_down is not None and weights.shared_gate is None:
-        raise Unsupported("these kernels add a shared expert through its gate; without one it needs --ops plain")
+def router(weights: ExpertWeights, top_k: int, norm_topk: bool) -> dict[str, Any]:
+    """Return the last arguments of the kernels that call `best`."""
+    experts, groups = weights.router.shape[0], weights.groups
+    return {"scale": weights.scale, "group_size": experts // groups, "NORM": norm_topk, "TOP": top_k,
+            "GROUPS": groups, "BEST_GROUPS": weights.groups_per_token, "GT": power_of_2(groups)}  # fmt: skip
 
 
 def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
@@ -56,7 +55,7 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
         return torch.cat([grouped(some, weights, top_k, norm_topk) for some in x.split(MOST)])
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
-    shared = gate_up is not None and down is not None and opening is not None
+    shared = gate_up is not None and down is not None
     most, each = max(inner, down.shape[1] if down is not None else 0), top_k + shared
     tensors = (x, *(one for one in vars(weights).values() if isinstance(one, torch.Tensor)))
     assert all(one.stride(-1) == 1 for one in tensors), "rows are contiguous"
@@ -76,9 +75,9 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
         RT=tall, **_tiles(SCORE, ET=experts, DT=width), WIDEN=INTERPRETED,
     )  # fmt: skip
     launch(
-        _moe_choose, (rows,), score, x, x.stride(0), opening, chosen, share, blocks, room, experts, width,
-        NORM=norm_topk, TOP=top_k, TT=power_of_2(each), ET=power_of_2(experts), DT=power_of_2(width),
-        BT=power_of_2(ceil_div(room, max(rows, 1))), warps=1,
+        _moe_choose, (rows,), score, x, x.stride(0), opening, weights.router_bias, chosen, share, blocks, room, experts,
+        width, SHARED=shared, TT=power_of_2(each), ET=power_of_2(experts), DT=power_of_2(width),
+        BT=power_of_2(ceil_div(room, max(rows, 1))), warps=1, **router(weights, top_k, norm_topk),
     )  # fmt: skip
     launch(_moe_sort, (ceil_div(pairs, tile(PAIRS, 64)),), chosen, order, blocks, room, pairs,
            COMPACT=compact, RT=tall, PT=tile(PAIRS, 64), QT=OTHERS)  # fmt: skip
@@ -128,13 +127,13 @@ def _moe_score(
 
 @triton.jit(do_not_specialize=["room"])
 def _moe_choose(
-    score, x, x_row, opening, chosen, share, blocks, room, experts, width,
-    NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr,
-    EARLY: tl.constexpr,
+    score, x, x_row, opening, bias, chosen, share, blocks, room, experts, width, scale, group_size,
+    NORM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, GT: tl.constexpr,
+    SHARED: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr, BT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Choose the experts of one row: softmax, then the TOP largest in order, a tie to the lowest number. Grid (N).
+    """Choose the experts of one row by `best`. Grid (N).
 
-    The shared expert follows them. No block has rows yet.
+    The shared expert follows them, with the share 1 if it has no gate. No block has rows yet.
     """
     if EARLY:
         wait()
@@ -142,40 +141,74 @@ def _moe_choose(
     block = tl.program_id(0) * BT + tl.arange(0, BT)
     tl.store(blocks + block, 0, mask=block < room)
     logit = tl.load(score + row * experts + e, mask=e < experts, other=float("-inf"))
-    which, part = best(logit, experts, rank, NORM, TOP)
+    which, part = best(
+        logit, experts, rank, bias, scale, group_size, NORM, TOP, GROUPS, BEST_GROUPS, GT)
     each = TOP
-    if opening is not None:
+    if SHARED:
         each = TOP + 1
+        which, part = tl.where(rank == TOP, experts, which), tl.where(rank == TOP, 1.0, part)
+    if opening is not None:
         d = tl.arange(0, DT)
         value = tl.load(x + row * x_row + d, mask=d < width, other=0.0).to(tl.float32)
         gate = tl.sum(value * tl.load(opening + d, mask=d < width, other=0.0).to(tl.float32), axis=0)
-        which, part = tl.where(rank == TOP, experts, which), tl.where(rank == TOP, 1.0 / (1.0 + tl.exp(-gate)), part)
+        part = tl.where(rank == TOP, 1.0 / (1.0 + tl.exp(-gate)), part)
     tl.store(chosen + row * each + rank, which, mask=rank < each)
     tl.store(share + row * each + rank, part, mask=rank < each)
 
 
 @triton.jit
-def best(logit, experts, rank, NORM: tl.constexpr, TOP: tl.constexpr):
-    """Choose among the logits [ET] of one row (-inf: padding): softmax, then the TOP largest in order.
+def best(
+    logit, experts, rank, bias, scale, group_size,
+    NORM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, GT: tl.constexpr,
+):  # fmt: skip
+    """Choose the TOP best among the logits [ET] of one row (-inf: padding), in order; a tie goes to the lowest number.
 
-    A tie goes to the lowest number.  ->  the expert of every rank [TT], and its share; NORM: the shares are relative to
-    the sum of the TOP
+    Without a bias an expert is as good as its share, a softmax over all experts. With one the share is a sigmoid, and
+    an expert is as good as share + bias; only experts of the BEST_GROUPS best groups of `group_size` are chosen.
+    ->  the expert of every rank [TT], and its share times `scale`; NORM: the shares are relative to the sum of the TOP
     """
     e = tl.arange(0, logit.shape[0])
-    likely = tl.exp(logit - tl.max(logit, axis=0))
-    likely = likely / tl.sum(likely, axis=0)
-    left, total = tl.where(e < experts, likely, -1.0), 0.0  # -1: padding, or chosen already
+    if bias is None:
+        likely = tl.exp(logit - tl.max(logit, axis=0))
+        likely = likely / tl.sum(likely, axis=0)
+        left = tl.where(e < experts, likely, float("-inf"))  # -inf: padding, or chosen already
+    else:
+        likely = 1.0 / (1.0 + tl.exp(-logit))
+        left = likely + tl.load(bias + e, mask=e < experts, other=0.0).to(tl.float32)
+        left = tl.where(e < experts, left, float("-inf"))
+        if BEST_GROUPS < GROUPS:
+            left = tl.where(of_best_groups(left, group_size, GROUPS, BEST_GROUPS, GT), left, float("-inf"))
+    total = 0.0
     which, part = rank * 0, tl.zeros(rank.shape, tl.float32)
     for i in tl.static_range(TOP):
         most = tl.max(left, axis=0)
         # In a row of NaN nothing equals the maximum; the bound keeps the number among the experts.
         expert = tl.minimum(tl.min(tl.where(left == most, e, logit.shape[0]), axis=0), experts - 1)
+        if bias is not None:
+            most = tl.sum(tl.where(e == expert, likely, 0.0), axis=0)
         which, part = tl.where(rank == i, expert, which), tl.where(rank == i, most, part)
-        left = tl.where(e == expert, -1.0, left)
+        left = tl.where(e == expert, float("-inf"), left)
         total += most
     if NORM:
         part = part / total
-    return which, part
+    return which, part * scale
+
+
+@triton.jit
+def of_best_groups(goodness, size, GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, GT: tl.constexpr):
+    """Return which experts [ET] are in the BEST_GROUPS best groups. A group is as good as its two best experts."""
+    e, g = tl.arange(0, goodness.shape[0]), tl.arange(0, GT)
+    mine = (e // size)[None, :] == g[:, None]  # [GT, ET]
+    table = tl.where(mine, goodness[None, :], float("-inf"))
+    first = tl.max(table, axis=1)
+    at = tl.min(tl.where(mine & (table == first[:, None]), e[None, :], goodness.shape[0]), axis=1)
+    second = tl.max(tl.where(e[None, :] == at[:, None], float("-inf"), table), axis=1)
+    pairs = tl.where(g < GROUPS, first + second, float("-inf"))
+    taken = tl.zeros((GT,), tl.int32)
+    for _ in tl.static_range(BEST_GROUPS):
+        group = tl.min(tl.where(pairs == tl.max(pairs, axis=0), g, GROUPS - 1), axis=0)
+        taken, pairs = tl.where(g == group, 1, taken), tl.where(g == group, float("-inf"), pairs)
+    return tl.max(tl.where(mine & (taken != 0)[:, None], 1, 0), axis=0) != 0
 
 
 @triton.jit(do_not_specialize=["room", "pairs"])

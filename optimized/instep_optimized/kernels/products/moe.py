@@ -19,7 +19,7 @@ from instep_reference.contract.place_names import Place
 from ...ops.op_protocols import ExpertWeights, LmHead, Mlp
 from ..runtime import ceil_div, launch, power_of_2, tile
 from . import linear
-from .grouped_experts import best, grouped, refuse_router
+from .grouped_experts import best, grouped, router
 
 
 class Dense(Protocol):
@@ -33,7 +33,6 @@ class Dense(Protocol):
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
     """`Moe` of the seam: rows of 16 bits grouped by expert (`grouped_experts.py`), wider ones singly; no host reads."""
-    refuse_router(weights)
     if x.dtype.itemsize == 2:
         return grouped(x, weights, top_k, norm_topk)
     return precise_moe(x=x, weights=weights, top_k=top_k, norm_topk=norm_topk, to=to)
@@ -50,15 +49,14 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     Every program here computes one row, in tiles whose size depends only on the weights. So a row's bits do not
     depend on other rows, unless they do in `dense`.
     """
-    refuse_router(weights)
     rows, width = x.shape
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     chosen = x.new_empty(rows, top_k, dtype=torch.int64)
     share = x.new_empty(rows, top_k, dtype=torch.float32)
     launch(
-        _route, (rows,), x, x.stride(0), weights.router, weights.router.stride(0), chosen, share, experts, width,
-        NORM=norm_topk, TOP=top_k, TT=power_of_2(top_k), ET=power_of_2(experts),
-        DT=min(power_of_2(width), tile(32, 512)),
+        _route, (rows,), x, x.stride(0), weights.router, weights.router.stride(0), weights.router_bias, chosen, share,
+        experts, width, TT=power_of_2(top_k), ET=power_of_2(experts), DT=min(power_of_2(width), tile(32, 512)),
+        **router(weights, top_k, norm_topk),
     )  # fmt: skip
     middle = x.new_empty(rows, top_k, inner, dtype=torch.float32)
     tall, wide = min(power_of_2(inner), tile(16, 128)), min(power_of_2(width), tile(256, 512))
@@ -71,23 +69,25 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     tall, wide = min(power_of_2(width), tile(16, 128)), min(power_of_2(inner), tile(256, 512))
     launch(
         _down, (ceil_div(width, tall), rows), middle, weights.down, *weights.down.stride(), chosen, share,
-        shared, opening, out, inner, width, SHARED=weights.shared_gate is not None, TOP=top_k, DT=tall, IT=wide,
+        shared, opening, out, inner, width, SHARED=shared is not None, TOP=top_k, DT=tall, IT=wide,
     )  # fmt: skip
     return out
 
 
-def _shared(x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the shared expert's rows and the logit of its gate. If there is none: x twice, which is not read."""
-    if weights.shared_gate_up is None or weights.shared_down is None or weights.shared_gate is None:
-        return x, x
-    rows = dense.mlp(x=x, gate_up=weights.shared_gate_up, down=weights.shared_down, to=to)
-    return rows, dense.lm_head(x=x, weight=weights.shared_gate, to=to)
+def _shared(
+    x: torch.Tensor, weights: ExpertWeights, dense: Dense, to: Place
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the shared expert's rows and the logit of its gate, as far as it has them."""
+    gate_up, down, gate = weights.shared_gate_up, weights.shared_down, weights.shared_gate
+    rows = None if gate_up is None or down is None else dense.mlp(x=x, gate_up=gate_up, down=down, to=to)
+    return rows, None if gate is None else dense.lm_head(x=x, weight=gate, to=to)
 
 
 @triton.jit
 def _route(
-    x, x_row, router, router_row, chosen, share, experts, width,
-    NORM: tl.constexpr, TOP: tl.constexpr, TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
+    x, x_row, router, router_row, bias, chosen, share, experts, width, scale, group_size,
+    NORM: tl.constexpr, TOP: tl.constexpr, GROUPS: tl.constexpr, BEST_GROUPS: tl.constexpr, GT: tl.constexpr,
+    TT: tl.constexpr, ET: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """Route one row: its logits, and the experts that they choose. Grid (N)."""
     row, e = tl.program_id(0).to(tl.int64), tl.arange(0, ET)
@@ -101,7 +101,8 @@ def _route(
         logit += tl.sum(weight.to(tl.float32) * value[None, :], axis=1)
     logit = tl.where(e < experts, logit, float("-inf"))
     rank = tl.arange(0, TT)
-    which, part = best(logit, experts, rank, NORM, TOP)
+    which, part = best(
+        logit, experts, rank, bias, scale, group_size, NORM, TOP, GROUPS, BEST_GROUPS, GT)
     tl.store(chosen + row * TOP + rank, which.to(tl.int64), mask=rank < TOP)
     tl.store(share + row * TOP + rank, part, mask=rank < TOP)
 
@@ -146,6 +147,8 @@ def _down(
             answer += tl.sum(weight.to(tl.float32) * value[None, :], axis=1)
         total += tl.load(share + row * TOP + n) * answer
     if SHARED:
-        gate = 1.0 / (1.0 + tl.exp(-tl.load(opening + row).to(tl.float32)))
-        total += gate * tl.load(shared + row * width + d, mask=d < width, other=0.0).to(tl.float32)
+        answer = tl.load(shared + row * width + d, mask=d < width, other=0.0).to(tl.float32)
+        if opening is not None:
+            answer = 1.0 / (1.0 + tl.exp(-tl.load(opening + row).to(tl.float32))) * answer
+        total += answer
     tl.store(out + row * width + d, total.to(out.dtype.element_ty), mask=d < width)

@@ -26,7 +26,7 @@ from .pointwise import add
 
 def norm(*, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor:
     """`Norm` of the seam: x / rms(x) * (1 + weight) over the axes of weight."""
-    return _normed(x.flatten(1), weight, eps).view(x.shape) if weight.dim() > 1 else _normed(x, weight, eps)
+    return _normed(x.flatten(-weight.dim()).flatten(0, -2), weight, eps).view(x.shape)
 
 
 @fuses(add=add, norm=norm)
