@@ -13,7 +13,7 @@ import torch
 from .contract.config import ModelConfig
 from .contract.place_names import At
 from .norms import rms_norm
-from .weights import AttentionWeights
+from .weights import AttentionWeights, NopeWeights
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,23 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torch
     if config.row_norms:
         return rms_norm(x.flatten(1), weight, config.eps).reshape(x.shape)
     return rms_norm(x, weight, config.eps)
+
+
+def mix_as_projected(
+    config: ModelConfig, weights: NopeWeights, normed: torch.Tensor, memory: AttentionMemory,
+    positions: torch.Tensor, at: At, read: Read | None = None,
+) -> tuple[torch.Tensor, AttentionMemory]:
+    """Do as `mix` with queries, keys and values as they are projected: without norms, positions and gates.
+
+    Mirrors: transformers 5.24 `NemotronHAttention`; differs in the width (HF: softmax in fp32).
+    """
+    T, heads, kv_heads, width = normed.shape[0], config.heads, config.kv_heads, config.head_dim
+    query = at("query", (normed @ weights.query.T).reshape(T, heads, width))  # (T, heads, head_dim)
+    key = at("key", (normed @ weights.key.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
+    value = at("value", (normed @ weights.value.T).reshape(T, kv_heads, width))  # (T, kv_heads, head_dim)
+    after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
+    attended = at("attended", (read or attend)(query, after.keys, after.values))  # (T, heads, head_dim)
+    return at("mixer", attended.flatten(1) @ weights.out.T), after
 
 
 Read = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

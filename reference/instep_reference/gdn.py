@@ -1,4 +1,4 @@
-"""The gated delta rule, one token at a time, as the papers state it, and the layers around it: GDN and KDA.
+"""The gated delta rule, one token at a time, as the papers state it, and the layers around it: GDN, KDA and Mamba2.
 
 Leaves out: chunking (`chunked_delta_rule.py`), fusing, caches. For those see `instep_optimized`.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from .contract.config import ModelConfig
 from .contract.place_names import At
 from .contract.recurrences import Recurrence
-from .norms import gated_norm, l2_norm
+from .norms import gated_group_norm, gated_norm, l2_norm
 from .weights import GdnWeights
 
 
@@ -52,7 +52,13 @@ def mix(
     done = (rule or recur)(**rows, state=memory.state[None])
     core = at("core", done.out[0])  # (T, HV, V)
     state = _by_shown_updates(rows, done.update[0], done.state, memory.state[None], at)  # (1, HV, K, V)
-    gated = at("gated", gated_norm(core, z, weights.norm, config.core_eps, config.output_gate))  # (T, HV, V)
+    if weights.skip is not None:
+        core = at("skip", core + weights.skip[:, None] * rows["v"][0])  # (T, HV, V)
+    if config.recurrence.norm == "group":
+        gated = gated_group_norm(core, z, weights.norm, config.core_eps, config.key_heads)
+    else:
+        gated = gated_norm(core, z, weights.norm, config.core_eps, config.output_gate)
+    gated = at("gated", gated)  # (T, HV, V)
     return at("mixer", gated.flatten(1) @ weights.out.T), GdnMemory(window, state[0])
 
 
@@ -70,27 +76,58 @@ def _rows(
     config: ModelConfig, weights: GdnWeights, normed: torch.Tensor, window: torch.Tensor, at: At, conv: Conv
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Inputs of the rule for T tokens, by the names of `recur`; their gate z (T, HV, V); the window after them."""
-    T, H, HV = normed.shape[0], config.key_heads, config.value_heads
-    K, V, gate = config.key_dim, config.value_dim, config.lengths(config.recurrence.gate)
+    T, H, HV, row = normed.shape[0], config.key_heads, config.value_heads, config.recurrence
+    K, V, gate = config.key_dim, config.value_dim, config.lengths(row.gate)
     qkv = at("qkv", normed @ weights.qkv.T)  # (T, C), C = 2HK + HV*V
     z_in = normed if weights.z_low is None else at("z_low", normed @ weights.z_low.T)  # (T, D), or KDA: (T, V)
     z = at("z", (z_in @ weights.z.T).reshape(T, HV, V))  # (T, HV, V)
-    b = at("b", normed @ weights.b.T)  # (T, HV)
+    b = None if weights.b is None else at("b", normed @ weights.b.T)  # (T, HV)
     a_in = normed if weights.a_low is None else at("a_low", normed @ weights.a_low.T)  # (T, D), or KDA: (T, K)
     a = at("a", (a_in @ weights.a.T).reshape(T, *gate))  # (T, HV), or (T, HV, K) with a decay per channel
     convolved, window = conv(qkv, weights.conv, window)  # (T, C), (C, W-1)
-    mixed = at("mixed", F.silu(convolved))  # (T, C)
-    q, k, v = torch.split(mixed, [H * K, H * K, HV * V], dim=-1)  # (T, HK), (T, HK), (T, HV*V)
-    q = at("q", l2_norm(q.reshape(T, H, K)) * K**-0.5)  # (T, H, K)
-    k = at("k", l2_norm(k.reshape(T, H, K)))  # (T, H, K)
-    v = at("v", v.reshape(T, HV, V))  # (T, HV, V)
-    log_decay = at("log_decay", forget(a, weights.A_log, weights.dt_bias.reshape(gate), config.decay_bound))  # as a
-    beta = at("beta", config.beta_bound * torch.sigmoid(b))  # (T, HV)
+    mixed = at("mixed", F.silu(convolved if weights.conv_bias is None else convolved + weights.conv_bias))  # (T, C)
+    segments = torch.split(mixed, [heads * width for heads, width in config.segments], dim=-1)
+    q, k, v = (dict(zip(row.conv, segments, strict=True))[name] for name in ("q", "k", "v"))  # (T, HK) twice, (T, HV*V)
+    make = _selective if row.inputs == "selective" else _normed
+    q, k, v, log_decay, gates = make(
+        config, weights, q.reshape(T, H, K), k.reshape(T, H, K), v.reshape(T, HV, V), a, b, at)
     # value head h reads key head h // r
     q, k = (x.repeat_interleave(HV // H, dim=1) for x in (q, k))  # (T, HV, K)
     decay = log_decay.reshape(1, T, HV, *(gate[1:] or (1,)))  # (1, T, HV, 1 or K)
-    erase, write = erase_and_write(config.recurrence, beta[None])  # (1, T, HV, 1)
+    erase, write = erase_and_write(row, gates[None])  # (1, T, HV, 1)
     return {"q": q[None], "k": k[None], "v": v[None], "log_decay": decay, "erase": erase, "write": write}, z, window
+
+
+def _normed(
+    config: ModelConfig, weights: GdnWeights, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor,
+    b: torch.Tensor | None, at: At,
+) -> tuple[torch.Tensor, ...]:
+    """q, k (T, H, K), v (T, HV, V) after the conv, a and b -> q, k, v, log_decay, and beta (T, HV)."""
+    assert b is not None, "a row of such a kind has it"
+    gate = config.lengths(config.recurrence.gate)
+    q = at("q", l2_norm(q) * config.key_dim**-0.5)  # (T, H, K)
+    k = at("k", l2_norm(k))  # (T, H, K)
+    v = at("v", v)  # (T, HV, V)
+    log_decay = at("log_decay", forget(a, weights.A_log, weights.dt_bias.reshape(gate), config.decay_bound))  # as a
+    beta = at("beta", config.beta_bound * torch.sigmoid(b))  # (T, HV)
+    return q, k, v, log_decay, beta
+
+
+def _selective(
+    config: ModelConfig, weights: GdnWeights, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, a: torch.Tensor,
+    b: torch.Tensor | None, at: At,
+) -> tuple[torch.Tensor, ...]:
+    """The same for Mamba2, where q, k and v are named C, B and x, and the step is dt = softplus(a + dt_bias).
+
+        log_decay = -exp(A_log) dt        write = dt
+
+    Mirrors: Mamba2 (arXiv:2405.21060); transformers 5.24 `NemotronHMamba2Mixer`. HF clamps the dt of a prompt at
+             `time_step_min`, and that of a decode not at all; here nothing is clamped, as in the release.
+    """
+    q, k, v = at("q", q), at("k", k), at("v", v)
+    dt = F.softplus(a + weights.dt_bias)  # (T, HV)
+    log_decay = at("log_decay", -weights.A_log.exp() * dt)  # (T, HV)
+    return q, k, v, log_decay, at("write", dt)
 
 
 def forget(

@@ -1,4 +1,4 @@
-"""The MLP of a layer: SwiGLU, or a mixture of SwiGLU experts with a shared one.
+"""The MLP of a layer: SwiGLU, squared ReLU, or a mixture of such experts with a shared one.
 
 Every expert that some row has chosen runs on all rows; the rows that did not choose it get weight 0. Leaves out:
 sorting tokens by expert.
@@ -15,28 +15,29 @@ from .weights import MlpWeights, MoeWeights
 
 def mlp(config: ModelConfig, weights: MlpWeights | MoeWeights, x: torch.Tensor) -> torch.Tensor:
     """Map x (T, D) -> (T, D), dense or with experts, as the weights are."""
-    return swiglu(weights, x) if isinstance(weights, MlpWeights) else mixture(config, weights, x)
+    return dense(weights, x) if isinstance(weights, MlpWeights) else mixture(config, weights, x)
 
 
-def swiglu(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
-    """Compute down(silu(gate x) * up x)."""
-    return (F.silu(x @ weights.gate.T) * (x @ weights.up.T)) @ weights.down.T
+def dense(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
+    """Compute down(silu(gate x) * up x), or down(relu(up x)^2) without a gate."""
+    up = x @ weights.up.T
+    return (torch.relu(up).square() if weights.gate is None else F.silu(x @ weights.gate.T) * up) @ weights.down.T
 
 
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
     """Sum share * expert(x) over the chosen experts, plus sigmoid(shared_gate x) * shared(x), or plus shared(x).
 
-    Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`, and `KimiLinearMoE`, whose shared
-             expert has no gate; HF's router is fp32.
+    Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`, and `KimiLinearMoE` and
+             `NemotronHMoE`, whose shared expert has no gate; HF's router is fp32.
     """
     # One by one, so that equal experts have equal scores to the last bit. The columns of one product may differ.
     scores = torch.stack([x @ weights.router[number] for number in range(len(weights.router))], dim=-1)
     shares = route(config, scores) if weights.bias is None else route_by_sigmoid(config, scores, weights.bias)
-    out = swiglu(weights.shared, x)
+    out = dense(weights.shared, x)
     if weights.shared_gate is not None:
         out = torch.sigmoid(x @ weights.shared_gate.T) * out
     for expert in shares.any(0).nonzero().flatten().tolist():
-        out = out + shares[:, expert, None] * swiglu(weights.experts[expert], x)
+        out = out + shares[:, expert, None] * dense(weights.experts[expert], x)
     return out
 
 

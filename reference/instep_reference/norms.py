@@ -34,6 +34,18 @@ def gated_norm(
     return _over_rms(core, eps) * weight * opening
 
 
+def gated_group_norm(
+    core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, groups: int
+) -> torch.Tensor:
+    """y / rms(y) * weight with y = core * silu(z). The gate comes first, and the heads of a group have one rms.
+
+    Shapes:  core, z (..., HV, V)   weight (HV*V,)  ->  (..., HV, V); group g has the heads g HV/groups and following
+    Mirrors: transformers 5.24 `NemotronHRMSNormGated`, without its casts (HF casts before the weight).
+    """
+    gated = (core * F.silu(z)).reshape(*core.shape[:-2], groups, -1)  # (..., groups, HV*V / groups)
+    return (_over_rms(gated, eps).flatten(-2) * weight).reshape(core.shape)
+
+
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
     """x / sqrt(sum x^2 + eps) over the last axis."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)

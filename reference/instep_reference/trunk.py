@@ -6,7 +6,8 @@ Leaves out: the draft head (`draft/`), and the choice of tokens to run (`specula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,20 +20,29 @@ from .contract.recurrences import RECURRENCES
 from .gdn import GdnMemory
 from .mlp import mlp
 from .norms import rms_norm
-from .weights import LayerWeights, Weights
+from .weights import LayerWeights, Weights, given
 
-LayerMemory = GdnMemory | AttentionMemory
+
+@dataclass(frozen=True)
+class NoMemory:
+    """The memory of a layer that is an MLP alone."""
+
+
+LayerMemory = GdnMemory | AttentionMemory | NoMemory
 
 # The mixers by the block that they are: each module has `mix` and `empty`.
-MIXERS: Mapping[Block, Any] = {**dict.fromkeys(RECURRENCES, gdn), "attention": attention, "mla": mla}
+MIXERS: Mapping[Block, Any] = {
+    **dict.fromkeys(RECURRENCES, gdn), "attention": attention, "mla": mla,
+    "nope": SimpleNamespace(mix=attention.mix_as_projected, empty=attention.empty),
+}
 Forms = Mapping[Block, Mapping[str, Any]]
 
 
 def empty_memory(
     config: ModelConfig, mixer: Block, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> LayerMemory:
-    """Return the memory of a layer with this mixer before the first token."""
-    memory: LayerMemory = MIXERS[mixer].empty(config, dtype, device)
+    """Return the memory of a layer with this mixer before the first token. mixer: "" if it has none."""
+    memory: LayerMemory = MIXERS[mixer].empty(config, dtype, device) if mixer else NoMemory()
     return memory
 
 
@@ -86,15 +96,16 @@ def layer(
 
     blocks, after = config.layers[index], config.mixers[index] in config.norm_after
     for number, block in enumerate(blocks):
-        name, norm = ("post_normed", weights.post_norm) if number else ("normed", weights.input_norm)
-        read = hidden if after else at(name, rms_norm(hidden, norm, config.eps))
+        name, norm = ("normed", weights.input_norm) if block in MIXERS else ("post_normed", weights.post_norm)
+        read = hidden if after else at(name, rms_norm(hidden, given(norm), config.eps))
         if block in MIXERS:
             made, memory = MIXERS[block].mix(
                 config, weights.mixer, read, memory, positions, at, **forms.get(block, {}))
         else:
+            assert weights.mlp is not None, "the layer has this block"
             made = at("mlp", mlp(config, weights.mlp, read))
         if after:
-            made = at("mlp_normed" if number else "mixer_normed", rms_norm(made, norm, config.eps))
+            made = at("mixer_normed" if block in MIXERS else "mlp_normed", rms_norm(made, given(norm), config.eps))
         hidden = at("hidden" if number == len(blocks) - 1 else "residual", hidden + made)
     return hidden, memory
 

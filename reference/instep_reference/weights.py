@@ -7,19 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from .contract.checkpoint import Checkpoint
 from .contract.checkpoint_tensor_shapes import layer_norms
-from .contract.config import KIMI, OLMO, ModelConfig
+from .contract.config import KIMI, MLPS, NEMOTRON, OLMO, ModelConfig
 
 Get = Callable[[str], torch.Tensor]
+Part = TypeVar("Part")
+
+
+def given(part: Part | None) -> Part:
+    """Return a part of a layer that its blocks have."""
+    assert part is not None, "the layer has this block"
+    return part
 
 
 @dataclass(frozen=True)
 class GdnWeights:
     """qkv [C, D], z [HV*V, D], b, a [HV, D]; conv [C, W]; A_log, dt_bias [HV]; norm [V]; out [D, HV*V].
+
+    Mamba2: no b; norm [HV*V]; conv_bias [C], if there is one; skip [HV].
 
     With a decay per channel: a [HV*K, .], dt_bias [HV*K]. With two matrices in turn before z and a, the first are
     z_low [V, D] and a_low [K, D].
@@ -27,7 +37,7 @@ class GdnWeights:
 
     qkv: torch.Tensor
     z: torch.Tensor
-    b: torch.Tensor
+    b: torch.Tensor | None
     a: torch.Tensor
     conv: torch.Tensor
     A_log: torch.Tensor
@@ -36,6 +46,8 @@ class GdnWeights:
     out: torch.Tensor
     z_low: torch.Tensor | None = None
     a_low: torch.Tensor | None = None
+    conv_bias: torch.Tensor | None = None
+    skip: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +82,20 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
-class MlpWeights:
-    """gate, up [I, D]; down [D, I]."""
+class NopeWeights:
+    """query [heads*head_dim, D]; key, value [kv_heads*head_dim, D]; out [D, heads*head_dim]."""
 
-    gate: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """gate, up [I, D]; down [D, I]. gate None: a squared ReLU of up."""
+
+    gate: torch.Tensor | None
     up: torch.Tensor
     down: torch.Tensor
 
@@ -93,12 +115,12 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """input_norm, post_norm [D]; the token mixer; the MLP."""
+    """input_norm, post_norm [D]; the token mixer; the MLP. None: the layer has no such block, or no norm of it."""
 
-    input_norm: torch.Tensor
-    mixer: GdnWeights | AttentionWeights | LatentWeights
-    post_norm: torch.Tensor
-    mlp: MlpWeights | MoeWeights
+    input_norm: torch.Tensor | None
+    mixer: GdnWeights | AttentionWeights | LatentWeights | NopeWeights | None
+    post_norm: torch.Tensor | None
+    mlp: MlpWeights | MoeWeights | None
 
 
 @dataclass(frozen=True)
@@ -185,14 +207,17 @@ def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) ->
 
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
     """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
-    experts = "moe" in config.layers[index]
-    first, second = layer_norms(config, index)
-    return LayerWeights(
-        input_norm=_norm(config, f"{at}.{first}", get),
-        mixer=_mixer(config, index, at, get),
-        post_norm=_norm(config, f"{at}.{second}", get),
-        mlp=_moe(config, at, stored, get) if experts else _mlp(f"{at}.mlp", get),
-    )
+    mixer, norms = None, dict[bool, torch.Tensor]()
+    mlp: MlpWeights | MoeWeights | None = None
+    for block, name in zip(config.layers[index], layer_norms(config, index), strict=True):
+        norms[block in MLPS] = _norm(config, f"{at}.{name}", get)
+        if block == "moe":
+            mlp = _moe(config, at, stored, get)
+        elif block == "mlp":
+            mlp = _mlp(config, f"{at}.mixer" if config.model_type == NEMOTRON else f"{at}.mlp", get)
+        else:
+            mixer = _mixer(config, index, at, get)
+    return LayerWeights(norms.get(False), mixer, norms.get(True), mlp)
 
 
 def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
@@ -201,7 +226,11 @@ def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
     return stored if config.centred_norms else stored - 1
 
 
-def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> GdnWeights | AttentionWeights | LatentWeights:
+def _mixer(
+    config: ModelConfig, index: int, at: str, get: Get
+) -> GdnWeights | AttentionWeights | LatentWeights | NopeWeights:
+    if config.model_type == NEMOTRON:
+        return _mamba2(config, f"{at}.mixer", get) if index in config.recurrent else _nope(f"{at}.mixer", get)
     if index in config.recurrent:
         of_type = {KIMI: _kda, OLMO: _olmo}.get(config.model_type)
         return _gdn(config, f"{at}.linear_attn", get) if of_type is None else of_type(at, get)
@@ -269,6 +298,26 @@ def _olmo(layer: str, get: Get) -> GdnWeights:
     )
 
 
+def _mamba2(config: ModelConfig, at: str, get: Get) -> GdnWeights:
+    """Load a Mamba2 layer. One stored matrix makes z, then x, B and C, then dt."""
+    values, channels = config.value_heads * config.value_dim, config.lengths(("C",))[0]
+    z, qkv, a = torch.split(get(f"{at}.in_proj.weight"), [values, channels, config.value_heads])
+    return GdnWeights(
+        qkv=qkv, z=z, b=None, a=a,
+        conv=get(f"{at}.conv1d.weight").squeeze(1),
+        A_log=get(f"{at}.A_log"),
+        dt_bias=get(f"{at}.dt_bias"),
+        norm=get(f"{at}.norm.weight"),
+        out=get(f"{at}.out_proj.weight"),
+        conv_bias=get(f"{at}.conv1d.bias") if config.conv_bias else None,
+        skip=get(f"{at}.D"),
+    )
+
+
+def _nope(at: str, get: Get) -> NopeWeights:
+    return NopeWeights(*(get(f"{at}.{name}_proj.weight") for name in "qkvo"))
+
+
 def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
     return LatentWeights(
         query=get(f"{at}.q_proj.weight"),
@@ -290,8 +339,19 @@ def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
     )
 
 
-def _mlp(at: str, get: Get) -> MlpWeights:
-    return MlpWeights(*(get(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down")))
+def _mlp(config: ModelConfig, at: str, get: Get) -> MlpWeights:
+    gate = get(f"{at}.gate_proj.weight") if config.mlp_gate else None
+    return MlpWeights(gate, *(get(f"{at}.{name}_proj.weight") for name in ("up", "down")))
+
+
+def _ungated(config: ModelConfig, at: str, get: Get) -> MoeWeights:
+    """Load experts without gates, and their sigmoid router."""
+    return MoeWeights(
+        router=get(f"{at}.gate.weight"),
+        experts=tuple(_mlp(config, f"{at}.experts.{expert}", get) for expert in range(config.experts)),
+        shared=_mlp(config, f"{at}.shared_experts", get), shared_gate=None,
+        bias=get(f"{at}.gate.e_score_correction_bias"),
+    )
 
 
 def _sparse(config: ModelConfig, at: str, get: Get) -> MoeWeights:
@@ -299,20 +359,23 @@ def _sparse(config: ModelConfig, at: str, get: Get) -> MoeWeights:
         router=get(f"{at}.gate.weight"),
         experts=tuple(MlpWeights(*(get(f"{at}.experts.{expert}.{name}.weight") for name in ("w1", "w3", "w2")))
                       for expert in range(config.experts)),
-        shared=_mlp(f"{at}.shared_experts", get), shared_gate=None,
+        shared=_mlp(config, f"{at}.shared_experts", get), shared_gate=None,
         bias=get(f"{at}.gate.e_score_correction_bias"),
     )  # fmt: skip
 
 
 def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> MoeWeights:
+    if config.model_type == NEMOTRON:
+        return _ungated(config, f"{layer}.mixer", get)
     if config.router == "sigmoid":
         return _sparse(config, f"{layer}.block_sparse_moe", get)
     at = f"{layer}.mlp"
     fused = f"{at}.experts.gate_up_proj" in stored
     return MoeWeights(
         router=get(f"{at}.gate.weight"),
-        experts=_fused(at, get) if fused else tuple(_mlp(f"{at}.experts.{e}", get) for e in range(config.experts)),
-        shared=_mlp(f"{at}.shared_expert", get),
+        experts=_fused(at, get) if fused else tuple(
+            _mlp(config, f"{at}.experts.{expert}", get) for expert in range(config.experts)),
+        shared=_mlp(config, f"{at}.shared_expert", get),
         shared_gate=get(f"{at}.shared_expert_gate.weight"),
     )
 

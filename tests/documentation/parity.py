@@ -38,7 +38,7 @@ WAYS = {
 }
 CHAIN = 3  # drafts after the first
 
-HEADLESS = ("kimi", "olmo")  # kinds without MTP layers
+HEADLESS = ("kimi", "olmo", "nemotron")  # kinds without MTP layers
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
@@ -119,6 +119,23 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("OLMo-Hybrid, one head, large eps", "olmo", {
         **_heads(1, 1), "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 0.1}),
     ("OLMo-Hybrid, one KV head of four, wide heads", "olmo", {"num_key_value_heads": 1, "hidden_size": 64}),
+    ("Nemotron-H, Mamba2 x 2, MLP, attention, experts in 2 groups", "nemotron", {}),
+    ("Nemotron-H, one group, prompts in chunks of 5", "nemotron", {"n_groups": 1, "chunk_size": 5}),
+    ("Nemotron-H, as many groups as heads, conv width 2", "nemotron", {"n_groups": 4, "conv_kernel": 2}),
+    ("Nemotron-H, six heads of 8 in 3 groups, K 16", "nemotron", {
+        "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 3, "ssm_state_size": 16}),
+    ("Nemotron-H, conv without bias", "nemotron", {"use_conv_bias": False}),
+    ("Nemotron-H, attention first, two in a row", "nemotron", {"hybrid_override_pattern": "**M-"}),
+    ("Nemotron-H, names of layers", "nemotron", {"hybrid_override_pattern": None, "layers_block_type": [
+        "linear_attention", "linear_attention", "moe", "full_attention"]}),
+    ("Nemotron-H, older names of layers", "nemotron", {"hybrid_override_pattern": None, "layers_block_type": [
+        "mamba", "mlp", "attention"]}),
+    ("Nemotron-H, top 4 of 6 experts, not renormalised", "nemotron", {
+        "n_routed_experts": 6, "num_experts_per_tok": 4, "n_group": 1, "norm_topk_prob": False}),
+    ("Nemotron-H, one KV head of four, large eps", "nemotron", {"num_key_value_heads": 1, "layer_norm_epsilon": 0.1}),
+    ("Nemotron-H, one head", "nemotron", {
+        "mamba_num_heads": 1, "n_groups": 1, "num_attention_heads": 1, "num_key_value_heads": 1}),
+    ("Nemotron-H, MLPs and attention alone", "nemotron", {"hybrid_override_pattern": "*-*-"}),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),

@@ -218,3 +218,32 @@ def test_a_file_is_read_from_its_path(tmp_path: Path) -> None:
         ModelConfig.from_file(path)
     path.write_text(json.dumps(config_of("dense")))
     assert ModelConfig.from_file(path) == ModelConfig.from_dict(config_of("dense"))
+
+
+def test_a_file_of_nemotron_h_is_read() -> None:
+    """Each layer is one block. A pattern of letters, names and older names state the same."""
+    config = ModelConfig.from_dict(config_of("nemotron"))
+    assert config.layers == (("mamba2",), ("mlp",), ("mamba2",), ("nope",), ("moe",))
+    assert (config.recurrent, config.attending, config.mtp_layers) == ((0, 2), (3,), 0)
+    assert (config.key_heads, config.value_heads, config.key_dim, config.value_dim) == (2, 4, 8, 16)
+    assert config.segments == ((4, 16), (2, 8), (2, 8)), "x, B, C"
+    assert (config.conv_bias, config.mlp_gate, config.router) == (True, False, "sigmoid")
+    for names in (["linear_attention", "mlp", "linear_attention", "full_attention", "moe"],
+                  ["mamba", "mlp", "mamba", "attention", "moe"]):
+        named = config_of("nemotron", hybrid_override_pattern=None, layers_block_type=names, num_hidden_layers=5)
+        assert ModelConfig.from_dict(named) == config
+
+
+NEMOTRON_REFUSED: dict[str, list[Any]] = {
+    "hybrid_override_pattern": [None, "", "MX", ["M"]], "layers_block_type": ["M*", [], ["conv"]],
+    "num_hidden_layers": [4], "mamba_num_heads": [3, None], "mlp_hidden_act": ["silu"], "moe_latent_size": [8],
+    "num_nextn_predict_layers": [1], "tie_word_embeddings": [True], "use_bias": [True], "n_group": [3, 8],
+    "time_step_limit": [[0.001, 0.1]], "num_experts_per_tok": [9, 5], "n_shared_experts": [2], "ssm_state_size": [0],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in NEMOTRON_REFUSED.items() for value in values])
+def test_a_value_that_nemotron_h_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=field):
+        ModelConfig.from_dict(config_of("nemotron", **{field: value}))

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from documentation import parity, parity_table
 from documentation.parity import CASES, DTYPES, HEADS, Case
@@ -201,8 +203,32 @@ def _heads_normed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_normed", normed)
 
 
-TRUNK, HEAD, KIMI, OLMO = CASES[0].name, HEADS[0].name, *(
-    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo"))
+def _values_skip_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_other_mixers(monkeypatch, lambda mixer: replace(mixer, skip=mixer.skip / MARGIN))
+
+
+def _conv_bias_of_the_channel_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_other_mixers(monkeypatch, lambda mixer: replace(mixer, conv_bias=mixer.conv_bias.roll(1)))
+
+
+def _with_other_mixers(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
+    correct = gdn.mix
+    monkeypatch.setattr(gdn, "mix", lambda config, weights, *args: correct(config, change(weights), *args))
+
+
+def _groups_normed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = gdn.gated_group_norm
+    monkeypatch.setattr(gdn, "gated_group_norm", lambda *args: correct(*args[:-1], 1))
+
+
+def _steps_of_at_least_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest memories of these models have shorter steps: a clamp as in transformers changes them."""
+    clamped = SimpleNamespace(silu=F.silu, softplus=lambda x: F.softplus(x).clamp(min=1e-3))
+    monkeypatch.setattr(gdn, "F", clamped)
+
+
+TRUNK, HEAD, KIMI, OLMO, NEMOTRON = CASES[0].name, HEADS[0].name, *(
+    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron"))
 
 
 @few(3)
@@ -212,7 +238,8 @@ TRUNK, HEAD, KIMI, OLMO = CASES[0].name, HEADS[0].name, *(
     (_latent_of_the_token_before, KIMI), (_latent_with_the_eps_of_the_model, KIMI), (_decay_of_the_next_channel, KIMI),
     (_decay_of_the_head, KIMI), (_bias_in_the_shares, KIMI), (_groups_ranked_by_their_best_expert, KIMI),
     (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
-    (_heads_normed_one_by_one, OLMO),
+    (_heads_normed_one_by_one, OLMO), (_values_skip_less, NEMOTRON), (_conv_bias_of_the_channel_before, NEMOTRON),
+    (_groups_normed_together, NEMOTRON), (_steps_of_at_least_a_thousandth, NEMOTRON),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

@@ -252,7 +252,7 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "attention_inputs": _attention_inputs,
     "key_inputs": _key_inputs,
     "output_gate": lambda given: given["attended"] * torch.sigmoid(given["projected"][:, :, 1]),
-    "mlp": lambda given: mlp.swiglu(_swiglu(given["gate_up"], given["down"]), given["x"]),
+    "mlp": lambda given: mlp.dense(_swiglu(given["gate_up"], given["down"]), given["x"]),
     "moe": _moe,
     "lm_head": lambda given: given["x"] @ given["weight"].T,
 }

@@ -108,8 +108,10 @@ class Operands:
         # The matrices whose results are added over ranks. Value: the number of a routed expert; None for all others.
         self._by_row = dict[int, int | None]()
         for layer in (*weights.layers, *draft) if any(product.parts > 1 for product in products.values()) else ():
-            mlp, experts_of = layer.mlp, () if isinstance(layer.mlp, MlpWeights) else layer.mlp.experts
-            last = (layer.mixer.out, mlp.down if isinstance(mlp, MlpWeights) else mlp.shared.down)
+            mlp, mixer = layer.mlp, layer.mixer
+            assert mlp is not None and mixer is not None, "layers on ranks have both blocks"
+            experts_of = () if isinstance(mlp, MlpWeights) else mlp.experts
+            last = (mixer.out, mlp.down if isinstance(mlp, MlpWeights) else mlp.shared.down)
             self._by_row |= dict.fromkeys((x.data_ptr() for x in last), None)
             self._by_row |= {one.down.data_ptr(): number for number, one in enumerate(experts_of)}
 

@@ -20,7 +20,7 @@ from instep_reference.contract.recurrences import RECURRENCES
 from instep_reference.gdn import GdnMemory, Recurred, recur
 from instep_reference.norms import rms_norm
 from instep_reference.trunk import Forms
-from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, GdnWeights, Weights
+from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, GdnWeights, Weights, given
 
 from ..trace.tree_shape import depths, lines
 
@@ -80,7 +80,7 @@ def keys_and_values(layer: int, context: torch.Tensor, start: int, *, normed: bo
         config, mixer = weights.config.block_model(), cast(AttentionWeights, block_of(weights).layers[layer].mixer)
         rows, shape = context.to(weights.embedding), (len(context), config.kv_heads, config.head_dim)
         if normed:
-            rows = rms_norm(rows, block_of(weights).layers[layer].input_norm, config.eps)
+            rows = rms_norm(rows, given(block_of(weights).layers[layer].input_norm), config.eps)
         raw = see(Place("extend", layer, "key_raw"), (rows @ mixer.key.T).reshape(shape))
         positions = start + torch.arange(len(rows), device=rows.device)
         see(Place("extend", layer, "key"), rotate(rms_norm(raw, mixer.key_norm, config.eps), positions, config))
@@ -108,7 +108,7 @@ def to_state(
         def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
             return see(Place("trunk", layer, component), tensor)
 
-        normed = at("normed", rms_norm(hidden.to(like), mine.input_norm, weights.config.eps))
+        normed = at("normed", rms_norm(hidden.to(like), given(mine.input_norm), weights.config.eps))
         if not read and tree is None:
             return gdn.state_after(weights.config, mine.mixer, normed, memory, at)
         positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
@@ -145,7 +145,7 @@ def forms(parents: Sequence[int]) -> Forms:
     tree = tuple(parents)
     recurrent = {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)}
     attending = {"read": partial(read_tree, tree)}
-    return {"attention": attending, "mla": attending, **{mixer: recurrent for mixer in RECURRENCES}}
+    return {**dict.fromkeys(("attention", "mla", "nope"), attending), **{mixer: recurrent for mixer in RECURRENCES}}
 
 
 def recur_tree(

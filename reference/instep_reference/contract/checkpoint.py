@@ -179,8 +179,12 @@ def _whole(file: Path) -> Iterator[Any]:
 
 
 def _text_name(name: str) -> str:
-    """Turn the multimodal spellings `model.language_model.x` and `language_model.model.x` into `model.x`."""
-    name = re.sub(r"^model\.language_model\.", "model.", name)
+    """Turn the multimodal spellings `model.language_model.x` and `language_model.model.x` into `model.x`.
+
+    Also the names of Nemotron-H: `backbone.x`, `embeddings`, `norm_f`.
+    """
+    name = re.sub(r"^(model\.language_model|backbone)\.", "model.", name)
+    name = re.sub(r"^model\.embeddings\.", "model.embed_tokens.", re.sub(r"^model\.norm_f\.", "model.norm.", name))
     return re.sub(r"^language_model\.(model|lm_head)\.", r"\1.", name)
 
 

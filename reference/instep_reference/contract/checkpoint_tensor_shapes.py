@@ -10,7 +10,8 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import KIMI, OLMO, ModelConfig
+from .config import KIMI, NEMOTRON, OLMO, Block, ModelConfig
+from .recurrences import RECURRENCES
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -64,8 +65,10 @@ def block_shapes(config: ModelConfig) -> Shapes:
     return shapes
 
 
-def layer_norms(config: ModelConfig, index: int) -> tuple[str, str]:
-    """Return the names of a layer's two norms, without `.weight`: of the mixer, and of the MLP."""
+def layer_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
+    """Return the name of each block's norm in a layer, without `.weight`."""
+    if config.model_type == NEMOTRON:
+        return ("norm",) * len(config.layers[index])
     if config.mixers[index] in config.norm_after:
         return "post_attention_layernorm", "post_feedforward_layernorm"
     return ("attention_layer_norm", "feedforward_layer_norm") if config.model_type == OLMO else (
@@ -76,6 +79,11 @@ def _layer(
     config: ModelConfig, at: str, index: int, stored: Container[str]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
     shapes: Shapes = {f"{at}.{name}.weight": (config.hidden,) for name in layer_norms(config, index)}
+    if config.model_type == NEMOTRON:
+        yield from shapes.items()
+        for block in config.layers[index]:
+            yield from _nemotron(config, f"{at}.mixer", block)
+        return
     if index in config.recurrent:
         shapes |= _kda(config, f"{at}.self_attn") if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn")
     else:
@@ -86,7 +94,34 @@ def _layer(
     elif "moe" in config.layers[index]:
         yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
     else:
-        yield from _mlp(config.hidden, config.intermediate, f"{at}.mlp").items()
+        yield from _mlp(config, config.hidden, config.intermediate, f"{at}.mlp").items()
+
+
+def _nemotron(config: ModelConfig, at: str, block: Block) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the tensors of a layer of Nemotron-H, which is one block alone."""
+    D, HV, values = config.hidden, config.value_heads, config.value_heads * config.value_dim
+    if block in RECURRENCES:
+        (channels,) = config.lengths(("C",))
+        yield f"{at}.in_proj.weight", (values + channels + HV, D)
+        yield f"{at}.conv1d.weight", (channels, 1, config.conv_width)
+        if config.conv_bias:
+            yield f"{at}.conv1d.bias", (channels,)
+        yield from ((f"{at}.{name}", (HV,)) for name in ("A_log", "dt_bias", "D"))
+        yield f"{at}.norm.weight", (values,)
+        yield f"{at}.out_proj.weight", (D, values)
+    elif block == "moe":
+        yield f"{at}.gate.weight", (config.experts, D)
+        yield f"{at}.gate.e_score_correction_bias", (config.experts,)
+        yield from _mlp(config, D, config.shared_intermediate, f"{at}.shared_experts").items()
+        for expert in range(config.experts):
+            yield from _mlp(config, D, config.expert_intermediate, f"{at}.experts.{expert}").items()
+    elif block == "mlp":
+        yield from _mlp(config, D, config.intermediate, at).items()
+    else:
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        for name, rows in (("q", queries), ("k", keys), ("v", keys)):
+            yield f"{at}.{name}_proj.weight", (rows, D)
+        yield f"{at}.o_proj.weight", (D, queries)
 
 
 def _gdn(config: ModelConfig, at: str) -> Shapes:
@@ -168,22 +203,21 @@ def _attention(config: ModelConfig, at: str) -> Shapes:
     }
 
 
-def _mlp(D: int, inner: int, at: str) -> Shapes:
-    return {
-        f"{at}.gate_proj.weight": (inner, D), f"{at}.up_proj.weight": (inner, D), f"{at}.down_proj.weight": (D, inner)
-    }
+def _mlp(config: ModelConfig, D: int, inner: int, at: str) -> Shapes:
+    rows = {"gate": (inner, D), "up": (inner, D), "down": (D, inner)}
+    return {f"{at}.{name}_proj.weight": shape for name, shape in rows.items() if config.mlp_gate or name != "gate"}
 
 
 def _moe(config: ModelConfig, at: str, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     D, inner = config.hidden, config.expert_intermediate
     shapes: Shapes = {f"{at}.gate.weight": (config.experts, D), f"{at}.shared_expert_gate.weight": (1, D)}
-    shapes |= _mlp(D, config.shared_intermediate, f"{at}.shared_expert")
+    shapes |= _mlp(config, D, config.shared_intermediate, f"{at}.shared_expert")
     if fused:
         shapes[f"{at}.experts.gate_up_proj"] = (config.experts, 2 * inner, D)
         shapes[f"{at}.experts.down_proj"] = (config.experts, D, inner)
     yield from shapes.items()
     for expert in range(0 if fused else config.experts):
-        yield from _mlp(D, inner, f"{at}.experts.{expert}").items()
+        yield from _mlp(config, D, inner, f"{at}.experts.{expert}").items()
 
 
 def _sparse(config: ModelConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -191,7 +225,7 @@ def _sparse(config: ModelConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]
     D, inner = config.hidden, config.expert_intermediate
     yield f"{at}.gate.weight", (config.experts, D)
     yield f"{at}.gate.e_score_correction_bias", (config.experts,)
-    yield from _mlp(D, config.shared_intermediate, f"{at}.shared_experts").items()
+    yield from _mlp(config, D, config.shared_intermediate, f"{at}.shared_experts").items()
     for expert in range(config.experts):
         for name, shape in (("w1", (inner, D)), ("w3", (inner, D)), ("w2", (D, inner))):
             yield f"{at}.experts.{expert}.{name}.weight", shape

@@ -19,7 +19,7 @@ from .errors import BadInput
 from .recurrences import RECURRENCES, Axes, Recurrence
 
 # A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a recurrence of RECURRENCES,
-# "attention", "mla" (attention over latents), "mlp" or "moe".
+# "attention", "mla" (attention over latents), "nope" (attention without norms, positions and gates), "mlp" or "moe".
 Block = str
 MLPS = ("mlp", "moe")
 
@@ -27,7 +27,8 @@ DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 KIMI = "kimi_linear"
 OLMO = "olmo_hybrid"
-MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO)
+NEMOTRON = "nemotron_h"
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -100,6 +101,8 @@ class ModelConfig:
     row_norms: bool = False  # whether queries and keys are normed over all heads of a row, not head by head
     norm_after: tuple[Block, ...] = ()  # mixers in whose layers the results of blocks are normed, not their inputs
     gated_norm_eps: float | None = None  # None: eps
+    conv_bias: bool = False
+    mlp_gate: bool = True  # whether an MLP, or an expert, is a SwiGLU; if not, a squared ReLU
     beta_bound: float = 1.0  # beta is this times a sigmoid; above 1 a state may turn against its own sign
 
     @classmethod
@@ -181,7 +184,7 @@ class ModelConfig:
             rotary_dim=block.rotary_dim, rope_theta=block.rope_theta, eps=block.rms_norm_eps,
             intermediate=block.intermediate_size, experts=0, experts_per_token=0, expert_intermediate=0,
             shared_intermediate=0, norm_topk=False, latent=0, router="softmax", centred_norms=True,
-            attention_gate=True, row_norms=False, norm_after=())
+            attention_gate=True, row_norms=False, norm_after=(), mlp_gate=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -520,4 +523,79 @@ def _read_olmo(f: _Fields) -> ModelConfig:
     )
 
 
-READERS: dict[str, Callable[[_Fields], ModelConfig]] = {KIMI: _read_kimi, OLMO: _read_olmo}
+def _read_nemotron(f: _Fields) -> ModelConfig:
+    """Read a file of Nemotron-H: every layer is one block. Its MTP layers, and experts over latents, are refused.
+
+    Mirrors: transformers 5.24 `NemotronHConfig`, with its defaults; the releases state a pattern of letters.
+    """
+    for name, value in (
+        ("attention_bias", False), ("mlp_bias", False), ("use_bias", False), ("mamba_proj_bias", False),
+        ("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2"), ("residual_in_fp32", False),
+        ("sliding_window", None), ("moe_latent_size", None), ("num_nextn_predict_layers", 0),
+        ("tie_word_embeddings", False), ("n_shared_experts", 1),
+    ):
+        _only(name, f.get(name), value)
+    limit = f.get("time_step_limit")
+    if limit is not None and list(limit) != [0.0, float("inf")]:
+        raise _bad("time_step_limit", limit, "[0.0, Infinity]: steps are not clamped")
+    blocks = _nemotron_blocks(f)
+    value_heads, groups = _multiple(f, "mamba_num_heads", "n_groups")
+    heads, kv_heads = _multiple(f, "num_attention_heads", "num_key_value_heads")
+    experts = f.whole("n_routed_experts") if "moe" in blocks else 0
+    routing = _nemotron_routing(f, experts) if experts else {"experts_per_token": 0, "norm_topk": False}
+    return ModelConfig(
+        model_type=NEMOTRON,
+        vocab=f.whole("vocab_size"),
+        hidden=f.whole("hidden_size"),
+        layers=tuple((block,) for block in blocks),
+        eps=f.positive("layer_norm_epsilon"),
+        tied=False,
+        key_heads=groups, value_heads=value_heads, key_dim=f.whole("ssm_state_size"),
+        value_dim=f.whole("mamba_head_dim"), conv_width=f.whole("conv_kernel"), output_gate="silu",
+        conv_bias=f.flag("use_conv_bias", default=True),
+        heads=heads, kv_heads=kv_heads, head_dim=f.whole("head_dim"), rotary_dim=0, rope_theta=1.0,
+        intermediate=f.whole("intermediate_size") if "mlp" in blocks else 0,
+        experts=experts,
+        expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
+        shared_intermediate=f.whole("moe_shared_expert_intermediate_size") if experts else 0,
+        mtp_layers=0, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
+    )
+
+
+NEMOTRON_BLOCKS: dict[str, Block] = {
+    **dict.fromkeys(("M", LINEAR, "mamba"), _recurrent(NEMOTRON)), **dict.fromkeys(("*", FULL, "attention"), "nope"),
+    **dict.fromkeys(("-", "mlp"), "mlp"), **dict.fromkeys(("E", "moe"), "moe"),
+}  # by the letter of the pattern, and by today's and the older name
+
+
+def _nemotron_blocks(f: _Fields) -> tuple[Block, ...]:
+    """Read the block of every layer, from a list of names or a pattern of letters."""
+    listed, pattern = f.get("layers_block_type"), f.get("hybrid_override_pattern")
+    name, stated = ("hybrid_override_pattern", pattern) if listed is None else ("layers_block_type", listed)
+    if not isinstance(stated, str if listed is None else list) or not stated:
+        raise _bad(name, stated, "a pattern such as M-M*ME" if listed is None else "a list of names")
+    for index, kind in enumerate(stated):
+        if not isinstance(kind, str) or kind not in NEMOTRON_BLOCKS:
+            raise _bad(f"{name}[{index}]", kind, f"one of {', '.join(NEMOTRON_BLOCKS)}")
+    count = f.get("num_hidden_layers")
+    if count is not None and count != len(stated):
+        raise _bad("num_hidden_layers", count, f"{len(stated)}, the length of {name}")
+    return tuple(NEMOTRON_BLOCKS[kind] for kind in stated)
+
+
+def _nemotron_routing(f: _Fields, experts: int) -> dict[str, Any]:
+    groups, chosen = f.whole("n_group", default=1), _experts_per_token(f, experts)
+    if experts % groups or experts // groups < 2:
+        raise _bad("n_group", groups, f"a divisor of n_routed_experts ({experts}), with at least two in a group")
+    best = f.whole("topk_group", default=1, most=groups)
+    if chosen > best * (experts // groups):
+        raise _bad("num_experts_per_tok", chosen, f"at most {best * (experts // groups)}, the experts of topk_group")
+    return {
+        "experts_per_token": chosen, "norm_topk": f.flag("norm_topk_prob", default=True), "router": "sigmoid",
+        "expert_groups": groups, "groups_per_token": best, "routed_scale": f.positive("routed_scaling_factor"),
+    }
+
+
+READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
+    KIMI: _read_kimi, OLMO: _read_olmo, NEMOTRON: _read_nemotron,
+}

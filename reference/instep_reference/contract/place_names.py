@@ -36,6 +36,7 @@ COMPONENTS: tuple[str, ...] = (
     "core",       # [N, HV, V] the read-out of the state
     "update",     # [N, HV, V] what each token adds to the state along its key; engines that keep it show it (gdn.py)
     "state",      # [HV, K, V]  memory
+    "skip",       # [N, HV, V] Mamba2 only: core + D v
     "gated",      # [N, HV, V] gated norm of core
     # attention layer; of latent attention (MLA) only these: key_raw [N, 1, R] (a latent before its norm), query
     # [N, heads, head_dim], key [N, 1, S] (its shared part), value [N, 1, R] (the latent), keys, values, and
@@ -53,7 +54,7 @@ COMPONENTS: tuple[str, ...] = (
     "mixer",      # [N, D]   out_proj or o_proj
     "mixer_normed",  # [N, D]  in layers that norm results: norm(mixer); they have no normed and no post_normed
     "residual",   # [N, D]   hidden + mixer, or + mixer_normed
-    "post_normed",  # [N, D]  at stage level, draft only: norm(hidden)
+    "post_normed",  # [N, D]  norm before the MLP; at stage level, draft only: norm(hidden)
     "joined",     # [N, 2D]  stage level, draft only: [norm(embedding) | norm(hidden)], embedding first
     "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row; of a block drafter
                   #          fc(features)

@@ -29,6 +29,10 @@ class Recurrence:
     types  model types whose "linear_attention" it is
     update "delta": a token writes what its key does not already recall; "outer": it writes its whole value
     gates  projections of a row from which the decay and the gates follow
+    inputs "normed": q and k are normed, and the gates are sigmoids; "selective": q and k are as they leave the conv,
+           and decay and write gate follow from one step
+    skip   whether a token's value is added to its read-out, times a weight of the head
+    norm   of the read-out: "head": of each head, then gated; "group": gated, then of all heads that read one key head
     low_rank  z and a follow from z_low and a_low, which are results too
     conv   the segments of the conv's channels, in order: components that the conv's output is split into
     memory  what such a layer keeps of a request: fields of `RequestState`, in the order in which the layer writes them
@@ -40,6 +44,9 @@ class Recurrence:
     types: tuple[str, ...]
     update: Literal["delta", "outer"] = "delta"
     gates: tuple[str, ...] = ("b", "a")
+    inputs: Literal["normed", "selective"] = "normed"
+    skip: bool = False
+    norm: Literal["head", "group"] = "head"
     low_rank: bool = False
     conv: tuple[str, ...] = ("q", "k", "v")
     memory: tuple[str, ...] = ("conv", "state")
@@ -67,7 +74,8 @@ class Recurrence:
         gates = {name: {"b": ("HV",), "a": self.gate}[name] for name in self.gates}
         return low | {
             "qkv": ("C",), "z": head, **gates, "mixed": ("C",), "q": ("H", "K"), "k": ("H", "K"),
-            "v": head, "log_decay": self.gate, self.write: ("HV",), "core": head, "update": head, "gated": head,
+            "v": head, "log_decay": self.gate, self.write: ("HV",), "core": head, "update": head,
+            **({"skip": head} if self.skip else {}), "gated": head,
         }
 
 
@@ -78,5 +86,6 @@ RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     # Kimi Delta Attention (arXiv:2510.26692)
     Recurrence("kda", "channel", types=("kimi_linear",), low_rank=True),
     # Mamba2 (arXiv:2405.21060): k is B, q is C, both of a group of heads; v is x, and w the step dt
-    Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), conv=("v", "k", "q")),
+    Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), inputs="selective", skip=True,
+               norm="group", conv=("v", "k", "q")),
 )}  # fmt: skip

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
-from .config import KIMI, OLMO, ModelConfig
+from .config import KIMI, NEMOTRON, OLMO, ModelConfig
 from .errors import BadInput
 from .place_names import Place
 
@@ -199,7 +199,7 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
     experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
-    if config.model_type in (KIMI, OLMO) and size > 1:
+    if config.model_type in (KIMI, OLMO, NEMOTRON) and size > 1:
         why = f"the parts of {config.model_type}'s tensors are not declared"
         raise BadInput("--ranks", found=size, expected=f"1: {why}")
     if experts == WHOLE and not config.experts:

@@ -21,10 +21,11 @@ from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {
     "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
+    "nemotron": "nemotron_h",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
-    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM",
+    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
 }
 
 
@@ -59,7 +60,7 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     rows: list[list[torch.Tensor]] = [[] for _ in range(len(layers) + 1)]
     hooks = [
         module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out[0]))
-        for module, kept in zip([*layers, model.model.norm], rows, strict=True)
+        for module, kept in zip([*layers, getattr(model.model, "norm_f", None) or model.model.norm], rows, strict=True)
     ]
     from transformers import DynamicCache
 
@@ -106,9 +107,10 @@ def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
     for index, (kept, kind) in enumerate(zip(past.layers, config.layer_types, strict=True)):
         if kind == "linear_attention":
             window = kept.conv_states[0][0]
-            memory[f"conv {index}"] = window[:, window.shape[1] - config.linear_conv_kernel_dim + 1 :]
-            memory[f"state {index}"] = kept.recurrent_states[0][0]
-        else:
+            width, state = getattr(config, "conv_kernel", None), kept.recurrent_states[0][0]
+            memory[f"conv {index}"] = window[:, window.shape[1] - (width or config.linear_conv_kernel_dim) + 1 :]
+            memory[f"state {index}"] = state if width is None else state.mT  # Mamba2's is stored [HV, V, K]
+        elif kind == "full_attention":
             keys, values = kept.keys, kept.values
             if config.model_type == "kimi_linear":  # its cache calls the latents keys
                 keys, values = values, keys

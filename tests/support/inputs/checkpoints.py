@@ -5,6 +5,7 @@ Leaves out: training (`fixtures/tiny`). Their heads remember from a few to hundr
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,15 +18,15 @@ from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe", "kimi", "olmo"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
-    "olmo": "olmo_hybrid",
+    "olmo": "olmo_hybrid", "nemotron": "nemotron_h",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
-    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM",
+    "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -40,6 +41,8 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
     """
     if kind == "kimi":
         return _kimi(**overrides)
+    if kind == "nemotron":
+        return _nemotron(**overrides)
     if kind == "olmo":  # GDN and attention in turn; no head of its own, no rotary
         overrides = {
             "full_attention_interval": None, "mtp_num_hidden_layers": None, "pad_token_id": 0, "eos_token_id": 0,
@@ -97,6 +100,22 @@ def _kimi(*, linear_attn_config: dict[str, Any] | None = None, **overrides: Any)
     return {name: value for name, value in config.items() if value is not None}
 
 
+def _nemotron(**overrides: Any) -> dict[str, Any]:
+    """Two Mamba2 layers, an MLP, an attention layer and one of experts: each layer is one block."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES["nemotron"]], "model_type": MODEL_TYPES["nemotron"], "vocab_size": 64,
+        "hidden_size": 32, "hybrid_override_pattern": "M-M*E", "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False, "max_position_embeddings": 4096, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 8, "conv_kernel": 4,
+        "use_conv_bias": True, "chunk_size": 16, "time_step_min": 0.0, "mamba_hidden_act": "silu",
+        "intermediate_size": 48, "mlp_hidden_act": "relu2", "n_routed_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 24, "n_shared_experts": 1, "n_group": 2,
+        "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 2.5, **overrides,
+    }  # fmt: skip
+    return {name: value for name, value in config.items() if value is not None}
+
+
 def write(
     directory: Path, kind: Kind = "dense", seed: int = 0, *, dtype: torch.dtype = torch.float32,
     fused: bool | None = None, **overrides: Any,
@@ -109,8 +128,16 @@ def write(
     config = config_of(kind, **overrides)
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     tensors = draw(ModelConfig.from_dict(config), seed, dtype, fused)
+    if kind == "nemotron":
+        tensors = {_of_release(name): tensor for name, tensor in tensors.items()}
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     return directory
+
+
+def _of_release(name: str) -> str:
+    """Return the name of a tensor of Nemotron-H in its releases."""
+    name = name.replace("model.embed_tokens.", "model.embeddings.").replace("model.norm.", "model.norm_f.")
+    return re.sub(r"^model\.", "backbone.", name)
 
 
 def write_block(directory: Path, seed: int = 1, *, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
@@ -151,6 +178,8 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torc
     noise = torch.randn(shape, generator=generator, dtype=torch.float32)
     if name.endswith("A_log"):
         return 0.5 * noise
+    if name.endswith("mixer.D") or name.endswith("conv1d.bias"):
+        return noise
     if name.endswith("self_attn.dt_bias"):  # some channels of KDA keep less than e^-5, the bound of some safe gates
         return _dt_bias(shape[0]) + 0.2 * noise + 6.0 * (torch.arange(shape[0]) % 11 == 0)
     if name.endswith("dt_bias"):

@@ -26,7 +26,7 @@ from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See, unseen
 from instep_reference.contract.recurrences import Recurrence
 from instep_reference.norms import l2_norm, rms_norm
-from instep_reference.weights import GdnWeights, Weights
+from instep_reference.weights import GdnWeights, Weights, given
 
 from ...finding_problem import Problem
 from ...oracle.declared_product_rounding import InChunks, Operands, launched
@@ -289,7 +289,7 @@ def _layered(
             operands.chunk = end - begin == CHUNK
             declared = operands.chunk and operands.forms[1] in operands.products
             rule = InChunks(operands, memory.state) if declared else None
-        normed = at("normed", rms_norm(rows[begin:end].to(like), mine.input_norm, config.eps))
+        normed = at("normed", rms_norm(rows[begin:end].to(like), given(mine.input_norm), config.eps))
         before = memory.state
         memory = gdn.mix(config, _mixer(weights, layer), normed, memory, torch.arange(begin, end), at)[1]
         if isinstance(ring, torch.dtype) and 1 < end - begin < CHUNK:

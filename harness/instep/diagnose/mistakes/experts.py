@@ -13,8 +13,8 @@ from itertools import product
 import torch
 
 from instep_reference.contract.config import ModelConfig
-from instep_reference.mlp import in_best_groups, swiglu
-from instep_reference.weights import MlpWeights, MoeWeights
+from instep_reference.mlp import dense, in_best_groups
+from instep_reference.weights import MlpWeights, MoeWeights, given
 
 from ...checks.check_interface import listed
 from ...oracle.expert_routes import scores_of
@@ -43,10 +43,10 @@ class Mixture:
 
     def made(self, experts: tuple[MlpWeights, ...]) -> torch.Tensor:
         """[E, T, D]: the result of each expert for every row."""
-        return torch.stack([swiglu(expert, self.x) for expert in experts])
+        return torch.stack([dense(expert, self.x) for expert in experts])
 
     def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
-        return (self.opened if opened is None else opened) * swiglu(self.mlp.shared, self.x)
+        return (self.opened if opened is None else opened) * dense(self.mlp.shared, self.x)
 
     @property
     def opened(self) -> torch.Tensor:
@@ -182,7 +182,9 @@ def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeig
         yield f"each expert has the weights of the expert {word} it", tuple(right[number] for number in at)
         yield f"each expert takes gate and up from the expert {word} it", tuple(
             MlpWeights(right[number].gate, right[number].up, own.down) for number, own in zip(at, right, strict=True))
-    swapped = tuple(MlpWeights(one.up, one.gate, one.down) for one in right)
+    if any(one.gate is None for one in right):
+        return
+    swapped = tuple(MlpWeights(one.up, given(one.gate), one.down) for one in right)
     yield "gate and up of its experts are swapped", swapped
     for number, one in enumerate(swapped):
         yield f"gate and up of expert {number} are swapped", (*right[:number], one, *right[number + 1 :])

@@ -15,8 +15,8 @@ import torch
 
 from instep_reference.contract import shards
 from instep_reference.contract.shards import Segment, Shard
-from instep_reference.mlp import swiglu
-from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
+from instep_reference.mlp import dense
+from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights, given
 
 from ...watch.rank_facts import RankFacts
 from .experts import mixture
@@ -88,6 +88,7 @@ def _parts(case: Case, size: int) -> Parts | None:
     if layer is None or component not in ("mixer", "mlp"):
         return None
     if component == "mixer":
+        assert layer.mixer is not None, "the finding is about a mixer"
         rows, out = case.own("gated"), layer.mixer.out
         rows = case.own("opened") if rows is None else rows
         if rows is None:
@@ -98,7 +99,7 @@ def _parts(case: Case, size: int) -> Parts | None:
     if x is None:
         return None
     if isinstance(layer.mlp, MlpWeights):
-        return [swiglu(part, x) for part in _cut(layer.mlp, size)], partial(_of_two_ranks, layer.mlp, x, size)
+        return [dense(part, x) for part in _cut(layer.mlp, size)], partial(_of_two_ranks, layer.mlp, x, size)
     mix = mixture(case)
     if mix is None:
         return None
@@ -106,7 +107,7 @@ def _parts(case: Case, size: int) -> Parts | None:
 
     def mixed(rank: int, other: int) -> torch.Tensor:
         own: MoeWeights = replace(mix.mlp, shared=_of_two(mix.mlp.shared, size, rank, other))
-        made = torch.stack([swiglu(_of_two(expert, size, rank, other), x) for expert in mix.mlp.experts])
+        made = torch.stack([dense(_of_two(expert, size, rank, other), x) for expert in mix.mlp.experts])
         return torch.einsum("te,etd->td", weighed, made) + replace(mix, mlp=own).shared()
 
     return [mixed(rank, rank) for rank in range(size)], mixed
@@ -118,13 +119,13 @@ def _experts(case: Case, size: int) -> Iterator[Explanation]:
     if case.component != "mlp" or x is None or mix is None:
         return
     weighed, held = mix.weighed(mix.shares(mix.top, mix.config.norm_topk)), Segment(len(mix.mlp.experts))
-    made = torch.stack([swiglu(expert, x) for expert in mix.mlp.experts])
+    made = torch.stack([dense(expert, x) for expert in mix.mlp.experts])
     for rank in range(size) if held.fits(size) else ():
         mine = held.held(rank, size)
         part = torch.einsum("te,etd->td", weighed[:, mine.start : mine.stop], made[mine.start : mine.stop])
         yield Explanation(f"has the experts of rank {rank} twice", case.right + part)
         yield Explanation(f"lacks the experts of rank {rank}", case.right - part)
-    blocks = torch.stack([sum((swiglu(part, x) for part in _as_one_block(expert, size)), torch.zeros_like(x))
+    blocks = torch.stack([sum((dense(part, x) for part in _as_one_block(expert, size)), torch.zeros_like(x))
                           for expert in mix.mlp.experts])  # fmt: skip
     yield Explanation("the ranks have gate and up of the experts as one block, not of each half",
                       case.right + torch.einsum("te,etd->td", weighed, blocks - made))  # fmt: skip
@@ -132,21 +133,21 @@ def _experts(case: Case, size: int) -> Iterator[Explanation]:
 
 def _as_one_block(mlp: MlpWeights, size: int) -> Iterator[MlpWeights]:
     """The parts of an expert whose gate and up are cut as one matrix."""
-    rows = torch.tensor_split(torch.cat([mlp.gate, mlp.up]), size)
+    rows = torch.tensor_split(torch.cat([given(mlp.gate), mlp.up]), size)
     for both, down in zip(rows, torch.tensor_split(mlp.down, size, 1), strict=True):
         gate, up = torch.tensor_split(both, 2)
         yield MlpWeights(gate, up, down)
 
 
 def _cut(mlp: MlpWeights, size: int) -> list[MlpWeights]:
-    held = (Segment(len(mlp.gate)).held(rank, size) for rank in range(size))
+    held = (Segment(len(mlp.up)).held(rank, size) for rank in range(size))
     return [
-        MlpWeights(mlp.gate[mine.start : mine.stop], mlp.up[mine.start : mine.stop],
+        MlpWeights(given(mlp.gate)[mine.start : mine.stop], mlp.up[mine.start : mine.stop],
                    mlp.down[:, mine.start : mine.stop]) for mine in held]  # fmt: skip
 
 
 def _of_two_ranks(mlp: MlpWeights, x: torch.Tensor, size: int, rank: int, other: int) -> torch.Tensor:
-    return swiglu(_of_two(mlp, size, rank, other), x)
+    return dense(_of_two(mlp, size, rank, other), x)
 
 
 def _of_two(mlp: MlpWeights, size: int, rank: int, other: int) -> MlpWeights:

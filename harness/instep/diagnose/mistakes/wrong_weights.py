@@ -21,6 +21,7 @@ def layer_of(case: Case) -> LayerWeights | None:
 
 
 def with_mixer(case: Case, says: str, layer: LayerWeights, **changed: Any) -> Iterator[Explanation]:
+    assert layer.mixer is not None, "the finding is about a mixer"
     yield from with_layer(case, says, mixer=replace(layer.mixer, **changed))
 
 

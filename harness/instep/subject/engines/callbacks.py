@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from instep_optimized.memory.budget import conv_window, state_block
+from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
@@ -138,7 +139,7 @@ class Asked:
             memory = empty_memory(self.config, mixer, torch.float32)
             if isinstance(memory, GdnMemory):
                 conv[layer], state[layer] = memory.window, memory.state
-            else:
+            elif isinstance(memory, AttentionMemory):
                 keys[layer] = memory.keys
         return conv, state, keys, dict(keys)
 
