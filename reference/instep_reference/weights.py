@@ -13,7 +13,8 @@ import torch
 
 from .contract.checkpoint import Checkpoint
 from .contract.checkpoint_tensor_shapes import layer_norms
-from .contract.config import KIMI, MLPS, NEMOTRON, OLMO, ModelConfig
+from .contract.config import KIMI, MLPS, OLMO, ModelConfig
+from .contract.nemotron_config import NEMOTRON
 
 Get = Callable[[str], torch.Tensor]
 Part = TypeVar("Part")

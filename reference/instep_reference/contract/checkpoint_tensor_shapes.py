@@ -10,7 +10,8 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import KIMI, NEMOTRON, OLMO, Block, ModelConfig
+from .config import KIMI, OLMO, Block, ModelConfig
+from .nemotron_config import NEMOTRON
 from .recurrences import RECURRENCES
 
 Shapes = dict[str, tuple[int, ...]]

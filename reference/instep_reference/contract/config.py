@@ -15,7 +15,15 @@ from typing import Any, Literal
 import msgspec
 
 from .block_drafter import BlockDrafter
+from .config_fields import ROPE_OBJECTS
+from .config_fields import Fields as _Fields
+from .config_fields import bad as _bad
+from .config_fields import experts_per_token as _experts_per_token
+from .config_fields import multiple as _multiple
+from .config_fields import only as _only
+from .config_fields import positive as _positive
 from .errors import BadInput
+from .nemotron_config import NEMOTRON, read_nemotron
 from .recurrences import RECURRENCES, Axes, Recurrence
 
 # A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a recurrence of RECURRENCES,
@@ -27,7 +35,6 @@ DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 KIMI = "kimi_linear"
 OLMO = "olmo_hybrid"
-NEMOTRON = "nemotron_h"
 MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
@@ -35,7 +42,6 @@ OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": 
 # Names under which files state the number of MTP layers. Qwen3-Next's files state none:
 # it follows from the names of the tensors (`checkpoint.py`).
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")
-ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older one
 # Defaults of the Hugging Face classes for fields that real files omit.
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
@@ -44,7 +50,6 @@ HEAD_DIM = 256
 LATENT_EPS = 1e-6
 OLMO_CONV_WIDTH = 4  # default of `OlmoHybridConfig`
 OLMO_GATED_EPS = 1e-5  # eps of the gated norm of OLMo-Hybrid, whatever the model's is, for the same reason
-LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
 MOST_LAYERS = (1 << 16) - 1  # below `place_names.AFTER_LAYERS`, which must sort after every layer
 
 
@@ -213,65 +218,6 @@ def _text_part(data: dict[str, Any]) -> dict[str, Any]:
     return text
 
 
-class _Fields:
-    """Typed access to the fields of a file. A field is looked up in the text part first, then at the top level."""
-
-    def __init__(self, text: dict[str, Any], top: dict[str, Any]) -> None:
-        self.text, self.top = text, top
-
-    def get(self, name: str) -> Any:
-        return next((part[name] for part in (self.text, self.top) if part.get(name) is not None), None)
-
-    def rope(self, name: str) -> Any:
-        """Look up a rotary field, at the top level or in a separate object; if it is in both, they must agree."""
-        objects = {inner: self.get(inner) or {} for inner in ROPE_OBJECTS}
-        for inner, found in objects.items():
-            if not isinstance(found, dict):
-                raise _bad(inner, found, "an object")
-        places = {"": self.text, **{f"{inner}.": found for inner, found in objects.items()}}
-        stated = {f"{at}{name}": part[name] for at, part in places.items() if part.get(name) is not None}
-        if any(value != next(iter(stated.values())) for value in stated.values()):
-            raise _bad(name, stated, "one value")
-        return next(iter(stated.values()), self.top.get(name))
-
-    def whole(self, name: str, least: int = 1, default: int | None = None, most: int = LARGEST) -> int:
-        value = self.get(name)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise _bad(name, value, f"a whole number of at least {least}")
-        if value > most:
-            raise _bad(name, value, f"at most {most}")
-        return value
-
-    def positive(self, name: str) -> float:
-        return _positive(name, self.get(name))
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise _bad(name, value, "true or false")
-        return value
-
-
-def _only(name: str, found: object, value: object) -> None:
-    """Refuse a field with any value but the supported one: it would be computed wrongly."""
-    if found is not None and found != value:
-        raise _bad(name, found, value)
-
-
-def _positive(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
-        raise _bad(name, value, "a positive number")
-    return float(value)
-
-
-def _bad(name: str, found: object, expected: object) -> BadInput:
-    return BadInput(f"config.json: {name}", found="nothing" if found is None else repr(found), expected=expected)
-
-
 def _read(f: _Fields) -> ModelConfig:
     model_type = _model_type(f)
     layers = f.whole("num_hidden_layers", most=MOST_LAYERS)
@@ -334,14 +280,6 @@ def _output_gate(f: _Fields) -> Literal["silu", "sigmoid"]:
     return OUTPUT_GATES[gate]
 
 
-def _multiple(f: _Fields, name: str, of: str) -> tuple[int, int]:
-    """Two numbers of heads, the first a multiple of the second."""
-    heads, groups = f.whole(name), f.whole(of)
-    if heads % groups:
-        raise _bad(name, heads, f"a multiple of {of} ({groups})")
-    return heads, groups
-
-
 def _recurrent(model_type: str) -> Block:
     """Return the recurrence of a type's linear layers."""
     return next(row.name for row in RECURRENCES.values() if model_type in row.types)
@@ -370,13 +308,6 @@ def _rotary_dim(f: _Fields, head_dim: int) -> int:
         expected = f"an even number of channels, 2 to {head_dim}, of head_dim"
         raise _bad("partial_rotary_factor", f"{factor} ({rotary_dim} channels)", expected)
     return rotary_dim
-
-
-def _experts_per_token(f: _Fields, experts: int, name: str = "num_experts_per_tok") -> int:
-    count = f.whole(name)
-    if count > experts:
-        raise _bad(name, count, f"at most num_experts ({experts})")
-    return count
 
 
 def _dense_layers(f: _Fields, layers: int) -> tuple[int, ...]:
@@ -523,79 +454,6 @@ def _read_olmo(f: _Fields) -> ModelConfig:
     )
 
 
-def _read_nemotron(f: _Fields) -> ModelConfig:
-    """Read a file of Nemotron-H: every layer is one block. Its MTP layers, and experts over latents, are refused.
-
-    Mirrors: transformers 5.24 `NemotronHConfig`, with its defaults; the releases state a pattern of letters.
-    """
-    for name, value in (
-        ("attention_bias", False), ("mlp_bias", False), ("use_bias", False), ("mamba_proj_bias", False),
-        ("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2"), ("residual_in_fp32", False),
-        ("sliding_window", None), ("moe_latent_size", None), ("num_nextn_predict_layers", 0),
-        ("tie_word_embeddings", False), ("n_shared_experts", 1),
-    ):
-        _only(name, f.get(name), value)
-    limit = f.get("time_step_limit")
-    if limit is not None and list(limit) != [0.0, float("inf")]:
-        raise _bad("time_step_limit", limit, "[0.0, Infinity]: steps are not clamped")
-    blocks = _nemotron_blocks(f)
-    value_heads, groups = _multiple(f, "mamba_num_heads", "n_groups")
-    heads, kv_heads = _multiple(f, "num_attention_heads", "num_key_value_heads")
-    experts = f.whole("n_routed_experts") if "moe" in blocks else 0
-    routing = _nemotron_routing(f, experts) if experts else {"experts_per_token": 0, "norm_topk": False}
-    return ModelConfig(
-        model_type=NEMOTRON,
-        vocab=f.whole("vocab_size"),
-        hidden=f.whole("hidden_size"),
-        layers=tuple((block,) for block in blocks),
-        eps=f.positive("layer_norm_epsilon"),
-        tied=False,
-        key_heads=groups, value_heads=value_heads, key_dim=f.whole("ssm_state_size"),
-        value_dim=f.whole("mamba_head_dim"), conv_width=f.whole("conv_kernel"), output_gate="silu",
-        conv_bias=f.flag("use_conv_bias", default=True),
-        heads=heads, kv_heads=kv_heads, head_dim=f.whole("head_dim"), rotary_dim=0, rope_theta=1.0,
-        intermediate=f.whole("intermediate_size") if "mlp" in blocks else 0,
-        experts=experts,
-        expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
-        shared_intermediate=f.whole("moe_shared_expert_intermediate_size") if experts else 0,
-        mtp_layers=0, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
-    )
-
-
-NEMOTRON_BLOCKS: dict[str, Block] = {
-    **dict.fromkeys(("M", LINEAR, "mamba"), _recurrent(NEMOTRON)), **dict.fromkeys(("*", FULL, "attention"), "nope"),
-    **dict.fromkeys(("-", "mlp"), "mlp"), **dict.fromkeys(("E", "moe"), "moe"),
-}  # by the letter of the pattern, and by today's and the older name
-
-
-def _nemotron_blocks(f: _Fields) -> tuple[Block, ...]:
-    """Read the block of every layer, from a list of names or a pattern of letters."""
-    listed, pattern = f.get("layers_block_type"), f.get("hybrid_override_pattern")
-    name, stated = ("hybrid_override_pattern", pattern) if listed is None else ("layers_block_type", listed)
-    if not isinstance(stated, str if listed is None else list) or not stated:
-        raise _bad(name, stated, "a pattern such as M-M*ME" if listed is None else "a list of names")
-    for index, kind in enumerate(stated):
-        if not isinstance(kind, str) or kind not in NEMOTRON_BLOCKS:
-            raise _bad(f"{name}[{index}]", kind, f"one of {', '.join(NEMOTRON_BLOCKS)}")
-    count = f.get("num_hidden_layers")
-    if count is not None and count != len(stated):
-        raise _bad("num_hidden_layers", count, f"{len(stated)}, the length of {name}")
-    return tuple(NEMOTRON_BLOCKS[kind] for kind in stated)
-
-
-def _nemotron_routing(f: _Fields, experts: int) -> dict[str, Any]:
-    groups, chosen = f.whole("n_group", default=1), _experts_per_token(f, experts)
-    if experts % groups or experts // groups < 2:
-        raise _bad("n_group", groups, f"a divisor of n_routed_experts ({experts}), with at least two in a group")
-    best = f.whole("topk_group", default=1, most=groups)
-    if chosen > best * (experts // groups):
-        raise _bad("num_experts_per_tok", chosen, f"at most {best * (experts // groups)}, the experts of topk_group")
-    return {
-        "experts_per_token": chosen, "norm_topk": f.flag("norm_topk_prob", default=True), "router": "sigmoid",
-        "expert_groups": groups, "groups_per_token": best, "routed_scale": f.positive("routed_scaling_factor"),
-    }
-
-
 READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
-    KIMI: _read_kimi, OLMO: _read_olmo, NEMOTRON: _read_nemotron,
+    KIMI: _read_kimi, OLMO: _read_olmo, NEMOTRON: lambda f: ModelConfig(**read_nemotron(f)),
 }

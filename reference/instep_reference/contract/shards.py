@@ -20,8 +20,9 @@ from msgspec import structs
 
 from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
-from .config import KIMI, NEMOTRON, OLMO, ModelConfig
+from .config import KIMI, OLMO, ModelConfig
 from .errors import BadInput
+from .nemotron_config import NEMOTRON
 from .place_names import Place
 
 

@@ -1,0 +1,88 @@
+"""The configuration of Nemotron-H, whose layers are one block each, from its `config.json`.
+
+Leaves out: what the fields mean (`config.ModelConfig`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .config_fields import Fields, bad, experts_per_token, multiple, only
+from .recurrences import RECURRENCES
+
+NEMOTRON = "nemotron_h"
+
+
+def read_nemotron(f: Fields) -> dict[str, Any]:
+    """Read a file of Nemotron-H: every layer is one block. Its MTP layers, and experts over latents, are refused.
+
+    Mirrors: transformers 5.24 `NemotronHConfig`, with its defaults; the releases state a pattern of letters.
+    """
+    for name, value in (
+        ("attention_bias", False), ("mlp_bias", False), ("use_bias", False), ("mamba_proj_bias", False),
+        ("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2"), ("residual_in_fp32", False),
+        ("sliding_window", None), ("moe_latent_size", None), ("num_nextn_predict_layers", 0),
+        ("tie_word_embeddings", False), ("n_shared_experts", 1),
+    ):
+        only(name, f.get(name), value)
+    limit = f.get("time_step_limit")
+    if limit is not None and list(limit) != [0.0, float("inf")]:
+        raise bad("time_step_limit", limit, "[0.0, Infinity]: steps are not clamped")
+    blocks = _blocks(f)
+    value_heads, groups = multiple(f, "mamba_num_heads", "n_groups")
+    heads, kv_heads = multiple(f, "num_attention_heads", "num_key_value_heads")
+    experts = f.whole("n_routed_experts") if "moe" in blocks else 0
+    routing = _routing(f, experts) if experts else {"experts_per_token": 0, "norm_topk": False}
+    return dict(
+        model_type=NEMOTRON,
+        vocab=f.whole("vocab_size"),
+        hidden=f.whole("hidden_size"),
+        layers=tuple((block,) for block in blocks),
+        eps=f.positive("layer_norm_epsilon"),
+        tied=False,
+        key_heads=groups, value_heads=value_heads, key_dim=f.whole("ssm_state_size"),
+        value_dim=f.whole("mamba_head_dim"), conv_width=f.whole("conv_kernel"), output_gate="silu",
+        conv_bias=f.flag("use_conv_bias", default=True),
+        heads=heads, kv_heads=kv_heads, head_dim=f.whole("head_dim"), rotary_dim=0, rope_theta=1.0,
+        intermediate=f.whole("intermediate_size") if "mlp" in blocks else 0,
+        experts=experts,
+        expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
+        shared_intermediate=f.whole("moe_shared_expert_intermediate_size") if experts else 0,
+        mtp_layers=0, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
+    )
+
+
+BLOCKS: dict[str, str] = {
+    **dict.fromkeys(("M", "linear_attention", "mamba"), next(
+        row.name for row in RECURRENCES.values() if NEMOTRON in row.types)),
+    **dict.fromkeys(("*", "full_attention", "attention"), "nope"),
+    **dict.fromkeys(("-", "mlp"), "mlp"), **dict.fromkeys(("E", "moe"), "moe"),
+}  # by the letter of the pattern, and by today's and the older name
+
+
+def _blocks(f: Fields) -> tuple[str, ...]:
+    """Read the block of every layer, from a list of names or a pattern of letters."""
+    listed, pattern = f.get("layers_block_type"), f.get("hybrid_override_pattern")
+    name, stated = ("hybrid_override_pattern", pattern) if listed is None else ("layers_block_type", listed)
+    if not isinstance(stated, str if listed is None else list) or not stated:
+        raise bad(name, stated, "a pattern such as M-M*ME" if listed is None else "a list of names")
+    for index, kind in enumerate(stated):
+        if not isinstance(kind, str) or kind not in BLOCKS:
+            raise bad(f"{name}[{index}]", kind, f"one of {', '.join(BLOCKS)}")
+    count = f.get("num_hidden_layers")
+    if count is not None and count != len(stated):
+        raise bad("num_hidden_layers", count, f"{len(stated)}, the length of {name}")
+    return tuple(BLOCKS[kind] for kind in stated)
+
+
+def _routing(f: Fields, experts: int) -> dict[str, Any]:
+    groups, chosen = f.whole("n_group", default=1), experts_per_token(f, experts)
+    if experts % groups or experts // groups < 2:
+        raise bad("n_group", groups, f"a divisor of n_routed_experts ({experts}), with at least two in a group")
+    best = f.whole("topk_group", default=1, most=groups)
+    if chosen > best * (experts // groups):
+        raise bad("num_experts_per_tok", chosen, f"at most {best * (experts // groups)}, the experts of topk_group")
+    return {
+        "experts_per_token": chosen, "norm_topk": f.flag("norm_topk_prob", default=True), "router": "sigmoid",
+        "expert_groups": groups, "groups_per_token": best, "routed_scale": f.positive("routed_scaling_factor"),
+    }
