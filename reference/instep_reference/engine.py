@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -21,7 +21,6 @@ from .contract.controllers import Controlled
 from .contract.engine import Path, RequestState
 from .contract.place_names import AFTER_LAYERS, Place, See, unseen
 from .draft import Drafter, block_rows, drafter, head
-from .gdn import GdnMemory
 from .sampling import Drawing, drawn, most_probable, probabilities
 from .speculative_rounds import Rounds
 from .weights import Weights
@@ -119,16 +118,15 @@ class TensorModel:
         self, length: int, root: int | None, proposal: int | None, hidden: torch.Tensor | None,
         memory: Memories, caches: Sequence[AttentionMemory], tail: torch.Tensor | None = None,
     ) -> RequestState:
-        gdn = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory)}
-        kv = {layer: kept for layer, kept in enumerate(memory) if isinstance(kept, AttentionMemory)}
+        held: dict[str, Any] = {name: {} for name in ("conv", "state", "keys", "values")}
+        for layer, kept in enumerate(memory):
+            for name, tensor in trunk.components(kept).items():
+                held.setdefault(name, {})[layer] = tensor.clone()
         drafts, blocks = (caches, ()) if self.config.block is None else ((), caches)
         return RequestState(
             length=length, root=root, proposal=proposal,
             proposal_hidden=None if hidden is None else hidden[0].clone(),
-            conv={layer: kept.window.clone() for layer, kept in gdn.items()},
-            state={layer: kept.state.clone() for layer, kept in gdn.items()},
-            keys={layer: kept.keys.clone() for layer, kept in kv.items()},
-            values={layer: kept.values.clone() for layer, kept in kv.items()},
+            **held,
             draft_keys={layer: kept.keys.clone() for layer, kept in enumerate(drafts)},
             draft_values={layer: kept.values.clone() for layer, kept in enumerate(drafts)},
             block_keys={layer: kept.keys.clone() for layer, kept in enumerate(blocks)},

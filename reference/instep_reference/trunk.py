@@ -6,7 +6,7 @@ Leaves out: the draft head (`draft/`), and the choice of tokens to run (`specula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from . import attention, gdn, mla
 from .attention import AttentionMemory
+from .contract.answers import RequestState
 from .contract.config import Block, ModelConfig
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.recurrences import RECURRENCES
@@ -44,6 +45,27 @@ def empty_memory(
     """Return the memory of a layer with this mixer before the first token. mixer: "" if it has none."""
     memory: LayerMemory = MIXERS[mixer].empty(config, dtype, device) if mixer else NoMemory()
     return memory
+
+
+# Fields of a layer's memory that have another name than their component of a request's memory.
+COMPONENTS = {"window": "conv"}
+
+
+def components(memory: LayerMemory) -> dict[str, torch.Tensor]:
+    """Return what a layer keeps, by its component (`MEMORY`)."""
+    return {COMPONENTS.get(each.name, each.name): getattr(memory, each.name) for each in fields(memory)}
+
+
+def memory_of(
+    config: ModelConfig, mixer: Block, state: RequestState, layer: int, like: torch.Tensor | None = None
+) -> LayerMemory:
+    """Return a copy of the memory that a state has of a layer with this mixer.
+
+    like: its dtype and device; None: as in the state
+    """
+    empty = empty_memory(config, mixer, torch.float32)
+    found = {each.name: getattr(state, COMPONENTS.get(each.name, each.name))[layer] for each in fields(empty)}
+    return replace(empty, **{name: x if like is None else x.to(like) for name, x in found.items()})
 
 
 def empty_memories(weights: Weights) -> tuple[LayerMemory, ...]:

@@ -21,7 +21,6 @@ from instep_reference.contract.declared_rounding import Storage, kept_in
 from instep_reference.contract.engine import Commit, Draft, Drafted, Forward, RequestState
 from instep_reference.contract.event_facts import inner_multiples, restores, tracks
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, draft_stage
-from instep_reference.gdn import GdnMemory
 from instep_reference.norms import rms_norm
 from instep_reference.weights import Weights
 
@@ -270,13 +269,13 @@ class Planner:
         return None if hidden is None or hidden.shape[0] != span.count else hidden
 
     def _attention(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
-        memory = AttentionMemory(before.keys[layer], before.values[layer]) if span.start else None
+        memory = trunk.memory_of(self.config, self.config.mixers[layer], before, layer) if span.start else None
         return self._task(
             span, "trunk", layer, LayerWork("trunk", layer, hidden, span.start, memory, self._parents(span)))
 
     def _recurrence(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
         parents = self._parents(span)
-        memory = GdnMemory(before.conv[layer], before.state[layer]) if span.start else None
+        memory = trunk.memory_of(self.config, self.config.mixers[layer], before, layer) if span.start else None
         work = LayerWork("trunk", layer, hidden, span.start, memory, parents)
         base, chunk = state_before(before, layer, span.start, torch.device("cpu")), span.kind == "prefill"
         # The delta rule of a chunk has a second form, whose read-out is compared, too.

@@ -103,7 +103,8 @@ def to_state(
         assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
         memory = gdn.empty(weights.config, like.dtype, like.device)
         if start:
-            memory = GdnMemory(before.conv[layer].to(like), before.state[layer].to(like))
+            known = trunk.memory_of(weights.config, weights.config.mixers[number], before, layer, like)
+            memory = cast(GdnMemory, known)
 
         def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
             return see(Place("trunk", layer, component), tensor)

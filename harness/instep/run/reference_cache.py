@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Event, Forward, RequestState, SetNumSteps
 from instep_reference.contract.event_facts import committed_paths
 from instep_reference.controllers import Controller
@@ -105,8 +106,9 @@ class Reusing(Participant):
         Returns whether it shows those of every layer.
         """
         live, engine = self.engine.requests[request], self.reference
+        config = engine.model.config
         memory = tuple(
-            replace(kept, window=shown.conv[layer].to(kept.window), state=shown.state[layer].to(kept.state))
+            trunk.memory_of(config, config.mixers[layer], shown, layer, kept.state)
             if isinstance(kept, GdnMemory) and layer in shown.state else kept
             for layer, kept in enumerate(live.standing.memory)
         )
