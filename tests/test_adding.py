@@ -69,6 +69,55 @@ KIND: tuple[Text, ...] = (
 )  # fmt: skip
 # The engine decays channel i with the decay of channel i - 1.
 ANOTHER_CHANNEL = (PLAIN_RULE, "    S *= decay[(", "    S *= decay.roll(1, -1)[(")
+ANSWERS, PLACES, MIXER = (f"instep_reference/contract/{name}.py" for name in ("answers", "place_names", "recurrences"))
+RULE, LABELS, LAYER = "instep_reference/gdn.py", "instep_reference/label_ledger.py", "instep_optimized/model/gdn.py"
+COMPONENT_FILES, COMPONENT_LINES = 6, 30  # that a new component of memory may cost at most, on both sides together
+# A second short conv, of the rows b, with its own history in every layer.
+COMPONENT: tuple[Text, ...] = (
+    (ANSWERS, '    final: torch.Tensor | None = field(default=None, kw_only=True)\n',
+     '    echo: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("block", ("HV", "W-1"))'
+     '.of_field)\n    final: torch.Tensor | None = field(default=None, kw_only=True)\n'),
+    (PLACES, '    "a_low", ', '    "echoed",\n    "echo",\n    "a_low", '),
+    (MIXER, 'memory: tuple[str, ...] = ("conv", "state")', 'memory: tuple[str, ...] = ("echo", "conv", "state")'),
+    (MIXER, '**gates, "mixed"', '**gates, "echoed": ("HV",), "mixed"'),
+    (RULE, "    window: torch.Tensor\n    state: torch.Tensor\n",
+     "    window: torch.Tensor\n    state: torch.Tensor\n    echo: torch.Tensor\n"),
+    (RULE, "        state=torch.zeros(config.lengths(config.recurrence.state), dtype=dtype, device=device),\n",
+     "        state=torch.zeros(config.lengths(config.recurrence.state), dtype=dtype, device=device),\n"
+     "        echo=torch.zeros(config.lengths((\"HV\", \"W-1\")), dtype=dtype, device=device),\n"),
+    (RULE, "rows, z, window = _rows(config, weights, normed, memory.window, at",
+     "rows, z, window = _rows(config, weights, normed, (memory.window, memory.echo), at"),
+    (RULE, "rows, _, _ = _rows(config, weights, normed, memory.window, at",
+     "rows, _, _ = _rows(config, weights, normed, (memory.window, memory.echo), at"),
+    (RULE, "GdnMemory(window, state[0])", "GdnMemory(window[0], state[0], window[1])"),
+    (RULE, '    b = at("b", normed @ weights.b.T)  # (T, HV)\n',
+     '    b = at("b", normed @ weights.b.T)  # (T, HV)\n'
+     "    window, echo = window\n"
+     "    b, echo = conv(b, weights.A_log[:, None].repeat(1, weights.conv.shape[1]), echo)\n"
+     '    b = at("echoed", F.silu(b))\n'),
+    (RULE, '"write": write}, z, window\n', '"write": write}, z, (window, echo)\n'),
+    (LABELS, "    chain: int = 0\n", "    chain: int = 0\n    echo: tuple[int, ...] = ()\n"),
+    (LABELS, "fresh = GdnLabels((0,) * (self.config.conv_width - 1))",
+     "fresh = GdnLabels(*((0,) * (self.config.conv_width - 1),), 0, (0,) * (self.config.conv_width - 1))"),
+    (LABELS, "            tail={} if tail is None else",
+     '            echo={layer: expand(kept.echo, _shape("b", config)).T.contiguous() for layer, kept in gdn.items()},\n'
+     "            tail={} if tail is None else"),
+    (LABELS, "    taps = (*memory.taps, *qkv)\n    width = len(memory.taps) + 1\n",
+     "    taps, past = (*memory.taps, *qkv), (*memory.echo, *gates[0])\n    width = len(memory.taps) + 1\n"
+     "    own = [_conv(tell, layer, past[t : t + width], \"echoed\") for t in range(len(qkv))]\n"
+     '    gates[0] = tell.show(layer, "echoed", own)\n'),
+    (LABELS, "GdnLabels(taps[len(qkv) :], chain)", "GdnLabels(taps[len(qkv) :], chain, past[len(qkv) :])"),
+    (LABELS, "def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:\n"
+     '    label = code(Place(tell.stage, layer, "mixed"))\n',
+     'def _conv(tell: Teller, layer: int, taps: Sequence[int], place: str = "mixed") -> int:\n'
+     "    label = code(Place(tell.stage, layer, place))\n"),
+    (LAYER, "        windows = bound.conv(self.layer)\n",
+     "        windows = bound.conv(self.layer)\n"
+     "        taps = weights.A_log[:, None].expand(-1, weights.conv.shape[1])\n"
+     '        b = ops.conv(x=b, weight=taps, parts=bound.parts("echo", self.layer), to=at("echoed"))\n'),
+)  # fmt: skip
+FORGETS_ECHO = (f"{COMMIT}/strategy_pair.py", "            if name in self.of:\n",
+                '            if name in self.of and name != "echo":\n')
 REWIND = '''class Rewind(Event, frozen=True):
     """The request goes back to the state that it had when it was saved under `name`."""
 
@@ -263,6 +312,20 @@ trace = recorded(Path.cwd(), brief())
 config = Checkpoint.open(Path("model")).config
 assert config.recurrence.name == "toy" and config.recurrent, config
 """
+# A trace with saves, prefixes, offloads, commits and moves to an engine with two ranks.
+RECORD_COMPONENT = """
+import sys
+from pathlib import Path
+sys.path.append(sys.argv[1])
+import msgspec
+from instep.bundled import fixtures
+from instep.trace.policy import Policy
+from support.inputs.traces import recorded
+text = (fixtures() / "traces/faults/transfer.policy.json").read_text()
+for prompt, own in (("again", "more"), ("twice", "few"), ("new", "one")):
+    text = text.replace(f'"prompt": "{prompt}"', f'"prompt": "{own}"')
+recorded(Path.cwd(), msgspec.json.decode(text, type=Policy))
+"""
 # Fuzz draws it, whether it is legal or not.
 DRAWN = """
 from instep.campaign.fuzz import coverage, draw_events, hypothesis_machine
@@ -377,6 +440,28 @@ def test_a_recurrence_is_a_row_and_a_line_of_each_op_set(tmp_path: Path) -> None
     code, (one,) = replayed(copy, copy / "small.jsonl", "--ops", "plain", "--until", "3")
     assert code == 1 and one["findings"][0]["layer"] == 0
     assert "decays each channel as the one before" in {found["diagnosis"] for found in one["findings"]}
+
+
+@WHOLE
+def test_a_component_costs_at_most_six_files_and_no_mover(tmp_path: Path) -> None:
+    """Serve it in labels and numbers, in graphs, with every mover. Then plant a commit that forgets it."""
+    (tmp_path / "fixtures").symlink_to(fixtures())
+    copy = added(tmp_path / "copy", COMPONENT)
+    files = touched(copy)
+    assert len(files) <= COMPONENT_FILES and sum(files.values()) <= COMPONENT_LINES, files
+    assert not any(file.startswith("instep/") for file in files), "no check names it"
+    done = run_python(copy, "-c", RECORD_COMPONENT, str(Path(__file__).parent))
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (copy / "small.jsonl").read_text()
+    assert all(f'"event":"{event}"' in text for event in ("save", "load", "offload", "fetch", "evict", "commit"))
+    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain", "--graphs")
+    assert (code, [one["findings"] for one in runs]) == (0, [[], []])
+    file, right, wrong = FORGETS_ECHO
+    (copy / file).write_text((copy / file).read_text().replace(right, wrong))
+    commit = next(at for at, line in enumerate(text.splitlines()) if '"event":"commit"' in line) - 1
+    code, (one,) = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--until", str(commit + 3))
+    first = one["findings"][0]
+    assert (code, first["event"], first["component"], first["layer"]) == (1, commit, "echo", 0), first
 
 
 @WHOLE

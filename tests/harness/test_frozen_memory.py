@@ -116,7 +116,7 @@ def test_every_answer_is_compared_in_subquadratic_time() -> None:
 
 
 def spoil(kept: Any) -> None:
-    next(iter(kept.state.values())).flatten().view(torch.uint8)[-1] ^= 1
+    next(iter(kept["state"].values())).flatten().view(torch.uint8)[-1] ^= 1
 
 
 WRITTEN = (
@@ -143,7 +143,7 @@ def test_a_copy_that_is_written_while_it_is_kept_is_found_at_that_event(
 @pytest.mark.parametrize(("method", "fault", "kind", "told"), [
     ("resume", lambda self: self._preempted.update(b=(self._requests["b"], self._kept("b")[1])), Resume,
      'the copy that preempt kept of "b" is kept although it was dropped'),
-    ("preempt", lambda self: hoard.append(self._preempted["b"][1].keys), Resume,
+    ("preempt", lambda self: hoard.append(self._preempted["b"][1]["keys"]), Resume,
      'the copy that preempt kept of "b" is gone, but its memory is still held'),
     ("save", lambda self: self._saved.clear(), Save, 'the copy that save kept as "start" is missing'),
 ])  # fmt: skip

@@ -107,9 +107,9 @@ class PatchableEngine(OptimizedEngine):
         changed: dict[str, Any] = {}
         for place in places:
             name = field_of(place, right)
-            layers = changed.setdefault(name, dict(getattr(memory, name)))
+            layers = changed.setdefault(name, dict(memory[name]))
             layers[place.layer] = as_kept(getattr(right, name)[place.layer], layers[place.layer])
-        self._restore(kept, replace(memory, **changed))
+        self._restore(kept, memory.changed(**changed))
 
 
 class PatchableStage(PatchableEngine, StageEngine):

@@ -16,6 +16,7 @@ import torch
 
 from instep_optimized.ops.interpreter import VARIABLE, is_native_on_cpu
 from instep_optimized.ranks.lockstep import RankKilled
+from instep_reference.contract.answers import MEMORY_FACTS
 from instep_reference.contract.engine import (
     Answer,
     AnyEvent,
@@ -264,8 +265,8 @@ def checked_state(engine: Any, request: str, labels: bool = False, asked: str = 
     found = getattr(engine, asked)(request)
     must(isinstance(found, RequestState), asked, found, "a `RequestState`")
     assert isinstance(found, RequestState)
-    for name in (field.name for field in fields(RequestState) if str(field.type).startswith("dict")):
-        value, axes = getattr(found, name), 2 if name in ("conv", "tail") else 3
+    for name, component in MEMORY_FACTS.items():
+        value, axes = getattr(found, name), component.dimensions
         must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
         for layer, held in value.items():
             must_hold(f"state: {name} of layer {layer}", held, labels)

@@ -90,6 +90,11 @@ class ComponentFacts:
     axes: Axes = ()
 
     @property
+    def dimensions(self) -> int:
+        """Return the number of axes of its tensor in a `RequestState`."""
+        return {"block": len(self.axes), "rows": 3, "last": 2}[self.form]
+
+    @property
     def of_field(self) -> dict[str, ComponentFacts]:
         """Return the metadata of the component's field in `RequestState`."""
         return {FACTS: self}
