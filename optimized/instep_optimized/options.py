@@ -206,8 +206,9 @@ def check(
         names = known(component, ops)
         if getattr(options, field) not in names:
             raise Unsupported(f"this {what} is not here; known: {', '.join(names)} ({field} {getattr(options, field)})")
-    if config.recurrent and ops.recurrence(config.recurrence) is None:
-        raise Unsupported(f"the ops of {ops.name} have no recurrence {config.recurrence.name} "
+    if (config.recurrent or config.convolving) and getattr(ops, config.recurrence.name) is None:
+        what = "recurrence" if config.recurrent else "op"
+        raise Unsupported(f"the ops of {ops.name} have no {what} {config.recurrence.name} "
                           f"(model type {config.model_type})")  # fmt: skip
     refuse_empty(TABLE, config)
     tiled = [name for name in ("state", "kv") if scaled(getattr(options, name))]
@@ -221,6 +222,7 @@ def check(
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
         (config.beta_bound != 1.0 and not (ops.bounds_beta and ops.fused_gdn is None),
          "have no beta of more than 1 (`Ops.bounds_beta`)"),
+        (config.convolving and not config.recurrent and ops.multiply is None, "have no gates (`Ops.multiply`)"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")

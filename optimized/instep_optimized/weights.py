@@ -38,6 +38,15 @@ class GdnWeights:
 
 
 @dataclass(frozen=True)
+class ShortConvWeights:
+    """inputs [3D, D]: the gate B of the conv's input, the gate C of its output, x; conv [D, W]; out [D, D]."""
+
+    inputs: torch.Tensor
+    conv: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
 class LatentWeights:
     """inputs: latent [R, D], query [heads*head_dim, D], shared part of the key [S, D]; norm [R] of the latent;
 
@@ -154,6 +163,11 @@ def olmo(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
         norm=stored.wide(f"{at}.o_norm.weight"),
         out=stored.take(f"{at}.o_proj.weight"),
     )
+
+
+def short_conv(stored: Stored, prefix: str) -> ShortConvWeights:
+    inputs, conv, out = (stored.take(f"{prefix}.conv.{name}.weight") for name in ("in_proj", "conv", "out_proj"))
+    return ShortConvWeights(inputs, conv.squeeze(1), out)
 
 
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:

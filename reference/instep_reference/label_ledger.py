@@ -59,7 +59,10 @@ def _steps(count: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GdnLabels:
-    """A GDN layer's memory: the labels of the last W - 1 conv inputs, oldest first, and the chain of all tokens."""
+    """A GDN layer's memory: the labels of the last W - 1 conv inputs, oldest first, and the chain of all tokens.
+
+    A short convolution has no chain.
+    """
 
     taps: tuple[int, ...]
     chain: int = 0
@@ -98,8 +101,8 @@ class LabelModel:
 
     def nothing(self) -> Memory:
         fresh = GdnLabels((0,) * (self.config.conv_width - 1))
-        recurrent = self.config.recurrent
-        return tuple(fresh if layer in recurrent else KvLabels() for layer in range(len(self.config.layers)))
+        fixed = {*self.config.recurrent, *self.config.convolving}
+        return tuple(fresh if layer in fixed else KvLabels() for layer in range(len(self.config.layers)))
 
     def no_cache(self) -> KvLabels:
         return KvLabels()
@@ -210,7 +213,7 @@ class LabelModel:
             length=length, root=root, proposal=proposal,
             proposal_hidden=None if hidden is None else expand(_finals(hidden), (config.hidden,))[0],
             conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
-            state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items()},
+            state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items() if layer in config.recurrent},
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
             values={layer: expand(kept.values, value) for layer, kept in kv.items()},
             draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(drafts)},
@@ -274,7 +277,7 @@ def _layer(
     normed = hidden if after else tell.of(layer, "normed", hidden)
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):
-        mixer, kept = _gdn(tell, layer, normed, memory)
+        mixer, kept = (_gdn if layer in tell.config.recurrent else _short_conv)(tell, layer, normed, memory)
     else:
         mixer, kept = (_latent if tell.config.latent else _attention)(tell, layer, normed, memory, start, both_ways)
     residual = tell.of(layer, "residual", hidden, tell.of(layer, "mixer_normed", mixer) if after else mixer)
@@ -287,9 +290,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     z_in, a_in = (tell.of(layer, name, normed) if low else normed for name in ("z_low", "a_low"))
     qkv, z = tell.of(layer, "qkv", normed), tell.of(layer, "z", z_in)
     gates = [tell.of(layer, name, a_in if name == "a" else normed) for name in row.gates]
-    taps = (*memory.taps, *qkv)
-    width = len(memory.taps) + 1
-    mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(qkv))])
+    mixed, taps = _mixed(tell, layer, qkv, memory.taps)
     q, k, v, log_decay, write = (
         tell.of(layer, name, mixed, *reversed(gates)) for name in ("q", "k", "v", "log_decay", row.write))
     chain, own, core, updates = memory.chain, code(Place(tell.stage, layer, "core")), [], []
@@ -301,7 +302,20 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     tell.show(layer, "core", core)
     tell.show(layer, "update", updates)
     gated = tell.of(layer, "gated", core, z)
-    return tell.of(layer, "mixer", gated), GdnLabels(taps[len(qkv) :], chain)
+    return tell.of(layer, "mixer", gated), GdnLabels(taps, chain)
+
+
+def _short_conv(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
+    in_gate, out_gate, x = (tell.of(layer, name, normed) for name in ("in_gate", "out_gate", "x"))
+    mixed, taps = _mixed(tell, layer, tell.of(layer, "qkv", in_gate, x), memory.taps)
+    return tell.of(layer, "mixer", tell.of(layer, "gated", out_gate, mixed)), GdnLabels(taps)
+
+
+def _mixed(tell: Teller, layer: int, rows: Labels, before: tuple[int, ...]) -> tuple[Labels, tuple[int, ...]]:
+    """Convolve the rows -> the labels of its output, and the window after them."""
+    taps, width = (*before, *rows), len(before) + 1
+    mixed = tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for t in range(len(rows))])
+    return mixed, taps[len(rows) :]
 
 
 def update_label(stage: str, layer: int, read: int, k: int, v: int, log_decay: int, write: int) -> int:

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from . import attention, gdn, mla
+from . import attention, gdn, mla, short_conv
 from .attention import AttentionMemory
 from .contract.answers import RequestState
 from .contract.config import Block, ModelConfig
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
-from .contract.recurrences import RECURRENCES
+from .contract.recurrences import RECURRENCES, SHORT_CONV
 from .gdn import GdnMemory
 from .mlp import mlp
 from .norms import rms_norm
+from .short_conv import ConvMemory
 from .weights import LayerWeights, Weights, given
 
 
@@ -29,11 +30,11 @@ class NoMemory:
     """The memory of a layer that is an MLP alone."""
 
 
-LayerMemory = GdnMemory | AttentionMemory | NoMemory
+LayerMemory = GdnMemory | ConvMemory | AttentionMemory | NoMemory
 
 # The mixers by the block that they are: each module has `mix` and `empty`.
 MIXERS: Mapping[Block, Any] = {
-    **dict.fromkeys(RECURRENCES, gdn), "attention": attention, "mla": mla,
+    **dict.fromkeys(RECURRENCES, gdn), SHORT_CONV.name: short_conv, "attention": attention, "mla": mla,
     "nope": SimpleNamespace(mix=attention.mix_as_projected, empty=attention.empty),
 }
 Forms = Mapping[Block, Mapping[str, Any]]

@@ -52,6 +52,15 @@ class GdnWeights:
 
 
 @dataclass(frozen=True)
+class ShortConvWeights:
+    """gates and x in one matrix, inputs [3D, D]: B, C, x; conv [D, W]; out [D, D]."""
+
+    inputs: torch.Tensor
+    conv: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
 class LatentWeights:
     """Weights of a latent attention layer (MLA); R: width of a latent, S: of the part of a key that heads share.
 
@@ -114,12 +123,15 @@ class MoeWeights:
     bias: torch.Tensor | None = None
 
 
+MixerWeights = GdnWeights | ShortConvWeights | AttentionWeights | LatentWeights | NopeWeights
+
+
 @dataclass(frozen=True)
 class LayerWeights:
     """input_norm, post_norm [D]; the token mixer; the MLP. None: the layer has no such block, or no norm of it."""
 
     input_norm: torch.Tensor | None
-    mixer: GdnWeights | AttentionWeights | LatentWeights | NopeWeights | None
+    mixer: MixerWeights | None
     post_norm: torch.Tensor | None
     mlp: MlpWeights | MoeWeights | None
 
@@ -227,14 +239,15 @@ def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
     return stored if config.centred_norms else stored - 1
 
 
-def _mixer(
-    config: ModelConfig, index: int, at: str, get: Get
-) -> GdnWeights | AttentionWeights | LatentWeights | NopeWeights:
+def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> MixerWeights:
     if config.model_type == NEMOTRON:
         return _mamba2(config, f"{at}.mixer", get) if index in config.recurrent else _nope(f"{at}.mixer", get)
     if index in config.recurrent:
         of_type = {KIMI: _kda, OLMO: _olmo}.get(config.model_type)
         return _gdn(config, f"{at}.linear_attn", get) if of_type is None else of_type(at, get)
+    if index in config.convolving:
+        conv = get(f"{at}.conv.conv.weight").squeeze(1)
+        return ShortConvWeights(get(f"{at}.conv.in_proj.weight"), conv, get(f"{at}.conv.out_proj.weight"))
     return _mla(config, f"{at}.self_attn", get) if config.latent else _attention(config, f"{at}.self_attn", get)
 
 

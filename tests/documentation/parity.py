@@ -22,6 +22,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import TensorModel
 from instep_reference.gdn import GdnMemory
+from instep_reference.short_conv import ConvMemory
 from instep_reference.weights import Weights
 from support.independent import transformers_models as oracle
 from support.independent.transformers_models import Seen
@@ -38,8 +39,8 @@ WAYS = {
 }
 CHAIN = 3  # drafts after the first
 
-HEADLESS = ("kimi", "olmo", "nemotron")  # kinds without MTP layers
-FULL, LINEAR = "full_attention", "linear_attention"
+HEADLESS = ("kimi", "olmo", "nemotron", "lfm2")  # kinds without MTP layers
+FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,19 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("Nemotron-H, one head", "nemotron", {
         "mamba_num_heads": 1, "n_groups": 1, "num_attention_heads": 1, "num_key_value_heads": 1}),
     ("Nemotron-H, MLPs and attention alone", "nemotron", {"hybrid_override_pattern": "*-*-"}),
+    ("LFM2, conv x 3 and attention, conv width 3", "lfm2", {}),
+    ("LFM2, attention first, conv width 4", "lfm2", {**_layers(FULL, CONV, CONV), "conv_L_cache": 4}),
+    ("LFM2, conv width 2, one KV head", "lfm2", {"conv_L_cache": 2, "num_key_value_heads": 1}),
+    ("LFM2, conv width 1, a KV head per head", "lfm2", {"conv_L_cache": 1, "num_key_value_heads": 4}),
+    ("LFM2, only attention", "lfm2", _layers(FULL, FULL)),
+    ("LFM2, attention twice in a row", "lfm2", _layers(CONV, FULL, FULL, CONV)),
+    ("LFM2, untied embeddings, large eps", "lfm2", {"tie_word_embeddings": False, "norm_eps": 0.1}),
+    ("LFM2, an MLP as wide as stated", "lfm2", {"block_auto_adjust_ff_dim": False}),
+    ("LFM2, an MLP 1.3 times as wide, in units of 8", "lfm2", {
+        "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 8}),
+    ("LFM2, narrow heads, small theta", "lfm2", {
+        "num_attention_heads": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+    ("LFM2, one conv layer before attention", "lfm2", _layers(CONV, FULL)),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),
@@ -264,6 +278,8 @@ def _memory(memories: Sequence[trunk.LayerMemory]) -> dict[str, torch.Tensor]:
     for index, memory in enumerate(memories):
         if isinstance(memory, GdnMemory):
             named |= {f"conv {index}": memory.window, f"state {index}": memory.state}
+        elif isinstance(memory, ConvMemory):
+            named[f"conv {index}"] = memory.window
         elif isinstance(memory, AttentionMemory):
             named |= {f"keys {index}": memory.keys, f"values {index}": memory.values}
     return named

@@ -200,6 +200,36 @@ def test_a_file_of_olmo_hybrid_is_read() -> None:
 def test_a_value_that_olmo_hybrid_cannot_have_is_refused_by_name(field: str, value: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=field):
         ModelConfig.from_dict(config_of("olmo", **value))
+def test_a_file_of_lfm2_is_read() -> None:
+    """The width of an MLP is two thirds of the stated one, rounded up to a multiple. Older files list attention."""
+    config = ModelConfig.from_dict(config_of("lfm2"))
+    assert config.mixers == ("short_conv", "short_conv", "attention", "short_conv")
+    assert (config.convolving, config.recurrent, config.attending) == ((0, 1, 3), (), (2,))
+    assert (config.lengths(("C",)), config.segments, config.conv_width) == ((32,), ((32, 1),), 3)
+    assert (config.head_dim, config.rotary_dim, config.intermediate, config.tied) == (8, 8, 48, True)
+    assert not config.attention_gate and not config.centred_norms
+    older = {"layer_types": None, "full_attn_idxs": [2], "intermediate_size": None, "block_ff_dim": 64,
+             "tie_word_embeddings": None, "tie_embedding": True, "rope_parameters": None,
+             "rope_theta": 1e6}  # fmt: skip
+    assert ModelConfig.from_dict(config_of("lfm2", **older)) == config
+    stated = ModelConfig.from_dict(config_of("lfm2", block_auto_adjust_ff_dim=False, tie_embedding=False))
+    assert (stated.intermediate, stated.tied) == (64, False)
+
+
+LFM2_REFUSED: dict[str, list[Any]] = {
+    "conv_bias": [True], "layer_types": [["conv"], ["conv", "linear_attention", "conv", "conv"]], "norm_eps": [None],
+    "conv_L_cache": [0], "num_attention_heads": [3, 5], "head_dim": [7], "intermediate_size": [0],
+    "block_multiple_of": [0], "block_ffn_dim_multiplier": [-1.0], "full_attn_idxs": [[4], "all", None],
+    "rope_parameters": [{"rope_type": "yarn", "rope_theta": 1e6}],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in LFM2_REFUSED.items() for value in values])
+def test_a_value_that_lfm2_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    listed = {"layer_types": None} if field == "full_attn_idxs" else {}
+    with pytest.raises(BadInput, match="rope_type" if field == "rope_parameters" else field):
+        ModelConfig.from_dict(config_of("lfm2", **{**listed, field: value}))
 
 
 @pytest.mark.parametrize("content", [

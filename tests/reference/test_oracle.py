@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from documentation import parity, parity_table
 from documentation.parity import CASES, DTYPES, HEADS, Case
 from documentation.parity_table import ALLOWED
-from instep_reference import attention, gdn, mla, mlp, trunk
+from instep_reference import attention, gdn, mla, mlp, short_conv, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
@@ -227,8 +227,29 @@ def _steps_of_at_least_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gdn, "F", clamped)
 
 
-TRUNK, HEAD, KIMI, OLMO, NEMOTRON = CASES[0].name, HEADS[0].name, *(
-    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron"))
+def _silu_after_a_short_conv(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = short_conv.causal_conv
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mixed, after = correct(x, weight, window)
+        return torch.nn.functional.silu(mixed), after
+
+    monkeypatch.setattr(short_conv, "causal_conv", convolve)
+
+
+def _window_without_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window of the last token's x, and not of B * x: only the next part of a prompt shows it."""
+    correct = short_conv.causal_conv
+
+    def convolve(x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mixed, after = correct(x, weight, window)
+        return mixed, torch.cat([after[:, :-1], after[:, -1:] * MARGIN], 1)
+
+    monkeypatch.setattr(short_conv, "causal_conv", convolve)
+
+
+TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2 = CASES[0].name, HEADS[0].name, *(
+    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron", "lfm2"))
 
 
 @few(3)
@@ -240,6 +261,7 @@ TRUNK, HEAD, KIMI, OLMO, NEMOTRON = CASES[0].name, HEADS[0].name, *(
     (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
     (_heads_normed_one_by_one, OLMO), (_values_skip_less, NEMOTRON), (_conv_bias_of_the_channel_before, NEMOTRON),
     (_groups_normed_together, NEMOTRON), (_steps_of_at_least_a_thousandth, NEMOTRON),
+    (_silu_after_a_short_conv, LFM2), (_window_without_its_gate, LFM2),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from instep_reference.contract.event_facts import facts
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
 from ..finding_problem import Problem
 from ..trace.tree_shape import lines
@@ -59,7 +59,8 @@ class Contracts(TellsOnce):
         for served in context.log.served:
             found.setdefault((served.op, served.place), []).append(served)
         called = [op for op, _ in found if op in RECURRENCES]
-        ops = {"mixed": "conv", "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
+        convolves = SHORT_CONV.name if any(place.component == "in_gate" for place in context.truth.places) else "conv"
+        ops = {"mixed": convolves, "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
         latents = any(op == LATENTS for op, _ in found)
         prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))
         hidden = context.log.replays and not prompts and all(at.stage != "trunk" for _, at in found)

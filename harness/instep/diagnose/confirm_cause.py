@@ -28,7 +28,17 @@ from ..run.replay import Outcome, Replay
 from ..run.run_variants import Patch, Variant, in_memory, spelled
 from ..setting import moves_labels
 from ..verdict import Cause, Comparison, Located, Tier
-from .ops_by_place import OF_HEADS, OF_ROTATED, READERS, also_writes, memory_name, ops_of, siblings
+from .ops_by_place import (
+    OF_HEADS,
+    OF_ROTATED,
+    OF_SHORT_CONV,
+    OF_STATES,
+    READERS,
+    also_writes,
+    memory_name,
+    ops_of,
+    siblings,
+)
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.
@@ -60,6 +70,7 @@ class _Climb:
         self.eager = not replay.plan.setting.graphs
         config = self.replay.plan.checkpoint.config
         unused = OF_ROTATED if config.latent else OF_HEADS if config.row_norms else {"attend_latents"}
+        unused = unused | (OF_SHORT_CONV if config.recurrence.has_state else OF_STATES)
         self.unused = RECURRENCES.keys() - {config.recurrence.name} | unused
         self.replays = 0
         self.seen: list[str] = []

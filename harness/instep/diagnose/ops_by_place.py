@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
+# The products of a layer's normed rows.
+OF_NORMED = ("in_gate", "out_gate", "x", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw")
 # Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {
     "embed": ("embedding",),
     "concat": ("joined", "features"),
     "norm": ("normed", "post_normed", "final", "context", "mixer_normed", "mlp_normed"),
-    "linears": ("qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value"),
-    "linear": ("fused", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw", "value", "mixer"),
+    "linears": (*OF_NORMED, "value"),
+    "linear": ("fused", *OF_NORMED, "value", "mixer"),
+    "multiply": ("qkv", "gated"),
     "conv": ("mixed",),
+    SHORT_CONV.name: ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta", "write"),
     **dict.fromkeys(RECURRENCES, ("core", "update")),
     "fused_gdn": ("core",),
@@ -40,13 +44,16 @@ OF_ROTATED = frozenset({"attention_inputs", "key_inputs", "attend", "output_gate
 # The same of layers that norm all heads of a row together.
 OF_ROWS = {"query": ("norm",), "key": ("norm",)}
 OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_latents"})
+# The ops of layers with a short convolution, and those that only other layers with a conv use.
+OF_SHORT_CONV = frozenset({SHORT_CONV.name, "multiply"})
+OF_STATES = frozenset({*RECURRENCES, "conv", "gdn_inputs", "gated_norm", "fused_gdn", "plan_ring"})
 TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs")  # ops whose results come from one call
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
 # Component of memory -> the ops that write it or compute its address, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
-    "conv": ("conv", "move"),
+    "conv": ("conv", SHORT_CONV.name, "move"),
     "state": (*RECURRENCES, "fused_gdn", "move", "plan_ring"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),

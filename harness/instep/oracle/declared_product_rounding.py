@@ -68,7 +68,8 @@ NEXT = {
     "normed": "linear", "qkv": "linear", "z": "linear", "b": "linear", "a": "conv", "beta": RULE, "write": RULE,
     "gated": "linear",
     "z_low": "linear", "a_low": "linear", "key_raw": "linear", "query": "linear",  # KDA, latent attention
-    "projected": "linear", "key": "linear", "value": "attend", "opened": "linear", "joined": "linear",
+    "projected": "linear", "key": "linear", "value": "attend", "attended": "linear", "opened": "linear",
+    "joined": "linear",
     "post_normed": "mlp", "final": "lm_head",
 }
 FIRST = "lm_head"  # for a piece that begins with a product, before any place
@@ -125,7 +126,9 @@ class Operands:
 
     def seen(self, place: Place) -> None:
         form = NEXT.get(place.component)
-        if form == RULE:
+        if place.component == "qkv" and not self.config.recurrence.has_state:
+            form = "conv"  # of a layer whose conv is the only op between its gates
+        elif form == RULE:
             form = self.forms[self.chunk]
         elif form == "mlp" and self._experts(place):
             form = "moe"

@@ -203,7 +203,7 @@ class Planner:
             recurrent = layer in self.config.recurrent
             hidden = self._hidden(span, layer) if self.whole or recurrent else None
             if hidden is not None:
-                run = self._recurrence if recurrent else self._attention
+                run = self._recurrence if recurrent else self._without_state
                 yield run(span, before, layer, hidden)
         if self.whole and self.config.block is not None:
             yield from self._features(span, self.config.block.target_layer_ids)
@@ -268,7 +268,8 @@ class Planner:
         hidden = rows(self.context.subject, place, span)
         return None if hidden is None or hidden.shape[0] != span.count else hidden
 
-    def _attention(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
+    def _without_state(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
+        """A layer with attention, or with a conv alone."""
         memory = trunk.memory_of(self.config, self.config.mixers[layer], before, layer) if span.start else None
         return self._task(
             span, "trunk", layer, LayerWork("trunk", layer, hidden, span.start, memory, self._parents(span)))

@@ -16,7 +16,7 @@ from instep_reference import gdn, trunk
 from instep_reference.attention import attend_both_ways, rotate
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
 from instep_reference.gdn import GdnMemory, Recurred, recur
 from instep_reference.norms import rms_norm
 from instep_reference.trunk import Forms
@@ -146,7 +146,9 @@ def forms(parents: Sequence[int]) -> Forms:
     tree = tuple(parents)
     recurrent = {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)}
     attending = {"read": partial(read_tree, tree)}
-    return {**dict.fromkeys(("attention", "mla", "nope"), attending), **{mixer: recurrent for mixer in RECURRENCES}}
+    fixed = {mixer: {name: form for name, form in recurrent.items() if row.has_state or name == "conv"}
+             for mixer, row in WITH_FIXED_MEMORY.items()}  # fmt: skip
+    return {**dict.fromkeys(("attention", "mla", "nope"), attending), **fixed}
 
 
 def recur_tree(

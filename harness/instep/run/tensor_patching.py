@@ -93,7 +93,8 @@ def must_fit(patches: Sequence[Patch], config: ModelConfig, last: int) -> None:
 def _remembers(component: str, config: ModelConfig) -> list[Place]:
     """The places of the model with this component of memory."""
     paged = component in ("keys", "values")
-    trunk = [Place("trunk", layer, component) for layer in (config.attending if paged else config.recurrent)]
+    layers = config.attending if paged else config.convolving if component == "conv" else config.recurrent
+    trunk = [Place("trunk", layer, component) for layer in layers]
     drafts = [Place(draft_stage(layer), layer, component) for layer in range(config.mtp_layers if paged else 0)]
     blocks = 0 if config.block is None or not paged else config.block.num_hidden_layers
     return trunk + drafts + [Place("extend", layer, component) for layer in range(blocks)]

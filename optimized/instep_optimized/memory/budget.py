@@ -177,7 +177,9 @@ def ring_pools(keeps: Keeps) -> tuple[str, ...]:
 
 
 def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Demand, ...]:
-    """The pools of a ring: `size` entries per slot and GDN layer, but `own` entries in the pool of updates (or values).
+    """The pools of a ring: `size` entries per slot and layer, but `own` entries in the pool of updates (or values).
+
+    Without a state in any layer they have no units.
 
     A ring of updates is stored in the dtype in which the recurrence computes, so that no bit is lost. A ring of inputs
     is stored in the dtype in which the delta rule consumes them. Keys and updates of a split ring have two parts of
@@ -190,7 +192,7 @@ def rings(config: ModelConfig, sizes: Sizes, size: int, own: int) -> tuple[Deman
     plain = replace(units("state", config, sizes), dtype=width, transposed=False, tiles=None)
     return tuple(
         replace(plain, name=RING + name, means=_entries(name), dtype=width if name in GATES else part,
-                shape=(own if name in OWN else size, *config.lengths(axes[name.removesuffix(LOW)])))
+                shape=(own if name in OWN else size, *config.lengths(axes.get(name.removesuffix(LOW), ()))))
         for name in KEPT[sizes.keeps]._fields
     )
 

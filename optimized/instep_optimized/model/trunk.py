@@ -12,7 +12,7 @@ import torch
 
 from instep_reference.contract.config import Block, ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
 from .. import weights as w
 from ..commit.strategy_pair import Mixes
@@ -26,6 +26,7 @@ from .attention import AttentionLayer
 from .gdn import GdnLayer
 from .latent_attention import LatentLayer
 from .residual import Residual
+from .short_conv import ShortConvLayer
 
 STAGE = "trunk"
 Layer = Callable[[Ops, Residual, Batch, Mixes], Residual]
@@ -33,6 +34,11 @@ Layer = Callable[[Ops, Residual, Batch, Mixes], Residual]
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     mixer = GdnLayer.of(stored, f"model.layers.{layer}", layer, config)
+    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
+
+
+def _short_conv(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    mixer = ShortConvLayer.of(stored, f"model.layers.{layer}", layer, config)
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
 
 
@@ -49,7 +55,8 @@ def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
 
 # By the mixer of the layer.
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
-    **dict.fromkeys(RECURRENCES, _gdn), "attention": _attention, "mla": _attention, "": _elsewhere,
+    **dict.fromkeys(RECURRENCES, _gdn), SHORT_CONV.name: _short_conv, "attention": _attention, "mla": _attention,
+    "": _elsewhere,
 }
 
 

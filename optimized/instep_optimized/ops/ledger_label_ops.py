@@ -65,6 +65,11 @@ def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     return _stamp_pair(x, y, to, *x.shape[1:])
 
 
+def multiply(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code)."""
+    return _stamp_pair(x, y, to, *x.shape[1:])
+
+
 def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     """mix(mix(x, y), code), as wide as both."""
     return _stamp_pair(x, y, to, x.shape[1] + y.shape[1])
@@ -149,6 +154,9 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
         if len(who.which):
             _conv_part(labels, weight.shape[1], part, who, out, code(to))
     return out
+
+
+short_conv = conv
 
 
 def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
@@ -261,7 +269,7 @@ def attention_inputs(
 ) -> AttentionInputs:
     """mix(mix(row, position), code) for query and key."""
     query, key = (mix(mix(read(x), positions), code(p)) for x, p in zip((projected, key_raw), to, strict=True))
-    heads, _, head_dim = projected.shape[1:]
+    heads, _, head_dim = projected.shape[1:]  # query, and a gate if there is one
     return AttentionInputs(expand(query, heads, head_dim), expand(key, *key_raw.shape[1:]))
 
 

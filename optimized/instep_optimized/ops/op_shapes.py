@@ -167,7 +167,7 @@ def _gated_norm(given: Given) -> Iterator[Fit]:
 
 def _attention_inputs(given: Given) -> Iterator[Fit]:
     rows, _, two, width = given["projected"].shape
-    yield "projected, query and gate,", two, 2
+    yield "projected, query and gate,", two, min(two, 2) or 1
     yield "key_raw", (given["key_raw"].shape[0], given["key_raw"].shape[2]), (rows, width)
     yield "positions", tuple(given["positions"].shape), (rows,)
     for name in ("q_norm", "k_norm"):
@@ -295,7 +295,8 @@ def _draw(given: Given) -> Iterator[Fit]:
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "accept": _of_trees("window", "picks", "parents"), "plan_tree": _of_trees("parents"), "move_rows": _move_rows,
     "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
-    "linear": _linear, "add": _same, "norm": _norm, "conv": _conv, "gdn_inputs": _gdn_inputs,
+    "linear": _linear, "add": _same, "multiply": _same, "norm": _norm, "conv": _conv, "short_conv": _conv,
+    "gdn_inputs": _gdn_inputs,
     **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()},
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "attend_latents": _attend_latents,
@@ -327,7 +328,7 @@ def _candidates(given: Given) -> Shape:
 
 GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "embed": lambda g: ((g["tokens"].shape[0], g["table"].shape[1]),),
-    "norm": _like("x"), "add": _like("x"), "conv": _like("x"), "mlp": _like("x"), "moe": _like("x"),
+    **dict.fromkeys(("norm", "add", "multiply", "conv", "short_conv", "mlp", "moe"), _like("x")),
     "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),

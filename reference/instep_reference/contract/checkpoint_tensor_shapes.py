@@ -1,7 +1,8 @@
 """The tensors that a checkpoint of a given configuration must hold, by name and shape.
 
 Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face text models:
-`model.*`, `lm_head.weight`, `mtp.*`; those of a block drafter begin with `block.`.
+`model.*`, `lm_head.weight`, `mtp.*`; those of a block drafter begin with `block.`. The files of some families have
+other names for parts that all families have (`RELEASED`).
 """
 
 from __future__ import annotations
@@ -11,10 +12,35 @@ from math import prod
 
 from .block_drafter import PREFIX
 from .config import KIMI, OLMO, Block, ModelConfig
+from .lfm2_config import LFM2
 from .nemotron_config import NEMOTRON
 from .recurrences import RECURRENCES
 
 Shapes = dict[str, tuple[int, ...]]
+# Model type -> (our name of a part of the model, the name in the family's files). `checkpoint.py` uses our names.
+RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
+    LFM2: (
+        ("model.norm.", "model.embedding_norm."), (".input_layernorm.", ".operator_norm."),
+        (".post_attention_layernorm.", ".ffn_norm."), (".self_attn.q_norm.", ".self_attn.q_layernorm."),
+        (".self_attn.k_norm.", ".self_attn.k_layernorm."), (".self_attn.o_proj.", ".self_attn.out_proj."),
+        (".mlp.gate_proj.", ".feed_forward.w1."), (".mlp.up_proj.", ".feed_forward.w3."),
+        (".mlp.down_proj.", ".feed_forward.w2."),
+    ),
+}
+
+
+def released(model_type: str, name: str) -> str:
+    """Return the name of a tensor in the files of a family."""
+    for ours, theirs in RELEASED.get(model_type, ()):
+        name = name.replace(ours, theirs)
+    return name
+
+
+def ours(model_type: str, name: str) -> str:
+    """Return our name of a tensor in the files of a family."""
+    for mine, theirs in RELEASED.get(model_type, ()):
+        name = name.replace(theirs, mine)
+    return name
 
 
 class _Fused:
@@ -87,6 +113,8 @@ def _layer(
         return
     if index in config.recurrent:
         shapes |= _kda(config, f"{at}.self_attn") if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn")
+    elif index in config.convolving:
+        shapes |= _short_conv(config, f"{at}.conv")
     else:
         shapes |= (_mla if config.latent else _attention)(config, f"{at}.self_attn")
     yield from shapes.items()
@@ -178,6 +206,14 @@ def _kda(config: ModelConfig, at: str) -> Shapes:
         f"{at}.g_b_proj.weight": (values, config.value_dim),
         f"{at}.o_norm.weight": (config.value_dim,),
         f"{at}.o_proj.weight": (D, values),
+    }
+
+
+def _short_conv(config: ModelConfig, at: str) -> Shapes:
+    D = config.hidden
+    return {
+        f"{at}.in_proj.weight": (3 * D, D), f"{at}.conv.weight": (D, 1, config.conv_width),
+        f"{at}.out_proj.weight": (D, D),
     }
 
 

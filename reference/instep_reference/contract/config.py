@@ -23,10 +23,11 @@ from .config_fields import multiple as _multiple
 from .config_fields import only as _only
 from .config_fields import positive as _positive
 from .errors import BadInput
+from .lfm2_config import LFM2, read_lfm2
 from .nemotron_config import NEMOTRON, read_nemotron
-from .recurrences import RECURRENCES, Axes, Recurrence
+from .recurrences import RECURRENCES, WITH_FIXED_MEMORY, Axes, Recurrence
 
-# A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a recurrence of RECURRENCES,
+# A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a row of WITH_FIXED_MEMORY,
 # "attention", "mla" (attention over latents), "nope" (attention without norms, positions and gates), "mlp" or "moe".
 Block = str
 MLPS = ("mlp", "moe")
@@ -35,7 +36,7 @@ DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 KIMI = "kimi_linear"
 OLMO = "olmo_hybrid"
-MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON)
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -128,22 +129,28 @@ class ModelConfig:
 
     @cached_property
     def recurrent(self) -> tuple[int, ...]:
-        """The layers with a recurrence: they have a conv window and a state."""
+        """The layers with a recurrence: they have a state."""
         return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer in RECURRENCES)
 
     def keeping(self, component: str) -> tuple[int, ...]:
-        """Return the layers with a recurrence that keep a component of memory (`Recurrence.memory`)."""
-        return tuple(layer for layer in self.recurrent if component in RECURRENCES[self.mixers[layer]].memory)
+        """Return the layers that keep a component of memory of their mixer's row (`Recurrence.memory`)."""
+        return tuple(layer for layer, mixer in enumerate(self.mixers)
+                     if mixer in WITH_FIXED_MEMORY and component in WITH_FIXED_MEMORY[mixer].memory)  # fmt: skip
+
+    @cached_property
+    def convolving(self) -> tuple[int, ...]:
+        """The layers with a conv: they have a conv window."""
+        return self.keeping("conv")
 
     @cached_property
     def attending(self) -> tuple[int, ...]:
         """The layers with attention: they have keys and values."""
-        return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer and mixer not in RECURRENCES)
+        return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer and mixer not in WITH_FIXED_MEMORY)
 
     @cached_property
     def recurrence(self) -> Recurrence:
         """The row of the model's recurrence: it has one kind, or else none, and then any row does."""
-        found = [RECURRENCES[mixer] for mixer in self.mixers if mixer in RECURRENCES]
+        found = [WITH_FIXED_MEMORY[mixer] for mixer in self.mixers if mixer in WITH_FIXED_MEMORY]
         return [*found, *RECURRENCES.values()][0]
 
     @property
@@ -155,7 +162,7 @@ class ModelConfig:
     def segments(self) -> tuple[tuple[int, int], ...]:
         """The segments of a conv's channels, in order: (heads, channels of each)."""
         row = self.recurrence
-        return tuple((heads, width) for heads, width in (self.lengths(row.places[part]) for part in row.conv))
+        return tuple((heads, prod(width)) for heads, *width in (self.lengths(row.places[part]) for part in row.conv))
 
     def lengths(self, axes: Axes) -> tuple[int, ...]:
         """Return the lengths of axes of a recurrence, or of its memory."""
@@ -282,7 +289,7 @@ def _output_gate(f: _Fields) -> Literal["silu", "sigmoid"]:
 
 def _recurrent(model_type: str) -> Block:
     """Return the recurrence of a type's linear layers."""
-    return next(row.name for row in RECURRENCES.values() if model_type in row.types)
+    return next(row.name for row in WITH_FIXED_MEMORY.values() if model_type in row.types)
 
 
 def _mixers(f: _Fields, layers: int, recurrent: Block) -> tuple[Block, ...]:
@@ -456,4 +463,5 @@ def _read_olmo(f: _Fields) -> ModelConfig:
 
 READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
     KIMI: _read_kimi, OLMO: _read_olmo, NEMOTRON: lambda f: ModelConfig(**read_nemotron(f)),
+    LFM2: lambda f: ModelConfig(**read_lfm2(f)),
 }

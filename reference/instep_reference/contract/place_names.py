@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 COMPONENTS: tuple[str, ...] = (
     "embedding",  # [N, D]   stage level: token embedding
     "normed",     # [N, D]   input norm of the layer; at stage level, draft only: norm(embedding)
-    # GDN layer
-    "qkv",        # [N, C]   conv input, channels q (H*K), k (H*K), v (HV*V)
+    # layer with a short convolution
+    "in_gate",    # [N, D]   B, which multiplies x before the conv
+    "out_gate",   # [N, D]   C, which multiplies the conv's output
+    "x",          # [N, D]
+    # GDN layer; of a short convolution only qkv, mixed (without silu), conv and gated, [N, D]
+    "qkv",        # [N, C]   conv input, channels q (H*K), k (H*K), v (HV*V); of a short convolution B * x
     "z_low",      # [N, V]   KDA only: the projection before z
     "z",          # [N, HV, V]
     "b",          # [N, HV]

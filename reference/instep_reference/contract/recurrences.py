@@ -4,9 +4,9 @@ All are one recurrence with other gates. A value head keeps a state S [K, V], an
 
     S <- exp(log_decay) S;   u <- w v - S^T (e k);   S <- S + k u^T;   o <- S^T q
 
-With the delta rule w = e = beta. An outer product recalls nothing: e = 0.
-Both sides and the harness read a row of this table, and name no kind. Leaves out: the weights, whose form depends on
-the model type (`checkpoint_tensor_shapes.py`).
+With the delta rule w = e = beta. An outer product recalls nothing: e = 0. A gated short convolution is a row too: it
+has a conv window and no state. Both sides and the harness read a row of this table, and name no kind. Leaves out: the
+weights, whose form depends on the model type (`checkpoint_tensor_shapes.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Recurrence:
 
     name   of the kind, and of its op: in op sets, `instep op` and the kit
     decay  "head": a state forgets at one rate; "channel": at one rate per key channel; "fixed": at one rate per head
-           that no token changes
+           that no token changes; "none": there is no state
     types  model types whose "linear_attention" it is
     update "delta": a token writes what its key does not already recall; "outer": it writes its whole value
     gates  projections of a row from which the decay and the gates follow
@@ -40,7 +40,7 @@ class Recurrence:
     """
 
     name: str
-    decay: Literal["head", "channel", "fixed"]
+    decay: Literal["head", "channel", "fixed", "none"]
     types: tuple[str, ...]
     update: Literal["delta", "outer"] = "delta"
     gates: tuple[str, ...] = ("b", "a")
@@ -63,6 +63,10 @@ class Recurrence:
         return ("HV", "K") if self.decay == "channel" else ("HV",)
 
     @property
+    def has_state(self) -> bool:
+        return "state" in self.memory
+
+    @property
     def write(self) -> str:
         """The component that is the write gate w. Only with the delta rule it also erases, and then it is beta."""
         return "beta" if self.update == "delta" else "write"
@@ -70,6 +74,8 @@ class Recurrence:
     @cached_property
     def places(self) -> Mapping[str, Axes]:
         """The axes of every result of such a layer alone, per row, by component, in the order of the data flow."""
+        if not self.has_state:
+            return {"in_gate": ("D",), "out_gate": ("D",), "x": ("D",), "qkv": ("C",), "mixed": ("C",), "gated": ("D",)}
         head, low = ("HV", "V"), {"z_low": ("V",), "a_low": ("K",)} if self.low_rank else {}
         gates = {name: {"b": ("HV",), "a": self.gate}[name] for name in self.gates}
         return low | {
@@ -89,3 +95,7 @@ RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), inputs="selective", skip=True,
                norm="group", conv=("v", "k", "q")),
 )}  # fmt: skip
+# A gated short convolution (LFM2): out <- C * conv(B * x), with B and C from the row itself. Its layers have no state.
+SHORT_CONV = Recurrence("short_conv", "none", types=("lfm2",), conv=("x",), memory=("conv",))
+# Every mixer with a fixed memory: a conv window, a state, or both.
+WITH_FIXED_MEMORY: Mapping[str, Recurrence] = {**RECURRENCES, SHORT_CONV.name: SHORT_CONV}

@@ -22,6 +22,7 @@ from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
 from .config import KIMI, OLMO, ModelConfig
 from .errors import BadInput
+from .lfm2_config import LFM2
 from .nemotron_config import NEMOTRON
 from .place_names import Place
 
@@ -77,6 +78,7 @@ class Shard:
 
 
 COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
+UNDECLARED = (KIMI, OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.")
 
 
@@ -200,7 +202,7 @@ def config_of(config: ModelConfig, size: int, experts: str = COLUMNS) -> ModelCo
 
     experts: one of EXPERTS. Raises `BadInput` if the ranks cannot share what the model has.
     """
-    if config.model_type in (KIMI, OLMO, NEMOTRON) and size > 1:
+    if config.model_type in UNDECLARED and size > 1:
         why = f"the parts of {config.model_type}'s tensors are not declared"
         raise BadInput("--ranks", found=size, expected=f"1: {why}")
     if experts == WHOLE and not config.experts:

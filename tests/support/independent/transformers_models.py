@@ -21,12 +21,15 @@ from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {
     "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
-    "nemotron": "nemotron_h",
+    "nemotron": "nemotron_h", "lfm2": "lfm2",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
+FINAL_NORM = {"lfm2": "embedding_norm", "nemotron_h": "norm_f"}  # by model type, if it is not `norm`
+CONV_WIDTHS = ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache")
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
 @torch.no_grad()
 def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = True) -> Seen:
     """The tokens in parts of the given sizes, one after another on the model's cache."""
-    layers = model.model.layers
+    layers, kind = model.model.layers, model.config.model_type
     rows: list[list[torch.Tensor]] = [[] for _ in range(len(layers) + 1)]
     hooks = [
         module.register_forward_hook(lambda _, __, out, kept=kept: kept.append(out[0]))
-        for module, kept in zip([*layers, getattr(model.model, "norm_f", None) or model.model.norm], rows, strict=True)
+        for module, kept in zip([*layers, getattr(model.model, FINAL_NORM.get(kind, "norm"))], rows, strict=True)
     ]
     from transformers import DynamicCache
 
@@ -105,11 +108,14 @@ def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int)
 def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
     memory = {}
     for index, (kept, kind) in enumerate(zip(past.layers, config.layer_types, strict=True)):
-        if kind == "linear_attention":
+        if kind in ("linear_attention", "conv"):
             window = kept.conv_states[0][0]
-            width, state = getattr(config, "conv_kernel", None), kept.recurrent_states[0][0]
-            memory[f"conv {index}"] = window[:, window.shape[1] - (width or config.linear_conv_kernel_dim) + 1 :]
-            memory[f"state {index}"] = state if width is None else state.mT  # Mamba2's is stored [HV, V, K]
+            width = next(filter(None, (getattr(config, name, None) for name in CONV_WIDTHS)))
+            memory[f"conv {index}"] = window[:, window.shape[1] - width + 1 :]
+            if kind == "linear_attention":
+                state = kept.recurrent_states[0][0]
+                mamba = config.model_type == "nemotron_h"
+                memory[f"state {index}"] = state.mT if mamba else state  # Mamba2's is stored [HV, V, K]
         elif kind == "full_attention":
             keys, values = kept.keys, kept.values
             if config.model_type == "kimi_linear":  # its cache calls the latents keys

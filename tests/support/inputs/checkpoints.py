@@ -6,6 +6,7 @@ Leaves out: training (`fixtures/tiny`). Their heads remember from a few to hundr
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,18 +16,19 @@ import torch
 from safetensors.torch import save_file
 
 from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
-from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes
+from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes, released
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
-    "olmo": "olmo_hybrid", "nemotron": "nemotron_h",
+    "olmo": "olmo_hybrid", "nemotron": "nemotron_h", "lfm2": "lfm2",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -39,10 +41,8 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
 
     kimi: overrides of `linear_attn_config` are merged into it
     """
-    if kind == "kimi":
-        return _kimi(**overrides)
-    if kind == "nemotron":
-        return _nemotron(**overrides)
+    if kind in FAMILIES:
+        return FAMILIES[kind](**overrides)
     if kind == "olmo":  # GDN and attention in turn; no head of its own, no rotary
         overrides = {
             "full_attention_interval": None, "mtp_num_hidden_layers": None, "pad_token_id": 0, "eos_token_id": 0,
@@ -116,6 +116,22 @@ def _nemotron(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
+def _lfm2(**overrides: Any) -> dict[str, Any]:
+    """Three layers with a short convolution, one with attention. The width of an MLP is derived: 48 from 64."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES["lfm2"]], "model_type": MODEL_TYPES["lfm2"], "vocab_size": 64,
+        "hidden_size": 32, "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"],
+        "norm_eps": 1e-5, "tie_word_embeddings": True, "max_position_embeddings": 4096, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "conv_L_cache": 3, "conv_bias": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "intermediate_size": 64,
+        "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 16, **overrides,
+    }  # fmt: skip
+    return {name: value for name, value in config.items() if value is not None}
+
+
+FAMILIES: dict[Kind, Callable[..., dict[str, Any]]] = {"kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2}
+
+
 def write(
     directory: Path, kind: Kind = "dense", seed: int = 0, *, dtype: torch.dtype = torch.float32,
     fused: bool | None = None, **overrides: Any,
@@ -162,7 +178,7 @@ def write_block(directory: Path, seed: int = 1, *, dtype: torch.dtype = torch.fl
 def draw(
     config: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, fused: bool | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every tensor of a configuration, from a seed."""
+    """Every tensor of a configuration, from a seed, under the names in the family's files."""
     generator = torch.Generator().manual_seed(seed)
     fuse = config.model_type == "qwen3_5_moe" if fused is None else fused
     shapes = expected_shapes(config, stored=FUSED if fuse else ())
@@ -170,7 +186,7 @@ def draw(
     for name, shape in shapes.items():
         kept = torch.float32 if name.endswith(WIDE) else dtype
         centre = 0 if config.centred_norms or "norm" not in name.split(".")[-2] else 1  # of the factor that is stored
-        tensors[name] = (centre + _draw(name, shape, generator)).to(kept)
+        tensors[released(config.model_type, name)] = (centre + _draw(name, shape, generator)).to(kept)
     return tensors
 
 
@@ -190,7 +206,7 @@ def _draw(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torc
         return 1 + 0.2 * noise
     if "norm" in name.split(".")[-2]:
         return 0.2 * noise
-    if name.endswith("conv1d.weight"):
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return 0.6 * noise
     if "embed_tokens" in name:
         return noise

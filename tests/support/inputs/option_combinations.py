@@ -36,7 +36,7 @@ PREFIXES: Mapping[bool | str, Mapping[str, str]] = {
 }
 IN_INT8, CHUNKS = (name for name in PREFIXES if isinstance(name, str))
 # The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
-# A model without MTP layers (`tests/harness/test_kimi_linear.py`) has no row.
+# A family without MTP layers (`tests/harness/test_kimi_linear.py`, `test_lfm2.py`) has no row.
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(name for name, kind in MODEL_TYPES.items() if kind not in HEADLESS), "strategy": tuple(OURS["state"]),
     "conv": tuple(OURS["conv"]), "layout": LAYOUTS,

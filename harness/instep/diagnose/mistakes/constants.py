@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch.nn import functional as F
 
-from instep_reference.weights import GdnWeights, LatentWeights, LayerWeights
+from instep_reference.weights import GdnWeights, LatentWeights, LayerWeights, ShortConvWeights
 
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
@@ -86,6 +86,37 @@ def _low(case: Case) -> Iterator[Explanation]:
         yield from with_mixer(case, f"is made with the matrix of {other}", layer, **{case.component: theirs})
 
 
+GATES_OF_CONVS = ("in_gate", "out_gate", "x")  # the thirds of the projection of a short convolution, in order
+
+
+def _third(case: Case) -> Iterator[Explanation]:
+    """A third of the projection of a short convolution, made with other rows of its matrix."""
+    layer, normed = layer_of(case), case.own("normed")
+    if layer is None or normed is None or not isinstance(layer.mixer, ShortConvWeights):
+        return
+    mine, inputs = GATES_OF_CONVS.index(case.component), layer.mixer.inputs
+    for third, name in enumerate(GATES_OF_CONVS):
+        if third != mine:
+            yield Explanation(f"is made with the matrix of {name}", normed @ inputs.chunk(3)[third].T)
+    yield Explanation("is made as if the three matrices were stored channel by channel in turn",
+                      normed @ inputs[mine::3].T)  # fmt: skip
+
+
+def _multiplied(name: str, gate: torch.Tensor, x: torch.Tensor) -> Iterator[Explanation]:
+    """Rows x that a gate multiplies."""
+    yield Explanation(f"is not multiplied by {name}", x)
+    yield Explanation(f"is multiplied by {name} twice", x * gate * gate)
+    yield Explanation(f"is multiplied by a sigmoid of {name}, not by {name} itself", x * torch.sigmoid(gate))
+    yield Explanation(f"is multiplied by silu of {name}, not by {name} itself", x * F.silu(gate))
+
+
+def _given(case: Case) -> Iterator[Explanation]:
+    """The input B * x of a short convolution."""
+    gate, x = case.own("in_gate"), case.own("x")
+    if gate is not None and x is not None:
+        yield from _multiplied("in_gate", gate, x)
+
+
 def _beta(case: Case) -> Iterator[Explanation]:
     b = case.own("b")
     if b is None:
@@ -99,17 +130,18 @@ def _beta(case: Case) -> Iterator[Explanation]:
 
 def _mixed(case: Case) -> Iterator[Explanation]:
     layer = layer_of(case)
-    if layer is None or not isinstance(layer.mixer, GdnWeights):
+    if layer is None or not isinstance(layer.mixer, GdnWeights | ShortConvWeights):
         return
     conv = layer.mixer.conv
+    if isinstance(layer.mixer, ShortConvWeights):
+        yield Explanation("passes a silu, which no short convolution has", F.silu(case.right))
     yield from with_mixer(case, "is convolved with the taps in the opposite order", layer, conv=conv.flip(1))
     yield from with_mixer(case, "is convolved with the taps of the channel before", layer, conv=conv.roll(1, 0))
     yield from with_mixer(case, "is convolved with the taps of the channel after", layer, conv=conv.roll(-1, 0))
-    config = case.weights.config
-    q, k, v = torch.split(conv, [heads * width for heads, width in config.segments])
-    if len(q) == len(k):
+    first, *others = torch.split(conv, [heads * width for heads, width in case.weights.config.segments])
+    if others and len(first) == len(others[0]):
         yield from with_mixer(case, "is convolved with the taps of k for q, and of q for k", layer,
-                              conv=torch.cat((k, q, v)))  # fmt: skip
+                              conv=torch.cat((others[0], first, *others[1:])))  # fmt: skip
     for tap in range(conv.shape[1]):
         without = conv.clone()
         without[:, tap] = 0
@@ -118,6 +150,9 @@ def _mixed(case: Case) -> Iterator[Explanation]:
 
 def _gated(case: Case) -> Iterator[Explanation]:
     z, silu = case.own("z"), case.weights.config.output_gate == "silu"
+    gate, mixed = case.own("out_gate"), case.own("mixed")
+    if gate is not None and mixed is not None:
+        yield from _multiplied("out_gate", gate, mixed)
     if z is None:
         return
     opening = F.silu(z) if silu else torch.sigmoid(z)
@@ -188,7 +223,7 @@ def _sum(case: Case) -> Iterator[Explanation]:
 
 
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
-    "z": _low, "a": _low, "z_low": _low, "a_low": _low,
+    "z": _low, "a": _low, "z_low": _low, "a_low": _low, **dict.fromkeys(GATES_OF_CONVS, _third), "qkv": _given,
     "q": _q, "k": _k, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
     "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

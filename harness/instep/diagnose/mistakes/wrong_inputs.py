@@ -19,10 +19,12 @@ READS: dict[str, tuple[str, ...]] = {
     "attended": ("query", "key", "value"), "opened": ("attended", "projected"),
     "residual": ("mixer",), "hidden": ("residual", "mlp"), "joined": ("normed", "post_normed"),
 }  # fmt: skip
+READS_OF_CONVS = {**READS, "qkv": ("in_gate", "x"), "gated": ("out_gate", "mixed")}  # of short convolutions
 # Ops of one input, which may have been rounded, or replaced as a whole.
 READS_ONE: dict[str, tuple[str, ...]] = {
     "qkv": ("normed",), "z": ("normed",), "b": ("normed",), "a": ("normed",), "q": ("mixed",), "k": ("mixed",),
-    "v": ("mixed",), "log_decay": ("a",), "beta": ("b",), "mixer": ("gated", "opened"), "projected": ("normed",),
+    "v": ("mixed",), "log_decay": ("a",), "beta": ("b",), "mixer": ("gated", "opened", "attended"),
+    "projected": ("normed",), "in_gate": ("normed",), "out_gate": ("normed",), "x": ("normed",),
     "key_raw": ("normed",), "value": ("normed",), "query": ("projected",), "key": ("key_raw",),
     "post_normed": ("residual",), "mlp": ("post_normed",), "fused": ("joined",),
 }  # fmt: skip
@@ -30,7 +32,8 @@ FAR = 4  # rows that an input may be shifted by
 
 
 def inputs(case: Case) -> Iterator[Explanation]:
-    several, alone = (reads.get(case.component, ()) for reads in (READS, READS_ONE))
+    gates = READS if case.own("out_gate") is None else READS_OF_CONVS
+    several, alone = (reads.get(case.component, ()) for reads in (gates, READS_ONE))
     for name in (*several, *alone) if case.piece is not None else ():
         own = case.own(name)
         if own is None:

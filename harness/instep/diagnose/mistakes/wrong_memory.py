@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
+from instep_reference.short_conv import ConvMemory
 
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
@@ -41,9 +43,11 @@ def memory(case: Case) -> Iterator[Explanation]:
         yield from _standing(case)
     if case.piece is not None:
         work = case.piece.work
-        if isinstance(work, LayerWork) and case.component in READ_FROM and isinstance(work.memory, GdnMemory):
-            yield from _read(case, work, work.memory)
-            yield from _without_oldest(case, work.memory)
+        if isinstance(work, LayerWork) and case.component in READ_FROM:
+            if isinstance(work.memory, GdnMemory | ConvMemory):
+                yield from _read(case, work, work.memory)
+            if isinstance(work.memory, GdnMemory):
+                yield from _without_oldest(case, work.memory)
         if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
             yield from _stale_cache(case, work.memory)
 
@@ -95,16 +99,17 @@ def _part(case: Case, state: RequestState) -> torch.Tensor | None:
     return held if held.shape == case.found.shape else None
 
 
-def _read(case: Case, work: LayerWork, kept: GdnMemory) -> Iterator[Explanation]:
+def _read(case: Case, work: LayerWork, kept: GdnMemory | ConvMemory) -> Iterator[Explanation]:
     """An op that continues from another window or state."""
     field = READ_FROM[case.component]
-    mine = kept.window if field == "conv" else kept.state
-    what = "the window" if field == "conv" else "the state"
+    part = "window" if field == "conv" else "state"
+    mine: torch.Tensor = getattr(kept, part)
+    what = f"the {part}"
 
     def reading(says: str, other: torch.Tensor) -> Iterator[Explanation]:
         if other.shape == mine.shape and not torch.equal(other.to(mine), mine):
-            changed = replace(kept, window=other) if field == "conv" else replace(kept, state=other)
-            yield from case.made(f"reads {what} {says}", memory=changed)
+            changed: Any = {part: other}
+            yield from case.made(f"reads {what} {says}", memory=replace(kept, **changed))
 
     layer = work.layer
     for name, state in case.context.subject.before.items():

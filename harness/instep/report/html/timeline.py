@@ -17,7 +17,7 @@ from typing import Any
 from instep_reference.contract import engine as e
 from instep_reference.contract.event_facts import committed_paths, kind_of, named
 from instep_reference.contract.place_names import STAGE_LEVEL, draft_stage
-from instep_reference.contract.recurrences import RECURRENCES
+from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
 
 from ...trace.event_rules import EventRules
 from ...trace.file import Trace
@@ -133,7 +133,7 @@ def _due(
         chooses = any(row.kind != "prefill" or row.tokens == before[row.request].unread for row in event.rows)
         due |= {Row("trunk", HEAD)} if chooses else set()
     if isinstance(event, e.Commit):  # it moves the states to the accepted position
-        due |= {Row("trunk", layer) for layer, kind in enumerate(kinds) if kind in RECURRENCES}
+        due |= {Row("trunk", layer) for layer, kind in enumerate(kinds) if kind in WITH_FIXED_MEMORY}
     extends = isinstance(event, e.Commit) or any(row.kind != "verify" for row in getattr(event, "rows", ()))
     if extends and heads:
         due.add(Row(draft_stage(0), 0))

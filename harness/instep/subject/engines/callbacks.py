@@ -17,6 +17,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, Place, See
 from instep_reference.gdn import GdnMemory
+from instep_reference.short_conv import ConvMemory
 from instep_reference.trunk import empty_memory
 
 from ...watch.visible_places import FEEDS
@@ -116,13 +117,18 @@ class Asked:
                 for layer, rows in given.items()}  # fmt: skip
 
     def state(self, request: str) -> tuple[Layers, Layers] | None:
-        """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer; None: not recorded here."""
+        """Conv windows [C, W-1] and recurrent states [HV, K, V] of every GDN layer; None: not recorded here.
+
+        The state of a layer that has none is not read.
+        """
         if not self.has("state"):
             return {}, {}
         if self.state_layers is not None and not self.made.has_state(request):
             return None
         shapes = conv_window(self.config), state_block(self.config)
-        return self._pair("state", request, self.config.recurrent, shapes, self.state_layers)
+        every = sorted({*self.config.recurrent, *self.config.convolving})
+        conv, state = self._pair("state", request, every, shapes, self.state_layers)
+        return conv, {layer: one for layer, one in state.items() if layer in self.config.recurrent}
 
     def kv(self, request: str) -> tuple[Layers, Layers]:
         """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""
@@ -139,6 +145,8 @@ class Asked:
             memory = empty_memory(self.config, mixer, torch.float32)
             if isinstance(memory, GdnMemory):
                 conv[layer], state[layer] = memory.window, memory.state
+            elif isinstance(memory, ConvMemory):
+                conv[layer] = memory.window
             elif isinstance(memory, AttentionMemory):
                 keys[layer] = memory.keys
         return conv, state, keys, dict(keys)

@@ -42,6 +42,7 @@ FILES = {
     "blocks": "blocks",
     "experts": "experts",
     "kimi": "kimi_linear",
+    "lfm2": "lfm2",
     "ranks": "ranks",
     "transfers": "transfers",
     "stages": "stages",

@@ -198,6 +198,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "latent": "keys and values are not those of the token's latent",
         "sigmoid-router": "experts or shares do not follow from sigmoid, bias and groups",
     },
+    "lfm2": {
+        "short-window": "a conv window, the only memory of its layer, is another one's or of another time",
+        "short-gate": "a gate of a short convolution is missing, is another one, or is applied elsewhere",
+        "short-taps": "a short convolution has other taps, or something follows it",
+        "plain-attention": "attention without a gate has one, or other norms or positions",
+        "renamed-weights": "a weight with another name than in other families is taken for another one",
+    },
     "ranks": {
         "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
         "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",

@@ -1,10 +1,11 @@
 """The depthwise causal conv over packed rows, with its history in memory.
 
-The silu after the conv is part of the op. Nothing of the contract is left out.
+The silu after the conv is part of the op `conv`; a short convolution has none. Nothing of the contract is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 import torch
@@ -23,23 +24,36 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     Mirrors: the short convolution of Gated DeltaNet (arXiv:2412.06464); a prefill chunk and a verify
              window are one function here. Windows keep the bits of x.
     """
+    return _over(x, weight, parts, lambda total: total / (1 + (-total).exp()))
+
+
+def short_conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
+    """Do `conv` without the silu."""
+    return _over(x, weight, parts, lambda total: total)
+
+
+def _over(
+    x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], then: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
     out = torch.zeros_like(x)
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _run(x, weight, part, who, out)
+            _run(x, weight, part, who, out, then)
     return out
 
 
-def _run(x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor) -> None:
+def _run(
+    x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor,
+    then: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     history = weight.shape[1] - 1
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
     # One line per request holds its history and its rows; every result and every window is a slice of the line.
     pieces = _pieces(line, part, who, weight.shape[1])  # [n, C, most, W]
     taps = zip(wide(pieces).unbind(-1), wide(weight).unbind(-1), strict=True)
     # torch's own sum and silu are not used: on a device their bits depend on the shape of the whole call.
-    total = reduce(torch.add, (tap * by[:, None] for tap, by in taps))
-    mixed = total / (1 + (-total).exp())
+    mixed = then(reduce(torch.add, (tap * by[:, None] for tap, by in taps)))
     scatter(out, who, mixed.transpose(1, 2))
     for token, alive in enumerate(who.alive):
         along(part.per_row, who, token, pieces[:alive, :, token, 1:])

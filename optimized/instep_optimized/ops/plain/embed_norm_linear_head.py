@@ -1,4 +1,4 @@
-"""Ops on separate rows: embedding, norm, linear, add, concat, select, lm_head.
+"""Ops on separate rows: embedding, norm, linear, add, multiply, concat, select, lm_head.
 
 Leaves out: the MLP (`mlp.py`) and everything with memory. Sums are in at least fp32, with one cast at the end.
 """
@@ -39,6 +39,11 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
 def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     """Add x + y. A sum of two numbers is rounded once in every width, so nothing is widened."""
     return x + y
+
+
+def multiply(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
+    """Multiply x * y. Like a sum, a product is rounded once in every width."""
+    return x * y
 
 
 def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:

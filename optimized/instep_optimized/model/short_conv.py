@@ -1,0 +1,61 @@
+"""A gated short convolution: a layer whose conv window is its only memory. Ops and views only.
+
+Leaves out: the windows that are read and written; the form of conv windows chooses the addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.place_names import Place
+
+from .. import weights as w
+from ..commit.strategy_pair import BoundPair, Mixes
+from ..ops.fused import linears
+from ..ops.op_protocols import Ops
+from .mlp import Half
+from .residual import Residual
+
+
+@dataclass(frozen=True)
+class ShortConvLayer:
+    """One layer, frozen: its number, weights and sizes. Calling it runs it."""
+
+    layer: int
+    norm: torch.Tensor
+    weights: w.ShortConvWeights
+    half: Half
+    config: ModelConfig
+
+    @classmethod
+    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> ShortConvLayer:
+        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
+        return cls(layer, norm, w.short_conv(stored, prefix), Half.of(stored, prefix, layer, config), config)
+
+    def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
+        """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        assert ops.multiply is not None, "checked when the engine was built"
+        rows, normed = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
+        in_gate, out_gate, x = linears(
+            ops, x=normed, weight=weights.inputs, shapes=((config.hidden,),) * 3,
+            to=(at("in_gate"), at("out_gate"), at("x")),
+        )  # [N, D] each
+        given = ops.multiply(x=in_gate, y=x, to=at("qkv"))  # [N, D]
+        mixed = bound.mix(ops, partial(self._conv, at("mixed")), (given,), given)  # [N, D]
+        gated = ops.multiply(x=out_gate, y=mixed, to=at("gated"))
+        mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
+        return self.half(ops, rows, mixer, stage)
+
+    def _conv(self, to: Place, ops: Ops, bound: BoundPair, given: torch.Tensor) -> torch.Tensor:
+        """Run the conv on the windows of requests: the part that no graph of a prompt contains."""
+        assert ops.short_conv is not None, "checked when the engine was built"
+        return ops.short_conv(x=given, weight=self.weights.conv, parts=bound.conv(self.layer), to=to)

@@ -1,0 +1,71 @@
+"""LFM2 on both sides: its trace agrees under every strategy, and what is not served is refused by name.
+
+Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and its planted faults (`lfm2` of the
+catalogue).
+"""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.file import Trace
+from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.triton import TRITON
+from instep_optimized.options import Options, check
+from instep_reference import short_conv
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.shards import config_of as of_rank
+from support.inputs.checkpoints import write
+from support.inputs.traces import committed
+from support.running.covering import few
+from support.running.verdicts import agreed
+
+trace = committed("faults/lfm2")
+
+
+@few(1)
+@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
+def test_lfm2_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str, ops: str) -> None:
+    """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
+    verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
+    assert verdict.elements > 10**6
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True}], ids=str)
+def test_lfm2_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
+    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+def test_the_conv_of_a_short_convolution_has_no_silu() -> None:
+    """One row by hand: taps 1, 2 and a window of one input."""
+    x, weight, window = (torch.tensor([[number]]).double() for number in (3.0, 1.0, 5.0))
+    mixed, after = short_conv.causal_conv(x, torch.cat([weight, 2 * weight], 1), window)
+    assert (float(mixed), float(after)) == (1 * 5 + 2 * 3, 3)
+
+
+def test_what_is_not_served_of_lfm2_is_refused_by_name(tmp_path: Path) -> None:
+    config = Checkpoint.open(write(tmp_path / "lfm2", "lfm2")).config
+    for ops, what in ((TRITON, "no op short_conv"), (replace(PLAIN, multiply=None), "`Ops.multiply`")):
+        with pytest.raises(Unsupported, match=f"the ops of {ops.name} have .*{what}.*lfm2"):
+            check(Options(), config, 1, ops)
+    with pytest.raises(BadInput, match="parts of lfm2's tensors are not declared"):
+        of_rank(config, 2)
+
+
+def test_a_tensor_that_lfm2_lacks_is_named_as_in_its_files(tmp_path: Path) -> None:
+    directory = write(tmp_path / "lfm2", "lfm2")
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(directory / "model.safetensors")
+    del tensors["model.layers.0.feed_forward.w3.weight"]
+    save_file(tensors, directory / "model.safetensors")
+    with pytest.raises(BadInput, match=r"tensor model.layers.0.feed_forward.w3.weight: found nothing"):
+        Checkpoint.open(directory)
