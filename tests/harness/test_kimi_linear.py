@@ -50,9 +50,11 @@ def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, co
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}], ids=str)
-def test_kimi_linear_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
-    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+@pytest.mark.parametrize("more", [
+    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}, {"ranks": 2},
+    {"ops": "ledger", "ranks": 4}, {"ranks": 4, "experts": "whole"}], ids=str)
+def test_kimi_linear_agrees_with_narrow_rows_in_graphs_and_over_ranks(trace: Trace, more: dict[str, object]) -> None:
+    agreed(Replay(trace, Setting(**{"ops": "plain"} | more)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.whole
@@ -122,5 +124,5 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> 
     for ops, what in zip(without, ("attend_latents", "sigmoid"), strict=True):
         with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* kimi_linear needs"):
             check(Options(), Checkpoint.open(write(tmp_path / what, "kimi")).config, 1, ops)
-    with pytest.raises(BadInput, match="parts of kimi_linear's tensors are not declared"):
-        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 2)
+    with pytest.raises(BadInput, match="a divisor of the model's 2 heads"):
+        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 4)

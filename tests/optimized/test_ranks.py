@@ -335,7 +335,7 @@ def test_factors_of_labels_add_up_to_one(size: int) -> None:
     assert sum(found) == 1 and not {0, 1} & set(found)
 
 
-@pytest.mark.parametrize(("kind", "fused"), [("dense", False), ("next", False), ("moe", True)])
+@pytest.mark.parametrize(("kind", "fused"), [("dense", False), ("next", False), ("moe", True), ("kimi", False)])
 @pytest.mark.parametrize("size", [1, 2])
 def test_parts_of_all_ranks_cover_every_tensor(kind: Kind, fused: bool, size: int) -> None:
     """Each entry of a split tensor is on exactly one rank, and a tensor has the shape of the rank's own model."""

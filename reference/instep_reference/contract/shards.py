@@ -20,7 +20,7 @@ from msgspec import structs
 
 from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
-from .config import KIMI, OLMO, ModelConfig
+from .config import OLMO, ModelConfig
 from .errors import BadInput
 from .lfm2_config import LFM2
 from .nemotron_config import NEMOTRON
@@ -78,8 +78,9 @@ class Shard:
 
 
 COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
-UNDECLARED = (KIMI, OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
-EXPERT = re.compile(r"mlp\.experts\.(\d+)\.")
+UNDECLARED = (OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
 def expert_of(config: ModelConfig, name: str, rank: int, size: int) -> tuple[range, int | None] | None:
@@ -88,7 +89,7 @@ def expert_of(config: ModelConfig, name: str, rank: int, size: int) -> tuple[ran
     The number of the expert is None for a tensor of all experts, whose first axis counts them.
     """
     found = EXPERT.search(name)
-    if found is None and "mlp.experts." not in name:
+    if found is None and ".experts." not in name:
         return None
     return Segment(config.experts).held(rank, size), None if found is None else int(found[1])
 
@@ -103,6 +104,7 @@ def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
     ratio, gate = config.value_heads // config.key_heads, config.lengths(config.recurrence.gate)
     mlps = [("mlp", config.intermediate), ("mlp.shared_expert", config.shared_intermediate)]
     mlps += [(r"mlp.experts.\d+", config.expert_intermediate)]
+    mlps += [("block_sparse_moe.shared_experts", config.shared_intermediate)]
     experts = Segment(config.expert_intermediate)
     return (
         ("embed_tokens.weight", Shard(0, (Segment(config.vocab),))),
@@ -126,7 +128,49 @@ def weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
         ("mlp.experts.down_proj", Shard(2, (experts,))),
         *((f"{at}.{name}.weight", Shard(axis, (Segment(width),)))
           for at, width in mlps for name, axis in (("gate_proj", 0), ("up_proj", 0), ("down_proj", 1))),
+        *((rf"block_sparse_moe.experts.\d+.{name}.weight", Shard(axis, (experts,)))
+          for name, axis in (("w1", 0), ("w3", 0), ("w2", 1))),
     )  # fmt: skip
+
+
+def low_rank_weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
+    """As `weights`, of a layer whose gates have two matrices. The first of each is whole: its rows are no heads.
+
+    Mirrors: vLLM (01a7e5d9) `KimiDeltaAttention`: `f_a_proj` and `g_a_proj` are replicated, `f_b_proj` and `g_b_proj`
+             by column, `A_log` by its axis 2.
+    """
+    keys, values = (Segment(heads, width) for heads, width in (
+        (config.key_heads, config.key_dim), (config.value_heads, config.value_dim)))  # fmt: skip
+    decay = Segment(config.value_heads, prod(config.lengths(config.recurrence.gate)[1:]))
+    first = {"q_proj.weight": keys, "k_proj.weight": keys, "v_proj.weight": values, "q_conv1d.weight": keys,
+             "k_conv1d.weight": keys, "v_conv1d.weight": values, "f_b_proj.weight": decay, "dt_bias": decay,
+             "g_b_proj.weight": values, "b_proj.weight": Segment(config.value_heads)}  # fmt: skip
+    return (
+        *((f"self_attn.{name}", Shard(0, (segment,))) for name, segment in first.items()),
+        ("self_attn.A_log", Shard(2, (Segment(config.value_heads),))),
+        ("self_attn.o_proj.weight", Shard(1, (values,))),
+    )
+
+
+def latent_weights(config: ModelConfig) -> Sequence[tuple[str, Shard]]:
+    """As `weights`, of a layer with attention over latents: every rank has the latents, and expands its own heads.
+
+    Mirrors: vLLM (01d99586) `KimiMLAAttention`: `kv_a_proj_with_mqa` is replicated, `kv_b_proj` by column.
+    """
+    expanded = config.head_dim - config.shared_key + config.value_width
+    return (
+        ("self_attn.q_proj.weight", Shard(0, (Segment(config.heads, config.head_dim),))),
+        ("self_attn.kv_b_proj.weight", Shard(0, (Segment(config.heads, expanded),))),
+        ("self_attn.o_proj.weight", Shard(1, (Segment(config.heads, config.value_width),))),
+    )
+
+
+def _mixer_weights(config: ModelConfig, name: str) -> Sequence[tuple[str, Shard]]:
+    """The tensors of the mixer of this tensor's layer, if layers of several kinds use the same names."""
+    layer = LAYER.search(name)
+    if layer is None or not (config.latent or config.low_rank):
+        return ()
+    return (latent_weights if "mla" in config.layers[int(layer[1])] else low_rank_weights)(config)
 
 
 def weight(config: ModelConfig, name: str) -> Shard | None:
@@ -136,7 +180,8 @@ def weight(config: ModelConfig, name: str) -> Shard | None:
     """
     if name.startswith(PREFIX) and config.block is not None:
         config = config.block_model()
-    return next((shard for end, shard in weights(config) if re.search(rf"(^|\.){end}$", name)), None)
+    every = (*_mixer_weights(config, name), *weights(config))
+    return next((shard for end, shard in every if re.search(rf"(^|\.){end}$", name)), None)
 
 
 def rows(config: ModelConfig) -> Mapping[str, Shard]:

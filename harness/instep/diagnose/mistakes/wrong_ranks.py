@@ -16,7 +16,7 @@ import torch
 from instep_reference.contract import shards
 from instep_reference.contract.shards import Segment, Shard
 from instep_reference.mlp import dense
-from instep_reference.weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights, given
+from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, MlpWeights, MoeWeights, given
 
 from ...watch.rank_facts import RankFacts
 from .experts import mixture
@@ -33,6 +33,13 @@ MADE_OF: dict[str, dict[str, str]] = {
     "projected": {"query_gate": "self_attn.q_proj.weight"}, "key_raw": {"key": "self_attn.k_proj.weight"},
     "value": {"value": "self_attn.v_proj.weight"},
 }  # fmt: skip
+# The same of a layer whose gates have two matrices, and of one that stores latents.
+OF_LOW_RANK = {
+    "z": {"z": "self_attn.g_b_proj.weight"}, "a": {"a": "self_attn.f_b_proj.weight"},
+    "b": {"b": "self_attn.b_proj.weight"},
+    "log_decay": {"A_log": "self_attn.A_log", "dt_bias": "self_attn.dt_bias"},
+}  # fmt: skip
+OF_LATENTS = {"query": {"query": "self_attn.q_proj.weight"}, "attended": {"up": "self_attn.kv_b_proj.weight"}}
 
 
 CHANNELS = ("qkv", "mixed")  # components whose columns are the rows of the weight
@@ -89,8 +96,8 @@ def _parts(case: Case, size: int) -> Parts | None:
         return None
     if component == "mixer":
         assert layer.mixer is not None, "the finding is about a mixer"
-        rows, out = case.own("gated"), layer.mixer.out
-        rows = case.own("opened") if rows is None else rows
+        out = layer.mixer.out
+        rows = next((own for name in ("gated", "opened", "attended") if (own := case.own(name)) is not None), None)
         if rows is None:
             return None
         each, columns = torch.tensor_split(rows.flatten(1), size, 1), torch.tensor_split(out, size, 1)
@@ -189,11 +196,14 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
 
 def _weights(case: Case, facts: RankFacts) -> Iterator[Explanation]:
     """Results of weights that a rank has of another one, or that are cut as one block instead of per segment."""
-    layer, named, size = layer_of(case), MADE_OF.get(case.component, {}), facts.size
-    if layer is None or not isinstance(layer.mixer, GdnWeights | AttentionWeights):
+    layer, config, size = layer_of(case), case.weights.config, facts.size
+    if layer is None or not isinstance(layer.mixer, GdnWeights | AttentionWeights | LatentWeights):
         return
-    for field, name in named.items():
-        weight, shard = getattr(layer.mixer, field), shards.weight(case.weights.config, name)
+    latents = isinstance(layer.mixer, LatentWeights)
+    made = OF_LATENTS if latents else MADE_OF | OF_LOW_RANK if config.low_rank else MADE_OF
+    for field, name in made.get(case.component, {}).items():
+        stored = f"model.layers.{case.finding.place.layer}.{name}"
+        weight, shard = getattr(layer.mixer, field), shards.weight(config, stored)
         assert shard is not None, "every weight of the table is split"
         if case.component in CHANNELS and (rows := facts.row(case.finding.place)) is not None:
             shard = replace(rows, axis=0)

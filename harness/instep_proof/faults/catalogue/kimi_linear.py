@@ -9,6 +9,7 @@ from __future__ import annotations
 from instep.setting import Setting
 
 from .fault import Edit, Fault
+from .ranks import OF_RANK_0, OVER, PART, TWO
 
 GDN, ATTEND, MLP = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend", "mlp"))
 WEIGHTS, LAYER, LATENT = (
@@ -148,5 +149,13 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "groups-by-their-best-expert", "sigmoid-router", "A group is as good as its best expert alone.",
         Edit.of(MLP, "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True).values[..., :{2 => 1}]"),
+    ),
+    _fault(
+        "rank-decay-of-rank-0", "low-rank", "Every rank has rank 0's rows of the second matrix of the decay.",
+        Edit.of(OVER, PART % (OF_RANK_0 % "f_b_proj.weight")), how=TWO,
+    ),
+    _fault(
+        "rank-expansion-of-rank-0", "latent", "Every rank expands latents with rank 0's rows of `kv_b_proj`.",
+        Edit.of(OVER, PART % (OF_RANK_0 % "kv_b_proj.weight")), how=TWO,
     ),
 )
