@@ -124,5 +124,5 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> 
     for ops, what in zip(without, ("attend_latents", "sigmoid"), strict=True):
         with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* kimi_linear needs"):
             check(Options(), Checkpoint.open(write(tmp_path / what, "kimi")).config, 1, ops)
-    with pytest.raises(BadInput, match="a divisor of the model's 2 heads"):
-        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 4)
+    with pytest.raises(BadInput, match="a divisor of the model's 4 key heads"):
+        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 3)
