@@ -12,8 +12,8 @@ from pathlib import Path
 CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "tiny/README.md",
            "tiny/block/config.json", "tiny/block/model.safetensors",
            "experts/config.json", "experts/model.safetensors", "kimi/config.json",
-           "kimi/model.safetensors", "olmo/config.json", "olmo/model.safetensors", "lfm2/config.json",
-           "lfm2/model.safetensors", "traces", "example")  # fmt: skip
+           "kimi/model.safetensors", "ling/config.json", "ling/model.safetensors", "olmo/config.json",
+           "olmo/model.safetensors", "lfm2/config.json", "lfm2/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:

@@ -219,6 +219,10 @@ def check(
         raise Unsupported(f"the ops of {ops.name} round states to nearest alone (state {options.state})")
     for misses, what in (
         ("mla" in config.mixers and ops.attend_latents is None, "expand no latents (`Ops.attend_latents`)"),
+        ("mla" in config.mixers and config.rotary_dim and ops.latent_inputs is None,
+         "turn no rows of latents (`Ops.latent_inputs`)"),
+        (config.decay_bound is not None and not (ops.bounds_decay and ops.fused_gdn is None),
+         "have no safe gate (`Ops.bounds_decay`)"),
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
         (config.beta_bound != 1.0 and not (ops.bounds_beta and ops.fused_gdn is None),
          "have no beta of more than 1 (`Ops.bounds_beta`)"),

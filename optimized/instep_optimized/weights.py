@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.block_drafter import PREFIX
+from instep_reference.contract.checkpoint_tensor_shapes import expert_names
 from instep_reference.contract.config import ModelConfig
 
 from .ops.op_protocols import ExpertWeights
@@ -50,6 +51,7 @@ class ShortConvWeights:
 class LatentWeights:
     """inputs: latent [R, D], query [heads*head_dim, D], shared part of the key [S, D]; norm [R] of the latent;
 
+    with positions: [heads*(head_dim + 1), D], per head query then gate, then latent and shared part [R + S, D];
     up [heads*(head_dim - S + value_width), R], per head key then value; o [D, heads*value_width].
     """
 
@@ -139,8 +141,9 @@ def gdn(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
 
 
 def kda(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
-    at = f"{prefix}.self_attn"
-    names = ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj")
+    at, low = f"{prefix}.self_attn", config.low_rank
+    gates = ("g_a_proj", "b_proj", "f_a_proj") if low else ("g_proj", "b_proj", "f_proj")
+    names = ("q_proj", "k_proj", "v_proj", *gates)
     return GdnWeights(
         torch.cat([stored.take(f"{at}.{name}.weight") for name in names]),
         conv=torch.cat([stored.take(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
@@ -148,8 +151,8 @@ def kda(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
         dt_bias=stored.wide(f"{at}.dt_bias").view(config.value_heads, config.key_dim),
         norm=stored.wide(f"{at}.o_norm.weight"),
         out=stored.take(f"{at}.o_proj.weight"),
-        z=stored.take(f"{at}.g_b_proj.weight"),
-        a=stored.take(f"{at}.f_b_proj.weight"),
+        z=stored.take(f"{at}.g_b_proj.weight") if low else None,
+        a=stored.take(f"{at}.f_b_proj.weight") if low else None,
     )
 
 
@@ -173,8 +176,16 @@ def short_conv(stored: Stored, prefix: str) -> ShortConvWeights:
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
     at = f"{prefix}.self_attn"
     down, shared = torch.split(stored.take(f"{at}.kv_a_proj_with_mqa.weight"), [config.latent, config.shared_key])
+    query = stored.take(f"{at}.q_proj.weight")
+    inputs = [down, query, shared]
+    if config.rotary_dim:  # stored in pairs, which the op wants in halves
+        halves = [*range(0, config.rotary_dim, 2), *range(1, config.rotary_dim, 2)]
+        own = config.head_dim - config.rotary_dim
+        heads = query.view(config.heads, config.head_dim, -1)[:, [*range(own), *(own + turned for turned in halves)]]
+        heads = torch.cat([heads, stored.take(f"{at}.g_proj.weight")[:, None]], dim=1)
+        inputs = [heads.flatten(0, 1), down, shared[halves]]
     return LatentWeights(
-        torch.cat([down, stored.take(f"{at}.q_proj.weight"), shared]),
+        torch.cat(inputs),
         stored.norm(f"{at}.kv_a_layernorm.weight", config),
         *(stored.take(f"{at}.{name}.weight") for name in ("kv_b_proj", "o_proj")),
     )
@@ -194,7 +205,7 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
     if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
     if config.router == "sigmoid":
-        return _sparse(stored, f"{prefix}.block_sparse_moe", config)
+        return _sparse(stored, prefix, config)
     shared = f"{at}.shared_expert"
     with_shared = stored.has(f"{shared}.down_proj.weight")
     gate_up, down = _experts(stored, f"{at}.experts", config.experts)
@@ -208,14 +219,16 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
     )
 
 
-def _sparse(stored: Stored, at: str, config: ModelConfig) -> ExpertWeights:
-    """Load experts behind a sigmoid router, by the release's names: w1 is gate, w3 up, w2 down."""
-    each = {name: [stored.take(f"{at}.experts.{expert}.{name}.weight") for expert in range(config.experts)]
-            for name in ("w1", "w3", "w2")}  # fmt: skip
+def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
+    """Load experts behind a sigmoid router."""
+    at, names = expert_names(config, prefix)
+    gate, up, down = (
+        torch.stack([stored.take(f"{at}.experts.{expert}.{name}.weight") for expert in range(config.experts)])
+        for name in names)
     return ExpertWeights(
         router=stored.take(f"{at}.gate.weight"),
-        gate_up=torch.cat([torch.stack(each["w1"]), torch.stack(each["w3"])], dim=1),
-        down=torch.stack(each["w2"]),
+        gate_up=torch.cat([gate, up], dim=1),
+        down=down,
         shared_gate_up=_gate_up(stored, f"{at}.shared_experts"),
         shared_down=stored.take(f"{at}.shared_experts.down_proj.weight"),
         shared_gate=None,
@@ -224,9 +237,9 @@ def _sparse(stored: Stored, at: str, config: ModelConfig) -> ExpertWeights:
     )
 
 
-def draft(stored: Stored) -> DraftWeights:
-    names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    return DraftWeights(*(stored.take(f"mtp.{name}.weight") for name in names))
+def draft(stored: Stored, config: ModelConfig) -> DraftWeights:
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    return DraftWeights(stored.take("mtp.fc.weight"), *(stored.norm(f"mtp.{name}.weight", config) for name in norms))
 
 
 def block(stored: Stored) -> BlockWeights:

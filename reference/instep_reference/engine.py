@@ -49,7 +49,8 @@ class TensorModel:
         return trunk.empty_memories(self.weights)
 
     def no_cache(self) -> AttentionMemory:
-        memory = trunk.empty_memory(self.config, "attention", self.weights.embedding.dtype, self.device)
+        like = self.weights.embedding
+        memory = trunk.empty_memory(self.config, self.config.attention, like.dtype, self.device)
         return cast(AttentionMemory, memory)
 
     def advance(

@@ -217,7 +217,7 @@ class LabelModel:
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
             values={layer: expand(kept.values, value) for layer, kept in kv.items()},
             draft_keys={layer: expand(kept.keys, entry) for layer, kept in enumerate(drafts)},
-            draft_values={layer: expand(kept.values, entry) for layer, kept in enumerate(drafts)},
+            draft_values={layer: expand(kept.values, value) for layer, kept in enumerate(drafts)},
             block_keys={layer: expand(kept.keys, own) for layer, kept in enumerate(blocks)},
             block_values={layer: expand(kept.values, own) for layer, kept in enumerate(blocks)},
             tail={} if tail is None else {AFTER_LAYERS: expand(_finals(tail), (config.hidden,))},
@@ -353,10 +353,17 @@ def _attention(
 def _latent(
     tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int, both_ways: bool
 ) -> tuple[Labels, KvLabels]:
-    key_raw, query, key = (tell.of(layer, name, normed) for name in ("key_raw", "query", "key"))
+    projected = tell.of(layer, "projected", normed) if tell.config.rotary_dim else []
+    key_raw = tell.of(layer, "key_raw", normed)
+    if projected:
+        positions = list(range(start, start + len(normed)))
+        query, key = tell.of(layer, "query", projected, positions), tell.of(layer, "key", key_raw, positions)
+    else:
+        query, key = tell.of(layer, "query", normed), tell.of(layer, "key", normed)
     value = tell.of(layer, "value", key_raw)
     attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
-    return tell.of(layer, "mixer", attended), after
+    opened = tell.of(layer, "opened", attended, projected) if projected else attended
+    return tell.of(layer, "mixer", opened), after
 
 
 def _attended(
@@ -383,15 +390,18 @@ def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ..
         return ((1 + config.block.target_layer_ids.index(layer)) * config.hidden,)
     if component in config.recurrence.places:
         return config.lengths(config.recurrence.places[component])
+    (_, shared), (groups, width) = config.stored_rows
+    heads, turned = config.heads, config.latent and config.rotary_dim
+    read = config.value_width if config.latent else config.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "joined": (2 * config.hidden,),
-        "projected": (config.heads, 1 + config.attention_gate, config.head_dim),
-        "key_raw": config.stored_rows[1],
-        "query": (config.heads, config.head_dim),
+        "projected": (heads, config.head_dim + 1) if turned else (heads, 1 + config.attention_gate, config.head_dim),
+        "key_raw": (groups, width + shared) if turned else (groups, width),
+        "query": (heads, config.head_dim),
         "key": config.stored_rows[0],
         "value": config.stored_rows[1],
-        "attended": (config.heads, config.value_width if config.latent else config.head_dim),
-        "opened": (config.heads, config.head_dim),
+        "attended": (heads, read),
+        "opened": (heads, read),
     }
     return shapes.get(component, (config.hidden,))
 

@@ -1,4 +1,4 @@
-"""Attention over stored latents (MLA), without positions: keys and values are expanded from one row per token.
+"""Attention over stored latents (MLA): keys and values of all heads are expanded from one row per token.
 
 Leaves out: pages, computing by blocks, and the absorbed form, which multiplies queries by the expansion instead.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .attention import AttentionMemory, Read, attend
+from .attention import AttentionMemory, Read, attend, rotate
 from .contract.config import LATENT_EPS, ModelConfig
 from .contract.place_names import At
 from .norms import rms_norm
@@ -29,16 +29,28 @@ def mix(
     """Run the layer between its input norm and its residual: T consecutive tokens of one request.
 
     read: reads other rows than `attend` does
-    Shapes:  normed (T, D)  ->  (T, D), and the memory with the T new rows after the old ones. Positions play no part.
-    Mirrors: transformers 5.24 `KimiLinearAttention`; differs in the width (HF: norm and softmax in fp32).
+    Shapes:  normed (T, D)   positions (T,)  ->  (T, D), and the memory with the T new rows after the old ones.
+    Mirrors: transformers 5.24 `KimiLinearAttention`, in which positions play no part, and `BailingHybridAttention`,
+             which turns the shared part of queries and keys and has a gate per head. Differs in the width (HF: norm and
+             softmax in fp32).
     """
-    T, S, R = normed.shape[0], config.shared_key, config.latent
-    key_raw = at("key_raw", (normed @ weights.down[:R].T).reshape(T, 1, R))  # (T, 1, R)
-    query = at("query", (normed @ weights.query.T).reshape(T, config.heads, config.head_dim))  # (T, heads, head_dim)
-    key = at("key", (normed @ weights.down[R:].T).reshape(T, 1, S))  # (T, 1, S)
-    value = at("value", rms_norm(key_raw, weights.latent_norm, LATENT_EPS))  # (T, 1, R)
+    T, S, R, heads, width = normed.shape[0], config.shared_key, config.latent, config.heads, config.head_dim
+    gate = None
+    if config.rotary_dim:
+        projected = at("projected", (normed @ weights.query.T).reshape(T, heads, width + 1))  # (T, heads, head_dim + 1)
+        key_raw = at("key_raw", (normed @ weights.down.T).reshape(T, 1, R + S))  # (T, 1, R + S)
+        own, turning, gate = torch.split(projected, [width - S, S, 1], dim=-1)
+        query = at("query", torch.cat([own, rotate(turning, positions, config)], -1))  # (T, heads, head_dim)
+        key = at("key", rotate(key_raw[..., R:], positions, config))  # (T, 1, S)
+    else:
+        key_raw = at("key_raw", (normed @ weights.down[:R].T).reshape(T, 1, R))  # (T, 1, R)
+        query = at("query", (normed @ weights.query.T).reshape(T, heads, width))  # (T, heads, head_dim)
+        key = at("key", (normed @ weights.down[R:].T).reshape(T, 1, S))  # (T, 1, S)
+    value = at("value", rms_norm(key_raw[..., :R], weights.latent_norm, LATENT_EPS))  # (T, 1, R)
     after = AttentionMemory(torch.cat([memory.keys, key]), torch.cat([memory.values, value]))
     attended = at("attended", (read or attend)(query, *expand(config, weights.up, after)))  # (T, heads, value_width)
+    if gate is not None:
+        attended = at("opened", attended * torch.sigmoid(gate))
     return at("mixer", attended.flatten(1) @ weights.out.T), after
 
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 
 from .contract.checkpoint import Checkpoint
-from .contract.checkpoint_tensor_shapes import layer_norms
-from .contract.config import KIMI, MLPS, OLMO, ModelConfig
+from .contract.checkpoint_tensor_shapes import expert_names, layer_norms
+from .contract.config import LATENT_TYPES, MLPS, OLMO, ModelConfig
 from .contract.nemotron_config import NEMOTRON
 
 Get = Callable[[str], torch.Tensor]
@@ -65,7 +65,8 @@ class LatentWeights:
     """Weights of a latent attention layer (MLA); R: width of a latent, S: of the part of a key that heads share.
 
     query [heads*head_dim, D]; down [R + S, D]; latent_norm [R]; up [heads*(head_dim - S + value_width), R], per head
-    key then value; out [D, heads*value_width].
+    key then value; out [D, heads*value_width]. With positions: query [heads*(head_dim + 1), D], per head query then
+    gate, and channels of the S parts in the order of `attention.rotate`.
     """
 
     query: torch.Tensor
@@ -197,9 +198,9 @@ class Weights:
 def _draft(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> DraftWeights:
     return DraftWeights(
         fc=get("mtp.fc.weight"),
-        norm_embedding=get("mtp.pre_fc_norm_embedding.weight"),
-        norm_hidden=get("mtp.pre_fc_norm_hidden.weight"),
-        norm=get("mtp.norm.weight"),
+        norm_embedding=_norm(config, "mtp.pre_fc_norm_embedding", get),
+        norm_hidden=_norm(config, "mtp.pre_fc_norm_hidden", get),
+        norm=_norm(config, "mtp.norm", get),
         layers=_layers(config.drafter(), "mtp", checkpoint, get),
     )
 
@@ -243,8 +244,9 @@ def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> MixerWeights:
     if config.model_type == NEMOTRON:
         return _mamba2(config, f"{at}.mixer", get) if index in config.recurrent else _nope(f"{at}.mixer", get)
     if index in config.recurrent:
-        of_type = {KIMI: _kda, OLMO: _olmo}.get(config.model_type)
-        return _gdn(config, f"{at}.linear_attn", get) if of_type is None else of_type(at, get)
+        if config.model_type in LATENT_TYPES:
+            return _kda(config, at, get)
+        return _olmo(at, get) if config.model_type == OLMO else _gdn(config, f"{at}.linear_attn", get)
     if index in config.convolving:
         conv = get(f"{at}.conv.conv.weight").squeeze(1)
         return ShortConvWeights(get(f"{at}.conv.in_proj.weight"), conv, get(f"{at}.conv.out_proj.weight"))
@@ -283,18 +285,19 @@ def _interleaved(config: ModelConfig, at: str, get: Get) -> tuple[torch.Tensor, 
     return torch.cat([q, k, v]), z, b, a
 
 
-def _kda(layer: str, get: Get) -> GdnWeights:
+def _kda(config: ModelConfig, layer: str, get: Get) -> GdnWeights:
     """Load a KDA layer. Its projections and convs of q, k and v are stored one by one."""
-    at = f"{layer}.self_attn"
+    at, low = f"{layer}.self_attn", config.low_rank
+    z, a = ("g_b_proj", "f_b_proj") if low else ("g_proj", "f_proj")
     return GdnWeights(
         qkv=torch.cat([get(f"{at}.{name}_proj.weight") for name in "qkv"]),
-        z=get(f"{at}.g_b_proj.weight"), b=get(f"{at}.b_proj.weight"), a=get(f"{at}.f_b_proj.weight"),
+        z=get(f"{at}.{z}.weight"), b=get(f"{at}.b_proj.weight"), a=get(f"{at}.{a}.weight"),
         conv=torch.cat([get(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
         A_log=get(f"{at}.A_log").flatten(),
         dt_bias=get(f"{at}.dt_bias"),
         norm=get(f"{at}.o_norm.weight"),
         out=get(f"{at}.o_proj.weight"),
-        z_low=get(f"{at}.g_a_proj.weight"), a_low=get(f"{at}.f_a_proj.weight"),
+        z_low=get(f"{at}.g_a_proj.weight") if low else None, a_low=get(f"{at}.f_a_proj.weight") if low else None,
     )
 
 
@@ -333,13 +336,27 @@ def _nope(at: str, get: Get) -> NopeWeights:
 
 
 def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
+    query, down = get(f"{at}.q_proj.weight"), get(f"{at}.kv_a_proj_with_mqa.weight")
+    if config.rotary_dim:
+        query = _pairs_apart(config, query.reshape(config.heads, config.head_dim, -1))
+        query = torch.cat([query, get(f"{at}.g_proj.weight")[:, None]], 1).flatten(0, 1)
+        down = _pairs_apart(config, down)
     return LatentWeights(
-        query=get(f"{at}.q_proj.weight"),
-        down=get(f"{at}.kv_a_proj_with_mqa.weight"),
+        query=query,
+        down=down,
         latent_norm=_norm(config, f"{at}.kv_a_layernorm", get),
         up=get(f"{at}.kv_b_proj.weight"),
         out=get(f"{at}.o_proj.weight"),
     )
+
+
+def _pairs_apart(config: ModelConfig, rows: torch.Tensor) -> torch.Tensor:
+    """Put the last `rotary_dim` rows [.., rows, D] in the order of `attention.rotate`: the first of each pair first.
+
+    Mirrors: transformers 5.24 `apply_rotary_pos_emb_interleave`, done to the weights instead.
+    """
+    own = rows.shape[-2] - config.rotary_dim
+    return torch.cat([rows[..., :own, :], rows[..., own::2, :], rows[..., own + 1 :: 2, :]], dim=-2)
 
 
 def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
@@ -368,10 +385,11 @@ def _ungated(config: ModelConfig, at: str, get: Get) -> MoeWeights:
     )
 
 
-def _sparse(config: ModelConfig, at: str, get: Get) -> MoeWeights:
+def _sparse(config: ModelConfig, layer: str, get: Get) -> MoeWeights:
+    at, names = expert_names(config, layer)
     return MoeWeights(
         router=get(f"{at}.gate.weight"),
-        experts=tuple(MlpWeights(*(get(f"{at}.experts.{expert}.{name}.weight") for name in ("w1", "w3", "w2")))
+        experts=tuple(MlpWeights(*(get(f"{at}.experts.{expert}.{name}.weight") for name in names))
                       for expert in range(config.experts)),
         shared=_mlp(config, f"{at}.shared_experts", get), shared_gate=None,
         bias=get(f"{at}.gate.e_score_correction_bias"),
@@ -382,7 +400,7 @@ def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> M
     if config.model_type == NEMOTRON:
         return _ungated(config, f"{layer}.mixer", get)
     if config.router == "sigmoid":
-        return _sparse(config, f"{layer}.block_sparse_moe", get)
+        return _sparse(config, layer, get)
     at = f"{layer}.mlp"
     fused = f"{at}.experts.gate_up_proj" in stored
     return MoeWeights(

@@ -39,7 +39,7 @@ WAYS = {
 }
 CHAIN = 3  # drafts after the first
 
-HEADLESS = ("kimi", "olmo", "nemotron", "lfm2")  # kinds without MTP layers
+AS_RELEASED = ("kimi", "olmo", "nemotron", "lfm2", "ling")  # kinds whose files have released names, or no MTP layers
 FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
 
 
@@ -150,12 +150,33 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("LFM2, narrow heads, small theta", "lfm2", {
         "num_attention_heads": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     ("LFM2, one conv layer before attention", "lfm2", _layers(CONV, FULL)),
+    ("Ling, KDA x 3 with a safe gate and MLA, experts in 2 groups", "ling", {}),
+    ("Ling, MLA first, wide heads, bound -1", "ling", {
+        **_layers(FULL, LINEAR, FULL, LINEAR), "head_dim": 16, "kda_lower_bound": -1.0}),
+    ("Ling, one group, top 3, not renormalised", "ling", {
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "norm_topk_prob": False}),
+    ("Ling, 2 of 4 groups, two shared experts", "ling", {
+        "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "num_shared_experts": 2}),
+    ("Ling, conv width 2, groups of two layers", "ling", {"short_conv_kernel_size": 2, "layer_group_size": 2}),
+    ("Ling, a softplus gate, dense MLPs only", "ling", {"kda_safe_gate": False, "first_k_dense_replace": 4}),
+    ("Ling, experts in every layer, scale 1, bound -20", "ling", {
+        "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "kda_lower_bound": -20.0}),
+    ("Ling, a narrow value, wide rotary keys, theta 100", "ling", {
+        "v_head_dim": 4, "qk_rope_head_dim": 10, "rope_theta": 100.0}),
+    ("Ling, only MLA", "ling", _layers(FULL, FULL)),
+    ("Ling, one head, two rotary channels", "ling", {
+        **_layers(LINEAR, FULL), "num_attention_heads": 1, "num_key_value_heads": 1, "qk_rope_head_dim": 2}),
+    ("Ling, top 1 of the experts, large eps", "ling", {
+        "num_experts_per_tok": 1, "norm_topk_prob": False, "rms_norm_eps": 0.1}),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),
     ("MTP head, Qwen3.5, tied", "dense", {"tie_word_embeddings": True}),
     ("MTP head, Qwen3-Next", "next", {}),
     ("MTP head, Qwen3.5-MoE", "moe", {}),
+    ("MTP head, Ling", "ling", {}),
+    ("MTP head, Ling, one group, top 3, softplus gate", "ling", {
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "kda_safe_gate": False}),
 )
 CASES = (*(Case(*drawn) for drawn in DRAWN), Case("fixtures/tiny, trained", "dense", {}, TINY))
 HEADS = (*(Case(*drawn) for drawn in DRAWN_HEADS), Case("MTP head, fixtures/tiny, trained", "dense", {}, TINY))
@@ -187,10 +208,10 @@ def _trunk(case: Case, width: str) -> Parity:
     with tempfile.TemporaryDirectory() as temporary:
         drawn, saved = Path(temporary, "drawn"), case.directory or Path(temporary, "saved")
         # save_pretrained drops `mtp.*`, so there is no draft head in these
-        headless = {} if case.kind in HEADLESS else {"mtp_num_hidden_layers": 0}
+        headless = {} if case.kind in AS_RELEASED else {"mtp_num_hidden_layers": 0}
         source = case.directory or write(drawn, case.kind, **headless, **case.overrides)
         model = oracle.load(source, case.kind, dtype)
-        if case.kind in HEADLESS:  # transformers 5.24 saves some of their tensors under other names than the releases'
+        if case.kind in AS_RELEASED:  # transformers 5.24 saves some of their tensors under other names
             saved = source
         elif case.directory is None:
             model.save_pretrained(saved)
@@ -210,6 +231,8 @@ def _head(case: Case, width: str) -> Parity:
     with tempfile.TemporaryDirectory() as temporary:
         directory = case.directory or write(Path(temporary), case.kind, **case.overrides)
         weights = Weights.of(Checkpoint.open(directory), dtype)
+        if case.kind == "ling":
+            oracle.rename_mtp_norm(directory)
         model = oracle.load(directory, case.kind, dtype)
         tokens = _tokens(weights.config.vocab)
         final, _ = trunk.advance(weights, tokens[:-1], trunk.empty_memories(weights), 0)

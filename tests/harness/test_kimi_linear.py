@@ -1,7 +1,7 @@
-"""Kimi-Linear on both sides: its trace agrees under every strategy, and what is not served is refused by name.
+"""Kimi-Linear and Ling on both sides: their traces agree under every strategy; what is not served is refused by name.
 
-Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and its planted faults (`kimi_linear`
-of the catalogue).
+Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and their planted faults
+(`kimi_linear` and `ling` of the catalogue).
 """
 
 from dataclasses import replace
@@ -39,6 +39,7 @@ from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/kimi")
+ling = committed("faults/ling")
 
 
 @few(2)
@@ -47,6 +48,24 @@ def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, co
     """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
     verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
     assert verdict.elements > 10**6
+
+
+@few(2)
+@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
+def test_ling_agrees_under_every_strategy(ling: Trace, strategy: str, conv: str, ops: str) -> None:
+    """The same events; its MTP layer drafts, and its rows are compared."""
+    verdict = agreed(Replay(ling, Setting(ops, strategy=strategy, conv=conv)).run())
+    assert verdict.elements > 10**6
+    assert {one.place.stage for one in verdict.compared} >= {"trunk", "extend", "chain.1"}
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("more", [
+    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}, {"overlap": True},
+    {"graphs": True, "overlap": True, "strategy": "lazy_rerun"}, {"drafter": "external"},
+], ids=str)  # fmt: skip
+def test_ling_agrees_with_narrow_rows_in_graphs_and_overlapped(ling: Trace, more: dict[str, object]) -> None:
+    agreed(Replay(ling, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.whole
@@ -120,6 +139,10 @@ def test_attention_over_latents_is_that_of_expanded_heads() -> None:
 
 
 def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> None:
+    for more, what in ({"latent_inputs": None}, "latent_inputs"), ({"bounds_decay": False}, "bounds_decay"):
+        with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* bailing_hybrid needs"):
+            ops = replace(PLAIN, name="own", **more)  # type: ignore[arg-type]
+            check(Options(), Checkpoint.open(write(tmp_path / what, "ling")).config, 3, ops)
     without = replace(PLAIN, name="own", attend_latents=None), replace(PLAIN, name="own", sigmoid=False)
     for ops, what in zip(without, ("attend_latents", "sigmoid"), strict=True):
         with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* kimi_linear needs"):

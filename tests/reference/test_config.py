@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from instep_reference.contract.config import MOST_LAYERS, ModelConfig
+from instep_reference.contract.config import ALIASES, MOST_LAYERS, ModelConfig
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS
 from support.inputs.checkpoints import config_of
@@ -230,6 +230,38 @@ def test_a_value_that_lfm2_cannot_have_is_refused_by_name(field: str, value: Any
     listed = {"layer_types": None} if field == "full_attn_idxs" else {}
     with pytest.raises(BadInput, match="rope_type" if field == "rope_parameters" else field):
         ModelConfig.from_dict(config_of("lfm2", **{**listed, field: value}))
+
+
+def test_a_file_of_ling_is_read_under_either_names_of_its_fields() -> None:
+    """Those of the release, and those under which transformers 5.24 writes the same fields."""
+    config = ModelConfig.from_dict(config_of("ling"))
+    assert config.layers == (("kda", "mlp"), ("kda", "moe"), ("kda", "moe"), ("mla", "moe"))
+    assert (config.drafter().layers, config.decay_bound, config.mtp_layers) == ((("mla", "moe"),), -5.0, 1)
+    assert (config.head_dim, config.rotary_dim, config.rope_theta, config.low_rank) == (12, 4, 6e6, False)
+    assert (config.expert_groups, config.groups_per_token, config.shared_intermediate) == (2, 1, 16)
+    written = {ALIASES.get(name, name): value for name, value in config_of("ling").items()}
+    assert ModelConfig.from_dict(written | {"head_dim": 4, "linear_head_dim": 8}) == config
+    assert ModelConfig.from_dict(config_of("ling", kda_lower_bound=None)).decay_bound == -5.0
+    assert ModelConfig.from_dict(config_of("ling", kda_safe_gate=False)).decay_bound is None
+
+
+LING_REFUSED: dict[str, list[Any]] = {
+    "q_lora_rank": [8], "use_mla_nope": [True], "rope_interleave": [False], "no_kda_lora": [False],
+    "gated_attention_proj_granularity_type": ["element_wise"], "score_function": ["softmax"], "mtp_use_kda": [True],
+    "moe_router_enable_expert_bias": [False], "expert_swiglu_limit_list": [[0, 0, 0, 4.0]], "hidden_act": ["gelu"],
+    "share_expert_swiglu_limit_list": [[0, 0, 0, 5.0], 5.0], "moe_shared_expert_intermediate_size": [24],
+    "short_conv_kernel_size": [None, 0], "kda_lower_bound": [0.0, 5.0, "low", float("-inf")], "kda_safe_gate": [1],
+    "num_nextn_predict_layers": [2], "num_mtp_layers": [0], "qk_rope_head_dim": [3], "rope_theta": [0],
+    "layer_types": [["linear_attention"]], "mlp_layer_types": [["sparse"] * 4], "topk_group": [3],
+    "rope_scaling": [{"rope_type": "yarn", "rope_theta": 6000000}],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(name, value) for name, values in LING_REFUSED.items() for value in values])
+def test_a_value_that_ling_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadInput, match="rope_type" if field == "rope_scaling" else field):
+        ModelConfig.from_dict(config_of("ling", **{field: value}))
 
 
 @pytest.mark.parametrize("content", [

@@ -9,9 +9,11 @@ no later one. Leaves out: several MTP layers, and drafters without a head, whose
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
+from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.place_names import See
@@ -73,8 +75,8 @@ def _extended(
     weights: Weights, following: Sequence[int], hidden: torch.Tensor, see: See
 ) -> tuple[torch.Tensor, AttentionMemory]:
     """All rows of a text, and the head's cache after them."""
-    empty, done = hidden.new_zeros(0, weights.config.kv_heads, weights.config.head_dim), []
-    cache = AttentionMemory(empty, empty)
+    done, drafter = [], weights.config.drafter()
+    cache = cast(AttentionMemory, trunk.empty_memory(drafter, drafter.mixers[0], hidden.dtype, hidden.device))
     for begin in range(0, len(hidden), ROWS):
         rows = hidden[begin : begin + ROWS]
         y, cache = head.rows(weights, 0, following[begin : begin + len(rows)], rows, cache, begin, "extend", see)

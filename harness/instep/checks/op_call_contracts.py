@@ -23,7 +23,7 @@ from ..watch.op_calls import linked, seen
 from ..watch.rows_by_request import row_spans
 from .check_interface import NOWHERE, TellsOnce, compared, counted, op_at
 
-LATENTS = "attend_latents"  # attention of the target's layers, if they store latents
+LATENTS = "attend_latents"  # attention of layers that store latents
 
 
 class Contracts(TellsOnce):
@@ -61,13 +61,13 @@ class Contracts(TellsOnce):
         called = [op for op, _ in found if op in RECURRENCES]
         convolves = SHORT_CONV.name if any(place.component == "in_gate" for place in context.truth.places) else "conv"
         ops = {"mixed": convolves, "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
-        latents = any(op == LATENTS for op, _ in found)
+        latents = {_source(at.stage) for op, at in found if op == LATENTS}
         prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))
         hidden = context.log.replays and not prompts and all(at.stage != "trunk" for _, at in found)
         for place in context.truth.places:
-            attends = LATENTS if latents and place.stage == "trunk" else "attend"
+            attends = LATENTS if _source(place.stage) in latents else "attend"
             op = attends if place.component == "attended" else ops.get(place.component)
-            if op is None or (op != "attend" and place.stage != "trunk"):
+            if op is None or (op != attends and place.stage != "trunk"):
                 continue
             if context.stages is not None and context.stages.stage_of(place) not in context.stages.here:
                 continue  # of a pipeline stage in another process, which judges its own calls
@@ -108,6 +108,11 @@ class Contracts(TellsOnce):
     ) -> Comparison:
         problem = Problem.of(said, "broken_contract")
         return compared(self, context, place, elements, bool(said), problem, request=request, blocks=blocks)
+
+
+def _source(stage: str) -> str:
+    """The layers that run in a stage: those of the target, of the draft head, or of a block drafter."""
+    return stage if stage in ("trunk", "block") else "head"
 
 
 def broken(log: EventLog, event: int, kind: str) -> list[Comparison]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch.nn import functional as F
 
 from ..finding_problem import Mistake, NamedMistake
 from ..oracle.miscounted_states import FROM_ZERO, IN_PART, LOST, TWICE
@@ -19,6 +20,7 @@ from .wrong_ring_states import RUN_AGAIN
 from .wrong_state_inputs import BLOCKS, Scene, States, Wrong, block, fade, step, turned, update_of, write, wrong_of
 from .wrong_tree_states import CHAIN, NODE
 
+TINY = 2.0**-40  # of 1: gates closer to their bound, or to 0, are taken to be there
 ZERO = NamedMistake("all-zero", "is all zero")
 
 
@@ -99,6 +101,21 @@ def _other_decays(change: Callable[[torch.Tensor], Iterable[tuple[str, torch.Ten
     return states
 
 
+def _bound_left_out(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tokens are taken with gates that lack their bound: log_decay = bound sigmoid(exp(A_log) (a + dt_bias))."""
+    if scene.safe is None:
+        return
+    bound, rate = scene.safe
+    opened = torch.logit((scene.log_decay / bound).clamp(TINY, 1 - TINY))  # exp(A_log) (a + dt_bias)
+    per_head = rate.reshape(-1, *(1,) * (scene.log_decay.dim() - 2)).to(opened)
+    for detail, decays in (
+        ("was made without the bound of the safe gate, with a softplus", -per_head * F.softplus(opened / per_head)),
+        ("lacks the bound of the safe gate as a factor", scene.log_decay / -bound),
+    ):
+        for state in replace(scene, log_decay=decays).carried(scene.base):
+            yield detail, state
+
+
 def _without_recall(scene: Scene) -> Iterator[torch.Tensor]:
     """Each token writes its whole value, also the part that the state already recalls for its key."""
     if _has_channels(scene):
@@ -160,6 +177,7 @@ BANK: tuple[Mistake[States], ...] = (
         ("alike, by their mean", decays.mean(-1, keepdim=True).expand_as(decays))))),
     Mistake("channel-decays-of-another-head", "decays the channels of each head as those of the head {}", _other_decays(
         lambda decays: (("before", decays.roll(1, 1)), ("after", decays.roll(-1, 1))) if decays.shape[1] > 1 else ())),
+    Mistake("bound-left-out", "{}", _bound_left_out),
     Mistake("decays-of-values", "decays value columns, not key channels", _decays_values),
     Mistake("nothing-recalled", "was made without the delta rule: tokens write what the state already recalls",
             _without_recall),

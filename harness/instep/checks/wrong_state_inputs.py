@@ -63,6 +63,7 @@ class Scene:
     branches  for a tree: the states at other nodes. k, v, log_decay and beta are then those of the accepted path
     recalls   whether tokens obey the delta rule. If not, beta is the write gate alone
     shared    number of value heads that read one key head
+    safe      of a safe gate: its bound in nats, and exp(A_log) [HV]; None: the gate has no bound
     """
 
     base: torch.Tensor
@@ -84,6 +85,7 @@ class Scene:
     stale: Callable[[], Iterable[tuple[WrongContent, torch.Tensor]]] = tuple
     recalls: bool = True
     shared: int = 1
+    safe: tuple[float, torch.Tensor] | None = None
 
     @cached_property
     def right(self) -> torch.Tensor:

@@ -22,23 +22,12 @@ from instep_optimized.ops.watch_op_calls import OPS
 from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.recurrences import RECURRENCES
 
 from ..run.replay import Outcome, Replay
 from ..run.run_variants import Patch, Variant, in_memory, spelled
 from ..setting import moves_labels
 from ..verdict import Cause, Comparison, Located, Tier
-from .ops_by_place import (
-    OF_HEADS,
-    OF_ROTATED,
-    OF_SHORT_CONV,
-    OF_STATES,
-    READERS,
-    also_writes,
-    memory_name,
-    ops_of,
-    siblings,
-)
+from .ops_by_place import READERS, also_writes, memory_name, ops_of, siblings, unused_by
 
 BEYOND = 6  # events that may read what an event wrote: two rounds
 # Checks that look at calls and memory rather than at results.
@@ -68,10 +57,7 @@ class _Climb:
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
         self.begin = _round_of(replay.trace.events, self.event)
         self.eager = not replay.plan.setting.graphs
-        config = self.replay.plan.checkpoint.config
-        unused = OF_ROTATED if config.latent else OF_HEADS if config.row_norms else {"attend_latents"}
-        unused = unused | (OF_SHORT_CONV if config.recurrence.has_state else OF_STATES)
-        self.unused = RECURRENCES.keys() - {config.recurrence.name} | unused
+        self.unused = unused_by(self.replay.plan.checkpoint.config)
         self.replays = 0
         self.seen: list[str] = []
         no_tensor = "the reference has no tensor that could replace it"

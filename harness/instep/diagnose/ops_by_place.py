@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
@@ -28,6 +29,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "gated_norm": ("gated",),
     "attention_inputs": ("query", "key"),
     "key_inputs": ("key",),
+    "latent_inputs": ("query", "key", "value"),
     "attend": ("attended",),
     "attend_latents": ("attended",),
     "output_gate": ("opened",),
@@ -39,15 +41,16 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "draw": ("pick",),
 }
 # The same of layers that store latents, and the ops of attention that only the other layers use.
-OF_LATENTS = {"query": ("linears", "linear"), "key": ("linears", "linear"), "value": ("norm",)}
-OF_ROTATED = frozenset({"attention_inputs", "key_inputs", "attend", "output_gate"})
+OF_LATENTS = {"query": ("latent_inputs", "linears", "linear"), "key": ("latent_inputs", "linears", "linear"),
+              "value": ("latent_inputs", "norm")}  # fmt: skip
+OF_ROTATED = frozenset({"attention_inputs", "key_inputs", "attend"})
 # The same of layers that norm all heads of a row together.
 OF_ROWS = {"query": ("norm",), "key": ("norm",)}
-OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_latents"})
+OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_latents", "latent_inputs"})
 # The ops of layers with a short convolution, and those that only other layers with a conv use.
 OF_SHORT_CONV = frozenset({SHORT_CONV.name, "multiply"})
 OF_STATES = frozenset({*RECURRENCES, "conv", "gdn_inputs", "gated_norm", "fused_gdn", "plan_ring"})
-TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs")  # ops whose results come from one call
+TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")  # ops whose results come from one call
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
@@ -74,6 +77,16 @@ def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
             made = others_make.get(place.component, made)
     made = WRITERS.get(place.component, (*made, "accept", "choose") if place.component == "pick" else made)
     return tuple(op for op in made if op not in others)
+
+
+def unused_by(config: ModelConfig) -> frozenset[str]:
+    """The ops of recurrences and attention that a model does not use."""
+    if config.latent:
+        attention = OF_ROTATED | (set() if config.rotary_dim else {"output_gate", "latent_inputs"})
+    else:
+        attention = OF_HEADS if config.row_norms else frozenset({"attend_latents", "latent_inputs"})
+    recurrent = OF_SHORT_CONV if config.recurrence.has_state else OF_STATES
+    return attention | recurrent | (RECURRENCES.keys() - {config.recurrence.name})
 
 
 def siblings(place: Place) -> tuple[Place, ...]:

@@ -19,6 +19,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import Admit
 from instep_reference.gdn import GdnMemory
+from instep_reference.weights import GdnWeights, Weights
 
 from ..finding_problem import WrongContent
 from ..verdict import Skipped
@@ -108,6 +109,7 @@ class Oracle:
         if step is None:
             return piece
         folding, chunk = self._folding(plan, piece, step.base, task.span.count, step.parents), task.chunk is not None
+        folding = replace(folding, safe=_safe_gate(runner.truth, step.number))
         return replace(
             piece, folding=folding, dithered=partial(runner.dithered, step.to_state, base=task.chunk),
             narrow=runner.narrow(chunk), leans=runner.leans(chunk),
@@ -144,6 +146,7 @@ class Oracle:
             assert piece.folding is not None, "only GDN layers are kept"
             for span, prefix in part.folds:
                 folding = self._folding(plan, piece, piece.folding.base, span.count, piece.folding.parents)
+                folding = replace(folding, safe=piece.folding.safe)
                 folded = self.runner.fold(piece, folding, span.nodes)
                 yield self.runner.kept(replace(folded, span=span, prefix=prefix))
         self._remember(part.span, verified)
@@ -172,6 +175,12 @@ class Oracle:
             last = only(piece.folding.tokens, nodes[-REMEMBERED:]) if span.kind == "prefill" else None
             found[layer] = PreviousStep(piece.folding.base, tokens, verb, recent, last)
         self.previous[span.request] = found
+
+
+def _safe_gate(weights: Weights, number: int) -> tuple[float, torch.Tensor] | None:
+    """The bound of a safe gate, and exp(A_log) [HV] of the layer with this index."""
+    bound, mixer = weights.config.decay_bound, weights.layers[number].mixer
+    return (bound, mixer.A_log.exp()) if bound is not None and isinstance(mixer, GdnWeights) else None
 
 
 def _newest(steps: tuple[Run, ...]) -> tuple[Run, ...]:

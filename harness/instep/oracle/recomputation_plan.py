@@ -87,6 +87,7 @@ class Recurrence:
     layer     the whole layer, which known mistakes start from a wrong state; None: no mistakes are computed
     all_ops   the task with every op of the layer, if this one ends at the state
     window    for a chunk that continues a prompt: the conv window before it, and `to_state` after any conv window
+    number    the layer's index in the weights
     """
 
     base: torch.Tensor
@@ -95,6 +96,7 @@ class Recurrence:
     layer: LayerWork | None = None
     all_ops: Task | None = None
     window: tuple[torch.Tensor, Callable[[torch.Tensor], Work]] | None = None
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -284,7 +286,7 @@ class Planner:
         task = self._task(span, "trunk", layer, work, base if chunk else None)
         after = partial(after_window, hidden, before, layer, layer, span.start)
         window = (before.conv[layer], after) if chunk and span.start else None
-        recurrence = Recurrence(base, state, parents, work, window=window)
+        recurrence = Recurrence(base, state, parents, work, window=window, number=layer)
         if self.whole:
             return replace(task, recurrence=recurrence)
         return replace(task, work=state, own={}, recurrence=replace(recurrence, all_ops=task))

@@ -63,7 +63,7 @@ class StatePlanner(Planner):
                 continue
             base = state_before(before, layer, span.start, self.device)
             work = to_state(hidden, before, layer, number, span.start, parents)
-            chunk, state = (base if span.kind == "prefill" else None), Recurrence(base, work, parents)
+            chunk, state = (base if span.kind == "prefill" else None), Recurrence(base, work, parents, number=number)
             if chunk is not None and span.start:
                 after = partial(after_window, hidden, before, layer, number, span.start)
                 state = replace(state, window=(before.conv[layer], after))

@@ -77,6 +77,7 @@ class Folding:
     previous  the step before this one
     others    names and contents of other states
     parents   of the window's nodes, if it is a tree
+    safe      of a safe gate: its bound, and exp(A_log) [HV]; None: the gate has no bound
     """
 
     base: torch.Tensor
@@ -85,3 +86,4 @@ class Folding:
     others: Sequence[tuple[str, torch.Tensor]]
     tokens: Run
     parents: tuple[int, ...] | None = None
+    safe: tuple[float, torch.Tensor] | None = None

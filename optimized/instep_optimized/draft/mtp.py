@@ -15,6 +15,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 from .. import weights as w
 from ..memory import Memory
 from ..model.attention import AttentionLayer
+from ..model.latent_attention import LatentLayer
 from ..model.residual import Residual
 from ..model.trunk import Head
 from ..ops.fused import draft_inputs
@@ -31,7 +32,7 @@ class MtpLayer:
 
     head: Head
     weights: w.DraftWeights
-    layer: AttentionLayer
+    layer: AttentionLayer | LatentLayer
     config: ModelConfig
 
     @classmethod
@@ -40,9 +41,10 @@ class MtpLayer:
 
         `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.
         """
-        own, weights = config.drafter(), w.draft(stored)
+        own, weights = config.drafter(), w.draft(stored, config)
+        kind = LatentLayer if config.latent else AttentionLayer
         return tuple(
-            cls(head, weights, AttentionLayer.of(
+            cls(head, weights, kind.of(
                 stored, f"mtp.layers.{number}", number, own,
                 *(memory.units(name, number) for name in ("draft_keys", "draft_values")),
             ), own)

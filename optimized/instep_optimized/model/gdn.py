@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
-from instep_reference.contract.config import KIMI, OLMO, ModelConfig
+from instep_reference.contract.config import LATENT_TYPES, OLMO, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
@@ -35,7 +35,8 @@ class GdnLayer:
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
         norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
-        weights = {KIMI: w.kda, OLMO: w.olmo}.get(config.model_type, w.gdn)(stored, prefix, config)
+        of_type = {**dict.fromkeys(LATENT_TYPES, w.kda), OLMO: w.olmo}.get(config.model_type, w.gdn)
+        weights = of_type(stored, prefix, config)
         return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
@@ -78,6 +79,6 @@ class GdnLayer:
         return prefill_gdn(
             ops, x=qkv, weight=weights.conv, windows=windows, a=a, b=b, A_log=weights.A_log,
             dt_bias=weights.dt_bias, key_heads=config.key_heads, key_dim=config.key_dim, parts=parts, dtype=dtype,
-            row=config.recurrence, bounds={} if config.beta_bound == 1.0 else {"beta_bound": config.beta_bound},
+            row=config.recurrence, bounds=config.gate_bounds,
             to=tuple(map(at, ("mixed", "q", "k", "v", "log_decay", "beta", "core"))),
         )  # [N, HV, V]; on its way q, k [N, H, K], v [N, HV, V], log_decay, beta [N, HV]

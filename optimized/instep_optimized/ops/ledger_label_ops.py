@@ -22,7 +22,7 @@ from instep_reference.contract.place_names import COMPONENTS, Place
 from ..memory_addresses import Inputs, Pages, Part, Updates
 from .integer_op_protocols import TopkTokens
 from .label_algebra import code, expand, mix, read, shift_right
-from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Types, ops_of
+from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, LatentInputs, Types, ops_of
 from .plain import PLAIN
 from .plain.attend import entries, extents, nodes_seen
 from .plain.causal_conv import taps_of
@@ -186,7 +186,7 @@ def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0, decay_bound: float | None = None,
 ) -> GdnInputs:
     """mix(mix(mixed, a), b), then each result its own code."""
     heads = a.shape[1]
@@ -279,6 +279,16 @@ def key_inputs(
 ) -> torch.Tensor:
     """mix(mix(row, position), code)."""
     return expand(mix(mix(read(key_raw), positions), code(to)), *key_raw.shape[1:])
+
+
+def latent_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor, eps: float,
+    rotary_dim: int, theta: float, to: tuple[Place, Place, Place],
+) -> LatentInputs:
+    """mix(mix(row, position), code) for query and key; mix(key_raw, code) for the value."""
+    query, key = (mix(mix(read(x), positions), code(p)) for x, p in zip((projected, key_raw), to[:2], strict=True))
+    value, heads, head_dim = mix(read(key_raw), code(to[2])), projected.shape[1], projected.shape[2] - 1
+    return LatentInputs(expand(query, heads, head_dim), expand(key, 1, rotary_dim), expand(value, 1, len(norm)))
 
 
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:

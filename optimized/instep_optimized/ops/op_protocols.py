@@ -87,6 +87,14 @@ class AttentionInputs(NamedTuple):
     key: torch.Tensor
 
 
+class LatentInputs(NamedTuple):
+    """query [N, heads, head_dim], key [N, 1, S] (the shared part of keys): rotated. value [N, 1, R]: normed latent."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
 @dataclass(frozen=True)
 class ExpertWeights:
     """Weights of an expert layer: router [E, D]; gate_up [E, 2I, D], gate half first; down [E, D, I].
@@ -184,6 +192,8 @@ class MakeGdnInputs(Protocol):
     q, k: x * rsqrt(sum x^2 + 1e-6); beta = sigmoid(b); log_decay = -exp(A_log) * softplus(a + dt_bias); fp32.
     A_log, dt_bias [HV]. With a decay per channel a is [N, HV, K], and dt_bias [HV, K].
     `Ops.bounds_beta`: also beta_bound, which is given if it is not 1. Then beta = beta_bound * sigmoid(b).
+    `Ops.bounds_decay`: also decay_bound, in nats, which is given for a safe gate alone. Its log_decay is
+    decay_bound * sigmoid(exp(A_log) * (a + dt_bias)).
     `to`: places of q, k, v, log_decay, beta.
     """
 
@@ -285,8 +295,24 @@ class AttendLatents(Protocol):
     def __call__(self, *, query: torch.Tensor, pages: Pages, up: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
+class MakeLatentInputs(Protocol):
+    """projected [N, heads, head_dim + 1] (query, gate), key_raw [N, 1, R + S] (latent, shared key), positions [N].
+
+    The last rotary_dim channels of a query, and the shared key, turn (halves rotated). The latent is normed, times
+    (1 + norm) [R]. `to`: query, key, value.
+    """
+
+    def __call__(
+        self, *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor,
+        eps: float, rotary_dim: int, theta: float, to: tuple[Place, Place, Place],
+    ) -> LatentInputs: ...
+
+
 class OutputGate(Protocol):
-    """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim])."""
+    """attended [N, heads, head_dim] * sigmoid(gate half of projected [N, heads, 2, head_dim]).
+
+    With `Ops.latent_inputs` also a gate per head, the last channel of projected [N, heads, head_dim + 1].
+    """
 
     def __call__(self, *, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor: ...
 
@@ -470,6 +496,7 @@ class Ops:
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
     bounds_beta    its `gdn_inputs` supports a beta of more than 1 (`MakeGdnInputs`); no fusion does
     sigmoid        its `moe` supports a sigmoid router (`ExpertWeights.router_bias`)
+    bounds_decay   its `gdn_inputs` supports a safe gate (`MakeGdnInputs`); no fusion does
     trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
                    bytes that its ops take in addition to pools and results, while they run
@@ -530,6 +557,7 @@ class Ops:
     window_gdn: WindowGdn | None = None
     fused_gdn: FusedGdn | None = None
     attend_latents: AttendLatents | None = None
+    latent_inputs: MakeLatentInputs | None = None
     kda: Recur | None = None
     mamba2: Recur | None = None
     short_conv: ShortConv | None = None
@@ -539,6 +567,7 @@ class Ops:
     split: bool = False
     bounds_beta: bool = False
     sigmoid: bool = False
+    bounds_decay: bool = False
     packed: bool = False
     trees: bool = False
     scratch: Callable[[ModelConfig, int, int, int, int, int], int] | None = None

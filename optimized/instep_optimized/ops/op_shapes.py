@@ -208,6 +208,13 @@ def _attend_latents(given: Given) -> Iterator[Fit]:
     yield from _rest_of_pages(given)
 
 
+def _latent_inputs(given: Given) -> Iterator[Fit]:
+    rows, width = given["projected"].shape[0], given["norm"].shape[0] + given["rotary_dim"]
+    yield "positions", tuple(given["positions"].shape), (rows,)
+    yield "key_raw", tuple(given["key_raw"].shape), (rows, 1, width)
+    yield "rotary_dim", min(given["rotary_dim"], given["projected"].shape[2] - 1), given["rotary_dim"]
+
+
 def _rest_of_pages(given: Given) -> Iterator[Fit]:
     pages = given["pages"]
     if pages.ancestors is not None:
@@ -218,7 +225,11 @@ def _rest_of_pages(given: Given) -> Iterator[Fit]:
 
 def _output_gate(given: Given) -> Iterator[Fit]:
     rows, heads, width = given["attended"].shape
-    yield "projected", tuple(given["projected"].shape), (rows, heads, 2, width)
+    found = tuple(given["projected"].shape)
+    if len(found) > 3:  # else a gate per head, after a query of any width
+        yield "projected", found, (rows, heads, 2, width)
+    else:
+        yield "projected", found[:2], (rows, heads)
 
 
 def _gated_attend(given: Given) -> Iterator[Fit]:
@@ -299,7 +310,7 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "gdn_inputs": _gdn_inputs,
     **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()},
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
-    "attend_latents": _attend_latents,
+    "attend_latents": _attend_latents, "latent_inputs": _latent_inputs,
     "key_inputs": _key_inputs,
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
@@ -318,6 +329,11 @@ def _heads(given: Given) -> tuple[Shape, ...]:
     values = given["A_log"].shape[0]
     width = (given["mixed"].shape[1] - 2 * math.prod(keys)) // values
     return ((rows, *keys), (rows, *keys), (rows, values, width), (rows, *given["dt_bias"].shape), (rows, values))
+
+
+def _of_latents(given: Given) -> tuple[Shape, ...]:
+    rows, heads, width = given["projected"].shape
+    return (rows, heads, width - 1), (rows, 1, given["rotary_dim"]), (rows, 1, given["norm"].shape[0])
 
 
 def _candidates(given: Given) -> Shape:
@@ -341,7 +357,8 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linears": lambda g: tuple((g["x"].shape[0], *shape) for shape in g["shapes"]),
     "attention_inputs": lambda g: (
         (g["projected"].shape[0], g["projected"].shape[1], g["projected"].shape[3]), tuple(g["key_raw"].shape)),
-    "key_inputs": _like("key_raw"), "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
+    "key_inputs": _like("key_raw"), "latent_inputs": _of_latents,
+    "draft_inputs": lambda g: ((g["hidden"].shape[0], 2 * g["hidden"].shape[1]),),
     "kv_inputs": lambda g: GIVES["attention_inputs"](g)[:1],
     "attend": _like("query"), "attend_latents": lambda g: (g["pages"].expanded(g["query"], g["up"]),),
     "gated_attend": _like("query"), "output_gate": _like("attended"), "choose": _like("own"),

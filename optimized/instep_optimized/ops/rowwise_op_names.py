@@ -13,6 +13,7 @@ BY_ROW: Mapping[str, tuple[str, ...]] = {
     "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
     "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),
     "attend_latents": ("query",),
-    "key_inputs": ("key_raw", "positions"),
+    "key_inputs": ("key_raw", "positions"), 
+    "latent_inputs": ("projected", "key_raw", "positions"),
     "output_gate": ("attended", "projected"), "mlp": ("x",), "moe": ("x",), "lm_head": ("x",),
 }

@@ -89,7 +89,7 @@ class OnDisk:
         data = read_json(directory / "config.json")
         config = ModelConfig.from_dict(data)
         files = _files(directory)
-        stored = _stored(files, config.model_type)
+        stored = _stored(files, config)
         if not states_mtp_layers(data):
             config = replace(config, mtp_layers=_count_mtp_layers(stored))
         _verify(config, stored)
@@ -151,7 +151,7 @@ def _indexed(directory: Path) -> list[Path]:
     return files
 
 
-def _stored(files: Iterable[Path], model_type: str = "") -> dict[str, _Stored]:
+def _stored(files: Iterable[Path], config: ModelConfig | None = None) -> dict[str, _Stored]:
     """Map text-model names to the places of their tensors. Visual weights are skipped."""
     stored: dict[str, _Stored] = {}
     for file in files:
@@ -159,7 +159,7 @@ def _stored(files: Iterable[Path], model_type: str = "") -> dict[str, _Stored]:
             names = list(opened.keys())
             found = [(name, tuple(opened.get_slice(name).get_shape())) for name in names]
         for name, shape in found:
-            own = ours(model_type, _text_name(name))
+            own = ours(config, _text_name(name))
             if VISUAL.match(own):
                 continue
             if own in stored:
@@ -197,18 +197,18 @@ def _count_mtp_layers(names: Iterable[str]) -> int:
 
 
 def _verify(config: ModelConfig, stored: Mapping[str, _Stored]) -> None:
-    _must_fit(each_shape(config, stored), stored, config.model_type)
+    _must_fit(each_shape(config, stored), stored, config)
 
 
 def _must_fit(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], stored: Mapping[str, _Stored], model_type: str = ""
+    shapes: Iterable[tuple[str, tuple[int, ...]]], stored: Mapping[str, _Stored], config: ModelConfig | None = None
 ) -> None:
     expected = set()
     for name, shape in shapes:  # ends at the first missing one, however many are expected
         expected.add(name)
         if name not in stored:
             hint = "without a draft head, config.json must say so: mtp_num_hidden_layers 0" if MTP.match(name) else ""
-            spelled = released(model_type, name)
+            spelled = released(config, name)
             raise BadInput(f"tensor {spelled}", found="nothing", expected=f"shape {list(shape)}", hint=hint)
         if stored[name].shape != shape:
             found = f"shape {list(stored[name].shape)}"

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import KIMI, OLMO, Block, ModelConfig
+from .config import BAILING, KIMI, LATENT_TYPES, OLMO, Block, ModelConfig
 from .lfm2_config import LFM2
 from .nemotron_config import NEMOTRON
 from .recurrences import RECURRENCES
@@ -26,21 +26,51 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".mlp.gate_proj.", ".feed_forward.w1."), (".mlp.up_proj.", ".feed_forward.w3."),
         (".mlp.down_proj.", ".feed_forward.w2."),
     ),
+    BAILING: (
+        ("model.embed_tokens.", "model.word_embeddings."), (".self_attn.", ".attention."),
+        (".e_score_correction_bias", ".expert_bias"), ("mtp.fc.", "mtp.eh_proj."),
+        ("mtp.pre_fc_norm_embedding.", "mtp.enorm."), ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),
+        ("mtp.norm.", "mtp.final_layernorm."),
+    ),
 }
 
 
-def released(model_type: str, name: str) -> str:
-    """Return the name of a tensor in the files of a family."""
-    for ours, theirs in RELEASED.get(model_type, ()):
+def released(config: ModelConfig | None, name: str) -> str:
+    """Return the name of a tensor in the files of a family. None: of a block drafter."""
+    for ours, theirs in RELEASED.get(config.model_type, ()) if config else ():
         name = name.replace(ours, theirs)
-    return name
+    return name if config is None or config.model_type != BAILING else _numbered(config, name)
 
 
-def ours(model_type: str, name: str) -> str:
+def ours(config: ModelConfig | None, name: str) -> str:
     """Return our name of a tensor in the files of a family."""
-    for mine, theirs in RELEASED.get(model_type, ()):
+    if config is not None and config.model_type == BAILING:
+        name = name.replace(".attention.dense.", ".attention.o_proj.")
+        for own, theirs in _of_mtp_layer(config):
+            name = name.replace(theirs, own) if name.startswith(theirs) else name
+    for mine, theirs in RELEASED.get(config.model_type, ()) if config else ():
         name = name.replace(theirs, mine)
     return name
+
+
+def _numbered(config: ModelConfig, name: str) -> str:
+    """The MTP layer of Ling has the number after the last layer's, and its attention an output named `dense`.
+
+    Mirrors: `conversion_mapping` of transformers 5.24; `bailing_moe_nextn.py` and `bailing_moe_v3.py` of SGLang.
+    """
+    latent = ("mtp.", *(f"model.layers.{layer}." for layer in config.attending))
+    if name.startswith(latent):
+        name = name.replace(".attention.o_proj.", ".attention.dense.")
+    for own, theirs in _of_mtp_layer(config):
+        name = name.replace(own, theirs) if name.startswith(own) else name
+    return name
+
+
+def _of_mtp_layer(config: ModelConfig) -> tuple[tuple[str, str], ...]:
+    """Our prefixes of the parts of an MTP layer of Ling, and the released ones."""
+    at, parts = f"model.layers.{len(config.layers)}.", ("attention.", "mlp.", "input_layernorm.",
+                                                        "post_attention_layernorm.")  # fmt: skip
+    return (*((f"mtp.layers.0.{part}", at + part) for part in parts), ("mtp.", at))
 
 
 class _Fused:
@@ -112,14 +142,15 @@ def _layer(
             yield from _nemotron(config, f"{at}.mixer", block)
         return
     if index in config.recurrent:
-        shapes |= _kda(config, f"{at}.self_attn") if config.model_type == KIMI else _gdn(config, f"{at}.linear_attn")
+        kda = config.model_type in LATENT_TYPES
+        shapes |= _kda(config, f"{at}.self_attn") if kda else _gdn(config, f"{at}.linear_attn")
     elif index in config.convolving:
         shapes |= _short_conv(config, f"{at}.conv")
     else:
         shapes |= (_mla if config.latent else _attention)(config, f"{at}.self_attn")
     yield from shapes.items()
     if config.router == "sigmoid" and "moe" in config.layers[index]:
-        yield from _sparse(config, f"{at}.block_sparse_moe")
+        yield from _sparse(config, at)
     elif "moe" in config.layers[index]:
         yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
     else:
@@ -194,16 +225,19 @@ def _olmo(config: ModelConfig, at: str) -> Shapes:
 def _kda(config: ModelConfig, at: str) -> Shapes:
     D, keys, values = config.hidden, config.value_heads * config.key_dim, config.value_heads * config.value_dim
     channels = {"q": keys, "k": keys, "v": values}
+    gates: Shapes = {
+        f"{at}.A_log": (1, 1, config.value_heads, 1),
+        f"{at}.f_a_proj.weight": (config.key_dim, D), f"{at}.f_b_proj.weight": (keys, config.key_dim),
+        f"{at}.g_a_proj.weight": (config.value_dim, D), f"{at}.g_b_proj.weight": (values, config.value_dim),
+    } if config.low_rank else {
+        f"{at}.A_log": (config.value_heads,), f"{at}.f_proj.weight": (keys, D), f"{at}.g_proj.weight": (values, D),
+    }  # fmt: skip
     return {
         **{f"{at}.{name}_proj.weight": (count, D) for name, count in channels.items()},
         **{f"{at}.{name}_conv1d.weight": (count, 1, config.conv_width) for name, count in channels.items()},
-        f"{at}.A_log": (1, 1, config.value_heads, 1),
+        **gates,
         f"{at}.dt_bias": (keys,),
-        f"{at}.f_a_proj.weight": (config.key_dim, D),
-        f"{at}.f_b_proj.weight": (keys, config.key_dim),
         f"{at}.b_proj.weight": (config.value_heads, D),
-        f"{at}.g_a_proj.weight": (config.value_dim, D),
-        f"{at}.g_b_proj.weight": (values, config.value_dim),
         f"{at}.o_norm.weight": (config.value_dim,),
         f"{at}.o_proj.weight": (D, values),
     }
@@ -219,7 +253,8 @@ def _short_conv(config: ModelConfig, at: str) -> Shapes:
 
 def _mla(config: ModelConfig, at: str) -> Shapes:
     D, heads, shared = config.hidden, config.heads, config.shared_key
-    return {
+    gate: Shapes = {f"{at}.g_proj.weight": (heads, D)} if config.rotary_dim else {}
+    return gate | {
         f"{at}.q_proj.weight": (heads * config.head_dim, D),
         f"{at}.kv_a_proj_with_mqa.weight": (config.latent + shared, D),
         f"{at}.kv_a_layernorm.weight": (config.latent,),
@@ -257,12 +292,20 @@ def _moe(config: ModelConfig, at: str, fused: bool) -> Iterator[tuple[str, tuple
         yield from _mlp(config, D, inner, f"{at}.experts.{expert}").items()
 
 
-def _sparse(config: ModelConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """A mixture with a sigmoid router. The release's names of a SwiGLU: w1 is gate, w3 up, w2 down."""
+def expert_names(config: ModelConfig, layer: str) -> tuple[str, tuple[str, str, str]]:
+    """Return the prefix of a mixture with a sigmoid router, and the names of an expert's gate, up and down."""
+    if config.model_type == KIMI:
+        return f"{layer}.block_sparse_moe", ("w1", "w3", "w2")
+    return f"{layer}.mlp", ("gate_proj", "up_proj", "down_proj")
+
+
+def _sparse(config: ModelConfig, layer: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """A mixture with a sigmoid router."""
     D, inner = config.hidden, config.expert_intermediate
+    at, (gate, up, down) = expert_names(config, layer)
     yield f"{at}.gate.weight", (config.experts, D)
     yield f"{at}.gate.e_score_correction_bias", (config.experts,)
     yield from _mlp(config, D, config.shared_intermediate, f"{at}.shared_experts").items()
     for expert in range(config.experts):
-        for name, shape in (("w1", (inner, D)), ("w3", (inner, D)), ("w2", (D, inner))):
+        for name, shape in ((gate, (inner, D)), (up, (inner, D)), (down, (D, inner))):
             yield f"{at}.experts.{expert}.{name}.weight", shape

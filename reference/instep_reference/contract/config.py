@@ -34,9 +34,10 @@ MLPS = ("mlp", "moe")
 
 DENSE_TYPES = ("qwen3_5",)
 MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
-KIMI = "kimi_linear"
+KIMI, BAILING = "kimi_linear", "bailing_hybrid"
+LATENT_TYPES = (KIMI, BAILING)  # a recurrence with a decay per channel, latent attention, a sigmoid router
 OLMO = "olmo_hybrid"
-MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2)
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2, BAILING)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -47,6 +48,12 @@ MTP_FIELDS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_laye
 ATTENTION_INTERVAL = 4
 PARTIAL_ROTARY_FACTOR = 0.25
 HEAD_DIM = 256
+# Other names of fields of Ling's files, as transformers 5.24 maps them: the release has the first ones.
+ALIASES = {
+    "n_group": "num_expert_group", "norm_topk_prob": "moe_renormalize", "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts", "num_local_experts": "num_experts",
+    "num_mtp_layers": "num_nextn_predict_layers",
+}
 # eps of the norm of a latent, whatever the model's is: the release and transformers leave the default of their norms
 LATENT_EPS = 1e-6
 OLMO_CONV_WIDTH = 4  # default of `OlmoHybridConfig`
@@ -93,7 +100,8 @@ class ModelConfig:
     block: BlockDrafter | None = None
     # KDA: the bound of the safe gate, in nats; None: the gate is a softplus
     decay_bound: float | None = None
-    # latent attention: a key of head_dim channels ends in `shared_key` channels that all heads share
+    # latent attention: a key of head_dim channels ends in `shared_key` channels that all heads share. rotary_dim 0: it
+    # has neither positions nor a gate; else the shared part of queries and keys turns, and each head has a gate
     latent: int = 0
     shared_key: int = 0
     value_width: int = 0
@@ -156,7 +164,7 @@ class ModelConfig:
     @property
     def low_rank(self) -> bool:
         """Whether z and a follow from z_low and a_low. Only model types of the row store their matrices so."""
-        return self.recurrence.low_rank and self.model_type in self.recurrence.types
+        return self.model_type in self.recurrence.low_rank
 
     @cached_property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -176,6 +184,17 @@ class ModelConfig:
         return self.eps if self.gated_norm_eps is None else self.gated_norm_eps
 
     @property
+    def gate_bounds(self) -> dict[str, float]:
+        """The bounds of a recurrence's gates that are stated, by the names of these fields."""
+        decay = {} if self.decay_bound is None else {"decay_bound": self.decay_bound}
+        return decay | ({} if self.beta_bound == 1.0 else {"beta_bound": self.beta_bound})
+
+    @property
+    def attention(self) -> Block:
+        """The mixer of layers with attention."""
+        return "mla" if self.latent else "attention"
+
+    @property
     def stored_rows(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """(heads, channels) of a stored key and of a stored value. MLA: the shared part of a key, the latent."""
         own = self.kv_heads, self.head_dim
@@ -183,7 +202,7 @@ class ModelConfig:
 
     def drafter(self) -> ModelConfig:
         """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
-        layers = (("attention", "moe" if self.experts else "mlp"),) * self.mtp_layers
+        layers = ((self.attention, "moe" if self.experts else "mlp"),) * self.mtp_layers
         return replace(self, layers=layers, mtp_layers=0, block=None)
 
     def block_model(self) -> ModelConfig:
@@ -292,9 +311,9 @@ def _recurrent(model_type: str) -> Block:
     return next(row.name for row in WITH_FIXED_MEMORY.values() if model_type in row.types)
 
 
-def _mixers(f: _Fields, layers: int, recurrent: Block) -> tuple[Block, ...]:
-    """Return the mixer of every layer. recurrent: that of a linear layer."""
-    mixers, stated = {LINEAR: recurrent, FULL: "attention"}, f.get("layer_types")
+def _mixers(f: _Fields, layers: int, recurrent: Block, full: Block = "attention") -> tuple[Block, ...]:
+    """Return the mixer of every layer. recurrent: that of a linear layer;  full: that of a layer with attention."""
+    mixers, stated = {LINEAR: recurrent, FULL: full}, f.get("layer_types")
     if stated is None:
         interval = f.whole("full_attention_interval", default=ATTENTION_INTERVAL)
         stated = [LINEAR if (index + 1) % interval else FULL for index in range(layers)]
@@ -342,46 +361,129 @@ def _read_kimi(f: _Fields) -> ModelConfig:
         _only(name, f.get(name), value)
     for name, value in (("use_full_rank_gate", False), ("gate_lower_bound", None)):
         _only(f"linear_attn_config.{name}", linear.get(name), value)
-    layers, experts, heads = f.whole("num_hidden_layers", most=MOST_LAYERS), f.whole("num_experts"), f.whole(
-        "num_attention_heads")
+    layers = f.whole("num_hidden_layers", most=MOST_LAYERS)
+    dense = range(min(layers, f.whole("first_k_dense_replace", least=0, default=1)))
+    return _with_latents(
+        f, KIMI, _kimi_mixers(f, linear, layers), dense, (linear.whole("num_heads"), linear.whole("head_dim")),
+        conv_width=linear.whole("short_conv_kernel_size"), groups=(1, 1), rotary_dim=0, rope_theta=1.0, mtp_layers=0,
+    )
+
+
+def _read_bailing(f: _Fields) -> ModelConfig:
+    """Read a file of Ling 3. Fields that only other models of this type have are refused.
+
+    The release trains late layers with a clamped SwiGLU. SGLang computes the clamp; the release's own code and
+    transformers do not. A file with a limit is refused: the layers would be others.
+
+    Mirrors: transformers 5.24 `BailingHybridConfig`, and `bailing_moe_v3.py` of SGLang 0.5.23, which serves one MTP
+             layer. The older models of this type have lightning attention, and no `short_conv_kernel_size`.
+    """
+    f = _Fields(_by_one_name(f.text), f.top)
+    for name, value in (
+        ("hidden_act", "silu"), ("attention_bias", False), ("use_bias", False), ("use_qkv_bias", False),
+        ("q_lora_rank", None), ("use_mla_nope", False), ("rope_interleave", True), ("no_kda_lora", True),
+        ("gated_attention_proj_granularity_type", "head_wise"), ("score_function", "sigmoid"),
+        ("scoring_func", "sigmoid"), ("moe_router_enable_expert_bias", True), ("topk_method", "noaux_tc"),
+        ("mtp_use_kda", False), ("group_norm_size", 1), ("tie_word_embeddings", False),
+    ):
+        _only(name, f.get(name), value)
+    for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
+        limits = f.get(name)
+        if limits is not None and (not isinstance(limits, list) or any(limits)):
+            raise _bad(name, limits, "no limits (null, or zeros): a clamped SwiGLU is not computed here")
+    for name in ("rope_type", "type"):
+        _only(name, f.rope(name), "default")
+    width = f.whole("moe_intermediate_size")
+    _only("moe_shared_expert_intermediate_size", f.get("moe_shared_expert_intermediate_size"), width)
+    layers = f.whole("num_hidden_layers", most=MOST_LAYERS)
+    heads = f.whole("num_attention_heads"), f.whole("linear_head_dim", default=f.whole("head_dim", default=128))
+    rotary = f.whole("qk_rope_head_dim")
+    if rotary % 2:
+        raise _bad("qk_rope_head_dim", rotary, "an even number of channels")
+    stated = f.rope("rope_theta")
+    dense = range(min(layers, f.whole("first_k_dense_replace", least=0, default=2)))
+    return _with_latents(
+        f, BAILING, _bailing_mixers(f, layers), dense, heads, groups=(8, 4), rotary_dim=rotary,
+        conv_width=f.whole("short_conv_kernel_size"),
+        rope_theta=_positive("rope_theta", 6e6 if stated is None else stated),
+        mtp_layers=f.whole("num_nextn_predict_layers", least=0, default=0, most=1), decay_bound=_decay_bound(f),
+    )
+
+
+def _by_one_name(text: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields by one name each. A field that is stated under two names must have one value."""
+    found = dict(text)
+    for other, name in ALIASES.items():
+        value = found.pop(other, None)
+        if value is not None and found.setdefault(name, value) != value:
+            raise _bad(other, value, f"{found[name]!r}, the value of {name}")
+    return found
+
+
+def _decay_bound(f: _Fields) -> float | None:
+    """Return the bound of the safe gate; None if the gate is a softplus."""
+    bound = f.get("kda_lower_bound")
+    bound = RECURRENCES[_recurrent(BAILING)].bound if bound is None else bound
+    if not f.flag("kda_safe_gate", default=True):
+        return None
+    if not isinstance(bound, int | float) or isinstance(bound, bool) or not -float("inf") < bound < 0:
+        raise _bad("kda_lower_bound", bound, "a negative number")
+    return float(bound)
+
+
+def _bailing_mixers(f: _Fields, layers: int) -> tuple[Block, ...]:
+    """Read the mixers of layers: `layer_types`, or else the last layer of every group has attention."""
+    group = f.whole("layer_group_size", default=6)
+    kinds = [FULL if (layer + 1) % group == 0 else LINEAR for layer in range(layers)]
+    return _mixers(_Fields({"layer_types": kinds, **f.text}, f.top), layers, _recurrent(BAILING), "mla")
+
+
+def _with_latents(
+    f: _Fields, model_type: str, mixers: tuple[Block, ...], dense: range, recurrent: tuple[int, int], *,
+    conv_width: int, groups: tuple[int, int], rotary_dim: int, rope_theta: float, mtp_layers: int,
+    decay_bound: float | None = None,
+) -> ModelConfig:
+    """Read what files of the types of LATENT_TYPES have alike: latents, and experts behind a sigmoid router.
+
+    dense: the layers without experts;  recurrent: heads of a recurrence, and their width;  groups: default number of
+    groups of experts, and of those that serve a token
+    """
+    heads, experts = f.whole("num_attention_heads"), f.whole("num_experts")
     if f.get("num_key_value_heads") is not None:
         _only("num_key_value_heads", f.get("num_key_value_heads"), heads)
     chosen = _experts_per_token(f, experts, "num_experts_per_token")
-    groups = f.whole("num_expert_group", default=1)
-    if experts % groups or experts // groups < min(2, groups):
-        raise _bad("num_expert_group", groups, f"a divisor of num_experts ({experts}), with at least two in a group")
-    best = f.whole("topk_group", default=1, most=groups)
-    if chosen > best * (experts // groups):
-        raise _bad("num_experts_per_token", chosen, f"at most {best * (experts // groups)}, the experts of topk_group")
+    count = f.whole("num_expert_group", default=groups[0])
+    if experts % count or experts // count < min(2, count):
+        raise _bad("num_expert_group", count, f"a divisor of num_experts ({experts}), with at least two in a group")
+    best = f.whole("topk_group", default=groups[1], most=count)
+    if chosen > best * (experts // count):
+        raise _bad("num_experts_per_token", chosen, f"at most {best * (experts // count)}, the experts of topk_group")
     norm_topk = f.flag("moe_renormalize", default=True)
     if norm_topk and chosen == 1:
         raise _bad("num_experts_per_token", 1, "at least 2 with moe_renormalize: engines differ in the share of one")
-    linear_heads, width = linear.whole("num_heads"), linear.whole("head_dim")
-    shared_key = f.whole("qk_rope_head_dim")
-    expert_width = f.whole("moe_intermediate_size")
-    dense = range(min(layers, f.whole("first_k_dense_replace", least=0, default=1)))
-    types = ["dense" if layer in dense else "sparse" for layer in range(layers)]
+    shared_key, expert_width = f.whole("qk_rope_head_dim"), f.whole("moe_intermediate_size")
+    types = ["dense" if layer in dense else "sparse" for layer in range(len(mixers))]
     _only("mlp_layer_types", f.get("mlp_layer_types"), types)
     return ModelConfig(
-        model_type=KIMI,
+        model_type=model_type,
         vocab=f.whole("vocab_size"),
         hidden=f.whole("hidden_size"),
-        layers=tuple((mixer, "mlp" if layer in dense else "moe") for layer, mixer in enumerate(
-            _kimi_mixers(f, linear, layers))),
+        layers=tuple((mixer, "mlp" if layer in dense else "moe") for layer, mixer in enumerate(mixers)),
         eps=f.positive("rms_norm_eps"),
         tied=False,
-        key_heads=linear_heads, value_heads=linear_heads, key_dim=width, value_dim=width,
-        conv_width=linear.whole("short_conv_kernel_size"),
+        key_heads=recurrent[0], value_heads=recurrent[0], key_dim=recurrent[1], value_dim=recurrent[1],
+        conv_width=conv_width,
         output_gate="sigmoid",
         heads=heads, kv_heads=1, head_dim=f.whole("qk_nope_head_dim") + shared_key,
-        rotary_dim=0, rope_theta=1.0,
+        rotary_dim=rotary_dim, rope_theta=rope_theta,
         intermediate=f.whole("intermediate_size") if dense else 0,
         experts=experts, experts_per_token=chosen, expert_intermediate=expert_width,
-        shared_intermediate=expert_width * f.whole("num_shared_experts"),
+        shared_intermediate=expert_width * f.whole("num_shared_experts", default=None if model_type == KIMI else 1),
         norm_topk=norm_topk,
-        mtp_layers=0,
+        mtp_layers=mtp_layers,
+        decay_bound=decay_bound,
         latent=f.whole("kv_lora_rank"), shared_key=shared_key, value_width=f.whole("v_head_dim"),
-        router="sigmoid", expert_groups=groups, groups_per_token=best,
+        router="sigmoid", expert_groups=count, groups_per_token=best,
         routed_scale=f.positive("routed_scaling_factor"), centred_norms=False,
     )
 
@@ -462,6 +564,6 @@ def _read_olmo(f: _Fields) -> ModelConfig:
 
 
 READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
-    KIMI: _read_kimi, OLMO: _read_olmo, NEMOTRON: lambda f: ModelConfig(**read_nemotron(f)),
+    KIMI: _read_kimi, BAILING: _read_bailing, OLMO: _read_olmo, NEMOTRON: lambda f: ModelConfig(**read_nemotron(f)),
     LFM2: lambda f: ModelConfig(**read_lfm2(f)),
 }

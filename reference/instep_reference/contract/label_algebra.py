@@ -28,6 +28,7 @@ Labels of results (c = code of the result's place; one label per row):
                            (an update that is no delta is mixed from 0 instead of the chain: it reads no state)
   attention_inputs         query = mix(mix(projected, position), c); key = mix(mix(key_raw, position), c)
                            (value is a linear)
+  latent_inputs            as attention_inputs; value = mix(key_raw, c)
   attend                   total = sum over positions p seen, modulo 2**64, of mix(mix(key_p, value_p), p);
                            attended = mix(mix(total, query), c)
                            (in a block of a block drafter a row also sees the positions after its own)

@@ -44,7 +44,8 @@ COMPONENTS: tuple[str, ...] = (
     "gated",      # [N, HV, V] gated norm of core
     # attention layer; of latent attention (MLA) only these: key_raw [N, 1, R] (a latent before its norm), query
     # [N, heads, head_dim], key [N, 1, S] (its shared part), value [N, 1, R] (the latent), keys, values, and
-    # attended [N, heads, value_width]
+    # attended [N, heads, value_width]. If it has positions, also projected [N, heads, head_dim + 1] (per head query,
+    # then gate) and opened, and key_raw is [N, 1, R + S] (the shared part before it turns comes last)
     "projected",  # [N, heads, 2, head_dim] q_proj: per head query, then gate; [N, heads, 1, head_dim] without gates
     "key_raw",    # [N, kv_heads, head_dim] k_proj
     "query",      # [N, heads, head_dim] normed and rotated

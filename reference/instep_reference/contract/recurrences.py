@@ -33,7 +33,10 @@ class Recurrence:
            and decay and write gate follow from one step
     skip   whether a token's value is added to its read-out, times a weight of the head
     norm   of the read-out: "head": of each head, then gated; "group": gated, then of all heads that read one key head
-    low_rank  z and a follow from z_low and a_low, which are results too
+    low_rank  those of `types` in which z and a follow from z_low and a_low, which are results too
+    bound  nats: the least log_decay of the safe gates of released models (`ModelConfig.decay_bound`); None: no released
+           model has such a gate. A safe gate is bound sigmoid(exp(A_log) (a + dt_bias)), and the other one
+           -exp(A_log) softplus(a + dt_bias), which has no bound
     conv   the segments of the conv's channels, in order: components that the conv's output is split into
     memory  what such a layer keeps of a request: fields of `RequestState`, in the order in which the layer writes them
     state  axes of a state in the canonical layout
@@ -47,7 +50,8 @@ class Recurrence:
     inputs: Literal["normed", "selective"] = "normed"
     skip: bool = False
     norm: Literal["head", "group"] = "head"
-    low_rank: bool = False
+    low_rank: tuple[str, ...] = ()
+    bound: float | None = None
     conv: tuple[str, ...] = ("q", "k", "v")
     memory: tuple[str, ...] = ("conv", "state")
     state: Axes = ("HV", "K", "V")
@@ -90,7 +94,7 @@ GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe", "
 RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     GDN,
     # Kimi Delta Attention (arXiv:2510.26692)
-    Recurrence("kda", "channel", types=("kimi_linear",), low_rank=True),
+    Recurrence("kda", "channel", types=("kimi_linear", "bailing_hybrid"), low_rank=("kimi_linear",), bound=-5.0),
     # Mamba2 (arXiv:2405.21060): k is B, q is C, both of a group of heads; v is x, and w the step dt
     Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), inputs="selective", skip=True,
                norm="group", conv=("v", "k", "q")),

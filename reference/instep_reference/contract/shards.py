@@ -20,7 +20,7 @@ from msgspec import structs
 
 from .answers import MEMORY_FACTS
 from .block_drafter import PREFIX
-from .config import OLMO, ModelConfig
+from .config import BAILING, OLMO, ModelConfig
 from .errors import BadInput
 from .lfm2_config import LFM2
 from .nemotron_config import NEMOTRON
@@ -78,7 +78,7 @@ class Shard:
 
 
 COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
-UNDECLARED = (OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
+UNDECLARED = (BAILING, OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 

@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {
     "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
-    "nemotron": "nemotron_h", "lfm2": "lfm2",
+    "nemotron": "nemotron_h", "lfm2": "lfm2", "ling": "bailing_hybrid",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM", "ling": "BailingHybridForCausalLM",
 }
 FINAL_NORM = {"lfm2": "embedding_norm", "nemotron_h": "norm_f"}  # by model type, if it is not `norm`
 CONV_WIDTHS = ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache")
@@ -80,6 +81,15 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     return Seen(tuple(hidden), final, torch.cat(logits), _memory(past, model.config) if cached else {})
 
 
+def rename_mtp_norm(directory: Path) -> None:
+    """Rename the last norm of Ling's MTP layer: transformers 5.24 does not know its released name, and refuses a file
+    without it.
+    """
+    file = directory / "model.safetensors"
+    tensors = {name.replace(".final_layernorm.", ".post_norm."): tensor for name, tensor in load_file(file).items()}
+    save_file(tensors, file, {"format": "pt"})
+
+
 @torch.no_grad()
 def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The draft head on rows (final p, token p + 1), then `chain` times more on its own y and the greedy draft.
@@ -87,6 +97,7 @@ def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int)
     -> y and logits, one row per row run. HF rotates row p at position p + 1.
     """
     model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
+    model.config.mtp_mlp_layer_types = ["sparse"]  # of types whose configuration lists MLPs
     from transformers.cache_utils import MtpCache
     from transformers.modeling_layers import MtpModel
 
@@ -118,7 +129,7 @@ def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
                 memory[f"state {index}"] = state.mT if mamba else state  # Mamba2's is stored [HV, V, K]
         elif kind == "full_attention":
             keys, values = kept.keys, kept.values
-            if config.model_type == "kimi_linear":  # its cache calls the latents keys
+            if hasattr(config, "kv_lora_rank"):  # its cache calls the latents keys
                 keys, values = values, keys
             memory[f"keys {index}"] = keys[0].transpose(0, 1)
             memory[f"values {index}"] = values[0].transpose(0, 1)

@@ -19,16 +19,17 @@ from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes, released
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2", "ling"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
     "olmo": "olmo_hybrid", "nemotron": "nemotron_h", "lfm2": "lfm2",
+    "ling": "bailing_hybrid",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM", "ling": "BailingMoeV3ForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -129,7 +130,28 @@ def _lfm2(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
-FAMILIES: dict[Kind, Callable[..., dict[str, Any]]] = {"kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2}
+def _ling(**overrides: Any) -> dict[str, Any]:
+    """Three layers of KDA with a safe gate and one of MLA, by the release's names. The first has a dense MLP."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES["ling"]], "model_type": MODEL_TYPES["ling"], "vocab_size": 64,
+        "hidden_size": 32, "num_hidden_layers": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "tie_word_embeddings": False, "max_position_embeddings": 4096, "pad_token_id": 0,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "layer_group_size": 4,
+        "kv_lora_rank": 12, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 16,
+        "rope_theta": 6000000, "rope_interleave": True, "use_mla_nope": False,
+        "gated_attention_proj_granularity_type": "head_wise", "no_kda_lora": True, "kda_safe_gate": True,
+        "kda_lower_bound": -5.0, "short_conv_kernel_size": 4, "intermediate_size": 48, "first_k_dense_replace": 1,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "moe_shared_expert_intermediate_size": 16, "num_shared_experts": 1, "n_group": 2, "topk_group": 1,
+        "norm_topk_prob": True, "score_function": "sigmoid", "moe_router_enable_expert_bias": True,
+        "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1, "mtp_use_kda": False, **overrides,
+    }  # fmt: skip
+    return {name: value for name, value in config.items() if value is not None}
+
+
+FAMILIES: dict[Kind, Callable[..., dict[str, Any]]] = {
+    "kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2, "ling": _ling,
+}
 
 
 def write(
@@ -186,7 +208,7 @@ def draw(
     for name, shape in shapes.items():
         kept = torch.float32 if name.endswith(WIDE) else dtype
         centre = 0 if config.centred_norms or "norm" not in name.split(".")[-2] else 1  # of the factor that is stored
-        tensors[released(config.model_type, name)] = (centre + _draw(name, shape, generator)).to(kept)
+        tensors[released(config, name)] = (centre + _draw(name, shape, generator)).to(kept)
     return tensors
 
 

@@ -44,36 +44,57 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
     if a is None or layer is None or not isinstance(layer.mixer, GdnWeights):
         return
     stored = layer.mixer.A_log.reshape(-1, *(1,) * (a.ndim - 2))  # of each head, also if there are channels
-    rate, x = stored.exp(), a + layer.mixer.dt_bias.reshape(a.shape[1:])
-    yield Explanation("is made with a sigmoid, not with a softplus", -rate * torch.sigmoid(x))
-    yield Explanation("is made without softplus", -rate * x)
-    yield Explanation("is made without dt_bias", -rate * F.softplus(a))
-    yield Explanation("is made without A_log", -F.softplus(x))
-    yield Explanation("is made with A_log itself, not with its exponential", -stored * F.softplus(x))
+    rate, x, config = stored.exp(), a + layer.mixer.dt_bias.reshape(a.shape[1:]), case.weights.config
+    for says, by, opened in (
+        ("without dt_bias", rate, a), ("without A_log", torch.ones_like(rate), x),
+        ("with A_log itself, not with its exponential", stored, x),
+    ):
+        yield Explanation(f"is made {says}", _gate(by, opened, config.decay_bound))
     yield Explanation("is the decay itself, not its logarithm", case.right.exp())
     yield Explanation("is in powers of 2, not of e", case.right * LOG2E)
+    if config.decay_bound is None:
+        yield Explanation("is made with a sigmoid, not with a softplus", -rate * torch.sigmoid(x))
+        yield Explanation("is made without softplus", -rate * x)
+    else:
+        yield from _of_bound(config.decay_bound, rate, x)
     if a.ndim > 2:
-        yield from _of_channels(case.right, a, rate, layer.mixer.dt_bias)
+        yield from _of_channels(case, a, rate, layer.mixer.dt_bias)
 
 
-SAFE = -5.0  # nats: the bound of the gates of released models that have one
+def _gate(rate: torch.Tensor, opened: torch.Tensor, bound: float | None) -> torch.Tensor:
+    """A log decay from exp(A_log) and a + dt_bias."""
+    return -rate * F.softplus(opened) if bound is None else bound * torch.sigmoid(rate * opened)
 
 
-def _of_channels(right: torch.Tensor, a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> Iterator[Explanation]:
-    """Decays of key channels [n, HV, K] that are those of other channels."""
+def _of_bound(bound: float, rate: torch.Tensor, opened: torch.Tensor) -> Iterator[Explanation]:
+    """Mistakes in a safe gate."""
+    softplus = _gate(rate, opened, None)
+    yield Explanation("is made without the bound of the safe gate, with a softplus", softplus)
+    yield Explanation(f"is cut off at {bound:g}, the bound of the safe gate", softplus.clamp(min=bound))
+    yield Explanation("lacks the bound of the safe gate as a factor", -torch.sigmoid(rate * opened))
+    yield Explanation("has the bound of the safe gate twice", -bound * bound * torch.sigmoid(rate * opened))
+    yield Explanation("has exp(A_log) outside of the safe gate's sigmoid", bound * rate * torch.sigmoid(opened))
+    yield Explanation("has -exp(A_log) in the safe gate's sigmoid", bound * torch.sigmoid(-rate * opened))
+
+
+def _of_channels(case: Case, a: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor) -> Iterator[Explanation]:
+    """Decays of key channels [n, HV, K] that are those of other channels, or bounded as those of other models."""
+    right, config = case.right, case.weights.config
     heads, channels = right.shape[1:]
     for step, word in ((1, "before"), (-1, "after")):
         yield Explanation(f"is that of the key channel {word}", right.roll(step, -1))
     yield Explanation("is that of the head's first key channel", right[..., :1].expand_as(right))
     yield Explanation("is the mean of the head's key channels", right.mean(-1, keepdim=True).expand_as(right))
-    yield Explanation(f"is at least {SAFE:g}, the bound of safe gates", right.clamp(min=SAFE))
-    yield Explanation(f"is made with the safe gate, whose bound is {SAFE:g}", SAFE * torch.sigmoid(
-        rate * (a + bias.view(heads, channels))))  # fmt: skip
+    safe = config.recurrence.bound
+    if safe is not None and safe != config.decay_bound:
+        yield Explanation(f"is at least {safe:g}, the bound of safe gates", right.clamp(min=safe))
+        yield Explanation(f"is made with the safe gate, whose bound is {safe:g}",
+                          _gate(rate, a + bias.view(heads, channels), safe))  # fmt: skip
     for says, other in (
         ("is made with dt_bias of the head's first key channel", bias.view(heads, channels)[:, :1]),
         ("is made with dt_bias as [channels, heads]", bias.view(channels, heads).T),
     ):
-        yield Explanation(says, -rate * F.softplus(a + other))
+        yield Explanation(says, _gate(rate, a + other, config.decay_bound))
 
 
 def _low(case: Case) -> Iterator[Explanation]:
@@ -202,11 +223,16 @@ def _opened(case: Case) -> Iterator[Explanation]:
     attended, projected = case.own("attended"), case.own("projected")
     if attended is None or projected is None:
         return
-    queries, gate = projected.unbind(2)
     yield Explanation("is not gated", attended)
+    if case.weights.config.latent:
+        gate = projected[..., -1:]  # of each head
+        for step, word in ((1, "before"), (-1, "after")):
+            yield Explanation(f"is gated by the gate of the head {word}", attended * torch.sigmoid(gate.roll(step, 1)))
+    else:
+        queries, gate = projected.unbind(2)
+        yield Explanation("is gated by the query's half of the projection", attended * torch.sigmoid(queries))
     yield Explanation("is gated by silu of the gate, not by a sigmoid", attended * F.silu(gate))
     yield Explanation("is gated by the gate itself", attended * gate)
-    yield Explanation("is gated by the query's half of the projection", attended * torch.sigmoid(queries))
     yield Explanation("is gated twice", case.right * torch.sigmoid(gate))
 
 

@@ -117,7 +117,8 @@ def norm_input(case: Case) -> torch.Tensor | None:
     if case.component == "gated":
         return case.own("core")
     if case.component == "value":
-        return case.own("key_raw") if config.latent else None
+        raw = case.own("key_raw") if config.latent else None
+        return None if raw is None else raw[..., : config.latent]
     if config.latent and case.component in ("query", "key"):
         return None
     if case.component == "query":

@@ -11,11 +11,13 @@ from dataclasses import replace
 import torch
 
 from instep_reference.attention import AttentionMemory, rotate
+from instep_reference.weights import LatentWeights
 
 from ...checks.check_interface import at_end, counted
 from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import field_of
 from .finding_case import Case, Explanation
+from .wrong_weights import layer_of, with_mixer
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 1e7)
 OFF = (1, -1, 2, -2)
@@ -23,7 +25,7 @@ OFF = (1, -1, 2, -2)
 
 def positions(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
-    if isinstance(work, LayerWork) and case.component in ("query", "key") and not case.weights.config.latent:
+    if isinstance(work, LayerWork) and case.component in ("query", "key") and case.weights.config.rotary_dim:
         yield from _turned(case, work)
     elif isinstance(work, LayerWork) and case.component == "attended":
         yield from _seen(case, work)
@@ -32,9 +34,11 @@ def positions(case: Case) -> Iterator[Explanation]:
 def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
     config, rows = case.weights.config, len(case.right)
     at = work.start + torch.arange(rows)
+    own = case.right.shape[-1] - config.rotary_dim if config.latent else 0  # channels of latents that turn are the last
 
     def moved(says: str, by: torch.Tensor) -> Explanation:
-        return Explanation(says, rotate(case.right.to("cpu", torch.float64), by, config))
+        right = case.right.to("cpu", torch.float64)
+        return Explanation(says, torch.cat([right[..., :own], rotate(right[..., own:], by, config)], -1))
 
     for by in OFF:
         yield moved(f"is placed {counted(abs(by), 'position')} too {'late' if by > 0 else 'early'}",
@@ -49,10 +53,31 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
         if theta != config.rope_theta:
             yield from case.made(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}",
                                  weights=replace(case.weights, config=replace(config, rope_theta=theta)))
-    for width in (config.head_dim, config.rotary_dim // 2):
+    if config.latent:
+        yield from _of_pairs(case)
+    for width in (config.rotary_dim // 2,) if config.latent else (config.head_dim, config.rotary_dim // 2):
         if width != config.rotary_dim and width % 2 == 0:
             yield from case.made(f"rotates {width} channels, not {config.rotary_dim}",
                                  weights=replace(case.weights, config=replace(config, rotary_dim=width)))
+
+
+def _of_pairs(case: Case) -> Iterator[Explanation]:
+    """Rows of latents are stored in pairs of channels that turn together."""
+    layer, config = layer_of(case), case.weights.config
+    if layer is None or not isinstance(layer.mixer, LatentWeights):
+        return
+    half = config.rotary_dim // 2
+    order = torch.arange(config.rotary_dim).view(2, half).T.flatten()  # of each stored channel, its place here
+
+    def stored(rows: torch.Tensor, begin: int) -> torch.Tensor:
+        turning = rows[..., begin : begin + config.rotary_dim, :][..., order, :]
+        return torch.cat([rows[..., :begin, :], turning, rows[..., begin + config.rotary_dim :, :]], -2)
+
+    mixer = layer.mixer
+    query = stored(mixer.query.view(config.heads, config.head_dim + 1, -1), config.head_dim - config.rotary_dim)
+    down = stored(mixer.down, config.latent)
+    yield from with_mixer(case, "is rotated in halves of its stored channels, not in pairs", layer,
+                          query=query.flatten(0, 1), down=down)  # fmt: skip
 
 
 def _seen(case: Case, work: LayerWork) -> Iterator[Explanation]:

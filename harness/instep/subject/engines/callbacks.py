@@ -134,8 +134,8 @@ class Asked:
         """Keys and values [L, kv_heads, head_dim] of every attention layer. L is compared, and so is free here."""
         if not self.has("kv"):
             return {}, {}
-        shape = (ANY, self.config.kv_heads, self.config.head_dim)
-        return self._pair("kv", request, self.config.attending, (shape, shape))
+        keys, values = ((ANY, *row) for row in self.config.stored_rows)
+        return self._pair("kv", request, self.config.attending, (keys, values))
 
     def nothing(self) -> tuple[Layers, ...]:
         """The state of a request before its first token: zeros in every GDN layer, and no KV entries."""

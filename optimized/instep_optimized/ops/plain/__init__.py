@@ -64,6 +64,7 @@ PLAIN = Ops(
     split=True,
     sigmoid=True,
     bounds_beta=True,
+    bounds_decay=True,
 )
 
 __all__ = ["PLAIN", "rounds", "types"]

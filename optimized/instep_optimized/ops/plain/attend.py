@@ -14,7 +14,7 @@ from torch.nn.functional import sigmoid
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Pages
-from ..op_protocols import AttentionInputs
+from ..op_protocols import AttentionInputs, LatentInputs
 from .compute_width import wide, width
 from .embed_norm_linear_head import rms_norm
 from .scaled_tiles import opened
@@ -49,6 +49,24 @@ def key_inputs(
     return _turn(rms_norm(rows, k_norm, eps), angle).to(key_raw.dtype)
 
 
+def latent_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor, eps: float,
+    rotary_dim: int, theta: float, to: tuple[Place, Place, Place],
+) -> LatentInputs:
+    """Turn the last `rotary_dim` channels of queries and the shared keys, and norm the latents; one cast at the end.
+
+    Shapes:  projected (N, heads, head_dim + 1), the gate last   key_raw (N, 1, R + S)   positions (N)   norm (R)
+    """
+    work = width(projected.dtype)
+    powers = torch.arange(0, rotary_dim, 2, dtype=work, device=positions.device) / rotary_dim
+    angle = (positions.to(work)[:, None] * theta**-powers)[:, None, :]  # [N, 1, rotary_dim / 2]
+    own, turning, _ = torch.split(
+        projected.to(work), [projected.shape[-1] - 1 - rotary_dim, rotary_dim, 1], dim=-1)
+    latent, shared = torch.split(key_raw.to(work), [len(norm), rotary_dim], dim=-1)
+    query, key = torch.cat([own, _turn(turning, angle)], dim=-1), _turn(shared, angle)
+    return LatentInputs(query.to(projected.dtype), key.to(key_raw.dtype), rms_norm(latent, norm, eps).to(key_raw.dtype))
+
+
 def attend(*, query: torch.Tensor, pages: Pages, to: Place) -> torch.Tensor:
     """softmax(q K^T / sqrt(head_dim)) V over the positions that a row sees, in at least fp32, one cast.
 
@@ -78,8 +96,9 @@ def _attend(out: torch.Tensor, query: torch.Tensor, pages: Pages, up: torch.Tens
 
 
 def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
-    """attended * sigmoid(gate), the gate being the second half of `projected`."""
-    return (wide(attended) * sigmoid(wide(projected[:, :, 1]))).to(attended.dtype)
+    """attended * sigmoid(gate), the gate being the second half of `projected`, or the last number of each head."""
+    gate = projected[:, :, 1] if projected.dim() > attended.dim() else projected[..., -1:]
+    return (wide(attended) * sigmoid(wide(gate))).to(attended.dtype)
 
 
 def extents(pages: Pages) -> Iterator[tuple[int, int, int]]:

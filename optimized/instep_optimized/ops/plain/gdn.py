@@ -198,12 +198,12 @@ def _sum_by_halves(x: torch.Tensor) -> torch.Tensor:
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0, decay_bound: float | None = None,
 ) -> GdnInputs:
     """Split the conv's output, normalise q and k, and turn a, b into gates; all in at least fp32, no cast back.
 
         q, k: x / sqrt(sum x^2 + 1e-6), q times K ** -0.5;  log_decay = -exp(A_log) softplus(a + dt_bias)
-        beta = beta_bound sigmoid(b)
+        beta = beta_bound sigmoid(b);  a safe gate: log_decay = decay_bound sigmoid(exp(A_log) (a + dt_bias)), in nats
 
     Shapes:  mixed (N, 2HK + HV*V)   a, b (N, HV)   A_log, dt_bias (HV)  ->  q, k (N, H, K)  v (N, HV, V)  gates (N, HV)
              with a decay per channel a, log_decay (N, HV, K)   dt_bias (HV, K)
@@ -215,6 +215,8 @@ def gdn_inputs(
     v = x[:, 2 * keys :].clone(memory_format=torch.contiguous_format)
     rate = wide(A_log).to(q.dtype).exp()
     log_decay = -rate[(..., *[None] * (a.dim() - 2))] * softplus(a.to(q.dtype) + dt_bias.to(q.dtype))
+    if decay_bound is not None:
+        log_decay = decay_bound * sigmoid(rate[:, None] * (a.to(q.dtype) + dt_bias.to(q.dtype)))
     found = GdnInputs(
         q=_unit(q) * key_dim**-0.5,
         k=_unit(k),
