@@ -160,7 +160,7 @@ def olmo(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     at = f"{prefix}.linear_attn"
     return GdnWeights(
         torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkvgba"]),
-        conv=torch.cat([stored.take(f"{at}.{name}_conv1d.weight") for name in "qkv"]).squeeze(1),
+        conv=_convs(stored, at),
         A_log=stored.wide(f"{at}.A_log"),
         dt_bias=stored.wide(f"{at}.dt_bias"),
         norm=stored.wide(f"{at}.o_norm.weight"),
@@ -171,6 +171,12 @@ def olmo(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
 def short_conv(stored: Stored, prefix: str) -> ShortConvWeights:
     inputs, conv, out = (stored.take(f"{prefix}.conv.{name}.weight") for name in ("in_proj", "conv", "out_proj"))
     return ShortConvWeights(inputs, conv.squeeze(1), out)
+
+
+def _convs(stored: Stored, at: str) -> torch.Tensor:
+    """Concatenate the convs of q, k and v, [C, W]."""
+    each = [stored.take(f"{at}.{name}_conv1d.weight") for name in ("q", "k", "v")]
+    return torch.cat(each).squeeze(1)
 
 
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:

@@ -13,8 +13,10 @@ from typing import cast
 import torch
 from torch.nn import functional as F
 
+from instep_reference.norms import rms_norm
 from instep_reference.weights import GdnWeights, LatentWeights, LayerWeights, ShortConvWeights
 
+from ...oracle.single_layer_run import LayerWork
 from .finding_case import Case, Explanation
 from .wrong_weights import layer_of, with_mixer
 
@@ -97,14 +99,53 @@ def _of_channels(case: Case, a: torch.Tensor, rate: torch.Tensor, bias: torch.Te
         yield Explanation(says, _gate(rate, a + other, config.decay_bound))
 
 
-def _low(case: Case) -> Iterator[Explanation]:
-    """The projections of low rank, with each other's matrices."""
-    layer, other = layer_of(case), {"z": "a", "a": "z", "z_low": "a_low", "a_low": "z_low"}[case.component]
-    if layer is None or not isinstance(layer.mixer, GdnWeights) or layer.mixer.z_low is None:
+def _matrix(case: Case) -> Iterator[Explanation]:
+    """A projection of a row with the matrix of another one of the layer."""
+    layer, name = layer_of(case), case.component
+    if layer is not None and isinstance(layer.mixer, ShortConvWeights):
+        yield from _given(case)
+    if layer is None or not isinstance(layer.mixer, GdnWeights):
         return
-    theirs, mine = getattr(layer.mixer, other), getattr(layer.mixer, case.component)
-    if theirs.shape == mine.shape:
-        yield from with_mixer(case, f"is made with the matrix of {other}", layer, **{case.component: theirs})
+    mine, config = getattr(layer.mixer, name), case.weights.config
+    q, k, v = torch.split(layer.mixer.qkv, [heads * width for heads, width in config.segments])
+    others = {"v": v} | {other: getattr(layer.mixer, other) for other in ("z", "b", "a", "z_low", "a_low")}
+    for other, theirs in others.items() if name != "qkv" else ():
+        if theirs is not None and other != name and theirs.shape == mine.shape:
+            yield from with_mixer(case, f"is made with the matrix of {other}", layer, **{name: theirs})
+    if name == "qkv" and q.shape == k.shape:
+        yield from with_mixer(case, "has the keys in the place of the queries, and the queries in that of the keys",
+                              layer, qkv=torch.cat((k, q, v)))  # fmt: skip
+
+
+def _read(case: Case) -> Iterator[Explanation]:
+    """A projection in a layer that norms results: of rows that are normed nevertheless."""
+    layer, work = layer_of(case), None if case.piece is None else case.piece.work
+    if layer is not None and layer.input_norm is not None and isinstance(work, LayerWork) and _norms_results(case):
+        rows = rms_norm(work.hidden.to("cpu", torch.float64), layer.input_norm, case.weights.config.eps)
+        yield from case.made("is computed from normed rows, as in a layer that norms what it reads", hidden=rows)
+
+
+def _mlp(case: Case) -> Iterator[Explanation]:
+    layer, residual = layer_of(case), case.own("residual")
+    work = None if case.piece is None else case.piece.work
+    norm = None if layer is None else layer.post_norm
+    if norm is not None and residual is not None and isinstance(work, LayerWork) and _norms_results(case):
+        rows = rms_norm(residual, norm, case.weights.config.eps)
+        yield from case.made("is computed from normed rows, as in a layer that norms what it reads", {"residual": rows})
+        before = work.hidden.to("cpu", torch.float64)
+        yield from case.made("is computed from the rows before the mixer", {"residual": before})
+
+
+def _norms_results(case: Case) -> bool:
+    config, place = case.weights.config, case.finding.place
+    return place.stage == "trunk" and config.mixers[place.layer] in config.norm_after
+
+
+def _mixer(case: Case) -> Iterator[Explanation]:
+    attended, projected = case.own("attended"), case.own("projected")
+    if attended is not None and projected is not None and not case.weights.config.attention_gate:
+        yield from case.made("is gated by the queries, and attention of this type has no gate",
+                             {"attended": attended * torch.sigmoid(projected[:, :, 0])})  # fmt: skip
 
 
 GATES_OF_CONVS = ("in_gate", "out_gate", "x")  # the thirds of the projection of a short convolution, in order
@@ -142,6 +183,12 @@ def _beta(case: Case) -> Iterator[Explanation]:
     b = case.own("b")
     if b is None:
         return
+    bound = case.weights.config.beta_bound
+    if bound != 1.0:
+        yield Explanation(f"is a sigmoid, without the bound of {bound:g} before it", case.right / bound)
+        yield Explanation("is at most 1, and not at most its bound", case.right.clamp(max=1.0))
+        yield Explanation(f"has the bound of {bound:g} inside its sigmoid", torch.sigmoid(bound * b))
+        yield Explanation(f"has the bound of {bound:g} twice", case.right * bound)
     yield Explanation("is made with a softplus, not with a sigmoid", F.softplus(b))
     yield Explanation("is b itself, without its sigmoid", b)
     yield Explanation("is 1 for all tokens", torch.ones_like(b))
@@ -242,14 +289,19 @@ def _joined(case: Case) -> Iterator[Explanation]:
 
 def _sum(case: Case) -> Iterator[Explanation]:
     """residual = hidden + mixer, hidden = residual + mlp: without the first, or with the second twice."""
-    added = case.own("mixer" if case.component == "residual" else "mlp")
+    name = "mixer" if case.component == "residual" else "mlp"
+    normed, added = case.own(f"{name}_normed"), case.own(name)
+    if normed is not None and added is not None:
+        yield Explanation(f"adds {name} without its norm", case.right - normed + added)
+        added = normed
     if added is not None:
         yield Explanation("lacks the residual", added)
         yield Explanation("lacks what the layer adds", case.right - added)
 
 
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
-    "z": _low, "a": _low, "z_low": _low, "a_low": _low, **dict.fromkeys(GATES_OF_CONVS, _third), "qkv": _given,
+    **dict.fromkeys(GATES_OF_CONVS, _third), **dict.fromkeys(("qkv", "z", "b", "a", "z_low", "a_low"), _matrix),
+    **dict.fromkeys(("projected", "key_raw", "value"), _read), "mlp": _mlp, "mixer": _mixer,
     "q": _q, "k": _k, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
     "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

@@ -29,10 +29,13 @@ def norms(case: Case) -> Iterator[Explanation]:
     x, weight, one = norm_input(case), _norm_weight(case), case.component not in ("gated", "q", "k")
     if x is None:
         return
-    l2 = case.component in ("q", "k")
     config, latent = case.weights.config, case.component == "value"
+    if config.row_norms and case.component in ("query", "key"):
+        yield from _of_rows(case, x, config.eps)
+        return
+    l2 = case.component in ("q", "k")
     squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), (
-        L2_EPS if l2 else LATENT_EPS if latent else config.eps)
+        L2_EPS if l2 else LATENT_EPS if latent else config.core_eps if case.component == "gated" else config.eps)
     right, size = (squares + eps).sqrt(), x.shape[-1]
 
     def by(says: str, denominator: torch.Tensor) -> Explanation:
@@ -42,7 +45,7 @@ def norms(case: Case) -> Iterator[Explanation]:
     yield by("is normed with 10 times the eps", (squares + 10 * eps).sqrt())
     yield by("is normed with a tenth of the eps", (squares + eps / 10).sqrt())
     yield by("is normed without eps", squares.sqrt())
-    if latent and config.eps != eps:
+    if (latent or case.component == "gated") and config.eps != eps:
         yield by("is normed with the eps of the other norms", (squares + config.eps).sqrt())
     yield by("is normed with eps outside the root", squares.sqrt() + eps)
     yield by("is not normed at all", torch.ones_like(right))
@@ -64,11 +67,47 @@ def norms(case: Case) -> Iterator[Explanation]:
         for says, scale in (("w", stored), ("1 + w", 1 + stored), ("no weight", torch.ones_like(stored))):
             if says != name:
                 yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
+        for says, theirs in _weights_of_others(case):
+            yield from _reweighted(case, f"is scaled with {says}", 1 + theirs, used)
         for said, narrow in NARROW.items():
             normed = x / right[..., None] if right.dim() < x.dim() else x / right
             parts = torch.where(normed == 0, 0.0, rounded(normed, narrow) / normed)
             if parts.shape == case.right.shape:
                 yield Explanation(f"is rounded to {said} before its weight", case.right * parts)
+
+
+def _weights_of_others(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of the layer's other norm of rows of the same width."""
+    layer, place = layer_of(case), case.finding.place
+    first, second = ("normed", "mixer_normed"), ("post_normed", "mlp_normed")
+    if layer is not None and case.component in (*first, *second) and place.layer != STAGE_LEVEL:
+        other = layer.post_norm if case.component in first else layer.input_norm
+        if other is not None:
+            yield "the weight of the layer's other norm", other
+
+
+def _of_rows(case: Case, x: torch.Tensor, eps: float) -> Iterator[Explanation]:
+    """Norms over all heads of a row: x [rows, heads, head_dim] of queries or keys."""
+    layer = layer_of(case)
+    if layer is None or not isinstance(layer.mixer, AttentionWeights):
+        return
+    weight = 1 + (layer.mixer.query_norm if case.component == "query" else layer.mixer.key_norm).reshape(x.shape[1:])
+    squares = x.square().mean((1, 2), keepdim=True)
+    rows, heads = (squares + eps).sqrt(), (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    yield Explanation("is normed head by head, not over all heads of a row", x / heads * weight)
+    yield Explanation("is not normed at all", x)
+    yield Explanation("is normed without a weight", x / rows)
+    yield Explanation("is scaled with 1 + w, not with w", x / rows * (1 + weight))
+    yield Explanation("is scaled with the weights of the first head", x / rows * weight[:1])
+    for step, says in ((1, "before"), (-1, "after")):
+        yield Explanation(f"is scaled with the weights of the head {says}", x / rows * weight.roll(step, 0))
+        yield Explanation(f"is normed with the root mean square of the row {says}", x / rows.roll(step, 0) * weight)
+    yield Explanation("is scaled with weights read as [head_dim, heads]",
+                      x / rows * weight.flatten().reshape(x.shape[2], x.shape[1]).T)  # fmt: skip
+    yield Explanation("is normed by the sum of the squares, not by their mean",
+                      x / (squares * x[0].numel() + eps).sqrt() * weight)  # fmt: skip
+    for says, other in (("10 times the eps", 10 * eps), ("a tenth of the eps", eps / 10), ("no eps", 0.0)):
+        yield Explanation(f"is normed with {says}", x / (squares + other).sqrt() * weight)
 
 
 def _neighbours(
@@ -132,6 +171,8 @@ def norm_input(case: Case) -> torch.Tensor | None:
         return work.hidden.to("cpu", torch.float64)
     if case.component == "post_normed":
         return case.own("residual")
+    if case.component in ("mixer_normed", "mlp_normed"):
+        return case.own(case.component.removesuffix("_normed"))
     return _before_final(case) if case.component == "final" else None
 
 
@@ -158,4 +199,5 @@ def _norm_weight(case: Case) -> torch.Tensor | None:
         return layer.mixer.norm
     if case.component == "value" and isinstance(layer.mixer, LatentWeights):
         return layer.mixer.latent_norm
-    return {"normed": layer.input_norm, "post_normed": layer.post_norm}.get(case.component)
+    return {"normed": layer.input_norm, "post_normed": layer.post_norm, "mixer_normed": layer.input_norm,
+            "mlp_normed": layer.post_norm}.get(case.component)  # fmt: skip

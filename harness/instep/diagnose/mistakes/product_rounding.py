@@ -20,7 +20,7 @@ from .wrong_weights import in_place, layer_of
 # Component -> the rows that are multiplied
 PRODUCTS = {
     **dict.fromkeys(("qkv", "z", "b", "a", "projected", "key_raw", "value"), ("normed",)),
-    "mixer": ("gated", "opened"), "mlp": ("post_normed",), "fused": ("joined",),
+    "mixer": ("gated", "opened", "attended"), "mlp": ("post_normed", "residual"), "fused": ("joined",),
 }  # fmt: skip
 
 

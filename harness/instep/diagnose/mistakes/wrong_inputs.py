@@ -17,7 +17,8 @@ from .finding_case import Case, Explanation, in_16_bits
 READS: dict[str, tuple[str, ...]] = {
     "mixed": ("qkv",), "state": ("update",), "gated": ("core", "z"),
     "attended": ("query", "key", "value"), "opened": ("attended", "projected"),
-    "residual": ("mixer",), "hidden": ("residual", "mlp"), "joined": ("normed", "post_normed"),
+    "residual": ("mixer", "mixer_normed"), "hidden": ("residual", "mlp", "mlp_normed"),
+    "joined": ("normed", "post_normed"),
 }  # fmt: skip
 READS_OF_CONVS = {**READS, "qkv": ("in_gate", "x"), "gated": ("out_gate", "mixed")}  # of short convolutions
 # Ops of one input, which may have been rounded, or replaced as a whole.
@@ -27,6 +28,7 @@ READS_ONE: dict[str, tuple[str, ...]] = {
     "projected": ("normed",), "in_gate": ("normed",), "out_gate": ("normed",), "x": ("normed",),
     "key_raw": ("normed",), "value": ("normed",), "query": ("projected",), "key": ("key_raw",),
     "post_normed": ("residual",), "mlp": ("post_normed",), "fused": ("joined",),
+    "mixer_normed": ("mixer",), "mlp_normed": ("mlp",),
 }  # fmt: skip
 FAR = 4  # rows that an input may be shifted by
 

@@ -205,6 +205,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "plain-attention": "attention without a gate has one, or other norms or positions",
         "renamed-weights": "a weight with another name than in other families is taken for another one",
     },
+    "olmo": {
+        "beta-bound": "the strength of a write has another bound",
+        "norm-after": "a result of a layer is not normed, or by another norm",
+        "row-norm": "queries or keys are not normed over all heads of their row",
+        "ungated": "attention or a gated norm is computed as in another model type",
+        "weights-mixed-up": "a projection or the conv has the weights of another",
+    },
     "ranks": {
         "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
         "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",
