@@ -72,7 +72,7 @@ ANOTHER_CHANNEL = (PLAIN_RULE, "    S *= decay[(", "    S *= decay.roll(1, -1)[(
 ANSWERS, PLACES, MIXER = (f"instep_reference/contract/{name}.py" for name in ("answers", "place_names", "recurrences"))
 RULE, LABELS, LAYER = "instep_reference/gdn.py", "instep_reference/label_ledger.py", "instep_optimized/model/gdn.py"
 COMPONENT_FILES, COMPONENT_LINES = 6, 30  # that a new component of memory may cost at most, on both sides together
-# A second short conv, of the rows b, with its own history in every layer.
+# A second short conv, of the rows a, with its own history in every layer.
 COMPONENT: tuple[Text, ...] = (
     (ANSWERS, '    final: torch.Tensor | None = field(default=None, kw_only=True)\n',
      '    echo: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("block", ("HV", "W-1"))'
@@ -90,22 +90,22 @@ COMPONENT: tuple[Text, ...] = (
     (RULE, "rows, _, _ = _rows(config, weights, normed, memory.window, at",
      "rows, _, _ = _rows(config, weights, normed, (memory.window, memory.echo), at"),
     (RULE, "GdnMemory(window, state[0])", "GdnMemory(window[0], state[0], window[1])"),
-    (RULE, '    b = at("b", normed @ weights.b.T)  # (T, HV)\n',
-     '    b = at("b", normed @ weights.b.T)  # (T, HV)\n'
+    (RULE, "    convolved, window = conv(qkv, weights.conv, window)",
      "    window, echo = window\n"
-     "    b, echo = conv(b, weights.A_log[:, None].repeat(1, weights.conv.shape[1]), echo)\n"
-     '    b = at("echoed", F.silu(b))\n'),
+     "    a, echo = conv(a, weights.A_log[:, None].repeat(1, weights.conv.shape[1]), echo)\n"
+     '    a = at("echoed", F.silu(a))\n'
+     "    convolved, window = conv(qkv, weights.conv, window)"),
     (RULE, '"write": write}, z, window\n', '"write": write}, z, (window, echo)\n'),
     (LABELS, "    chain: int = 0\n", "    chain: int = 0\n    echo: tuple[int, ...] = ()\n"),
     (LABELS, "fresh = GdnLabels((0,) * (self.config.conv_width - 1))",
      "fresh = GdnLabels(*((0,) * (self.config.conv_width - 1),), 0, (0,) * (self.config.conv_width - 1))"),
     (LABELS, "            tail={} if tail is None else",
-     '            echo={layer: expand(kept.echo, _shape("b", config)).T.contiguous() for layer, kept in gdn.items()},\n'
+     '            echo={layer: expand(kept.echo, _shape("a", config)).T.contiguous() for layer, kept in gdn.items()},\n'
      "            tail={} if tail is None else"),
     (LABELS, "    taps = (*memory.taps, *qkv)\n    width = len(memory.taps) + 1\n",
-     "    taps, past = (*memory.taps, *qkv), (*memory.echo, *gates[0])\n    width = len(memory.taps) + 1\n"
+     "    taps, past = (*memory.taps, *qkv), (*memory.echo, *gates[-1])\n    width = len(memory.taps) + 1\n"
      "    own = [_conv(tell, layer, past[t : t + width], \"echoed\") for t in range(len(qkv))]\n"
-     '    gates[0] = tell.show(layer, "echoed", own)\n'),
+     '    gates[-1] = tell.show(layer, "echoed", own)\n'),
     (LABELS, "GdnLabels(taps[len(qkv) :], chain)", "GdnLabels(taps[len(qkv) :], chain, past[len(qkv) :])"),
     (LABELS, "def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:\n"
      '    label = code(Place(tell.stage, layer, "mixed"))\n',
@@ -114,7 +114,7 @@ COMPONENT: tuple[Text, ...] = (
     (LAYER, "        windows = bound.conv(self.layer)\n",
      "        windows = bound.conv(self.layer)\n"
      "        taps = weights.A_log[:, None].expand(-1, weights.conv.shape[1])\n"
-     '        b = ops.conv(x=b, weight=taps, parts=bound.parts("echo", self.layer), to=at("echoed"))\n'),
+     '        a = ops.conv(x=a, weight=taps, parts=bound.parts("echo", self.layer), to=at("echoed"))\n'),
 )  # fmt: skip
 FORGETS_ECHO = (f"{COMMIT}/strategy_pair.py", "            if name in self.of:\n",
                 '            if name in self.of and name != "echo":\n')
@@ -454,7 +454,7 @@ def test_a_component_costs_at_most_six_files_and_no_mover(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     text = (copy / "small.jsonl").read_text()
     assert all(f'"event":"{event}"' in text for event in ("save", "load", "offload", "fetch", "evict", "commit"))
-    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain", "--graphs")
+    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain", "--graphs", "--until", "45")
     assert (code, [one["findings"] for one in runs]) == (0, [[], []])
     file, right, wrong = FORGETS_ECHO
     (copy / file).write_text((copy / file).read_text().replace(right, wrong))
@@ -462,6 +462,7 @@ def test_a_component_costs_at_most_six_files_and_no_mover(tmp_path: Path) -> Non
     code, (one,) = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--until", str(commit + 3))
     first = one["findings"][0]
     assert (code, first["event"], first["component"], first["layer"]) == (1, commit, "echo", 0), first
+    assert first["explained"]["says"] == "holds what it held before the event", first
 
 
 @WHOLE

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import torch
 
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.event_facts import restores, tracks
 from instep_reference.contract.place_names import Place
@@ -70,7 +71,7 @@ class Labels:
     ) -> Iterator[Comparison]:
         seen = {} if subject is None else dict(subject.parts())
         for place, right in truth.parts():
-            if not right.numel() or (in_flight and place.component in ("conv", "state")):
+            if not right.numel() or (in_flight and place.component in BLOCKS):
                 continue
             found = seen.get(place)
             wrong = _differing(found, right)

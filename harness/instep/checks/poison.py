@@ -12,6 +12,7 @@ from itertools import chain
 
 import torch
 
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Problem
@@ -23,7 +24,7 @@ from ..watch.rows_by_request import whose
 from .check_interface import TellsOnce, compared, counted
 
 SUMMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-IN_FLIGHT = ("conv", "state")  # undefined between a verify and its commit
+IN_FLIGHT = BLOCKS  # undefined between a verify and its commit
 
 
 class Poison(TellsOnce):

@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.declared_rounding import PREFIXES, Storage, kept_in, read_as
 from instep_reference.contract.engine import Commit, Forward, RequestState, SetNumSteps
 from instep_reference.contract.event_facts import facts, moves, restores, tracks
@@ -130,7 +131,7 @@ class Bytes:
         after = context.subject.after[span.request]
         found = dict(after.parts())
         for place, kept in before.parts() if context.shown.memory(span.request) else ():
-            if place.component not in ("conv", "state"):
+            if place.component not in BLOCKS:
                 yield self._same(context, place, span.request, found.get(place), kept)
 
     def _taken_in(

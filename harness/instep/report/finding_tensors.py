@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save
 
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.place_names import Place
 
 from ..player import Side
@@ -25,7 +26,7 @@ from .divergence_message import where
 if TYPE_CHECKING:
     from ..run.replay import Outcome
 
-MEMORY = ("state", "conv", "keys", "values")  # components of a request's memory
+MEMORY = (*BLOCKS, "keys", "values")  # components of a request's memory
 LONGEST = 100  # bytes of a name that a file name takes at most
 SAVED = 8  # findings per run whose tensors are written
 

@@ -15,12 +15,13 @@ import torch
 from instep_optimized.ops.fused import wholes
 from instep_optimized.ops.op_protocols import ALONG_TREES, Ops
 from instep_optimized.ops.watch_op_calls import OPS, with_ops
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.errors import BadInput
 from instep_reference.contract.place_names import AFTER_LAYERS, COMPONENTS, STAGE_LEVEL, STAGES, Place
 
 from ..adapters import find
 
-MEMORY = ("conv", "state", "keys", "values")  # replaced after the event
+MEMORY = (*BLOCKS, "keys", "values")  # replaced after the event
 BEHIND = ("final", "logits", "pick")  # components after the last layer
 FORMS = ("plain", "ledger")  # our sets, which take an op of a commit strategy in the form of the strategy
 

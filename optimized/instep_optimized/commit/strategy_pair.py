@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from instep_reference.contract.errors import InstepError
+
 from ..memory.component_cells import cells
 from ..memory.saved_states import Kept, Peeked
 from ..memory.tiled_units import shown
@@ -131,6 +133,8 @@ class CommitPair:
     def restore(self, slot: int, length: int, kept: Kept) -> None:
         """Write the copied blocks into a slot, each in the physical form of its strategy."""
         for name, one in self.of.items():
+            if length and name not in kept.memory:
+                raise InstepError(f"the copy that is restored has no {name!r}: a mover forgot it")
             one.restore(slot, length, kept[name])
 
     def claim(self, slot: int) -> None:

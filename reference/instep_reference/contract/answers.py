@@ -156,3 +156,4 @@ MEMORY_FACTS: Mapping[str, ComponentFacts] = {
     each.name: each.metadata[FACTS] for each in fields(RequestState) if str(each.type).startswith("dict[")
 }
 MEMORY = tuple(MEMORY_FACTS)
+BLOCKS = tuple(name for name, facts in MEMORY_FACTS.items() if facts.form == "block")

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from instep_reference.contract import engine as e
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.event_facts import Phase, kind_of
 from instep_reference.contract.place_names import Place
 
@@ -203,7 +204,7 @@ class LateReading:
         for name, state in one.states.items():
             undefined = table.live[name].phase is Phase.VERIFIED  # conv windows and states, until the commit
             for place, left, right in parts(state, other.states[name], whole):
-                if not (undefined and place.component in ("conv", "state")):
+                if not (undefined and place.component in BLOCKS):
                     yield self._comparison(point, point, place, left, right, place.component, name)
         for name, state in one.prefixes.items():
             for place, left, right in parts(state, other.prefixes[name], whole):

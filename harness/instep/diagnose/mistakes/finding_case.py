@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from instep_reference.contract.answers import BLOCKS
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 
@@ -28,7 +29,7 @@ from ...watch.rows_by_request import row_spans, rows
 from .run_history import RunHistory
 
 UNRECOGNISED: tuple[Code, ...] = ("differs", "unidentified", "poison")  # codes of labels that need an explanation
-STANDS = ("conv", "state", "keys", "values")  # components of memory
+STANDS = (*BLOCKS, "keys", "values")  # components of memory
 NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 NUMERIC = (Tier.DERIVED, Tier.DIRECTED, Tier.PROPAGATED)
 
