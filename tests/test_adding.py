@@ -102,11 +102,14 @@ COMPONENT: tuple[Text, ...] = (
     (LABELS, "            tail={} if tail is None else",
      '            echo={layer: expand(kept.echo, _shape("a", config)).T.contiguous() for layer, kept in gdn.items()},\n'
      "            tail={} if tail is None else"),
-    (LABELS, "    taps = (*memory.taps, *qkv)\n    width = len(memory.taps) + 1\n",
-     "    taps, past = (*memory.taps, *qkv), (*memory.echo, *gates[-1])\n    width = len(memory.taps) + 1\n"
-     "    own = [_conv(tell, layer, past[t : t + width], \"echoed\") for t in range(len(qkv))]\n"
-     '    gates[-1] = tell.show(layer, "echoed", own)\n'),
-    (LABELS, "GdnLabels(taps[len(qkv) :], chain)", "GdnLabels(taps[len(qkv) :], chain, past[len(qkv) :])"),
+    (LABELS, "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)\n",
+     '    gates[-1], echo = _mixed(tell, layer, gates[-1], memory.echo, "echoed")\n'
+     "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)\n"),
+    (LABELS, "rows: Labels, before: tuple[int, ...]) ->",
+     'rows: Labels, before: tuple[int, ...], place: str = "mixed") ->'),
+    (LABELS, 'tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for',
+     "tell.show(layer, place, [_conv(tell, layer, taps[t : t + width], place) for"),
+    (LABELS, "GdnLabels(taps, chain)", "GdnLabels(taps, chain, echo)"),
     (LABELS, "def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:\n"
      '    label = code(Place(tell.stage, layer, "mixed"))\n',
      'def _conv(tell: Teller, layer: int, taps: Sequence[int], place: str = "mixed") -> int:\n'
