@@ -10,25 +10,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from instep.campaign.relations.step_changes import States
+from instep.checks.experts import Experts
+from instep.cli.record import make
 from instep.diagnose import diagnose
+from instep.oracle.expert_routes import Route
 from instep.oracle.state_oracle import StateOracle
 from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
+from instep.trace.policy import read_policy
 from instep.verdict import Exit, Verdict
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options, check
+from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.catalogue.kimi_linear import DECAY, GDN, MLP
+from instep_proof.faults.free_run import POLICY
 from instep_reference import mla
 from instep_reference.attention import AttentionMemory, attend
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.shards import config_of as of_rank
@@ -149,3 +157,49 @@ def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> 
             check(Options(), Checkpoint.open(write(tmp_path / what, "kimi")).config, 1, ops)
     with pytest.raises(BadInput, match="a divisor of the model's 4 key heads"):
         of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 3)
+
+
+@pytest.fixture(scope="module")
+def tied(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """The events through a model in which two of four groups tie in one layer: their routers have equal rows."""
+    folder = write(tmp_path_factory.mktemp("tied"), "kimi", num_hidden_layers=3, num_expert_group=4, vocab_size=256,
+                   linear_attn_config={"kda_layers": [1, 3], "full_attn_layers": [2]})  # fmt: skip
+    file, at = folder / "model.safetensors", "model.layers.2.block_sparse_moe.gate"
+    tensors = load_file(file)
+    for name in ("weight", "e_score_correction_bias"):
+        tensors[f"{at}.{name}"][2:4] = tensors[f"{at}.{name}"][0:2]
+    save_file(tensors, file, {"format": "pt"})
+    said = {event.request: event.prompt for event in trace.events if isinstance(event, Admit)}
+    policy = read_policy(TRACES / f"kimi{POLICY}")
+    prompts = {arrival.prompt: said[arrival.request] for arrival in policy.arrivals}
+    return make(folder, prompts, policy, folder / "tied.jsonl", Setting(dtype="float64", drafter="ngram"))
+
+
+PAIRS = "pairs.sort(dim=-1, descending=True, stable=True).indices"
+LAST_FIRST = f"(pairs.shape[-1] - 1 - {PAIRS.replace('pairs', 'pairs.flip(-1)')})"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("agrees", "wrong"), [(True, LAST_FIRST), (False, PAIRS.replace("pairs.", "(-pairs)."))])
+def test_another_of_two_groups_that_tie_is_right(tied: Trace, agrees: bool, wrong: str) -> None:
+    """The reference takes the lower number, the subject the higher one. The worst group is no tie."""
+    with planted_here(Edit(MLP, PAIRS, wrong)):
+        verdict = Replay(tied, Setting("plain")).run(until=6).verdict
+    if not agrees:
+        assert verdict.exit is Exit.DIVERGED
+        return
+    ties = [one for one in agreed(verdict).compared if one.check == Experts.name and one.undecided]
+    assert ties and {one.place.layer for one in ties} == {2}
+
+
+def test_a_route_that_takes_another_group_is_ahead_by_half_a_pair() -> None:
+    """Rows: the best group, one behind by 0.2, both, an empty one that is behind, and more groups than a row has."""
+    scores = torch.tensor([0.9, 0.5, 0.8, 0.4, 0.1, 0.0]).expand(5, 6)
+    route = Route(scores, scores.argsort(dim=-1, descending=True), 2, groups=3, best=1)
+    chosen = torch.zeros(5, 6, dtype=torch.bool)
+    for row, experts in enumerate(((0, 1), (2, 3), (0, 2), (4, 5), (0, 4))):
+        chosen[row, list(experts)] = True
+    found = route.shortfall(chosen)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.1, torch.inf, 0.65, torch.inf]))
+    two = Route(scores, route.ranking, 2, groups=3, best=2)  # of the best two groups: 0.8 is ahead of 0.5
+    torch.testing.assert_close(two.shortfall(chosen), torch.tensor([0.3, 0.5, 0.0, 0.8, 0.55]))

@@ -69,8 +69,8 @@ class Experts:
         mlp, config = self._mixture(piece), self.oracle.config
         if truth is None or rounded is None or mlp is None or len(truth) != len(mine.scores):
             return
-        route = Route.of(config, deciding_scores(config, truth, mlp))
-        error = route.off(deciding_scores(config, rounded.to(truth), mlp)).clamp(min=noise[family(place, piece.span)])
+        route = Route.of(config, deciding_scores(truth, mlp))
+        error = route.off(deciding_scores(rounded.to(truth), mlp)).clamp(min=noise[family(place, piece.span)])
         margin, own = route.shortfall(mine.chosen()), mine.chosen()
         differs = (own != route.chosen()).any(-1)
         part = torch.where(differs, margin / granted(route.largest(), error, width), 0.0)

@@ -7,7 +7,7 @@ follows the choices of the truth; and the truth follows those of the subject if 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,20 +38,22 @@ R = TypeVar("R", bound=Shown)
 class Route:
     """scores [T, E] that decide; ranking [T, E]: the experts of each row, the `top` that serve it first.
 
-    A softmax router decides by its scores, a sigmoid router by those after sigmoid and bias. An expert
-    outside of a row's best groups has a score below all others there.
+    A softmax router decides by its scores, a sigmoid router by those after sigmoid and bias. Only experts of the
+    `best` best of `groups` groups serve a row; a group is as good as its two best experts.
     """
 
     scores: torch.Tensor
     ranking: torch.Tensor
     top: int
+    groups: int = 1
+    best: int = 1
 
     @classmethod
     def of(cls, config: ModelConfig, scores: torch.Tensor) -> Route:
         """Rank like the reference. scores: of `deciding_scores`"""
-        ranking = (scores if config.router == "sigmoid" else scores.softmax(-1)).sort(
-            dim=-1, descending=True, stable=True).indices
-        return cls(scores, ranking, config.experts_per_token)
+        ranks = in_best_groups(config, scores) if config.router == "sigmoid" else scores.softmax(-1)
+        ranking = ranks.sort(dim=-1, descending=True, stable=True).indices
+        return cls(scores, ranking, config.experts_per_token, config.expert_groups, config.groups_per_token)
 
     def chosen(self, ranking: torch.Tensor | None = None) -> torch.Tensor:
         """[T, E] bool."""
@@ -59,10 +61,43 @@ class Route:
         return torch.zeros_like(ranking, dtype=torch.bool).scatter(-1, ranking[..., : self.top], True)
 
     def shortfall(self, chosen: torch.Tensor) -> torch.Tensor:
-        """[T]: by how much the best excluded expert is ahead of the last one of `chosen`; 0: not at all."""
-        best = self.scores.masked_fill(chosen, -torch.inf).amax(-1)
-        least = self.scores.masked_fill(~chosen, torch.inf).amin(-1)
+        """[T]: by how much the best excluded expert is ahead of the last one of `chosen`; 0: not at all.
+
+        If a row's experts are chosen in groups, also by how much the best excluded group is ahead of the last one:
+        half of that, because a group has the errors of two scores. Groups without a chosen expert may be any.
+        """
+        if self.best == self.groups:
+            return self._lead(self.scores, chosen, torch.ones_like(chosen))
+        pairs, used = self._pairs(), chosen.unflatten(-1, (self.groups, -1)).any(-1)
+        order = pairs.masked_fill(used, torch.inf).sort(dim=-1, descending=True, stable=True).indices
+        leads = []
+        for ranking in (order, order[..., _exchanged(self.groups, self.best)]):
+            taken = torch.zeros_like(used).scatter(-1, ranking[..., : self.best], True)
+            inside = taken.repeat_interleave(self.scores.shape[-1] // self.groups, dim=-1)
+            lead = self._lead(self.scores, chosen, inside).maximum(self._lead(pairs, taken, torch.ones_like(taken)) / 2)
+            leads.append(lead.masked_fill((used & ~taken).any(-1), torch.inf))
+        return torch.minimum(*leads)
+
+    @staticmethod
+    def _lead(scores: torch.Tensor, chosen: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+        """By how much the best of `among` that is not chosen is ahead of the last one that is."""
+        best = scores.masked_fill(chosen | ~among, -torch.inf).amax(-1)
+        least = scores.masked_fill(~chosen, torch.inf).amin(-1)
         return (best - least).clamp(min=0)
+
+    def _pairs(self) -> torch.Tensor:
+        """[T, groups]: how good the groups are."""
+        return self.scores.unflatten(-1, (self.groups, -1)).sort(dim=-1, descending=True).values[..., :2].sum(-1)
+
+    def _alternatives(self) -> Iterator[torch.Tensor]:
+        """Rankings with the first excluded expert in place of the last included one; then the same of groups."""
+        yield self.ranking[..., _exchanged(self.ranking.shape[-1], self.top)]
+        if self.best < self.groups:
+            order = self._pairs().sort(dim=-1, descending=True, stable=True).indices
+            taken = order[..., _exchanged(self.groups, self.best)][..., : self.best]
+            inside = torch.zeros_like(self._pairs(), dtype=torch.bool).scatter(-1, taken, True)
+            inside = inside.repeat_interleave(self.scores.shape[-1] // self.groups, dim=-1)
+            yield self.scores.masked_fill(~inside, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
 
     def ties(self, chosen: torch.Tensor, error: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
         """[T] bool: rows whose `chosen` differs although the scores, off by `error`, hardly decide: T4's margin."""
@@ -86,17 +121,21 @@ class Route:
     ) -> R:
         """The run on the subject's own rows, in which undecided rows go where the subject's must have gone.
 
-        Such rows are tried with the first excluded expert instead of the last included one.
-        again: the run with another ranking
+        Such rows are tried with the first excluded expert instead of the last included one, and with the first
+        excluded group. again: the run with another ranking
         """
         mixed = next((place for place in run.places if place.component == "mlp" and place in own), None)
-        swapped = self.ranking[..., _exchanged(self.ranking.shape[-1], self.top)]
-        tied = self.ties(self.chosen(swapped), torch.zeros(()), width)
-        if mixed is None or own[mixed].shape != run.places[mixed].shape or not bool(tied.any()):
+        if mixed is None or own[mixed].shape != run.places[mixed].shape:
             return run
-        other, mine = again(swapped), own[mixed].to(run.places[mixed])
-        nearer = (other.places[mixed] - mine).norm(dim=-1) < (run.places[mixed] - mine).norm(dim=-1)
-        return again(self.ranking.where(~(tied & nearer)[:, None], swapped))
+        mine, ranking = own[mixed].to(run.places[mixed]), self.ranking
+        nearest = (run.places[mixed] - mine).norm(dim=-1)
+        for other in self._alternatives():
+            tied = self.ties(self.chosen(other), torch.zeros(()), width)
+            if bool(tied.any()):
+                distance = (again(other).places[mixed] - mine).norm(dim=-1)
+                nearer = tied & (distance < nearest)
+                ranking, nearest = ranking.where(~nearer[:, None], other), nearest.where(~nearer, distance)
+        return run if ranking is self.ranking else again(ranking)
 
 
 def _exchanged(experts: int, top: int) -> list[int]:
@@ -114,18 +153,10 @@ def scores_of(rows: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
     return torch.stack([rows @ expert for expert in router], dim=-1)
 
 
-def deciding_scores(config: ModelConfig, rows: torch.Tensor, mlp: MoeWeights) -> torch.Tensor:
+def deciding_scores(rows: torch.Tensor, mlp: MoeWeights) -> torch.Tensor:
     """The scores [T, E] of a `Route`, of rows [T, hidden]."""
     scores = scores_of(rows, mlp.router)
-    if mlp.bias is None:
-        return scores
-    ranks = torch.sigmoid(scores) + mlp.bias
-    return _finite(in_best_groups(config, ranks), ranks)
-
-
-def _finite(inside: torch.Tensor, ranks: torch.Tensor) -> torch.Tensor:
-    """Give experts outside of the best groups the score below all others of the row, instead of -inf."""
-    return inside.maximum(ranks.amin(-1, keepdim=True) - 1)
+    return scores if mlp.bias is None else torch.sigmoid(scores) + mlp.bias
 
 
 class Routes(TorchFunctionMode):
@@ -155,7 +186,7 @@ class Routes(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if self.config.router == "sigmoid":  # `mlp.in_best_groups` ends in a mask; the next sort is that of experts
             if func.__name__ == "masked_fill" and args[0].shape[-1] == self.config.experts:
-                self._scores = _finite(out, args[0])
+                self._scores = args[0]
             elif func.__name__ != "sort":
                 return out
         elif func.__name__ == "softmax":
@@ -165,7 +196,9 @@ class Routes(TorchFunctionMode):
             if number < len(self.given) and self.given[number].shape == ranking.shape:
                 ranking = self.given[number]
                 values = args[0].gather(-1, ranking)
-            self.seen.append(Route(self._scores, ranking, self.config.experts_per_token))
+            config = self.config
+            self.seen.append(Route(self._scores, ranking, config.experts_per_token, config.expert_groups,
+                                   config.groups_per_token))  # fmt: skip
             self._scores = None
             return torch.return_types.sort((values, ranking))
         return out
