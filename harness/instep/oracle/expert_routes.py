@@ -68,7 +68,7 @@ class Route:
         """
         if self.best == self.groups:
             return self._lead(self.scores, chosen, torch.ones_like(chosen))
-        pairs, used = self._pairs(), chosen.unflatten(-1, (self.groups, -1)).any(-1)
+        pairs, used = self._pairs(), self._by_group(chosen).any(-1)
         order = pairs.masked_fill(used, torch.inf).sort(dim=-1, descending=True, stable=True).indices
         leads = []
         for ranking in (order, order[..., _exchanged(self.groups, self.best)]):
@@ -85,9 +85,13 @@ class Route:
         least = scores.masked_fill(~chosen, torch.inf).amin(-1)
         return (best - least).clamp(min=0)
 
+    def _by_group(self, experts: torch.Tensor) -> torch.Tensor:
+        """[T, E] -> [T, groups, experts of a group]."""
+        return experts.reshape(*experts.shape[:-1], self.groups, -1)
+
     def _pairs(self) -> torch.Tensor:
         """[T, groups]: how good the groups are."""
-        return self.scores.unflatten(-1, (self.groups, -1)).sort(dim=-1, descending=True).values[..., :2].sum(-1)
+        return self._by_group(self.scores).sort(dim=-1, descending=True).values[..., :2].sum(-1)
 
     def _alternatives(self) -> Iterator[torch.Tensor]:
         """Rankings with the first excluded expert in place of the last included one; then the same of groups."""
