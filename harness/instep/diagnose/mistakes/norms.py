@@ -69,6 +69,11 @@ def norms(case: Case) -> Iterator[Explanation]:
                 yield from _reweighted(case, f"is scaled with {says}, not with {name}", scale, used)
         for says, theirs in _weights_of_others(case):
             yield from _reweighted(case, f"is scaled with {says}", 1 + theirs, used)
+        draft = case.weights.draft
+        if draft is not None and case.finding.place.layer == STAGE_LEVEL:
+            other = draft.norm_hidden if config.centred_norms else 1 + draft.norm_hidden
+            yield from _reweighted(case, "is scaled with the weight of the norm of the hidden row",
+                                   1 + other if one else other, used)  # fmt: skip
         for said, narrow in NARROW.items():
             normed = x / right[..., None] if right.dim() < x.dim() else x / right
             parts = torch.where(normed == 0, 0.0, rounded(normed, narrow) / normed)

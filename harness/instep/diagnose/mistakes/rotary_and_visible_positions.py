@@ -27,6 +27,8 @@ def positions(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
     if isinstance(work, LayerWork) and case.component in ("query", "key") and case.weights.config.rotary_dim:
         yield from _turned(case, work)
+    elif case.component in ("projected", "key_raw") and case.weights.config.latent:
+        yield from _of_pairs(case)
     elif isinstance(work, LayerWork) and case.component == "attended":
         yield from _seen(case, work)
 
@@ -53,8 +55,10 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
         if theta != config.rope_theta:
             yield from case.made(f"is rotated with a theta of {theta:g}; it is {config.rope_theta:g}",
                                  weights=replace(case.weights, config=replace(config, rope_theta=theta)))
-    if config.latent:
-        yield from _of_pairs(case)
+    projected = case.own("projected") if config.latent and case.component == "query" else None
+    if projected is not None:
+        yield Explanation("turns at its first channels, not at its last",
+                          rotate(projected[..., :-1].to("cpu", torch.float64), at, config))  # fmt: skip
     for width in (config.rotary_dim // 2,) if config.latent else (config.head_dim, config.rotary_dim // 2):
         if width != config.rotary_dim and width % 2 == 0:
             yield from case.made(f"rotates {width} channels, not {config.rotary_dim}",
@@ -76,7 +80,7 @@ def _of_pairs(case: Case) -> Iterator[Explanation]:
     mixer = layer.mixer
     query = stored(mixer.query.view(config.heads, config.head_dim + 1, -1), config.head_dim - config.rotary_dim)
     down = stored(mixer.down, config.latent)
-    yield from with_mixer(case, "is rotated in halves of its stored channels, not in pairs", layer,
+    yield from with_mixer(case, "has the channels that turn in their stored order, in pairs", layer,
                           query=query.flatten(0, 1), down=down)  # fmt: skip
 
 

@@ -43,6 +43,7 @@ FILES = {
     "experts": "experts",
     "kimi": "kimi_linear",
     "lfm2": "lfm2",
+    "ling": "ling",
     "olmo": "olmo_hybrid",
     "ranks": "ranks",
     "transfers": "transfers",

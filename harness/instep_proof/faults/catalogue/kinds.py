@@ -205,6 +205,12 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "plain-attention": "attention without a gate has one, or other norms or positions",
         "renamed-weights": "a weight with another name than in other families is taken for another one",
     },
+    "ling": {
+        "safe-gate": "a key channel forgets at another rate than its safe gate says",
+        "turned-latents": "a query or a shared key turns otherwise than by its position, or a latent is another",
+        "head-gate": "a head of attention is opened by another gate than its own",
+        "mtp-latents": "the MTP layer has other weights than its own",
+    },
     "olmo": {
         "beta-bound": "the strength of a write has another bound",
         "norm-after": "a result of a layer is not normed, or by another norm",
