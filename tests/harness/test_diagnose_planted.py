@@ -87,6 +87,7 @@ def test_a_run_without_explain_has_no_explanations() -> None:
     assert findings[0].diagnosis.startswith("relative error")
 
 
+OVER_RMS = "x * torch.rsqrt(x.square().mean(dim=axes, keepdim=True) + eps)"
 OTHERS = [
     # Slots have the distance of the widest window; the fault reads them with that of a narrower one.
     (by_id()["mtp-hidden-row-stride"].edits, "short", Setting(guarded=False), "post_normed",
@@ -96,10 +97,23 @@ OTHERS = [
            "inputs.rows, inputs.slots, acceptance.last_correct_step_indices,",
            "inputs.rows.flip(0), inputs.slots, acceptance.last_correct_step_indices,"),),
      "ragged", Setting(strategy="snapshot"), "state", 'holds the state of request "a" after 3 tokens of its step'),
+    ((Edit.of("instep_optimized/ops/plain/embed_norm_linear_head.py",
+              f"return {{{OVER_RMS} * (1 + weight.to(x.dtype)) => {OVER_RMS} + (1 + weight.to(x.dtype))}}"),),
+     "short", Setting(), "normed", "`_over_rms(x, eps) + (1 + weight)`, not with `_over_rms(x, eps) * (1 + weight)`"),
+    ((Edit.of("instep_optimized/ops/plain/embed_norm_linear_head.py",
+              "torch.{rsqrt => sqrt}(x.square().mean(dim=axes, keepdim=True) + eps)"),),
+     "short", Setting(), "normed", "torch.sqrt((x * x).mean(-1, keepdim=True) + eps)`, not with `x * torch.rsqrt("),
+    ((Edit.of("instep_optimized/forward_with_prefill_chunks.py", "Span(row.request, row.kind, width_of(row, "
+              "request), number, fresh={prefill and not begin => False})"),),
+     "short", Setting(), "mixed", "reads a conv window that nothing wrote (poison), although the request has no"),
+    ((Edit.of("instep_optimized/ops/ledger_label_ops.py", "int(who.again.{max => min}())"),),
+     "ragged", Setting("ledger"), "core", "depends on the state after 1 tokens of the last window; 3 were accepted"),
 ]  # fmt: skip
+OTHER_IDS = ["stride", "another row", "formula", "function", "poison", "ring"]
 
 
-@pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=["stride", "another row"])
+@few(3)
+@pytest.mark.parametrize(("edits", "trace", "how", "component", "says"), OTHERS, ids=OTHER_IDS)
 def test_another_stride_and_another_row_are_distinguished(
     edits: tuple[Edit, ...], trace: str, how: Setting, component: str, says: str
 ) -> None:

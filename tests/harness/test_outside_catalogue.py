@@ -33,6 +33,9 @@ FAULT: dict[str, Any] = {"id": "mine", "what": "Another number.", "edits": [EDIT
                          "options": {"ops": "ledger"}}  # fmt: skip
 
 
+AT = {"file": "instep_optimized/engine.py", "line": 7, "function": "forward"}  # of an error in the engine
+
+
 def catalogue(folder: Path, *faults: dict[str, Any], name: str = "drawn") -> Path:
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(faults))
@@ -103,6 +106,9 @@ def test_fault_without_an_expected_finding_is_found_by_any_check_and_not_located
     control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
     for changes, named in ((first, "check"), ({**first, "diagnosis": "relative error 0.1"}, ""),
                            ({**first, "code": "failed", "diagnosis": "raised KeyError"}, ""),
+                           ({**first, "code": "failed", "raised": {**AT, "file": "instep/run/replay.py"}}, ""),
+                           ({**first, "code": "failed", "raised": AT}, "check"),
+                           ({**first, "code": "poison"}, ""),
                            ({**first, "explained": {"says": "is poison: memory", "by": "bank"}}, ""),
                            ({**first, "explained": {"says": "is all", "by": "bank", "names": ["a", "b"]}}, ""),
                            ({**first, "explained": {"says": "is all zero", "by": "bank"}}, "bank")):  # fmt: skip

@@ -11,13 +11,26 @@ from typing import Any
 import pytest
 
 from instep.diagnose import diagnose
-from instep.diagnose.mistakes.step_controller import MOST, RULES, Rule, Steps, Told, count, same, wishes, wrong_rule
+from instep.diagnose.mistakes.source_slips import of_function, slipped
+from instep.diagnose.mistakes.step_controller import (
+    MOST,
+    RIGHT,
+    RULES,
+    Rule,
+    Steps,
+    Told,
+    count,
+    same,
+    wishes,
+    wrong_rule,
+)
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import read
 from instep_proof.faults.catalogue.fault import Edit
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile
 from instep_reference.contract.controllers import Controlled
+from instep_reference.controllers.sglang_0_5_12 import Brackets
 from support.running.covering import few
 
 NUMBERS: dict[str, Any] = {"ema_alpha": 0.3, "update_interval": 3, "warmup_batches": 2, "down_hysteresis": -0.5,
@@ -104,6 +117,19 @@ def test_rule_that_contradicts_an_earlier_wish_explains_nothing(dialect: str) ->
     past = history(DIALECTS[dialect], 0)
     wrong = next(iter({1, 3} - {past[0].wish}))
     assert wrong_rule(DIALECTS[dialect], [past[0]._replace(wish=wrong), *past[1:]], 0) is None
+
+
+def test_slip_without_a_rule_names_the_expression() -> None:
+    """The average over batches is a difference: no rule of the list does that. This seed's history shows it."""
+    function, past = Brackets.update, history(FLAT, 0)[:11]
+    (slip,) = (one for one in of_function(function)
+               if one.wrong == "(1 - rule.ema_alpha) * opinion.ema - rule.ema_alpha * mean")  # fmt: skip
+    with slipped(function, slip):
+        assert wishes(FLAT, RIGHT, past, 0)
+    found = wrong_rule(FLAT, past, 0)
+    assert found is not None
+    assert found.says == f"there is a slip in `{slip.right}` (`Brackets.update` of the reference)"
+    assert wishes(FLAT, RIGHT, past, past[-1].wish), "the reference runs its own code again"
 
 
 @pytest.mark.slow

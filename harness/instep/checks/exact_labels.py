@@ -19,7 +19,7 @@ from instep_reference.label_mixing import MASK, mix
 
 from ..finding_problem import Problem
 from ..verdict import Comparison, Tier
-from ..watch.event_context import EventContext
+from ..watch.event_context import EventContext, LastForward
 from ..watch.facts_for_later_events import last_forward
 from ..watch.memory_changes import pattern
 from ..watch.rows_by_request import whose
@@ -92,7 +92,7 @@ class Labels:
             first_at = tuple(wrong.nonzero()[0].tolist())
             return Problem("differs", f"{partly} of {wrong.numel()} elements are wrong, the first at {first_at}")
         first = int(found.flatten()[0]) & MASK
-        chain = _chain(context, name, place.layer) if place.component == "state" else []
+        chain = states_of_window(last_forward(context), name, place.layer) if place.component == "state" else []
         if first in chain:
             at, taken = chain.index(first), chain.index(int(right.flatten()[0]) & MASK)
             tree = last_forward(context).parents[name]  # type: ignore[union-attr]  # there is a chain, so there is one
@@ -133,12 +133,11 @@ def folded(layer: int, chain: int, k: int, v: int, log_decay: int, write: int, r
     return mix(chain, mix(mix(k, log_decay), reduce(mix, (chain if recalls else 0, k, v, log_decay, write, own))))
 
 
-def _chain(context: EventContext, name: str, layer: int) -> list[int]:
-    """The truth's states before a request's window in flight and after each of its nodes, to recognise a wrong one.
+def states_of_window(forward: LastForward | None, name: str, layer: int) -> list[int]:
+    """The truth's states before a request's window and after each of its nodes, to recognise a wrong one.
 
     In a chain these are the states after 0, 1, .. tokens.
     """
-    forward = last_forward(context)
     span = None if forward is None else forward.spans.get(name)
     if forward is None or span is None or span.kind != "verify":
         return []

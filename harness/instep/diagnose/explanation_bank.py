@@ -30,6 +30,7 @@ from .mistakes.experts import experts, other_experts
 from .mistakes.explanation_fit import agrees, nearest, only
 from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
 from .mistakes.fitted_constants import fitted
+from .mistakes.formula_slips import slips, slips_of_scores
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
@@ -42,7 +43,7 @@ from .mistakes.transformed_tensors import appearance
 from .mistakes.tree_as_chain import trees
 from .mistakes.wrong_inputs import inputs
 from .mistakes.wrong_labels import labels
-from .mistakes.wrong_memory import known_rows, memory
+from .mistakes.wrong_memory import known_rows, memory, unwritten
 from .mistakes.wrong_ranks import every_shared_expert, ranks
 from .mistakes.wrong_rows import read_rows, result_rows
 from .mistakes.wrong_states import known_states, states
@@ -58,8 +59,8 @@ PLACES, OF_A_PLACE = 4, 2  # how many of the first places are explained, and how
 
 # Groups of families in the order of trial; a group is tried only if none of the groups before explains the finding:
 # wrong tensors that the maker of the right one knows; where the right tensor went; known mistakes of the delta rule;
-# sums over ranks; how the tensor looks; mechanisms, which compete with each other; and a number that is fitted to the
-# finding.
+# sums over ranks; how the tensor looks; mechanisms, which compete with each other; one slip in the reference's formula;
+# and a number that is fitted to the finding, which precedes a slip in the scores of attention.
 Family = Callable[[Case], Iterable[Explanation]]
 BANK: tuple[tuple[Family, ...], ...] = (
     (known_rows, known_states, known_windows),
@@ -71,7 +72,9 @@ BANK: tuple[tuple[Family, ...], ...] = (
         result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,
         memory, states, tokens, windows, labels, addresses, trees, experts,
     ),
+    (slips,),
     (fitted, other_experts),
+    (slips_of_scores,),
 )
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
 
@@ -116,6 +119,8 @@ def explanation_of(case: Case) -> tuple[Explained | None, int]:
         one, count = _best(case, families)
         if count:
             return one, count
+    if not finite and (says := unwritten(case)):
+        return Explained("bank", says), 1
     return None, 0
 
 
@@ -142,8 +147,19 @@ def _said(
     if finding.explained is not None:
         return _nearer(case)
     one, count = explanation_of(case)
+    if one is not None and one is not FOLLOWS and (sent := _sent(finding, context)):
+        one = replace(one, says=one.says + sent)
     said = case.granted is None or not case.found.isfinite().all()  # the clause has bytes, labels or infinite numbers
     return one if one is not None or said else Unexplained(count)
+
+
+def _sent(finding: Comparison, context: EventContext) -> str:
+    """For the first rows of a pipeline stage: the stages between which they went."""
+    facts, place = context.stages, finding.place
+    stage = None if facts is None or place.component != "normed" else facts.stage_of(place)
+    if facts is None or not stage or place.layer != facts.layers[stage].start:
+        return ""
+    return f", as stage {stage} received them from stage {stage - 1}"
 
 
 def _nearer(case: Case) -> Explained | None:
@@ -170,7 +186,7 @@ def _like(
 def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
     """The first findings at the first places, without places that another finding explains or measures better."""
     kept: dict[object, list[str | None]] = {}
-    named = {(f.place, f.request): f for f in findings if f.tier is Tier.DIRECTED and not _unknown(f)}
+    named = {(f.place, f.request): f for f in findings if f.tier is Tier.DIRECTED and not (_unknown(f) or f.lost)}
     yield from list(named.values())[:PLACES]
     closer = {(f.place, f.request) for f in findings if f.tier is Tier.DERIVED}
     for finding in sorted(findings, key=Comparison.order):

@@ -32,6 +32,7 @@ UNSEEN = Place("trunk", STAGE_LEVEL, "embedding")  # the place of a failure befo
 OURS = ("instep.", "instep_optimized.ops.watch_op_calls")  # modules whose frames are not the subject's
 THEIRS = ("instep.adapters.",)  # except these, which are tested
 LIBRARIES = ("torch", "numpy", "triton")
+COMMS = ("instep_optimized.ranks.lockstep", "instep_optimized.ranks.processes")  # raise for the line that calls them
 
 
 def failures(participants: Participants, index: int, event: Event, failed: SubjectFailed) -> list[Comparison]:
@@ -91,12 +92,15 @@ def raised_of(error: BaseException) -> Raised:
         code, kind, whole = error.code, type(error).__name__, _spelled(error, error.__traceback__)
         return Raised(kind, str(error), code.co_filename, code.co_firstlineno, code.co_qualname, "", whole)
     frames = list(traceback.walk_tb(error.__traceback__))
-    own = [each for each in frames if not _is_ours(each[0])]
+    passed = COMMS if isinstance(error, RankError) else ()
+    own = [each for each in frames if not _is_ours(each[0]) and each[0].f_globals.get("__name__") not in passed]
     inner = [each for each in own if not _is_librarys(each[0])] or own or frames
     file, line, function = "", 0, ""
     if inner:
         frame, line = inner[-1]
         file, function = frame.f_code.co_filename, frame.f_code.co_qualname
+    if isinstance(error, RankError) and error.at is not None:
+        file, line, function = error.at
     return Raised(
         type(error).__name__, said_by(error), file, line, function, _spelled(error, _from_own(error.__traceback__)),
         _spelled(error, error.__traceback__),

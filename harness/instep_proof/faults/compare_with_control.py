@@ -26,6 +26,7 @@ from instep.verdict import Exit, Tier
 from .catalogue import FAMILY_OF
 from .catalogue.fault import BARE, Expected, Fault
 from .fault_runs import Arm, Said
+from .plant import PACKAGES
 
 TIERS = [tier.value for tier in Tier]
 MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers from which a choice was made
@@ -33,8 +34,10 @@ MADE_OF = {Experts.name, Grown.name}  # checks of T4 that compare the numbers fr
 # any op; or a hypothesis that was written for this mistake.
 HYPOTHESIS = "hypothesis"
 NAMERS = ("check", "bank", HYPOTHESIS)
-# Codes of problems, and sentences, that name no mistake, if the catalogue does not state the sentence that does.
-NAMELESS, NO_NAME = ("failed", "poison", "not_finite", "unidentified"), re.compile(f"{BARE.pattern}|is poison")
+# Codes of problems without an explanation, and sentences, that name no mistake, if the catalogue does not state the
+# sentence that does. An error names it by the file, the line and the function, next to the event and the op.
+NAMELESS, NO_NAME = ("poison", "not_finite", "unidentified"), re.compile(f"{BARE.pattern}|is poison")
+PLANTED = tuple(f"{package}/" for package in PACKAGES if package != "instep")  # files of an engine begin so
 LOCATED = 0.95  # share of the faults that fire which must be located exactly
 
 
@@ -114,7 +117,11 @@ class Judged:
         if not (self.found and first is not None and (says or self.unknown)):
             return ""
         explained = first["explained"]
-        if self.unknown and (first["code"] in NAMELESS or len((explained or {}).get("names", ())) > 1 or NO_NAME.search(
+        if self.unknown and first["code"] == "failed":
+            at = first.get("raised") or {"file": "", "line": 0, "function": ""}
+            return "check" if at["file"].startswith(PLANTED) and at["line"] and at["function"] else ""
+        nameless = explained is None and first["code"] in NAMELESS
+        if self.unknown and (nameless or len((explained or {}).get("names", ())) > 1 or NO_NAME.search(
                 explained["says"] if explained is not None else first["diagnosis"] or "unknown")):  # fmt: skip
             return ""
         if explained is not None and says in explained["says"]:

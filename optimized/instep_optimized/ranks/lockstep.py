@@ -10,6 +10,7 @@ and one stream, and a graph is captured with the work of all ranks in this order
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,14 +33,26 @@ LIMIT_S = 20.0
 PERIODS, LEAST = 15, 0.1  # a rank that computes for a tenth of the limit has it again, this often
 LEAVES_S = 1.0  # seconds in which a rank must leave once the run has failed
 SERVED = "has served the event"
+TICK = "tick"  # the kind of a call that waits at a tick of a schedule
+
+
+class Line(NamedTuple):
+    """A line of source, and its function."""
+
+    file: str
+    line: int
+    function: str
 
 
 class RankError(RuntimeError):
-    """Some ranks did not do what the others did. ranks: those that raised or that wait."""
+    """Some ranks did not do what the others did.
 
-    def __init__(self, says: str, ranks: Sequence[int]) -> None:
+    ranks: those that raised or that wait;  at: the line in which the first of them waits, if no traceback shows it
+    """
+
+    def __init__(self, says: str, ranks: Sequence[int], at: Line | None = None) -> None:
         super().__init__(says)
-        self.ranks = tuple(ranks)
+        self.ranks, self.at = tuple(ranks), at
 
 
 class RankWaits(RankError):
@@ -79,11 +92,12 @@ class _Abandoned(BaseException):
 
 
 class _Waits(NamedTuple):
-    """A waiting rank: its call, what it gives, and what makes the results of all ranks."""
+    """A waiting rank: its call, what it gives, what makes the results of all ranks, and the line that calls."""
 
     call: Call
     given: Any
     make: Callable[[Sequence[Any]], Sequence[Any]]
+    at: Line
 
 
 class Lockstep:
@@ -166,7 +180,7 @@ class Lockstep:
         """Wait until every rank is in this call; return this rank's result of `make`, which gets what all gave."""
         if not self._running:
             raise RankWaits(f"rank {rank} waits {call}, and no other rank runs", [rank])
-        self._waits[rank] = _Waits(call, given, make)
+        self._waits[rank] = _Waits(call, given, make, _caller())
         self._pass_on(rank)
         self._wait(rank)
         if rank == 0:
@@ -179,7 +193,7 @@ class Lockstep:
 
     def tick(self, rank: int, number: int) -> None:
         """Wait until every rank is at this tick of a schedule."""
-        self.meet(rank, Call("tick", (number,), torch.int64), None, lambda given: given)
+        self.meet(rank, Call(TICK, (number,), torch.int64), None, lambda given: given)
 
     def post(self, rank: int, to: int, call: Call, x: torch.Tensor) -> None:
         """Put a copy of x into the mail for another rank."""
@@ -188,7 +202,7 @@ class Lockstep:
     def fetch(self, rank: int, source: int, call: Call) -> torch.Tensor:
         """Take the next tensor of another rank out of the mail, and wait for it if need be."""
         if not self._mail[source, rank]:
-            self._waits[rank] = _Waits(call, source, _nothing)
+            self._waits[rank] = _Waits(call, source, _nothing, _caller())
             self._pass_on(rank)
             self._wait(rank)
         return self._mail[source, rank].popleft()[1]
@@ -256,7 +270,9 @@ class Lockstep:
         else:
             ended = {other: f"raised {_spelled(error)}" for other, error in enumerate(self._errors) if error}
             waiting = {other: one.call for other, one in enumerate(self._waits) if one is not None}
-            self._fail(some_wait(waiting, self.size, ended))
+            error = some_wait(waiting, self.size, ended)
+            error.at = min(waits, key=lambda one: one.call.kind == TICK).at  # every rank waits at ticks
+            self._fail(error)
 
     def _ready(self, rank: int) -> bool:
         waits = self._waits[rank]
@@ -328,6 +344,14 @@ class _LockstepComm:
         self.calls.append(call)
         found: torch.Tensor = self._group.meet(self.rank, call, x, make)
         return found
+
+
+def _caller() -> Line:
+    """The line that calls a collective: the first one outside of this file, from within."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
 
 
 def some_wait(waits: Mapping[int, Call], size: int, ended: Mapping[int, str] = MappingProxyType({})) -> RankWaits:

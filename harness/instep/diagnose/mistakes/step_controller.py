@@ -7,8 +7,10 @@ which the driver decides.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,10 +23,13 @@ from instep_reference.controllers.sglang_0_5_12 import Brackets
 from instep_reference.controllers.sglang_0_5_14 import Slots
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
 
-from ...finding_problem import Explained, NamedMistake
+from ...finding_problem import Explained, NamedMistake, WrongContent
 from ...watch.event_context import EventContext
+from .source_slips import of_function, slipped
 
 MOST = 3  # rules that may fit at most; more of them explain nothing
+MOST_SLIPS = 2  # of these
+CONTROLLERS = "instep_reference.controllers"
 Counts = Callable[[Sequence[int]], Sequence[int]]  # accepted drafts per request of a commit -> counted drafts
 Coming = tuple[int, int]  # requests whose root is known, and all with a slot
 
@@ -68,6 +73,9 @@ class Rule(NamedMistake):
     coming: Callable[[Coming, int], Coming] = lambda coming, before: coming
 
 
+RIGHT = Rule("", "")
+
+
 def told(context: EventContext) -> Told:
     event, answer = context.event, context.truth.answer
     rows, counts, in_force, whole = None, None, None, None
@@ -97,10 +105,34 @@ class Steps(NamedTuple):
 def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> Explained | None:
     """The rule that gives the found step count, or a few that are indistinguishable; None if none does."""
     fitting = [rule.known() for rule in RULES if wishes(steps, rule, history, found)]
+    if not fitting:
+        fitting = _one_slip(steps, history, found)
+        if len(fitting) > MOST_SLIPS:
+            return None
     if not 0 < len(fitting) <= MOST:
         return None
     first, *others = (one.says for one in fitting)
     return Explained.any_of(fitting, first + (f" [equal: {'; '.join(others)}]" if others else ""))
+
+
+def _one_slip(steps: Steps, history: Sequence[Told], found: int) -> list[WrongContent]:
+    """The expressions of the reference's controller in which one slip gives the found step count."""
+    mine = [vars(inspect.getmodule(each)) | vars(each) for each in type(steps.controller()).__mro__[:-1]]
+    functions = {one.__qualname__: one for names in mine for one in names.values()
+                 if isinstance(one, FunctionType) and one.__module__.startswith(CONTROLLERS)}  # fmt: skip
+    fitting = dict[tuple[str, str], None]()
+    for name, function in functions.items():
+        for slip in of_function(function):
+            if (name, slip.right) in fitting:
+                continue
+            with slipped(function, slip):
+                try:
+                    fits = wishes(steps, RIGHT, history, found)
+                except Exception:  # a changed rule may raise anything
+                    continue
+            if fits:
+                fitting[name, slip.right] = None
+    return [WrongContent(f"there is a slip in `{right}` (`{name}` of the reference)") for name, right in fitting]
 
 
 def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> bool:

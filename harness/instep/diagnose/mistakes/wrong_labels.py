@@ -17,7 +17,7 @@ from instep_reference.contract.label_algebra import SPREAD
 from instep_reference.contract.place_names import Place
 from instep_reference.label_mixing import MASK, mix
 
-from ...checks.exact_labels import folded
+from ...checks.exact_labels import folded, states_of_window
 from ...oracle.miscounted_states import FROM_ZERO
 from ...watch.event_context import RowSpan
 from ...watch.rows_by_request import row_spans, rows
@@ -105,6 +105,13 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
             yield Explanation(FROM_ZERO.sentence, behind(0))
         for says, state in _states(case, span):
             yield Explanation(f"depends on the state {says}", behind(heads(state.state[place.layer][None])[0]))
+        forward, now = case.context.earlier.forward, case.context.truth.before.get(span.request)
+        nodes = states_of_window(forward, span.request, place.layer)
+        held = None if now is None or not nodes else heads(now.state[place.layer][None])[0]
+        for count, chain in enumerate(nodes):
+            if held in nodes and chain != held:
+                yield Explanation(f"depends on the state after {count} tokens of the last window; "
+                                  f"{nodes.index(held)} were accepted", behind(chain))  # fmt: skip
 
     return family
 

@@ -12,15 +12,18 @@ from typing import Any
 
 import torch
 
+from instep_reference import gdn
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
 from instep_reference.gdn import GdnMemory
 from instep_reference.short_conv import ConvMemory
+from instep_reference.trunk import LayerMemory
 
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
 from ...tier_allowances import NEAR
 from ...watch.rows_by_request import field_of
+from .explanation_fit import agrees
 from .finding_case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.
@@ -50,6 +53,47 @@ def memory(case: Case) -> Iterator[Explanation]:
                 yield from _without_oldest(case, work.memory)
         if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
             yield from _stale_cache(case, work.memory)
+
+
+def unwritten(case: Case) -> str:
+    """The sentence for NaN from memory that nothing wrote, which holds poison; "" if it does not account for all NaN.
+
+    The op is run again on the subject's own rows, with NaN in each memory that it reads. NaN must be at the found
+    places, and all other numbers must be right.
+    """
+    lost = ~case.found.cpu().isfinite()
+    if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
+        return ""
+    if case.component in STANDS and lost.all():
+        return "nothing wrote it: its op has only finite inputs, and leaves no number"
+    for says, memory in _with_nan(case):
+        for one in case.made(says, memory=memory):
+            if torch.equal(~one.wrong.cpu().isfinite(), lost):
+                return one.sentence
+    return ""
+
+
+def _right_elsewhere(case: Case, lost: torch.Tensor) -> bool:
+    found = torch.where(lost, case.right.to(case.found).cpu(), case.found.cpu())
+    return bool(lost.any()) and agrees(replace(case, found=found))
+
+
+def _with_nan(case: Case) -> Iterator[tuple[str, LayerMemory]]:
+    """The memory before the layer, with NaN in what its op reads."""
+    work = None if case.piece is None else case.piece.work
+    if not isinstance(work, LayerWork):
+        return
+    kept = work.memory
+    if kept is None and case.component in READ_FROM and case.finding.place.stage == "trunk":
+        kept = gdn.empty(case.weights.config, case.right.dtype, case.right.device)
+    instead = "" if work.start else ", although the request has no tokens yet"
+    if isinstance(kept, GdnMemory):
+        for field, says in (("window", "a conv window"), ("state", "a state")):
+            lost: dict[str, Any] = {field: torch.full_like(getattr(kept, field), torch.nan)}
+            yield f"reads {says} that nothing wrote (poison){instead}", replace(kept, **lost)
+    elif isinstance(kept, AttentionMemory):
+        keys, values = (torch.full_like(x, torch.nan) for x in (kept.keys, kept.values))
+        yield "reads keys or values that nothing wrote (poison)", AttentionMemory(keys, values)
 
 
 def _standing(case: Case) -> Iterator[Explanation]:

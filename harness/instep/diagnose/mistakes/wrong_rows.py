@@ -13,7 +13,7 @@ import torch
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ...checks.error_measurement import HEAD_AXIS
-from ...watch.rows_by_request import row_spans
+from ...watch.rows_by_request import row_spans, rows
 from .explanation_fit import PER_HEAD
 from .finding_case import STANDS, Case, Explanation
 
@@ -24,13 +24,25 @@ MOST = 256  # rows that are compared with each other at most
 def result_rows(case: Case) -> Iterator[Explanation]:
     """Rows and heads of a place, and heads of a state (not columns: `permuted_windows_and_shifted_caches.py`)."""
     if case.component not in STANDS and case.right.dim() > 1:
-        others = list(case.rights())
+        others = [*case.rights(), *_of_forward_before(case)]
         if case.granted is None:
             others += _elsewhere(case)
         yield from permuted(case, 0, "row", others)
     axis = HEAD_AXIS.get(case.component, 1 if case.component in PER_HEAD else None)
     if axis is not None and case.right.dim() > axis:
         yield from permuted(case, axis, "head", [])
+
+
+def _of_forward_before(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """Rows of the same place in the last forward, which memory of a launch, a graph or a transfer may still have."""
+    forward = case.context.earlier.forward
+    if forward is None:
+        return
+    side = forward.truth if case.granted is None else forward.subject
+    for name, span in forward.spans.items():
+        theirs = rows(side, case.finding.place, span)
+        if theirs is not None and len(theirs):
+            yield f'of request "{name}" in the forward before', theirs
 
 
 def _elsewhere(case: Case) -> Iterator[tuple[str, torch.Tensor]]:

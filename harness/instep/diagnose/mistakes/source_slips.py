@@ -1,0 +1,129 @@
+"""Slips in a function of the reference: its source with one operator, number or function changed, as code.
+
+Leaves out: where such code is run (`formula_slips.py`, `step_controller.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from types import CodeType, FunctionType
+from typing import NamedTuple
+
+OPERATORS: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
+    ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Add, ast.Div), ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult, ast.Mod), ast.Mod: (ast.FloorDiv,),
+}  # fmt: skip
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+FUNCTIONS = {
+    "mean": "sum", "sum": "mean", "sin": "cos", "cos": "sin", "rsqrt": "sqrt", "silu": "sigmoid", "sigmoid": "tanh",
+    "softplus": "relu", "triu": "tril", "min": "max", "max": "min", "amax": "amin", "amin": "amax", "any": "all",
+    "all": "any", "exp": "exp2",
+}  # fmt: skip
+
+
+SHOWN = 80  # characters of a formula that are printed at most
+
+
+class Slip(NamedTuple):
+    """A changed function: the right and the wrong form of the expression that differs, and the code with the change."""
+
+    right: str
+    wrong: str
+    code: CodeType
+
+
+@contextmanager
+def slipped(function: FunctionType, slip: Slip) -> Iterator[None]:
+    """Let every caller of a function run its changed code."""
+    right, function.__code__ = function.__code__, slip.code
+    try:
+        yield
+    finally:
+        function.__code__ = right
+
+
+@cache
+def of_function(function: FunctionType) -> tuple[Slip, ...]:
+    """Every slip of a function, each program once; none in a `while`."""
+    text = textwrap.dedent(inspect.getsource(function))
+    whole = ast.parse(text)
+    # A changed condition of a `while` may never end.
+    endless = {below for loop in ast.walk(whole) if isinstance(loop, ast.While) for below in ast.walk(loop)}
+    found, seen = list[Slip](), {ast.unparse(whole)}
+    for number, node in enumerate(ast.walk(whole)):
+        for change in range(0 if node in endless else len(others(node))):
+            tree = ast.parse(text)
+            parents = {below: above for above in ast.walk(tree) for below in ast.iter_child_nodes(above)}
+            changed = next(islice(ast.walk(tree), number, None))
+            top = _shown(changed, parents)
+            right, other = ast.unparse(top), others(changed)[change]
+            _replace(parents[changed], changed, other)
+            if (program := ast.unparse(tree)) not in seen and (code := _code(program, function)) is not None:
+                found.append(Slip(right, ast.unparse(other if top is changed else top), code))
+            seen.add(program)
+    return tuple(found)
+
+
+def others(node: ast.AST) -> list[ast.AST]:
+    """What could be in the place of an expression by mistake."""
+    match node:
+        case ast.BinOp(left=left, op=op, right=right):
+            made: list[ast.AST] = [ast.BinOp(left, other(), right) for other in OPERATORS.get(type(op), ())]
+            return made + ([left, right] if isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div) else [])
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Name() | ast.BinOp() | ast.Call() as operand):
+            return [operand]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return [operand]
+        case ast.BoolOp(op=op, values=[left, right]):
+            return [ast.BoolOp(ast.Or() if isinstance(op, ast.And) else ast.And(), [left, right]), left, right]
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARISONS:
+            return [ast.Compare(left, [COMPARISONS[type(op)]()], [right])]
+        case ast.Constant(value=bool(value)):
+            return [ast.Constant(not value)]
+        case ast.Constant(value=int(value)):
+            return [ast.Constant(value + 1), ast.Constant(value - 1)]
+        case ast.Call(func=ast.Attribute(value=owner, attr=name), args=given, keywords=named) if name in FUNCTIONS:
+            return [ast.Call(ast.Attribute(owner, FUNCTIONS[name]), given, named)]
+    return []
+
+
+def _shown(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST:
+    """The largest expression around a node that is short enough to be printed; of `x += 1` the statement."""
+    while isinstance(above := parents[node], ast.expr | ast.AugAssign) and len(ast.unparse(above)) <= SHOWN:
+        node = above
+    return node
+
+
+def _replace(parent: ast.AST, old: ast.AST, new: ast.AST) -> None:
+    for name, value in ast.iter_fields(parent):
+        if value is old:
+            setattr(parent, name, new)
+        elif isinstance(value, list):
+            setattr(parent, name, [new if one is old else one for one in value])
+
+
+def _code(program: str, function: FunctionType) -> CodeType | None:
+    """The code of a changed function; None if it cannot take the place of the right one."""
+    method = "__class__" in function.__code__.co_freevars  # it calls `super()`
+    try:
+        made = compile(f"class _:\n{textwrap.indent(program, '    ')}" if method else program, "<slip>", "exec")
+    except (SyntaxError, ValueError):
+        return None
+    code = next(one for one in _codes(made) if one.co_name == function.__name__)
+    return code if code.co_freevars == function.__code__.co_freevars else None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
