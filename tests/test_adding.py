@@ -457,7 +457,7 @@ def test_a_component_costs_at_most_six_files_and_no_mover(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
     text = (copy / "small.jsonl").read_text()
     assert all(f'"event":"{event}"' in text for event in ("save", "load", "offload", "fetch", "evict", "commit"))
-    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain", "--graphs", "--until", "45")
+    code, runs = replayed(copy, copy / "small.jsonl", "--ops", "ledger", "--ops", "plain", "--graphs", "--until", "30")
     assert (code, [one["findings"] for one in runs]) == (0, [[], []])
     file, right, wrong = FORGETS_ECHO
     (copy / file).write_text((copy / file).read_text().replace(right, wrong))

@@ -273,7 +273,7 @@ def _layer(
     tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int, *, both_ways: bool = False
 ) -> tuple[Labels, GdnLabels | KvLabels]:
     """both_ways: rows of an attention layer also see the rows after them."""
-    after = tell.config.mixers[layer] in tell.config.norm_after
+    after = tell.stage == "trunk" and tell.config.mixers[layer] in tell.config.norm_after
     normed = hidden if after else tell.of(layer, "normed", hidden)
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):

@@ -67,6 +67,7 @@ def scene(
         [('of request "x"', drawn(window, HV, V))], drawn(window - 1, HV, V),
         branches=[Wrong(NODE.known("state", 4, "a child of node 3", 3), drawn(HV, key_dim, V)),
                   Wrong(CHAIN.known(2, "all of them"), drawn(HV, key_dim, V))],
+        their_decays=[('of request "x"', log_decay * (0.3 + drawn(*log_decay.shape).sigmoid()))],
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
     of = scene(count=5 if mistake.name == "last-token-twice" else 3)
     if mistake.name in OF_CHANNELS:
         assert not list(wrong_of(of, [mistake])), "there is one decay per head"
-        of = scene(key_dim=V, channels=True)
+        of = replace(scene(key_dim=V, channels=True), safe=(-5.0, torch.tensor([0.5, 1.0, 2.0, 3.0])))
     elif mistake.name in OF_OUTER_PRODUCTS:
         assert not list(wrong_of(of, [mistake])), "it obeys the delta rule"
         of = replace(of, recalls=False)
@@ -117,8 +118,9 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
         assert result.diagnosis.startswith(wrong.sentence)
 
 
-OF_CHANNELS = ("decays-of-the-next-channel", "one-decay-of-all-channels", "channel-decays-of-another-head",
-               "decays-of-values", "nothing-recalled")
+OF_CHANNELS = ("decays-of-the-next-channel", "decays-of-channels-reversed", "decays-of-heads-reversed",
+               "one-decay-of-all-channels", "channel-decays-of-another-head",
+               "bound-left-out", "decays-of-values", "nothing-recalled")
 OF_OUTER_PRODUCTS = ("recalled", "keys-of-another-group", "decays-of-another-head")
 LISTED = [
     "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
@@ -126,10 +128,10 @@ LISTED = [
     "transposed", "from-transposed", "last-decays-dropped", "last-decay-doubled", "last-token-stale-gates",
     "last-token-stale-key", *OF_CHANNELS, *OF_OUTER_PRODUCTS, "update-of-the-token-after", "update-of-the-token-before",
     "updates-of-the-previous-step", "update-of-the-previous-step", "update-of-another-request",
-    "update-before-the-token-before", "updates-before-the-step", "update-before-the-decay",
-    "run-again-without-decay", "run-again-decayed-twice", "run-again-with-other-decays",
-    "run-again-along-other-keys", "run-again-with-other-updates", "run-again-written-first",
-    "run-again-from-the-second",
+    "update-before-the-token-before", "updates-before-the-step", "updates-without-beta", "update-before-the-decay",
+    "run-again-without-decay", "run-again-decayed-twice", "run-again-with-other-decays", "run-again-along-other-keys",
+    "run-again-with-decays-of-another-request", "run-again-in-reverse-decays", "run-again-with-other-updates",
+    "run-again-written-first", "run-again-from-the-second",
 ]  # fmt: skip
 
 

@@ -99,6 +99,10 @@ GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("says", "edit"), [
+    ("is made with A_log of the head before", Edit.of(GDN, "wide(A_log).to(q.dtype).exp(){ => .roll(1, 0)}")),
+    ("is read one channel too early in the conv's channels", Edit.of(GDN, "wide(mixed{ => .roll(1, 1)})")),
+    ("is read at the segment of k in the conv's channels",
+     Edit.of(GDN, "wide(mixed{ => .roll(-key_heads * key_dim, 1)})")),
     ("is made with the safe gate", Edit(GDN, DECAY, "log_decay = -5 * sigmoid(rate[:, None] * (a + dt_bias))")),
     ("have the scale of the configuration twice", Edit.of(MLP, "share * weights.scale{ => ** 2}")),
     ("a group is ranked by all of its experts", Edit.of(MLP, f"{GROUPS}.values[..., :{{2 => None}}]")),
@@ -107,6 +111,22 @@ GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"
 def test_mistakes_that_the_catalogue_lacks_are_named(trace: Trace, says: str, edit: Edit) -> None:
     with planted_here(edit):
         found = first_finding(diagnose(Replay(trace, Setting("plain")), until=2))
+    assert says in found.diagnosis
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("says", "kept"), [
+    ("decays the channels of each head in the opposite order", "Updates(token.k, write.decay.flip(-1), update)"),
+    ("decays all channels of a head alike, by the mean of their factors",
+     "Updates(token.k, write.decay.mean(-1, keepdim=True).expand_as(write.decay), update)"),
+    ("channels of each head as those of the head before", "Updates(token.k, write.decay.roll(1, 1), update)"),
+    ("lacks its beta", "Updates(token.k, write.decay, update / write.beta[..., None])"),
+    ("was run again with the decays of request ", "Updates(token.k, write.decay.roll(1, 0), update)"),
+], ids=lambda one: one[:30])  # fmt: skip
+def test_a_ring_that_keeps_other_decays_or_updates_is_named(trace: Trace, says: str, kept: str) -> None:
+    """By the row of the table alone: the ring is that of every recurrence."""
+    with planted_here(Edit(GDN, "Updates(token.k, write.decay, update)", kept)):
+        found = first_finding(diagnose(Replay(trace, Setting("plain")), until=14))
     assert says in found.diagnosis
 
 

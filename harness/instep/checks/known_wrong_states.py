@@ -207,14 +207,15 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
     """The scene of a state: the tokens of this request, and the states of other requests in the same layer."""
     folding = piece.folding
     assert folding is not None
-    others, theirs = list(folding.others), list[tuple[str, torch.Tensor]]()
+    others, theirs, their_decays = list(folding.others), *(list[tuple[str, torch.Tensor]]() for _ in range(2))
     for other in pieces:
         if other.layer != piece.layer or other.request == piece.request or other.folding is None:
             continue
         if other.truth.state is not None:
             others.append((f'of request "{other.request}"', other.truth.state))
         if other.span.kind in WINDOWS:
-            theirs.append((f'of request "{other.request}"', other.folding.tokens.of("update")))
+            for kept, name in ((theirs, "update"), (their_decays, "log_decay")):
+                kept.append((f'of request "{other.request}"', other.folding.tokens.of(name)))
     previous, handed, older = folding.previous, list[tuple[WrongContent, torch.Tensor]](), None
     pending: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
     if previous is not None:
@@ -233,7 +234,7 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
         piece.later_windows,
         tuple if previous is None or previous.last is None else partial(stale, folding.base, previous.last),
-        folding.tokens.recalls, v.shape[1] // k.shape[1], folding.safe,
+        folding.tokens.recalls, v.shape[1] // k.shape[1], folding.safe, their_decays,
     )  # fmt: skip
 
 

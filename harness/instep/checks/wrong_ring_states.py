@@ -60,6 +60,12 @@ def _of_token(scene: Scene, by: int) -> Updates:
     return [("", len(scene.k), scene.updates.roll(-by, 0).__getitem__)]
 
 
+def _without_beta(scene: Scene) -> Updates:
+    """The window itself ran with the right ones."""
+    lacking = scene.updates / scene.beta[..., None]
+    return [("", len(lacking), lacking.__getitem__)] if bool(lacking.isfinite().all()) else []
+
+
 def _older(scene: Scene) -> Updates:
     return [] if scene.older is None else [("", len(scene.older), scene.older.__getitem__)]
 
@@ -91,6 +97,8 @@ UPDATES = (
     WrongUpdate("updates-before-the-step", "was made from the state before the window",
                 "adds updates that were all made from the state before the step",
                 lambda scene: _made(scene, lambda _: scene.base), many=True, least=2),
+    WrongUpdate("updates-without-beta", "lacks its beta", "adds updates that lack their beta", _without_beta,
+                many=True),
     WrongUpdate("update-before-the-decay", "was made before the state decayed",
                 "adds an update that was made before the state decayed",
                 lambda scene: _made(scene, scene.after, decays=False)),
@@ -133,6 +141,13 @@ def _from_the_second(scene: Scene) -> Iterator[torch.Tensor]:
     """The replay starts one entry too late: without the first accepted token, with the first rejected one."""
     if scene.count < len(scene.k):
         yield from _again(1, **dict.fromkeys(("k", "log_decay", "updates"), lambda x: x.roll(-1, 0)))(scene)
+
+
+def _with_their_decays(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
+    """Decays are kept or read by batch row instead of slot."""
+    for whose, decays in scene.their_decays if scene.kept else ():
+        if len(decays) >= scene.count and decays.shape[1:] == scene.log_decay.shape[1:]:
+            yield whose, scene.again(scene.base, log_decay=decays)
 
 
 def _written_first(scene: Scene) -> Iterator[torch.Tensor]:
@@ -228,6 +243,9 @@ RUN_AGAIN: tuple[Mistake[States], ...] = (
     Mistake("run-again-decayed-twice", "was run again with every decay twice", _again(2, log_decay=lambda x: 2 * x)),
     Mistake("run-again-with-other-decays", "was run again with the decays of the tokens {}", _shifted(1, "log_decay")),
     Mistake("run-again-along-other-keys", "was run again along the keys of the tokens {}", _shifted(2, "k")),
+    Mistake("run-again-with-decays-of-another-request", "was run again with the decays {}", _with_their_decays),
+    Mistake("run-again-in-reverse-decays", "was run again with the decays of the tokens in the opposite order",
+            _again(3, log_decay=lambda x: x.flip(0))),
     # for one token the same as the update of a rejected token
     Mistake("run-again-with-other-updates", "was run again with the updates of the tokens {}", _shifted(2, "updates")),
     Mistake("run-again-written-first", "was run again so that each token is written before the state decays",

@@ -91,12 +91,14 @@ def _has_channels(scene: Scene) -> bool:
 
 
 def _other_decays(change: Callable[[torch.Tensor], Iterable[tuple[str, torch.Tensor]]]) -> States:
-    """All tokens are taken with other decays [T, HV, K]."""
+    """All tokens are taken with other decays [T, HV, K], in the window or only where a ring runs them again."""
 
     def states(scene: Scene) -> Iterator[tuple[str, torch.Tensor]]:
         for detail, decays in change(scene.log_decay) if _has_channels(scene) else ():
             for state in replace(scene, log_decay=decays).carried(scene.base):
                 yield detail, state
+            if scene.kept:
+                yield detail, scene.again(scene.base, log_decay=decays)
 
     return states
 
@@ -172,9 +174,14 @@ BANK: tuple[Mistake[States], ...] = (
     Mistake("last-token-stale-key", "takes the last token with the key of the token before", _stale_k),
     Mistake("decays-of-the-next-channel", "decays each channel as the one {}", _other_decays(
         lambda decays: (("before", decays.roll(1, -1)), ("after", decays.roll(-1, -1))))),
+    Mistake("decays-of-channels-reversed", "decays the channels of each head in the opposite order{}", _other_decays(
+        lambda decays: (("", decays.flip(-1)),))),
+    Mistake("decays-of-heads-reversed", "decays the heads in the opposite order{}", _other_decays(
+        lambda decays: (("", decays.flip(1)),) if decays.shape[1] > 2 else ())),
     Mistake("one-decay-of-all-channels", "decays all channels of a head {}", _other_decays(lambda decays: (
         ("as its first one", decays[..., :1].expand_as(decays)),
-        ("alike, by their mean", decays.mean(-1, keepdim=True).expand_as(decays))))),
+        ("alike, by their mean", decays.mean(-1, keepdim=True).expand_as(decays)),
+        ("alike, by the mean of their factors", decays.exp().mean(-1, keepdim=True).log().expand_as(decays))))),
     Mistake("channel-decays-of-another-head", "decays the channels of each head as those of the head {}", _other_decays(
         lambda decays: (("before", decays.roll(1, 1)), ("after", decays.roll(-1, 1))) if decays.shape[1] > 1 else ())),
     Mistake("bound-left-out", "{}", _bound_left_out),

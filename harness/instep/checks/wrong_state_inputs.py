@@ -56,6 +56,7 @@ class Scene:
     others    states of other requests: whose ("of request ..."), and [HV, K, V]
     handed    states that a miscounted previous step would have left instead of `base`: the mistake, and [HV, K, V]
     theirs    updates [T', HV, V] of other requests in the same event: whose ("of request ...")
+    their_decays  log_decay [T', HV] or [T', HV, K] of the same tokens
     older     updates [T', HV, V] of the previous step; pending: k, log_decay and updates of its tokens
     recent    tokens that a ring may hold, since the prompt, the oldest first
     later     mistakes, and states after a prompt's chunk that a wrong conv window preceded; costly
@@ -86,6 +87,7 @@ class Scene:
     recalls: bool = True
     shared: int = 1
     safe: tuple[float, torch.Tensor] | None = None
+    their_decays: Sequence[tuple[str, torch.Tensor]] = ()
 
     @cached_property
     def right(self) -> torch.Tensor:

@@ -8,6 +8,7 @@ another configuration in the reference's op. Leaves out: changed inputs (`wrong_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -29,6 +30,25 @@ def constants(case: Case) -> Iterator[Explanation]:
     family = FORMULAS.get(case.component)
     if family is not None:
         yield from family(case)
+    yield from _segment(case)
+
+
+def _segment(case: Case) -> Iterator[Explanation]:
+    """A segment of the conv's channels that is read at the place of another one, or a channel or a head off."""
+    mixed, config = case.own("mixed"), case.weights.config
+    names = config.recurrence.conv
+    if mixed is None or case.component not in names or len(names) < 2:
+        return
+    widths = [heads * width for heads, width in config.segments]
+    begins, mine = list(accumulate(widths, initial=0)), names.index(case.component)
+    for other, name in enumerate(names):
+        if other != mine:
+            shifted = mixed.roll(begins[mine] - begins[other], 1)
+            yield from case.made(f"is read at the segment of {name} in the conv's channels", {"mixed": shifted})
+    for by, what in dict.fromkeys(((1, "channel"), (config.segments[mine][1], "head"))):
+        for sign, word in ((1, "early"), (-1, "late")):
+            yield from case.made(f"is read one {what} too {word} in the conv's channels",
+                                 {"mixed": mixed.roll(sign * by, 1)})  # fmt: skip
 
 
 def _q(case: Case) -> Iterator[Explanation]:
@@ -52,6 +72,10 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
         ("with A_log itself, not with its exponential", stored, x),
     ):
         yield Explanation(f"is made {says}", _gate(by, opened, config.decay_bound))
+    others = [("A_log of the head before", rate.roll(1, 0)), ("A_log of the head after", rate.roll(-1, 0)),
+              ("A_log of the heads in the opposite order", rate.flip(0))]  # fmt: skip
+    for says, by in others if len(rate) > 1 else ():
+        yield Explanation(f"is made with {says}", _gate(by, x, config.decay_bound))
     yield Explanation("is the decay itself, not its logarithm", case.right.exp())
     yield Explanation("is in powers of 2, not of e", case.right * LOG2E)
     if config.decay_bound is None:
