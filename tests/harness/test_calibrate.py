@@ -484,7 +484,7 @@ def test_expert_draws_err_alike_together_and_row_by_row(
     errors, many = {}, recomputation.MOST_EXPERTS
     for most in (many, 0):
         monkeypatch.setattr(recomputation, "MOST_EXPERTS", most)
-        runs, _ = runner(work, len(x))
+        runs, *_ = runner(work, len(x))
         off = runs.yardsticks.places[MLP].double() - runs.truth.places[MLP]
         assert 8 < len({tuple(one.flatten().tolist()) for one in off}) == len(off), "each is a separate draw"
         errors[most] = off.flatten(1).norm(dim=1)
