@@ -14,9 +14,10 @@ CHUNK, RERUN = "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "instep_o
 
 FRESH = Edit.of("instep_optimized/forward_with_prefill_chunks.py", "fresh=prefill{ and not begin => }")
 NO_STATE = Edit(
-    GDN, "    state = _settle(before(part, who, work), part, who)\n",
+    GDN, "    state = _settle(before(part, who, work), part, who, recalls)\n",
     "    memory = before(part, who, work)\n"
-    "    state = _settle(torch.zeros_like(memory) if part.form == \"chunk\" else memory, part, who)\n",
+    "    state = _settle(torch.zeros_like(memory) if part.form == \"chunk\" else memory, part, who, "
+    "recalls)\n",
 )
 # The mask of a block's rows has <= for <: a request shorter than the longest one takes its last row twice.
 TWICE = Edit.of(LANES, "{inside => (token <= length[:, None])}.sum(dim=0).tolist(), again[which]")

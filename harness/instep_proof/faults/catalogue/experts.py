@@ -117,7 +117,8 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "grouped-shares-not-normalised", "share-numerics",
         "Rows are grouped by expert; the shares of the chosen experts are left as they are.",
-        Edit(GROUPED, "NORM=norm_topk", "NORM=False"),
+        Edit(GROUPED, "experts, groups = weights.router.shape[0], weights.groups",
+             "experts, groups, norm_topk = weights.router.shape[0], weights.groups, False"),
         how=GROUPS,
     ),
     Fault(

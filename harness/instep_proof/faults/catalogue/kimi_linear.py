@@ -61,13 +61,13 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "delta-term-dropped", "delta-rule", "A token writes its value, and not only what the state lacks.",
-        Edit.of(GDN, "write.beta[..., None] * {(write.v - _sum_by_halves(S * write.key)) => write.v}"),
+        Edit.of(GDN, "write.beta[..., None] * "
+                     "{(write.v - _sum_by_halves(S * write.key) if recalls else write.v) => write.v}"),
         mistake="recall-missing",
     ),
     _fault(
         "gates-of-low-rank-swapped", "low-rank", "The first matrices of the output gate and of the decay are swapped.",
-        Edit(WEIGHTS, 'names = ("q_proj", "k_proj", "v_proj", "g_a_proj", "b_proj", "f_a_proj")',
-             'names = ("q_proj", "k_proj", "v_proj", "f_a_proj", "b_proj", "g_a_proj")'),
+        Edit(WEIGHTS, '("g_a_proj", "b_proj", "f_a_proj")', '("f_a_proj", "b_proj", "g_a_proj")'),
     ),
     _fault(
         "output-gate-by-the-decay", "low-rank", "The output gate has the second matrix of the decay.",

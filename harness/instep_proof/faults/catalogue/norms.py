@@ -14,7 +14,7 @@ GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "atte
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "norm-eps-ten-times", "norm-eps", "The gated norm is given ten times the epsilon.",
-        (Edit.of("instep_optimized/model/gdn.py", "eps={ => 10 * }config.eps, gate=config.output_gate"),),
+        (Edit.of("instep_optimized/model/gdn.py", "eps={ => 10 * }config.core_eps, gate=config.output_gate"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
     ),
     Fault(

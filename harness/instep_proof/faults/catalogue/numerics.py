@@ -52,15 +52,15 @@ NARROW_RING = Edit.of(BUDGET, "sizes.types.consumed if sizes.keeps == \"inputs\"
 # Rerun tokens are folded by another formula: written first, then decayed.
 FOLD_OF_ITS_OWN = Edit(
     GDN,
-    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age), recalls)\n",
     "            kept = recalled(part.ring, who.which[owing], age)\n"
-    "            _again(S, kept._replace(decay=torch.ones_like(kept.decay)))\n"
+    "            _again(S, kept._replace(decay=torch.ones_like(kept.decay)), recalls)\n"
     "            S *= kept.decay[..., None, None]\n",
 )
 HALF_OF_THE_FOLD = Edit(
     GDN,
-    "            _again(S, recalled(part.ring, who.which[owing], age))\n",
-    "            _again(S, recalled(part.ring, who.which[owing], age))\n"
+    "            _again(S, recalled(part.ring, who.which[owing], age), recalls)\n",
+    "            _again(S, recalled(part.ring, who.which[owing], age), recalls)\n"
     "            S = S.bfloat16().to(S)\n",
 )
 LOG2E = Edit(

@@ -32,9 +32,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "narrow-update-when-run-again", "narrow-path",
         "An update goes through bf16 when its token is run again; the ring has it in fp32.",
-        (Edit(GDN, "            _again(S, recalled(part.ring, who.which[owing], age))\n",
+        (Edit(GDN, "            _again(S, recalled(part.ring, who.which[owing], age), recalls)\n",
               "            kept = recalled(part.ring, who.which[owing], age)\n"
-              "            _again(S, kept._replace(update=kept.update.bfloat16()))\n"),),
+              "            _again(S, kept._replace(update=kept.update.bfloat16()), recalls)\n"),),
         "accepted", NARROW, ("own_inputs",), ("identity", "bytes", "derived", "directed", "propagated"),
     ),
     Fault(

@@ -15,7 +15,7 @@ KERNEL, LEDGER = "instep_optimized/kernels/gdn_windows/token_by_token.py", "inst
 
 STORE = "        pool[units[wanted], entries % pool.shape[1]] = x[wanted].to(pool.dtype)\n"
 RECALL = "    kept = type(ring.kept)(*(pool[units, entries % pool.shape[1]] for pool in ring.kept))\n"
-AGAIN = "            _again(S, recalled(part.ring, who.which[owing], age))\n"
+AGAIN = "            _again(S, recalled(part.ring, who.which[owing], age), recalls)\n"
 
 MARGIN = Edit(LAZY_RERUN, "return size - width - widest", "return size - width - width")
 
@@ -35,9 +35,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "update-before-the-decay", "ring-update",
         "The update that is kept was made before the state decayed; the one that is written was made after it.",
-        (Edit(GDN, "        update = _absorb(S, write)\n",
+        (Edit(GDN, "        update = _absorb(S, write, recalls)\n",
                   "        update = write.beta[..., None] * (write.v - _sum_by_halves(S * write.key))\n"
-                  "        _absorb(S, write)\n"),),
+                  "        _absorb(S, write, recalls)\n"),),
         "accepted", Setting(), ("derived",), ("identity", "bytes"), mistake="update-before-the-decay",
     ),
     Fault(
@@ -45,7 +45,7 @@ FAULTS: tuple[Fault, ...] = (
         "A token is run again with its own key and update, and with the decay of the next token.",
         (Edit(GDN, AGAIN,
                   "            kept, behind = (recalled(part.ring, who.which[owing], age + by) for by in (0, 1))\n"
-                  "            _again(S, kept._replace(decay=behind.decay))\n"),),
+                  "            _again(S, kept._replace(decay=behind.decay), recalls)\n"),),
         "ragged", Setting(), ("directed", "derived"), ("identity", "bytes"), mistake="run-again-with-other-decays",
     ),
     Fault(
