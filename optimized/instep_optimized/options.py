@@ -227,6 +227,9 @@ def check(
         (config.beta_bound != 1.0 and not (ops.bounds_beta and ops.fused_gdn is None),
          "have no beta of more than 1 (`Ops.bounds_beta`)"),
         (config.convolving and not config.recurrent and ops.multiply is None, "have no gates (`Ops.multiply`)"),
+        (config.residual_factors and ops.scaled_add is None, "have no factors of residuals (`Ops.scaled_add`)"),
+        (config.recurrence.inputs == "projected" and ops.lightning_inputs is None,
+         "make no inputs of lightning attention (`Ops.lightning_inputs`)"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")

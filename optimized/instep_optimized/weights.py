@@ -39,6 +39,16 @@ class GdnWeights:
 
 
 @dataclass(frozen=True)
+class LightningWeights:
+    """inputs [HV*(2K + V) + HV*V, D]: per head q, k, v, then z; log_decay [HV], in nats; norm [HV*V]; out [D, HV*V]."""
+
+    inputs: torch.Tensor
+    log_decay: torch.Tensor
+    norm: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
 class ShortConvWeights:
     """inputs [3D, D]: the gate B of the conv's input, the gate C of its output, x; conv [D, W]; out [D, D]."""
 
@@ -66,6 +76,7 @@ class AttentionWeights:
     """inputs: q [heads*2*head_dim, D], per head query then gate, k, v [kv_heads*head_dim, D]; norms [head_dim]; o.
 
     Without gates q is [heads*head_dim, D]. A norm of all heads of a row is [heads, head_dim].
+    Empty norms: there are none.
     """
 
     inputs: torch.Tensor
@@ -168,6 +179,18 @@ def olmo(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     )
 
 
+def lightning(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> LightningWeights:
+    at, heads = f"{prefix}.self_attn", config.value_heads
+    # The slopes of ALiBi, from 2^(-8/heads) down to 2^-8, and smaller from layer to layer: in the last one almost zero.
+    power = torch.arange(1, heads + 1, dtype=torch.float64) * (-8 / heads)
+    depth = 1 + 1e-5 - layer / (len(config.layers) - 1 + 1e-5)
+    norm = stored.wide(f"{at}.norm.weight")
+    return LightningWeights(
+        torch.cat([stored.take(f"{at}.{name}.weight") for name in ("qkv_proj", "output_gate")]),
+        log_decay=(-depth * torch.exp2(power)).to(norm), norm=norm, out=stored.take(f"{at}.out_proj.weight"),
+    )
+
+
 def short_conv(stored: Stored, prefix: str) -> ShortConvWeights:
     inputs, conv, out = (stored.take(f"{prefix}.conv.{name}.weight") for name in ("in_proj", "conv", "out_proj"))
     return ShortConvWeights(inputs, conv.squeeze(1), out)
@@ -200,7 +223,8 @@ def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
 def attention(stored: Stored, prefix: str, config: ModelConfig) -> AttentionWeights:
     at = f"{prefix}.self_attn"
     inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"])
-    q_norm, k_norm = (stored.norm(f"{at}.{name}.weight", config) for name in ("q_norm", "k_norm"))
+    q_norm, k_norm = (stored.norm(f"{at}.{name}.weight", config) if config.head_norms else inputs.new_empty(0)
+                      for name in ("q_norm", "k_norm"))  # fmt: skip
     if config.row_norms:
         q_norm, k_norm = (x.view(-1, config.head_dim) for x in (q_norm, k_norm))
     return AttentionWeights(inputs, q_norm, k_norm, stored.take(f"{at}.o_proj.weight"))

@@ -58,6 +58,8 @@ def mix(
 
 def _normed(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Norm each head of x (T, heads, head_dim) with weight (head_dim), or its rows with weight (heads*head_dim)."""
+    if not config.head_norms:
+        return x
     if config.row_norms:
         return rms_norm(x.flatten(1), weight, config.eps).reshape(x.shape)
     return rms_norm(x, weight, config.eps)

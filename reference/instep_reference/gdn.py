@@ -51,7 +51,7 @@ def mix(
     rows, z, window = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
     done = (rule or recur)(**rows, state=memory.state[None])
     core = at("core", done.out[0])  # (T, HV, V)
-    state = _by_shown_updates(rows, done.update[0], done.state, memory.state[None], at)  # (1, HV, K, V)
+    state = by_shown_updates(rows, done.update[0], done.state, memory.state[None], at)  # (1, HV, K, V)
     if weights.skip is not None:
         core = at("skip", core + weights.skip[:, None] * rows["v"][0])  # (T, HV, V)
     if config.recurrence.norm == "group":
@@ -67,9 +67,14 @@ def state_after(
 ) -> torch.Tensor:
     """Return the state [HV, K, V] that `mix` leaves, bit for bit, without reading from it."""
     rows, _, _ = _rows(config, weights, normed, memory.window, at, conv or causal_conv)
-    written = [*_written(state=memory.state[None], **{name: x for name, x in rows.items() if name != "q"})]
+    return unread(rows, memory.state, at)
+
+
+def unread(rows: dict[str, torch.Tensor], before: torch.Tensor, at: At) -> torch.Tensor:
+    """Return the state [HV, K, V] that `recur` leaves of these rows, bit for bit, without reading from it."""
+    written = [*_written(state=before[None], **{name: x for name, x in rows.items() if name != "q"})]
     updates, (_, state) = torch.cat([update for update, _ in written]), written[-1]  # (T, HV, V), (1, HV, K, V)
-    return _by_shown_updates(rows, updates, state, memory.state[None], at)[0]
+    return by_shown_updates(rows, updates, state, before[None], at)[0]
 
 
 def _rows(
@@ -158,7 +163,7 @@ def by_channel(gate: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return gate if gate.ndim == v.ndim else gate[..., None]
 
 
-def _by_shown_updates(
+def by_shown_updates(
     rows: dict[str, torch.Tensor], own: torch.Tensor, state: torch.Tensor, before: torch.Tensor, at: At
 ) -> torch.Tensor:
     """Show the updates. If `at` returns others, the state is made from these; the read-out stays as it was."""

@@ -212,7 +212,8 @@ class LabelModel:
         return RequestState(
             length=length, root=root, proposal=proposal,
             proposal_hidden=None if hidden is None else expand(_finals(hidden), (config.hidden,))[0],
-            conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous() for layer, kept in gdn.items()},
+            conv={layer: expand(kept.taps, _shape("qkv", config)).T.contiguous()
+                  for layer, kept in gdn.items() if layer in config.convolving},
             state={layer: expand((kept.chain,), block)[0] for layer, kept in gdn.items() if layer in config.recurrent},
             keys={layer: expand(kept.keys, entry) for layer, kept in kv.items()},
             values={layer: expand(kept.values, value) for layer, kept in kv.items()},
@@ -280,9 +281,11 @@ def _layer(
         mixer, kept = (_gdn if layer in tell.config.recurrent else _short_conv)(tell, layer, normed, memory)
     else:
         mixer, kept = (_latent if tell.config.latent else _attention)(tell, layer, normed, memory, start, both_ways)
-    residual = tell.of(layer, "residual", hidden, tell.of(layer, "mixer_normed", mixer) if after else mixer)
-    mlp = tell.of(layer, "mlp", residual if after else tell.of(layer, "post_normed", residual))
-    return tell.of(layer, "hidden", residual, tell.of(layer, "mlp_normed", mlp) if after else mlp), kept
+    read = normed if tell.config.residual_factors else hidden  # the rows that the residual stream continues from
+    residual = tell.of(layer, "residual", read, tell.of(layer, "mixer_normed", mixer) if after else mixer)
+    post = residual if after else tell.of(layer, "post_normed", residual)
+    mlp, read = tell.of(layer, "mlp", post), post if tell.config.residual_factors else residual
+    return tell.of(layer, "hidden", read, tell.of(layer, "mlp_normed", mlp) if after else mlp), kept
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
@@ -290,7 +293,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     z_in, a_in = (tell.of(layer, name, normed) if low else normed for name in ("z_low", "a_low"))
     qkv, z = tell.of(layer, "qkv", normed), tell.of(layer, "z", z_in)
     gates = [tell.of(layer, name, a_in if name == "a" else normed) for name in row.gates]
-    mixed, taps = _mixed(tell, layer, qkv, memory.taps)
+    mixed, taps = _mixed(tell, layer, qkv, memory.taps) if row.conv else (qkv, ())
     q, k, v, log_decay, write = (
         tell.of(layer, name, mixed, *reversed(gates)) for name in ("q", "k", "v", "log_decay", row.write))
     chain, own, core, updates = memory.chain, code(Place(tell.stage, layer, "core")), [], []

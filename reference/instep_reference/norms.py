@@ -19,7 +19,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     Shapes:  x (..., D)   weight (D,)  ->  (..., D)
     Mirrors: transformers `Qwen3_5RMSNorm`, without its casts to fp32.
     """
-    return _over_rms(x, eps) * (1 + weight)
+    return over_rms(x, eps) * (1 + weight)
 
 
 def gated_norm(
@@ -31,7 +31,7 @@ def gated_norm(
     Mirrors: transformers `Qwen3_5RMSNormGated`, without its casts (HF casts before the weight).
     """
     opening = F.silu(z) if gate == "silu" else torch.sigmoid(z)
-    return _over_rms(core, eps) * weight * opening
+    return over_rms(core, eps) * weight * opening
 
 
 def gated_group_norm(
@@ -43,7 +43,7 @@ def gated_group_norm(
     Mirrors: transformers 5.24 `NemotronHRMSNormGated`, without its casts (HF casts before the weight).
     """
     gated = (core * F.silu(z)).reshape(*core.shape[:-2], groups, -1)  # (..., groups, HV*V / groups)
-    return (_over_rms(gated, eps).flatten(-2) * weight).reshape(core.shape)
+    return (over_rms(gated, eps).flatten(-2) * weight).reshape(core.shape)
 
 
 def l2_norm(x: torch.Tensor) -> torch.Tensor:
@@ -51,5 +51,5 @@ def l2_norm(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
 
 
-def _over_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+def over_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from . import attention, gdn, mla, short_conv
+from . import attention, gdn, lightning, mla, short_conv
 from .attention import AttentionMemory
 from .contract.answers import RequestState
 from .contract.config import Block, ModelConfig
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
 from .contract.recurrences import RECURRENCES, SHORT_CONV
 from .gdn import GdnMemory
+from .lightning import LightningMemory
 from .mlp import mlp
 from .norms import rms_norm
 from .short_conv import ConvMemory
@@ -30,11 +31,13 @@ class NoMemory:
     """The memory of a layer that is an MLP alone."""
 
 
-LayerMemory = GdnMemory | ConvMemory | AttentionMemory | NoMemory
+WithState = GdnMemory | LightningMemory
+LayerMemory = WithState | ConvMemory | AttentionMemory | NoMemory
 
 # The mixers by the block that they are: each module has `mix` and `empty`.
 MIXERS: Mapping[Block, Any] = {
-    **dict.fromkeys(RECURRENCES, gdn), SHORT_CONV.name: short_conv, "attention": attention, "mla": mla,
+    **{name: lightning if row.inputs == "projected" else gdn for name, row in RECURRENCES.items()},
+    SHORT_CONV.name: short_conv, "attention": attention, "mla": mla,
     "nope": SimpleNamespace(mix=attention.mix_as_projected, empty=attention.empty),
 }
 Forms = Mapping[Block, Mapping[str, Any]]
@@ -111,6 +114,7 @@ def layer(
     """One layer over T consecutive tokens of one request, block by block. Row t sees the memory and the rows 0 .. t.
 
     forms: mixer -> the parts of it that run in another form, by the names that `mix` gives them
+    A block with factors continues from the rows that it read, after their norm, times alpha, and not from `hidden`.
     Shapes:  hidden (T, D)   positions (T,)  ->  hidden (T, D), and the memory after the last row.
     """
 
@@ -129,7 +133,9 @@ def layer(
             made = at("mlp", mlp(config, weights.mlp, read))
         if after:
             made = at("mixer_normed" if block in MIXERS else "mlp_normed", rms_norm(made, given(norm), config.eps))
-        hidden = at("hidden" if number == len(blocks) - 1 else "residual", hidden + made)
+        factors = config.factors(block)
+        total = hidden + made if factors is None else factors[0] * read + factors[1] * made
+        hidden = at("hidden" if number == len(blocks) - 1 else "residual", total)
     return hidden, memory
 
 

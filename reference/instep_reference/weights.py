@@ -52,6 +52,20 @@ class GdnWeights:
 
 
 @dataclass(frozen=True)
+class LightningWeights:
+    """Lightning attention: qkv [HV*(2K + V), D], per head q, k, v; z [HV*V, D]; log_decay [HV], which no file stores;
+
+    norm [HV*V]; out [D, HV*V].
+    """
+
+    qkv: torch.Tensor
+    z: torch.Tensor
+    log_decay: torch.Tensor
+    norm: torch.Tensor
+    out: torch.Tensor
+
+
+@dataclass(frozen=True)
 class ShortConvWeights:
     """gates and x in one matrix, inputs [3D, D]: B, C, x; conv [D, W]; out [D, D]."""
 
@@ -81,7 +95,8 @@ class AttentionWeights:
     """Weights of a full attention layer.
 
     query_gate [heads*2*head_dim, D], per head query then gate, or without gates [heads*head_dim, D]; key, value
-    [kv_heads*head_dim, D]; query_norm, key_norm [head_dim], or of all heads; out [D, heads*head_dim].
+    [kv_heads*head_dim, D]; query_norm, key_norm [head_dim], or of all heads, or
+    empty: there is no norm; out [D, heads*head_dim].
     """
 
     query_gate: torch.Tensor
@@ -113,8 +128,8 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """router [E, D]; experts, E of them; the shared expert, and its gate [1, D], if it has one; bias [E], of a sigmoid
-    router.
+    """router [E, D]; experts, E of them; the shared expert, of width 0 if there is none, and its gate [1, D], if it
+    has one; bias [E], of a sigmoid router.
     """
 
     router: torch.Tensor
@@ -124,7 +139,7 @@ class MoeWeights:
     bias: torch.Tensor | None = None
 
 
-MixerWeights = GdnWeights | ShortConvWeights | AttentionWeights | LatentWeights | NopeWeights
+MixerWeights = GdnWeights | LightningWeights | ShortConvWeights | AttentionWeights | LatentWeights | NopeWeights
 
 
 @dataclass(frozen=True)
@@ -243,6 +258,8 @@ def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
 def _mixer(config: ModelConfig, index: int, at: str, get: Get) -> MixerWeights:
     if config.model_type == NEMOTRON:
         return _mamba2(config, f"{at}.mixer", get) if index in config.recurrent else _nope(f"{at}.mixer", get)
+    if index in config.recurrent and config.recurrence.inputs == "projected":
+        return _lightning(config, index, f"{at}.self_attn", get)
     if index in config.recurrent:
         if config.model_type in LATENT_TYPES:
             return _kda(config, at, get)
@@ -335,6 +352,31 @@ def _nope(at: str, get: Get) -> NopeWeights:
     return NopeWeights(*(get(f"{at}.{name}_proj.weight") for name in "qkvo"))
 
 
+def _no_mlp(config: ModelConfig, get: Get) -> MlpWeights:
+    none = get("model.norm.weight").new_empty(0, config.hidden)
+    return MlpWeights(none, none, none.T)
+
+
+def _lightning(config: ModelConfig, index: int, at: str, get: Get) -> LightningWeights:
+    qkv = get(f"{at}.qkv_proj.weight")
+    return LightningWeights(
+        qkv=qkv, z=get(f"{at}.output_gate.weight"),
+        log_decay=qkv.new_tensor(fixed_decay(config.value_heads, index, len(config.layers))),
+        norm=get(f"{at}.norm.weight"), out=get(f"{at}.out_proj.weight"),
+    )
+
+
+def fixed_decay(heads: int, layer: int, layers: int) -> list[float]:
+    """Return the logarithm of the decay of each head, in nats, which its number and its layer's decide.
+
+        -2^(-8 (h + 1) / heads) (1 - layer / (layers - 1 + 1e-5) + 1e-5)
+
+    Mirrors: transformers 5.24 `MiniMaxLightningAttention.get_slope_rate`, which returns the negative.
+    """
+    share = 1 - layer / (layers - 1 + 1e-5) + 1e-5
+    return [-(2.0 ** (-8 * (head + 1) / heads)) * share for head in range(heads)]
+
+
 def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
     query, down = get(f"{at}.q_proj.weight"), get(f"{at}.kv_a_proj_with_mqa.weight")
     if config.rotary_dim:
@@ -360,12 +402,13 @@ def _pairs_apart(config: ModelConfig, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
+    none = get(f"{at}.q_proj.weight").new_empty(0)
+    norms = [_norm(config, f"{at}.{name}_norm", get) if config.head_norms else none for name in "qk"]
     return AttentionWeights(
         query_gate=get(f"{at}.q_proj.weight"),
         key=get(f"{at}.k_proj.weight"),
         value=get(f"{at}.v_proj.weight"),
-        query_norm=_norm(config, f"{at}.q_norm", get),
-        key_norm=_norm(config, f"{at}.k_norm", get),
+        query_norm=norms[0], key_norm=norms[1],
         out=get(f"{at}.o_proj.weight"),
     )
 
@@ -407,8 +450,8 @@ def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> M
         router=get(f"{at}.gate.weight"),
         experts=_fused(at, get) if fused else tuple(
             _mlp(config, f"{at}.experts.{expert}", get) for expert in range(config.experts)),
-        shared=_mlp(config, f"{at}.shared_expert", get),
-        shared_gate=get(f"{at}.shared_expert_gate.weight"),
+        shared=_mlp(config, f"{at}.shared_expert", get) if config.shared_intermediate else _no_mlp(config, get),
+        shared_gate=get(f"{at}.shared_expert_gate.weight") if config.shared_intermediate else None,
     )
 
 

@@ -17,12 +17,9 @@ import torch
 
 from documentation.parity_table import ALLOWED, Parity, store, table
 from instep_reference import trunk
-from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.place_names import Place, unseen
 from instep_reference.engine import TensorModel
-from instep_reference.gdn import GdnMemory
-from instep_reference.short_conv import ConvMemory
 from instep_reference.weights import Weights
 from support.independent import transformers_models as oracle
 from support.independent.transformers_models import Seen
@@ -39,7 +36,8 @@ WAYS = {
 }
 CHAIN = 3  # drafts after the first
 
-AS_RELEASED = ("kimi", "olmo", "nemotron", "lfm2", "ling")  # kinds whose files have released names, or no MTP layers
+# Kinds whose files have released names, or no MTP layers.
+AS_RELEASED = ("kimi", "olmo", "nemotron", "lfm2", "ling", "minimax")
 FULL, LINEAR, CONV = "full_attention", "linear_attention", "conv"
 
 
@@ -168,6 +166,22 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
         **_layers(LINEAR, FULL), "num_attention_heads": 1, "num_key_value_heads": 1, "qk_rope_head_dim": 2}),
     ("Ling, top 1 of the experts, large eps", "ling", {
         "num_experts_per_tok": 1, "norm_topk_prob": False, "rms_norm_eps": 0.1}),
+    ("MiniMax, lightning x 3 and softmax attention", "minimax", {}),
+    ("MiniMax, softmax attention first, in turn", "minimax", {"layer_types": None}),
+    ("MiniMax, factors of 1, blocks of 5", "minimax", {"block_size": 5, **{
+        f"{part}_attn_{which}_factor": None for part in ("full", "linear") for which in ("alpha", "beta")},
+        "mlp_alpha_factor": None, "mlp_beta_factor": None}),
+    ("MiniMax, blocks of 256, a KV head per head", "minimax", {"block_size": 256, "num_key_value_heads": 4}),
+    ("MiniMax, heads wider than the hidden rows", "minimax", {"head_dim": 16}),
+    ("MiniMax, six heads, one KV head", "minimax", {
+        "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 8}),
+    ("MiniMax, one expert per token", "minimax", {"num_experts_per_tok": 1}),
+    ("MiniMax, top 3 of 6 experts, tied embeddings", "minimax", {
+        "num_local_experts": 6, "num_experts_per_tok": 3, "tie_word_embeddings": True}),
+    ("MiniMax, two layers, large eps", "minimax", {**_layers(LINEAR, FULL), "rms_norm_eps": 0.1}),
+    ("MiniMax, only softmax attention, small theta", "minimax", {
+        **_layers(FULL, FULL), "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
+    ("MiniMax, one head", "minimax", {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),
@@ -297,15 +311,8 @@ def _run(weights: Weights, tokens: Sequence[int], parts: Sequence[int]) -> Seen:
 
 
 def _memory(memories: Sequence[trunk.LayerMemory]) -> dict[str, torch.Tensor]:
-    named: dict[str, torch.Tensor] = {}
-    for index, memory in enumerate(memories):
-        if isinstance(memory, GdnMemory):
-            named |= {f"conv {index}": memory.window, f"state {index}": memory.state}
-        elif isinstance(memory, ConvMemory):
-            named[f"conv {index}"] = memory.window
-        elif isinstance(memory, AttentionMemory):
-            named |= {f"keys {index}": memory.keys, f"values {index}": memory.values}
-    return named
+    return {f"{name} {index}": tensor for index, memory in enumerate(memories)
+            for name, tensor in trunk.components(memory).items()}  # fmt: skip
 
 
 def _run_head(

@@ -99,7 +99,7 @@ OTHERS = [
      "ragged", Setting(strategy="snapshot"), "state", 'holds the state of request "a" after 3 tokens of its step'),
     ((Edit.of("instep_optimized/ops/plain/embed_norm_linear_head.py",
               f"return {{{OVER_RMS} * (1 + weight.to(x.dtype)) => {OVER_RMS} + (1 + weight.to(x.dtype))}}"),),
-     "short", Setting(), "normed", "`_over_rms(x, eps) + (1 + weight)`, not with `_over_rms(x, eps) * (1 + weight)`"),
+     "short", Setting(), "normed", "`over_rms(x, eps) + (1 + weight)`, not with `over_rms(x, eps) * (1 + weight)`"),
     ((Edit.of("instep_optimized/ops/plain/embed_norm_linear_head.py",
               "torch.{rsqrt => sqrt}(x.square().mean(dim=axes, keepdim=True) + eps)"),),
      "short", Setting(), "normed", "torch.sqrt((x * x).mean(-1, keepdim=True) + eps)`, not with `x * torch.rsqrt("),

@@ -264,6 +264,31 @@ def test_a_value_that_ling_cannot_have_is_refused_by_name(field: str, value: Any
         ModelConfig.from_dict(config_of("ling", **{field: value}))
 
 
+def test_a_file_of_minimax_is_read() -> None:
+    config = ModelConfig.from_dict(config_of("minimax"))
+    assert config.mixers == ("lightning", "lightning", "attention", "lightning")
+    assert (config.recurrent, config.convolving, config.attending) == ((0, 1, 3), (), (2,))
+    assert (config.key_heads, config.value_heads, config.key_dim, config.value_dim) == (4, 4, 8, 8)
+    assert (config.eps, config.core_eps, config.head_norms, config.norm_topk) == (1e-5, 1e-6, False, True)
+    assert [config.factors(block) for block in ("lightning", "attention", "moe", "mlp")] == [
+        (3.0, 0.75), (3.5, 1.25), (2.5, 1.5), None]
+    silent = {"layer_types": None, "mlp_alpha_factor": None, "num_local_experts": None, "num_experts": 4}
+    config = ModelConfig.from_dict(config_of("minimax", **silent))
+    assert config.mixers == ("attention", "lightning") * 2
+    assert (config.factors("moe"), config.experts) == ((1.0, 1.5), 4)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("sliding_window", 8), ("hidden_act", "gelu"), ("rotary_dim", 4), ("partial_rotary_factor", 0.5),
+    ("layer_types", ["full_attention"]), ("layer_types", ["conv"] * 4), ("num_attention_heads", 3), ("head_dim", 7),
+    ("num_local_experts", 0), ("num_experts_per_tok", 5), ("mlp_alpha_factor", -1.0),
+    ("rope_type", {"rope_type": "yarn", "rope_theta": 1e6}),
+])  # fmt: skip
+def test_a_value_that_minimax_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=field):
+        ModelConfig.from_dict(config_of("minimax", **{"rope_parameters" if field == "rope_type" else field: value}))
+
+
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[1]", b"\xff\xfe", pytest.param(b'{"a":' * 100_000, id="too deep"), b'{"model_type": "qwen3_5"',
 ])

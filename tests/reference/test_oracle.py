@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from documentation import parity, parity_table
 from documentation.parity import CASES, DTYPES, HEADS, Case
 from documentation.parity_table import ALLOWED
-from instep_reference import attention, gdn, mla, mlp, short_conv, trunk
+from instep_reference import attention, gdn, lightning, mla, mlp, short_conv, trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
@@ -248,8 +248,31 @@ def _window_without_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(short_conv, "causal_conv", convolve)
 
 
-TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2 = CASES[0].name, HEADS[0].name, *(
-    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron", "lfm2"))
+def _norm_of_each_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = lightning.over_rms
+
+    def normed(x: torch.Tensor, eps: float) -> torch.Tensor:
+        return correct(x.unflatten(1, (4, -1)), eps).flatten(1)
+
+    monkeypatch.setattr(lightning, "over_rms", normed)
+
+
+def _decay_of_one_head_of_minimax(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = lightning.mix
+
+    def mix(config: ModelConfig, weights: Any, *args: object) -> object:
+        margins = torch.tensor([MARGIN, 1.0, 1.0, 1.0], dtype=weights.log_decay.dtype)
+        return correct(config, replace(weights, log_decay=weights.log_decay * margins), *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lightning, "mix", mix)
+
+
+def _residual_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_another(monkeypatch, residual_factors=())
+
+
+TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX = CASES[0].name, HEADS[0].name, *(
+    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron", "lfm2", "minimax"))
 
 
 @few(3)
@@ -261,7 +284,8 @@ TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2 = CASES[0].name, HEADS[0].name, *(
     (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
     (_heads_normed_one_by_one, OLMO), (_values_skip_less, NEMOTRON), (_conv_bias_of_the_channel_before, NEMOTRON),
     (_groups_normed_together, NEMOTRON), (_steps_of_at_least_a_thousandth, NEMOTRON),
-    (_silu_after_a_short_conv, LFM2), (_window_without_its_gate, LFM2),
+    (_silu_after_a_short_conv, LFM2), (_window_without_its_gate, LFM2), (_norm_of_each_head, MINIMAX),
+    (_decay_of_one_head_of_minimax, MINIMAX), (_residual_before_the_norm, MINIMAX),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,8 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "linears": (*OF_NORMED, "value"),
     "linear": ("fused", *OF_NORMED, "value", "mixer"),
     "multiply": ("qkv", "gated"),
+    "scaled_add": ("residual", "hidden"),
+    "lightning_inputs": ("q", "k", "v", "log_decay", "write"),
     "conv": ("mixed",),
     SHORT_CONV.name: ("mixed",),
     "gdn_inputs": ("q", "k", "v", "log_decay", "beta", "write"),
@@ -50,7 +52,11 @@ OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_l
 # The ops of layers with a short convolution, and those that only other layers with a conv use.
 OF_SHORT_CONV = frozenset({SHORT_CONV.name, "multiply"})
 OF_STATES = frozenset({*RECURRENCES, "conv", "gdn_inputs", "gated_norm", "fused_gdn", "plan_ring"})
-TOGETHER = ("gdn_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")  # ops whose results come from one call
+# The ops of MiniMax alone, and those that its layers do not use.
+OF_MINIMAX = frozenset({"scaled_add", "lightning_inputs"})
+NOT_OF_MINIMAX = frozenset({"conv", "gdn_inputs", "add", "output_gate"})
+# Ops whose results come from one call.
+TOGETHER = ("gdn_inputs", "lightning_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
@@ -86,6 +92,7 @@ def unused_by(config: ModelConfig) -> frozenset[str]:
     else:
         attention = OF_HEADS if config.row_norms else frozenset({"attend_latents", "latent_inputs"})
     recurrent = OF_SHORT_CONV if config.recurrence.has_state else OF_STATES
+    recurrent |= NOT_OF_MINIMAX if config.residual_factors else OF_MINIMAX
     return attention | recurrent | (RECURRENCES.keys() - {config.recurrence.name})
 
 

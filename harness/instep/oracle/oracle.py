@@ -18,7 +18,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import Admit
-from instep_reference.gdn import GdnMemory
+from instep_reference.trunk import WithState
 from instep_reference.weights import GdnWeights, Weights
 
 from ..finding_problem import WrongContent
@@ -192,7 +192,7 @@ def _newest(steps: tuple[Run, ...]) -> tuple[Run, ...]:
 def _wrong_starts(layer: LayerWork, folding: Folding) -> tuple[tuple[WrongContent, Work], ...]:
     """The layer started from states that known mistakes leave; used only if a place is wrong."""
     memory, previous = layer.memory, folding.previous
-    if not isinstance(memory, GdnMemory):
+    if not isinstance(memory, WithState):
         return ()
 
     def carried(state: Callable[[], torch.Tensor]) -> Work:

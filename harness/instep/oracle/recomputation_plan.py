@@ -285,7 +285,7 @@ class Planner:
         state = to_state(hidden, before, layer, layer, span.start, parents, read=self.whole or chunk)
         task = self._task(span, "trunk", layer, work, base if chunk else None)
         after = partial(after_window, hidden, before, layer, layer, span.start)
-        window = (before.conv[layer], after) if chunk and span.start else None
+        window = (before.conv[layer], after) if chunk and span.start and layer in self.config.convolving else None
         recurrence = Recurrence(base, state, parents, work, window=window, number=layer)
         if self.whole:
             return replace(task, recurrence=recurrence)

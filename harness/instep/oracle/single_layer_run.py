@@ -12,15 +12,15 @@ from typing import Any, cast
 
 import torch
 
-from instep_reference import gdn, trunk
+from instep_reference import trunk
 from instep_reference.attention import attend_both_ways, rotate
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See
 from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
-from instep_reference.gdn import GdnMemory, Recurred, recur
+from instep_reference.gdn import Recurred, recur
 from instep_reference.norms import rms_norm
-from instep_reference.trunk import Forms
-from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, GdnWeights, Weights, given
+from instep_reference.trunk import Forms, WithState
+from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, Weights, given
 
 from ..trace.tree_shape import depths, lines
 
@@ -59,7 +59,7 @@ class LayerWork:
         hidden = self.hidden.to(like)
         _, after = trunk.layer(
             config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
-        return after.state if isinstance(after, GdnMemory) else None
+        return after.state if isinstance(after, WithState) else None
 
 
 def context_of(fed: torch.Tensor) -> Work:
@@ -93,28 +93,31 @@ def to_state(
     hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
     tree: tuple[int, ...] | None = None, *, read: bool = True,
 ) -> Work:
-    """Run a GDN layer from its rows to the state, and nothing after it; `number`: the layer's index in the weights.
+    """Run a layer with a recurrence from its rows to the state, and nothing after it.
 
+    number: the layer's index in the weights
     read: whether the read-outs are computed as well; for a tree's nodes they always are
     """
 
     def work(weights: Weights, see: See) -> torch.Tensor:
         like, mine = weights.embedding, weights.layers[number]
-        assert isinstance(mine.mixer, GdnWeights), "asked of GDN layers alone"
-        memory = gdn.empty(weights.config, like.dtype, like.device)
+        kind = weights.config.mixers[number]
+        mixer = trunk.MIXERS[kind]
+        memory = mixer.empty(weights.config, like.dtype, like.device)
         if start:
-            known = trunk.memory_of(weights.config, weights.config.mixers[number], before, layer, like)
-            memory = cast(GdnMemory, known)
+            memory = trunk.memory_of(weights.config, kind, before, layer, like)
 
         def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
             return see(Place("trunk", layer, component), tensor)
 
         normed = at("normed", rms_norm(hidden.to(like), given(mine.input_norm), weights.config.eps))
         if not read and tree is None:
-            return gdn.state_after(weights.config, mine.mixer, normed, memory, at)
+            state: torch.Tensor = mixer.state_after(weights.config, mine.mixer, normed, memory, at)
+            return state
         positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
-        other = forms.get(weights.config.mixers[number], {})
-        return gdn.mix(weights.config, mine.mixer, normed, memory, positions, at, **other)[1].state
+        after: WithState = mixer.mix(
+            weights.config, mine.mixer, normed, memory, positions, at, **forms.get(kind, {}))[1]
+        return after.state
 
     return work
 
@@ -146,7 +149,8 @@ def forms(parents: Sequence[int]) -> Forms:
     tree = tuple(parents)
     recurrent = {"rule": partial(recur_tree, tree), "conv": partial(conv_tree, tree)}
     attending = {"read": partial(read_tree, tree)}
-    fixed = {mixer: {name: form for name, form in recurrent.items() if row.has_state or name == "conv"}
+    part = {"rule": "state", "conv": "conv"}  # the memory that each form runs over
+    fixed = {mixer: {name: form for name, form in recurrent.items() if part[name] in row.memory}
              for mixer, row in WITH_FIXED_MEMORY.items()}  # fmt: skip
     return {**dict.fromkeys(("attention", "mla", "nope"), attending), **fixed}
 

@@ -20,8 +20,8 @@ from instep_reference import trunk
 from instep_reference.contract.engine import Commit, Event, Forward, RequestState, SetNumSteps
 from instep_reference.contract.event_facts import committed_paths
 from instep_reference.controllers import Controller
-from instep_reference.gdn import GdnMemory
 from instep_reference.speculative_rounds import Rounds, Standing
+from instep_reference.trunk import WithState
 
 from ..lru_cache import EVENTS
 from ..oracle.expert_routes import Route, Routes
@@ -109,7 +109,7 @@ class Reusing(Participant):
         config = engine.model.config
         memory = tuple(
             trunk.memory_of(config, config.mixers[layer], shown, layer, kept.state)
-            if isinstance(kept, GdnMemory) and layer in shown.state else kept
+            if isinstance(kept, WithState) and layer in shown.state else kept
             for layer, kept in enumerate(live.standing.memory)
         )
         engine.requests[request] = replace(live, standing=replace(live.standing, memory=memory))
@@ -119,7 +119,7 @@ class Reusing(Participant):
                 key.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         self._path = key.digest()
         self.states.look(request)
-        return all(layer in shown.state for layer, kept in enumerate(memory) if isinstance(kept, GdnMemory))
+        return all(layer in shown.state for layer, kept in enumerate(memory) if isinstance(kept, WithState))
 
     def give(self, name: str) -> Given:
         """Give a kept copy to the reference of another engine."""

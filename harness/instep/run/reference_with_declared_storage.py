@@ -17,15 +17,16 @@ from instep_reference.contract.declared_rounding import PREFIXES, RING, Storage,
 from instep_reference.contract.engine import Committed, Forwarded, Path, Row
 from instep_reference.contract.place_names import Place, See
 from instep_reference.engine import Memories, ReferenceEngine
-from instep_reference.gdn import GdnMemory, absorb, by_channel
+from instep_reference.gdn import absorb, by_channel
 from instep_reference.speculative_rounds import Standing
+from instep_reference.trunk import WithState
 from instep_reference.verify_by_decoding import Node
 
 from ..oracle.declared_product_rounding import InChunks, Operands
 from ..oracle.reordered_arithmetic import in_two_parts, stored
 from ..oracle.storage_rounding import State
 
-States = Callable[[int, GdnMemory], torch.Tensor]  # (layer, memory) -> its state
+States = Callable[[int, WithState], torch.Tensor]  # (layer, memory) -> its state
 IN_A_RING = ("k", "log_decay", "update")  # the rows that a ring keeps of a token
 
 
@@ -86,10 +87,10 @@ class StoringEngine(ReferenceEngine):
         dtype = self.rounds[RING]
         assert isinstance(dtype, torch.dtype), "checked as a declaration"
 
-        def states(layer: int, memory: GdnMemory) -> torch.Tensor:
+        def states(layer: int, memory: WithState) -> torch.Tensor:
             rows = {name: torch.cat(tuple(window[layer, name])) for name in IN_A_RING}
             base = before[layer]
-            assert isinstance(base, GdnMemory), "a layer keeps its kind"
+            assert isinstance(base, WithState), "a layer keeps its kind"
             return run_again(rows, base.state, dtype, self.chance)
 
         return states
@@ -99,7 +100,7 @@ class StoringEngine(ReferenceEngine):
     ) -> tuple[torch.Tensor, Memories]:
         if self.operands.forms[1] in self.operands.products:
             self._rules = {layer: InChunks(self.operands, one.state) for layer, one in enumerate(memory)
-                           if isinstance(one, GdnMemory)}  # fmt: skip
+                           if isinstance(one, WithState)}  # fmt: skip
         final, memory = super()._chunk(tokens, memory, start, inner=inner)
         left, self._rules = {layer: rule.state for layer, rule in self._rules.items()}, {}
         if left:
@@ -164,7 +165,7 @@ class StoringEngine(ReferenceEngine):
 
     def _narrow(self, *, forward: bool) -> States:
         """The states that a tracked prefix keeps. forward: whether a forward makes it, or a commit."""
-        def narrow(layer: int, memory: GdnMemory) -> torch.Tensor:
+        def narrow(layer: int, memory: WithState) -> torch.Tensor:
             state = memory.state
             for storage in kept_in(self.rounds, forward=forward):
                 state = stored(state, storage, self.chance)
@@ -195,6 +196,6 @@ def run_again(
 def _with(memories: Memories, state: States) -> Memories:
     """The memories with another state in every GDN layer."""
     return tuple(
-        replace(memory, state=state(layer, memory)) if isinstance(memory, GdnMemory) else memory
+        replace(memory, state=state(layer, memory)) if isinstance(memory, WithState) else memory
         for layer, memory in enumerate(memories)
     )

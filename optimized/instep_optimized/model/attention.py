@@ -67,7 +67,7 @@ class AttentionLayer:
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         if self.half.after:
             mixer = ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at("mixer_normed"))
-        return self.half(ops, rows, mixer, stage)
+        return self.half(ops, x if config.residual_factors else rows, mixer, stage)
 
     # Both store keys and values before `attend`: a row also attends to itself and to the rows before it in this launch.
 

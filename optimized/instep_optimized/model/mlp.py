@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
-from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.config import Block, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
@@ -23,6 +23,7 @@ class Half:
     """residual = hidden + mixer; answer = residual + mlp(norm(residual)).
 
     after  the layer norms results: answer = residual + norm(mlp(residual)), and the caller has normed `mixer`
+    With factors the caller passes its normed rows as `hidden`, and the answer is alpha * norm(residual) + beta * mlp.
     """
 
     layer: int
@@ -43,14 +44,24 @@ class Half:
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
 
-        total = Residual(hidden, mixer, at("residual"))
+        factors = bool(self.config.residual_factors)
+        total = self._sum(ops, self.config.mixers[self.layer], hidden, mixer, at("residual"))
         if self.after:
             residual = total.summed(ops).x
             made = ops.norm(
                 x=self._mlp(ops, residual, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
             return Residual(residual, made, at("hidden"))
         residual, normed = total.normed(ops, self.norm, self.config.eps, at("post_normed"))
-        return Residual(residual, self._mlp(ops, normed, at("mlp")), at("hidden"))
+        made = self._mlp(ops, normed, at("mlp"))
+        return self._sum(ops, self.config.layers[self.layer][-1], normed if factors else residual, made, at("hidden"))
+
+    def _sum(self, ops: Ops, block: Block, x: torch.Tensor, y: torch.Tensor, to: Place) -> Residual:
+        """Add the result y of a block. With factors the sum is computed here, as no norm computes it."""
+        factors = self.config.factors(block)
+        if factors is None:
+            return Residual(x, y, to)
+        assert ops.scaled_add is not None, "checked when the engine was built"
+        return Residual(ops.scaled_add(x=x, y=y, alpha=factors[0], beta=factors[1], to=to))
 
     def _mlp(self, ops: Ops, x: torch.Tensor, to: Place) -> torch.Tensor:
         if isinstance(self.mlp, w.DenseWeights):

@@ -25,6 +25,7 @@ from ..sampling_inputs import Drawing
 from .attention import AttentionLayer
 from .gdn import GdnLayer
 from .latent_attention import LatentLayer
+from .lightning import LightningLayer
 from .residual import Residual
 from .short_conv import ShortConvLayer
 
@@ -34,6 +35,11 @@ Layer = Callable[[Ops, Residual, Batch, Mixes], Residual]
 
 def _gdn(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     mixer = GdnLayer.of(stored, f"model.layers.{layer}", layer, config)
+    return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
+
+
+def _lightning(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    mixer = LightningLayer.of(stored, f"model.layers.{layer}", layer, config)
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, bound, STAGE)
 
 
@@ -55,7 +61,8 @@ def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
 
 # By the mixer of the layer.
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
-    **dict.fromkeys(RECURRENCES, _gdn), SHORT_CONV.name: _short_conv, "attention": _attention, "mla": _attention,
+    **{name: _lightning if row.inputs == "projected" else _gdn for name, row in RECURRENCES.items()},
+    SHORT_CONV.name: _short_conv, "attention": _attention, "mla": _attention,
     "": _elsewhere,
 }
 

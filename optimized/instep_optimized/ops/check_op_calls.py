@@ -141,8 +141,8 @@ def _rows(given: dict[str, Any]) -> int:
     if "parts" in given and "rows" in given:
         return int(given["rows"])
     for name in (
-        "x", "tokens", "core", "mixed", "query", "projected", "key_raw", "attended", "rows", "logits", "window", "own",
-        "slots",
+        "x", "tokens", "core", "mixed", "qkv", "query", "projected", "key_raw", "attended", "rows", "logits", "window",
+        "own", "slots",
     ):
         if isinstance(given.get(name), torch.Tensor):
             return int(given[name].shape[0])

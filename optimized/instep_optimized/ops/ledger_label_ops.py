@@ -70,6 +70,11 @@ def multiply(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     return _stamp_pair(x, y, to, *x.shape[1:])
 
 
+def scaled_add(*, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float, to: Place) -> torch.Tensor:
+    """mix(mix(x, y), code)."""
+    return _stamp_pair(x, y, to, *x.shape[1:])
+
+
 def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     """mix(mix(x, y), code), as wide as both."""
     return _stamp_pair(x, y, to, x.shape[1] + y.shape[1])
@@ -210,6 +215,18 @@ kda = gdn
 def mamba2(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """Do as `gdn`, with updates that are mixed from 0 instead of the chain: they read no state."""
     return _recurred(inputs, parts, to, recalls=False)
+
+
+lightning = mamba2
+
+
+def lightning_inputs(
+    *, qkv: torch.Tensor, log_decay: torch.Tensor, key_dim: int, to: tuple[Place, ...]
+) -> GdnInputs:
+    """mix(qkv, code) for each result."""
+    (heads, width), base = qkv.shape[1:], read(qkv)
+    shapes = ((heads, key_dim), (heads, key_dim), (heads, width - 2 * key_dim), (heads,), (heads,))
+    return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
 
 
 def _recurred(inputs: GdnInputs, parts: tuple[Part, ...], to: Place, recalls: bool) -> torch.Tensor:

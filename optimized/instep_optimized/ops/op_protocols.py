@@ -147,6 +147,12 @@ class Add(Protocol):
     def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
 
 
+class ScaledAdd(Protocol):
+    """x, y [N, D] -> alpha * x + beta * y, in fp32, cast once."""
+
+    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float, to: Place) -> torch.Tensor: ...
+
+
 class Multiply(Protocol):
     """x, y [N, D] -> x * y."""
 
@@ -203,6 +209,17 @@ class MakeGdnInputs(Protocol):
     ) -> GdnInputs: ...
 
 
+class LightningInputs(Protocol):
+    """qkv [N, HV, 2K + V] = per head [q | k | v], each through a silu; log_decay [HV] for every row -> `GdnInputs`.
+
+    beta, the write gate, is 1. fp32. `to`: places of q, k, v, log_decay, write.
+    """
+
+    def __call__(
+        self, *, qkv: torch.Tensor, log_decay: torch.Tensor, key_dim: int, to: tuple[Place, ...]
+    ) -> GdnInputs: ...
+
+
 class Recur(Protocol):
     """A recurrence over packed rows; addresses point at states seen as [HV, K, V].
 
@@ -244,7 +261,7 @@ class GatedNorm(Protocol):
 class MakeAttentionInputs(Protocol):
     """projected [N, heads, 2, head_dim] (query, gate), key_raw [N, kv_heads, head_dim], positions [N] int64.
 
-    Without gates (`short_conv`) projected is [N, heads, 1, head_dim].
+    Without gates projected is [N, heads, 1, head_dim]. An empty norm: none.
     Norm per head times (1 + weight), then rotary on the first rotary_dim channels (halves rotated). `to`: query, key.
     """
 
@@ -486,8 +503,9 @@ class Ops:
     products       form of an op -> how its products round operands, {"gdn.chunk": Product("tf32", block=64)}; else fp32
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
-    kda, mamba2    the other rows of RECURRENCES, if it serves them (`recurrence`): the fusions above are of `gdn`
+    kda, mamba2, lightning: the other rows of RECURRENCES, if it serves them (`recurrence`); the fusions are of `gdn`
     short_conv, multiply: the ops of layers with a gated short convolution, if it serves them
+    lightning_inputs, scaled_add: the ops of MiniMax beside `lightning`, if it serves them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -560,8 +578,11 @@ class Ops:
     latent_inputs: MakeLatentInputs | None = None
     kda: Recur | None = None
     mamba2: Recur | None = None
+    lightning: Recur | None = None
     short_conv: ShortConv | None = None
     multiply: Multiply | None = None
+    lightning_inputs: LightningInputs | None = None
+    scaled_add: ScaledAdd | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False

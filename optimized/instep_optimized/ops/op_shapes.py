@@ -171,7 +171,8 @@ def _attention_inputs(given: Given) -> Iterator[Fit]:
     yield "key_raw", (given["key_raw"].shape[0], given["key_raw"].shape[2]), (rows, width)
     yield "positions", tuple(given["positions"].shape), (rows,)
     for name in ("q_norm", "k_norm"):
-        yield name, tuple(given[name].shape), (width,)
+        if given[name].numel():
+            yield name, tuple(given[name].shape), (width,)
 
 
 def _key_inputs(given: Given) -> Iterator[Fit]:
@@ -306,8 +307,8 @@ def _draw(given: Given) -> Iterator[Fit]:
 FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "accept": _of_trees("window", "picks", "parents"), "plan_tree": _of_trees("parents"), "move_rows": _move_rows,
     "plan_path": _of_trees("accept_index"), "place_rows": _place_rows,
-    "linear": _linear, "add": _same, "multiply": _same, "norm": _norm, "conv": _conv, "short_conv": _conv,
-    "gdn_inputs": _gdn_inputs,
+    "linear": _linear, "add": _same, "multiply": _same, "scaled_add": _same, "norm": _norm,
+    "conv": _conv, "short_conv": _conv, "gdn_inputs": _gdn_inputs,
     **{row.name: partial(_recurrence, row) for row in RECURRENCES.values()},
     "gated_norm": _gated_norm, "attention_inputs": _attention_inputs, "store_rows": _store_rows, "attend": _attend,
     "attend_latents": _attend_latents, "latent_inputs": _latent_inputs,
@@ -336,6 +337,11 @@ def _of_latents(given: Given) -> tuple[Shape, ...]:
     return (rows, heads, width - 1), (rows, 1, given["rotary_dim"]), (rows, 1, given["norm"].shape[0])
 
 
+def _projected(given: Given) -> tuple[Shape, ...]:
+    (rows, heads, width), keys = given["qkv"].shape, given["key_dim"]
+    return (rows, heads, keys), (rows, heads, keys), (rows, heads, width - 2 * keys), (rows, heads), (rows, heads)
+
+
 def _candidates(given: Given) -> Shape:
     topk, before = given["tokens"].shape[1], given["before"]
     requests = len(given["tokens"] if before is None else before.tokens)
@@ -344,11 +350,11 @@ def _candidates(given: Given) -> Shape:
 
 GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "embed": lambda g: ((g["tokens"].shape[0], g["table"].shape[1]),),
-    **dict.fromkeys(("norm", "add", "multiply", "conv", "short_conv", "mlp", "moe"), _like("x")),
+    **dict.fromkeys(("norm", "add", "multiply", "scaled_add", "conv", "short_conv", "mlp", "moe"), _like("x")),
     "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
-    "gdn_inputs": _heads, "gated_norm": _like("core"),
+    "gdn_inputs": _heads, "gated_norm": _like("core"), "lightning_inputs": _projected,
     **dict.fromkeys(RECURRENCES, lambda g: (tuple(g["inputs"].v.shape),)),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
     "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .block_drafter import FOLDER, PREFIX, BlockDrafter
-from .checkpoint_tensor_shapes import block_shapes, each_shape, ours, released
+from .checkpoint_tensor_shapes import DERIVED, block_shapes, each_shape, ours, released
 from .config import ModelConfig, read_json, states_mtp_layers
 from .drafters import BLOCK
 from .errors import BadInput
@@ -160,7 +160,7 @@ def _stored(files: Iterable[Path], config: ModelConfig | None = None) -> dict[st
             found = [(name, tuple(opened.get_slice(name).get_shape())) for name in names]
         for name, shape in found:
             own = ours(config, _text_name(name))
-            if VISUAL.match(own):
+            if VISUAL.match(own) or own.endswith(DERIVED):
                 continue
             if own in stored:
                 raise BadInput(own, found=f"twice, as {stored[own].name} and {name}", expected="once")

@@ -13,6 +13,7 @@ from math import prod
 from .block_drafter import PREFIX
 from .config import BAILING, KIMI, LATENT_TYPES, OLMO, Block, ModelConfig
 from .lfm2_config import LFM2
+from .minimax_config import MINIMAX
 from .nemotron_config import NEMOTRON
 from .recurrences import RECURRENCES
 
@@ -26,6 +27,10 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".mlp.gate_proj.", ".feed_forward.w1."), (".mlp.up_proj.", ".feed_forward.w3."),
         (".mlp.down_proj.", ".feed_forward.w2."),
     ),
+    MINIMAX: (
+        (".mlp.gate.", ".block_sparse_moe.gate."), (".mlp.experts.", ".block_sparse_moe.experts."),
+        (".gate_proj.", ".w1."), (".up_proj.", ".w3."), (".down_proj.", ".w2."),
+    ),
     BAILING: (
         ("model.embed_tokens.", "model.word_embeddings."), (".self_attn.", ".attention."),
         (".e_score_correction_bias", ".expert_bias"), ("mtp.fc.", "mtp.eh_proj."),
@@ -33,6 +38,8 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         ("mtp.norm.", "mtp.final_layernorm."),
     ),
 }
+# Endings of tensors that follow from the configuration. Some files have them; they are not read.
+DERIVED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
 
 
 def released(config: ModelConfig | None, name: str) -> str:
@@ -141,7 +148,9 @@ def _layer(
         for block in config.layers[index]:
             yield from _nemotron(config, f"{at}.mixer", block)
         return
-    if index in config.recurrent:
+    if config.mixers[index] in RECURRENCES and config.recurrence.inputs == "projected":
+        shapes |= _lightning(config, f"{at}.self_attn")
+    elif index in config.recurrent:
         kda = config.model_type in LATENT_TYPES
         shapes |= _kda(config, f"{at}.self_attn") if kda else _gdn(config, f"{at}.linear_attn")
     elif index in config.convolving:
@@ -243,6 +252,14 @@ def _kda(config: ModelConfig, at: str) -> Shapes:
     }
 
 
+def _lightning(config: ModelConfig, at: str) -> Shapes:
+    D, values = config.hidden, config.value_heads * config.value_dim
+    return {
+        f"{at}.qkv_proj.weight": (config.value_heads * (2 * config.key_dim + config.value_dim), D),
+        f"{at}.output_gate.weight": (values, D), f"{at}.norm.weight": (values,), f"{at}.out_proj.weight": (D, values),
+    }
+
+
 def _short_conv(config: ModelConfig, at: str) -> Shapes:
     D = config.hidden
     return {
@@ -265,13 +282,16 @@ def _mla(config: ModelConfig, at: str) -> Shapes:
 
 def _attention(config: ModelConfig, at: str) -> Shapes:
     D, queries, keys = config.hidden, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    norms: Shapes = {
+        f"{at}.q_norm.weight": (queries if config.row_norms else config.head_dim,),
+        f"{at}.k_norm.weight": (keys if config.row_norms else config.head_dim,),
+    }
     return {
         f"{at}.q_proj.weight": ((1 + config.attention_gate) * queries, D),
         f"{at}.k_proj.weight": (keys, D),
         f"{at}.v_proj.weight": (keys, D),
         f"{at}.o_proj.weight": (D, queries),
-        f"{at}.q_norm.weight": (queries if config.row_norms else config.head_dim,),
-        f"{at}.k_norm.weight": (keys if config.row_norms else config.head_dim,),
+        **(norms if config.head_norms else {}),
     }
 
 
@@ -282,8 +302,10 @@ def _mlp(config: ModelConfig, D: int, inner: int, at: str) -> Shapes:
 
 def _moe(config: ModelConfig, at: str, fused: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
     D, inner = config.hidden, config.expert_intermediate
-    shapes: Shapes = {f"{at}.gate.weight": (config.experts, D), f"{at}.shared_expert_gate.weight": (1, D)}
-    shapes |= _mlp(config, D, config.shared_intermediate, f"{at}.shared_expert")
+    shapes: Shapes = {f"{at}.gate.weight": (config.experts, D)}
+    if config.shared_intermediate:
+        shapes[f"{at}.shared_expert_gate.weight"] = (1, D)
+        shapes |= _mlp(config, D, config.shared_intermediate, f"{at}.shared_expert")
     if fused:
         shapes[f"{at}.experts.gate_up_proj"] = (config.experts, 2 * inner, D)
         shapes[f"{at}.experts.down_proj"] = (config.experts, D, inner)

@@ -24,6 +24,7 @@ from .config_fields import only as _only
 from .config_fields import positive as _positive
 from .errors import BadInput
 from .lfm2_config import LFM2, read_lfm2
+from .minimax_config import MINIMAX, read_minimax
 from .nemotron_config import NEMOTRON, read_nemotron
 from .recurrences import RECURRENCES, WITH_FIXED_MEMORY, Axes, Recurrence
 
@@ -37,7 +38,7 @@ MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
 KIMI, BAILING = "kimi_linear", "bailing_hybrid"
 LATENT_TYPES = (KIMI, BAILING)  # a recurrence with a decay per channel, latent attention, a sigmoid router
 OLMO = "olmo_hybrid"
-MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2, BAILING)
+MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2, BAILING, MINIMAX)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
@@ -113,6 +114,10 @@ class ModelConfig:
     centred_norms: bool = True  # whether a stored norm weight w stands for 1 + w
     attention_gate: bool = True  # whether q_proj also makes a gate for the output of attention
     row_norms: bool = False  # whether queries and keys are normed over all heads of a row, not head by head
+    head_norms: bool = True  # whether queries and keys are normed at all
+    # Block, alpha, beta: the residual stream after it is alpha times the rows that it read, after their norm, plus beta
+    # times its result. Without an entry: the rows before their norm, plus its result.
+    residual_factors: tuple[tuple[Block, float, float], ...] = ()
     norm_after: tuple[Block, ...] = ()  # mixers in whose layers the results of blocks are normed, not their inputs
     gated_norm_eps: float | None = None  # None: eps
     conv_bias: bool = False
@@ -175,8 +180,13 @@ class ModelConfig:
     def lengths(self, axes: Axes) -> tuple[int, ...]:
         """Return the lengths of axes of a recurrence, or of its memory."""
         sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim,
-                 "D": self.hidden, "W-1": self.conv_width - 1}  # fmt: skip
+                 "D": self.hidden, "W-1": self.conv_width - 1, "QKV": 2 * self.key_dim + self.value_dim,
+                 "HVV": self.value_heads * self.value_dim}  # fmt: skip
         return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
+
+    def factors(self, block: Block) -> tuple[float, float] | None:
+        """Return alpha and beta of the residual after a block; None: it has none."""
+        return next(((alpha, beta) for name, alpha, beta in self.residual_factors if name == block), None)
 
     @property
     def core_eps(self) -> float:
@@ -565,5 +575,5 @@ def _read_olmo(f: _Fields) -> ModelConfig:
 
 READERS: dict[str, Callable[[_Fields], ModelConfig]] = {
     KIMI: _read_kimi, BAILING: _read_bailing, OLMO: _read_olmo, NEMOTRON: lambda f: ModelConfig(**read_nemotron(f)),
-    LFM2: lambda f: ModelConfig(**read_lfm2(f)),
+    LFM2: lambda f: ModelConfig(**read_lfm2(f)), MINIMAX: lambda f: ModelConfig(**read_minimax(f)),
 }

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Axes = tuple[str, ...]  # of H, HV, K, V, D in the alphabet of `ModelConfig`; C, the conv's channels; W-1, its inputs
+# Of H, HV, K, V, D in the alphabet of `ModelConfig`; C, the conv's channels; W-1, its inputs; QKV, a head's q, k and v;
+# HVV, the values of all heads.
+Axes = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class Recurrence:
     update "delta": a token writes what its key does not already recall; "outer": it writes its whole value
     gates  projections of a row from which the decay and the gates follow
     inputs "normed": q and k are normed, and the gates are sigmoids; "selective": q and k are as they leave the conv,
-           and decay and write gate follow from one step
+           and decay and write gate follow from one step; "projected": q, k and v are a silu of one projection
     skip   whether a token's value is added to its read-out, times a weight of the head
-    norm   of the read-out: "head": of each head, then gated; "group": gated, then of all heads that read one key head
+    norm   of the read-out: "head": of each head, then gated; "group": gated, then of all heads that read one key head;
+           "row": of all heads together, then gated
     low_rank  those of `types` in which z and a follow from z_low and a_low, which are results too
     bound  nats: the least log_decay of the safe gates of released models (`ModelConfig.decay_bound`); None: no released
            model has such a gate. A safe gate is bound sigmoid(exp(A_log) (a + dt_bias)), and the other one
@@ -47,9 +50,9 @@ class Recurrence:
     types: tuple[str, ...]
     update: Literal["delta", "outer"] = "delta"
     gates: tuple[str, ...] = ("b", "a")
-    inputs: Literal["normed", "selective"] = "normed"
+    inputs: Literal["normed", "selective", "projected"] = "normed"
     skip: bool = False
-    norm: Literal["head", "group"] = "head"
+    norm: Literal["head", "group", "row"] = "head"
     low_rank: tuple[str, ...] = ()
     bound: float | None = None
     conv: tuple[str, ...] = ("q", "k", "v")
@@ -80,6 +83,10 @@ class Recurrence:
         """The axes of every result of such a layer alone, per row, by component, in the order of the data flow."""
         if not self.has_state:
             return {"in_gate": ("D",), "out_gate": ("D",), "x": ("D",), "qkv": ("C",), "mixed": ("C",), "gated": ("D",)}
+        if self.inputs == "projected":
+            head, key = ("HV", "V"), ("H", "K")
+            return {"qkv": ("H", "QKV"), "z": head, "q": key, "k": key, "v": head, "log_decay": self.gate,
+                    self.write: ("HV",), "core": head, "update": head, "gated": ("HVV",)}  # fmt: skip
         head, low = ("HV", "V"), {"z_low": ("V",), "a_low": ("K",)} if self.low_rank else {}
         gates = {name: {"b": ("HV",), "a": self.gate}[name] for name in self.gates}
         return low | {
@@ -98,6 +105,9 @@ RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     # Mamba2 (arXiv:2405.21060): k is B, q is C, both of a group of heads; v is x, and w the step dt
     Recurrence("mamba2", "head", types=("nemotron_h",), update="outer", gates=("a",), inputs="selective", skip=True,
                norm="group", conv=("v", "k", "q")),
+    # Lightning attention (arXiv:2401.04658): q, k and v come from one projection through a silu, without a conv
+    Recurrence("lightning", "fixed", types=("minimax",), update="outer", gates=(), inputs="projected", norm="row",
+               conv=(), memory=("state",)),
 )}  # fmt: skip
 # A gated short convolution (LFM2): out <- C * conv(B * x), with B and C from the row itself. Its layers have no state.
 SHORT_CONV = Recurrence("short_conv", "none", types=("lfm2",), conv=("x",), memory=("conv",))

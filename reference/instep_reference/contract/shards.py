@@ -23,6 +23,7 @@ from .block_drafter import PREFIX
 from .config import BAILING, OLMO, ModelConfig
 from .errors import BadInput
 from .lfm2_config import LFM2
+from .minimax_config import MINIMAX
 from .nemotron_config import NEMOTRON
 from .place_names import Place
 
@@ -78,7 +79,7 @@ class Shard:
 
 
 COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
-UNDECLARED = (BAILING, OLMO, NEMOTRON, LFM2)  # model types whose tensors have no declared parts
+UNDECLARED = (BAILING, OLMO, NEMOTRON, LFM2, MINIMAX)  # model types whose tensors have no declared parts
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 

@@ -22,12 +22,12 @@ from ..inputs.checkpoints import Kind
 
 MODULES: dict[Kind, str] = {
     "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
-    "nemotron": "nemotron_h", "lfm2": "lfm2", "ling": "bailing_hybrid",
+    "nemotron": "nemotron_h", "lfm2": "lfm2", "ling": "bailing_hybrid", "minimax": "minimax",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
-    "lfm2": "Lfm2ForCausalLM", "ling": "BailingHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM", "ling": "BailingHybridForCausalLM", "minimax": "MiniMaxForCausalLM",
 }
 FINAL_NORM = {"lfm2": "embedding_norm", "nemotron_h": "norm_f"}  # by model type, if it is not `norm`
 CONV_WIDTHS = ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache")
@@ -54,7 +54,22 @@ def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
     model = getattr(module, CLASSES[kind]).from_pretrained(
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
+    _make_decays_in(model, dtype)
     return model.eval()
+
+
+def _make_decays_in(model: Any, dtype: torch.dtype) -> None:
+    """Make the fixed decays of MiniMax in `dtype`. transformers makes them in torch's default one.
+
+    They follow from the number of the head and of the layer, so no file needs them.
+    """
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    for module in model.modules():
+        if hasattr(module, "get_slope_rate"):
+            module.slope_rate = module.get_slope_rate()
+            module.query_decay, module.key_decay, module.diagonal_decay = module.decay_factors(module.slope_rate)
+    torch.set_default_dtype(usual)
 
 
 @torch.no_grad()
@@ -68,12 +83,15 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     ]
     from transformers import DynamicCache
 
-    past = DynamicCache(config=model.config) if cached else None
+    own = kind == "minimax"  # it has a cache of its own, which takes the length from a layer that may have no keys
+    past = sys.modules[type(model).__module__].MiniMaxCache() if own else DynamicCache(config=model.config)
     logits, begin = [], 0
     for size in parts:
         part = torch.tensor([tokens[begin : begin + size]])
         # mask, positions, cache: the cache has another name before transformers 5.24
-        logits.append(model(part, None, None, past, use_cache=cached).logits[0])
+        mask = _masks(begin, size, model.dtype) if own else None
+        positions = torch.arange(begin, begin + size)[None] if own else None
+        logits.append(model(part, mask, positions, past if cached else None, use_cache=cached).logits[0])
         begin += size
     for hook in hooks:
         hook.remove()
@@ -88,6 +106,13 @@ def rename_mtp_norm(directory: Path) -> None:
     file = directory / "model.safetensors"
     tensors = {name.replace(".final_layernorm.", ".post_norm."): tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, {"format": "pt"})
+
+
+def _masks(begin: int, size: int, dtype: torch.dtype) -> dict[str, torch.Tensor | None]:
+    """The masks of a part, by the names of layers: all rows before it, and its own up to each row."""
+    later = torch.ones(size, begin + size, dtype=torch.bool).triu(begin + 1)
+    mask = torch.zeros(size, begin + size, dtype=dtype).masked_fill(later, float("-inf"))
+    return {"full_attention": mask[None, None], "linear_attention": None}
 
 
 @torch.no_grad()
@@ -118,8 +143,12 @@ def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int)
 
 def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
     memory = {}
+    if config.model_type == "minimax":
+        past.layers += [None] * (len(config.layer_types) - len(past.layers))
     for index, (kept, kind) in enumerate(zip(past.layers, config.layer_types, strict=True)):
-        if kind in ("linear_attention", "conv"):
+        if config.model_type == "minimax" and kind == "linear_attention":
+            memory[f"state {index}"] = past.linear_cache[index][0]
+        elif kind in ("linear_attention", "conv"):
             window = kept.conv_states[0][0]
             width = next(filter(None, (getattr(config, name, None) for name in CONV_WIDTHS)))
             memory[f"conv {index}"] = window[:, window.shape[1] - width + 1 :]

@@ -19,17 +19,17 @@ from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes, released
 from instep_reference.contract.config import ModelConfig
 
-Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2", "ling"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2", "ling", "minimax"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
     "olmo": "olmo_hybrid", "nemotron": "nemotron_h", "lfm2": "lfm2",
-    "ling": "bailing_hybrid",
+    "ling": "bailing_hybrid", "minimax": "minimax",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
-    "lfm2": "Lfm2ForCausalLM", "ling": "BailingMoeV3ForCausalLM",
+    "lfm2": "Lfm2ForCausalLM", "ling": "BailingMoeV3ForCausalLM", "minimax": "MiniMaxForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -149,8 +149,24 @@ def _ling(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
+def _minimax(**overrides: Any) -> dict[str, Any]:
+    """Two layers with lightning attention, one with softmax attention, one more with lightning attention."""
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES["minimax"]], "model_type": MODEL_TYPES["minimax"], "vocab_size": 64,
+        "hidden_size": 32, "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "max_position_embeddings": 4096, "hidden_act": "silu",
+        "num_attention_heads": 4, "num_key_value_heads": 2, "block_size": 16, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "intermediate_size": 16, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 1e6},
+        "full_attn_alpha_factor": 3.5, "full_attn_beta_factor": 1.25, "linear_attn_alpha_factor": 3.0,
+        "linear_attn_beta_factor": 0.75, "mlp_alpha_factor": 2.5, "mlp_beta_factor": 1.5, **overrides,
+    }  # fmt: skip
+    return {name: value for name, value in config.items() if value is not None}
+
+
 FAMILIES: dict[Kind, Callable[..., dict[str, Any]]] = {
-    "kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2, "ling": _ling,
+    "kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2, "ling": _ling, "minimax": _minimax,
 }
 
 

@@ -15,7 +15,14 @@ import torch
 from torch.nn import functional as F
 
 from instep_reference.norms import rms_norm
-from instep_reference.weights import GdnWeights, LatentWeights, LayerWeights, ShortConvWeights
+from instep_reference.weights import (
+    GdnWeights,
+    LatentWeights,
+    LayerWeights,
+    LightningWeights,
+    ShortConvWeights,
+    fixed_decay,
+)
 
 from ...oracle.single_layer_run import LayerWork
 from .finding_case import Case, Explanation
@@ -52,17 +59,49 @@ def _segment(case: Case) -> Iterator[Explanation]:
 
 
 def _q(case: Case) -> Iterator[Explanation]:
+    if case.weights.config.recurrence.inputs == "projected":
+        yield from _through_silu(case)
+        return
     scale = case.weights.config.key_dim**-0.5
     yield Explanation("lacks the scale K^-1/2", case.right / scale)
     yield Explanation("has the scale K^-1/2 twice", case.right * scale)
 
 
+def _through_silu(case: Case) -> Iterator[Explanation]:
+    """q, k or v of lightning attention: a third of each head's projection, through a silu."""
+    qkv, config = case.own("qkv"), case.weights.config
+    if qkv is None:
+        return
+    parts = dict(zip("qkv", torch.split(qkv, [config.key_dim, config.key_dim, config.value_dim], -1), strict=True))
+    mine = parts[case.component]
+    yield Explanation("has the scale K^-1/2, as in other attention", case.right * config.key_dim**-0.5)
+    yield Explanation("passes no silu", mine)
+    yield Explanation("passes a sigmoid, not a silu", torch.sigmoid(mine))
+    for name, other in parts.items():
+        if name != case.component and other.shape == mine.shape:
+            yield Explanation(f"is made of the part of {name}", F.silu(other))
+    blocks = qkv.reshape(len(qkv), 3, qkv.shape[1], -1)  # if all q came before all k and all v
+    if blocks.shape[-1] == mine.shape[-1]:
+        yield Explanation("is read as if the parts of all heads lay together",
+                          F.silu(blocks[:, "qkv".index(case.component)]))  # fmt: skip
+
+
 def _k(case: Case) -> Iterator[Explanation]:
+    if case.weights.config.recurrence.inputs == "projected":
+        yield from _through_silu(case)
+        return
     yield Explanation("has the scale K^-1/2, which is q's", case.right * case.weights.config.key_dim**-0.5)
+
+
+def _v(case: Case) -> Iterator[Explanation]:
+    if case.weights.config.recurrence.inputs == "projected":
+        yield from _through_silu(case)
 
 
 def _log_decay(case: Case) -> Iterator[Explanation]:
     a, layer = case.own("a"), layer_of(case)
+    if layer is not None and isinstance(layer.mixer, LightningWeights):
+        yield from _fixed(case, len(case.weights.config.layers))
     if a is None or layer is None or not isinstance(layer.mixer, GdnWeights):
         return
     stored = layer.mixer.A_log.reshape(-1, *(1,) * (a.ndim - 2))  # of each head, also if there are channels
@@ -90,6 +129,25 @@ def _log_decay(case: Case) -> Iterator[Explanation]:
 def _gate(rate: torch.Tensor, opened: torch.Tensor, bound: float | None) -> torch.Tensor:
     """A log decay from exp(A_log) and a + dt_bias."""
     return -rate * F.softplus(opened) if bound is None else bound * torch.sigmoid(rate * opened)
+
+
+def _fixed(case: Case, layers: int) -> Iterator[Explanation]:
+    """Decays that the numbers of head and layer decide: those of other heads, and of other layers."""
+    right, heads, own = case.right, case.right.shape[-1], case.finding.place.layer
+    for step, word in ((1, "before"), (-1, "after")):
+        yield Explanation(f"is that of the head {word}", right.roll(step, -1))
+    yield Explanation("is that of the heads in the opposite order", right.flip(-1))
+    yield Explanation("is the decay itself, not its logarithm", right.exp())
+    yield Explanation("has the opposite sign", -right)
+    yield Explanation("is in powers of 2, not of e", right / LOG2E)
+    usual = right.new_tensor(fixed_decay(heads, 0, layers)) / (1 + 1e-5)
+    yield Explanation("is the same in every layer", usual.expand_as(right))
+    for layer in range(layers):
+        if layer != own:
+            yield Explanation(f"is that of layer {layer}", right.new_tensor(
+                fixed_decay(heads, layer, layers)).expand_as(right))  # fmt: skip
+    yield Explanation("falls as if the layers were one more", right.new_tensor(
+        fixed_decay(heads, own, layers + 1)).expand_as(right))  # fmt: skip
 
 
 def _of_bound(bound: float, rate: torch.Tensor, opened: torch.Tensor) -> Iterator[Explanation]:
@@ -242,6 +300,7 @@ def _mixed(case: Case) -> Iterator[Explanation]:
 
 def _gated(case: Case) -> Iterator[Explanation]:
     z, silu = case.own("z"), case.weights.config.output_gate == "silu"
+    z = z.reshape(case.right.shape) if z is not None and z.numel() == case.right.numel() else z
     gate, mixed = case.own("out_gate"), case.own("mixed")
     if gate is not None and mixed is not None:
         yield from _multiplied("out_gate", gate, mixed)
@@ -311,10 +370,34 @@ def _joined(case: Case) -> Iterator[Explanation]:
     yield Explanation("is joined with the hidden row first", case.right.roll(case.right.shape[-1] // 2, -1))
 
 
+def _with_factors(case: Case, added: torch.Tensor) -> Iterator[Explanation]:
+    """A residual stream that continues from normed rows: alpha x + beta y."""
+    config = case.weights.config
+    mixer, last = case.component == "residual", config.layers[case.finding.place.layer][-1]
+    factors = config.factors(config.mixers[case.finding.place.layer] if mixer else last)
+    x, bare = case.own("normed" if mixer else "post_normed"), None if mixer else case.own("residual")
+    if factors is None or x is None:
+        return
+    alpha, beta = factors
+    for says, wrong in (
+        ("lacks alpha", x + beta * added), ("lacks beta", alpha * x + added), ("lacks both factors", x + added),
+        ("has alpha for beta, and beta for alpha", beta * x + alpha * added),
+    ):
+        yield Explanation(says, wrong)
+    if bare is not None:
+        yield Explanation("continues from the rows before their norm", alpha * bare + beta * added)
+    others = {factors for block in {*config.mixers, last} if (factors := config.factors(block)) is not None}
+    for a, b in sorted(others - {factors}):
+        yield Explanation("has the factors of another block", a * x + b * added)
+
+
 def _sum(case: Case) -> Iterator[Explanation]:
     """residual = hidden + mixer, hidden = residual + mlp: without the first, or with the second twice."""
     name = "mixer" if case.component == "residual" else "mlp"
     normed, added = case.own(f"{name}_normed"), case.own(name)
+    if added is not None and case.weights.config.residual_factors:
+        yield from _with_factors(case, added)
+        return
     if normed is not None and added is not None:
         yield Explanation(f"adds {name} without its norm", case.right - normed + added)
         added = normed
@@ -326,6 +409,6 @@ def _sum(case: Case) -> Iterator[Explanation]:
 FORMULAS: dict[str, Callable[[Case], Iterator[Explanation]]] = {
     **dict.fromkeys(GATES_OF_CONVS, _third), **dict.fromkeys(("qkv", "z", "b", "a", "z_low", "a_low"), _matrix),
     **dict.fromkeys(("projected", "key_raw", "value"), _read), "mlp": _mlp, "mixer": _mixer,
-    "q": _q, "k": _k, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
+    "q": _q, "k": _k, "v": _v, "log_decay": _log_decay, "beta": _beta, "mixed": _mixed, "gated": _gated,
     "attended": _attended, "opened": _opened, "joined": _joined, "residual": _sum, "hidden": _sum,
 }  # fmt: skip

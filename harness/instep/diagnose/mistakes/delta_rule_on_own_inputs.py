@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from instep_reference.gdn import GdnMemory
+from instep_reference.trunk import WithState
 
 from ...oracle.declared_product_rounding import FOLDED, FOLDED_WHOLE
 from ...oracle.single_layer_run import LayerWork
@@ -96,7 +96,7 @@ def _of_layer(case: Case) -> tuple[Call, int] | None:
     state = torch.zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float64)
     if len(v) * state.numel() > LARGEST:
         return None
-    if isinstance(work.memory, GdnMemory):
+    if isinstance(work.memory, WithState):
         state = work.memory.state.to(state)
     others = [(whose, {name: rows for name in ROWS for said, rows in case.others(shown[name]) if said == whose})
               for whose, _ in case.others("v")]  # fmt: skip

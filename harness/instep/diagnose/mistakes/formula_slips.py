@@ -16,7 +16,7 @@ from ...oracle import single_layer_run
 from .finding_case import Case, Explanation
 from .source_slips import of_function, slipped
 
-NORM = (norms.rms_norm, norms._over_rms)
+NORM = (norms.rms_norm, norms.over_rms)
 RULE = (gdn.recur, gdn._written, gdn._forget, gdn._add, gdn.left_by, gdn.absorb)
 # Component -> the functions of the reference between its inputs and its rows.
 MAKERS: Mapping[str, Sequence[Any]] = {
@@ -25,7 +25,7 @@ MAKERS: Mapping[str, Sequence[Any]] = {
     "log_decay": (gdn.forget,), "beta": (gdn._rows,),
     "mixed": (gdn.causal_conv, single_layer_run.conv_tree, gdn._rows),
     **dict.fromkeys(("core", "update", "state"), (*RULE, gdn.erase_and_write, single_layer_run.recur_tree)),
-    "gated": (norms.gated_norm, norms._over_rms, short_conv.mix),
+    "gated": (norms.gated_norm, norms.over_rms, short_conv.mix),
     **dict.fromkeys(("query", "key"), (attention.rotate, attention._normed, *NORM)),
     "value": NORM,
     "attended": (attention.attend, attention.attend_both_ways, single_layer_run.read_tree, mla.mix),

@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.config import LATENT_EPS
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
-from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights
+from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, LightningWeights
 
 from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import row_spans
@@ -32,6 +32,10 @@ def norms(case: Case) -> Iterator[Explanation]:
     config, latent = case.weights.config, case.component == "value"
     if config.row_norms and case.component in ("query", "key"):
         yield from _of_rows(case, x, config.eps)
+        return
+    if case.component in ("query", "key") and not case.weights.config.head_norms:
+        sizes = (x.square().mean(-1, keepdim=True) + case.weights.config.eps).sqrt()
+        yield Explanation("is normed, and this model type norms no queries and keys", case.right / sizes)
         return
     l2 = case.component in ("q", "k")
     squares, eps = (x.square().sum(-1) if l2 else x.square().mean(-1)), (
@@ -159,7 +163,8 @@ def norm_input(case: Case) -> torch.Tensor | None:
         begin = width * (case.component == "k")
         return mixed[:, begin : begin + width].reshape(-1, config.key_heads, config.key_dim)
     if case.component == "gated":
-        return case.own("core")
+        core = case.own("core")
+        return core.flatten(1) if core is not None and config.recurrence.norm == "row" else core
     if case.component == "value":
         raw = case.own("key_raw") if config.latent else None
         return None if raw is None else raw[..., : config.latent]
@@ -200,7 +205,7 @@ def _norm_weight(case: Case) -> torch.Tensor | None:
         return draft.norm if case.component == "final" else draft.norm_embedding
     if layer is None:
         return None
-    if case.component == "gated" and isinstance(layer.mixer, GdnWeights):
+    if case.component == "gated" and isinstance(layer.mixer, GdnWeights | LightningWeights):
         return layer.mixer.norm
     if case.component == "value" and isinstance(layer.mixer, LatentWeights):
         return layer.mixer.latent_norm

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from instep_reference import gdn
+from instep_reference import trunk
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.engine import RequestState
-from instep_reference.gdn import GdnMemory
 from instep_reference.short_conv import ConvMemory
-from instep_reference.trunk import LayerMemory
+from instep_reference.trunk import LayerMemory, WithState
 
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
@@ -47,9 +46,9 @@ def memory(case: Case) -> Iterator[Explanation]:
     if case.piece is not None:
         work = case.piece.work
         if isinstance(work, LayerWork) and case.component in READ_FROM:
-            if isinstance(work.memory, GdnMemory | ConvMemory):
+            if isinstance(work.memory, WithState | ConvMemory):
                 yield from _read(case, work, work.memory)
-            if isinstance(work.memory, GdnMemory):
+            if isinstance(work.memory, WithState):
                 yield from _without_oldest(case, work.memory)
         if isinstance(work, LayerWork) and case.component == "attended" and isinstance(work.memory, AttentionMemory):
             yield from _stale_cache(case, work.memory)
@@ -85,10 +84,13 @@ def _with_nan(case: Case) -> Iterator[tuple[str, LayerMemory]]:
         return
     kept = work.memory
     if kept is None and case.component in READ_FROM and case.finding.place.stage == "trunk":
-        kept = gdn.empty(case.weights.config, case.right.dtype, case.right.device)
+        mixer = case.weights.config.mixers[case.finding.place.layer]
+        kept = trunk.empty_memory(case.weights.config, mixer, case.right.dtype, case.right.device)
     instead = "" if work.start else ", although the request has no tokens yet"
-    if isinstance(kept, GdnMemory):
+    if isinstance(kept, WithState | ConvMemory):
         for field, says in (("window", "a conv window"), ("state", "a state")):
+            if not hasattr(kept, field):
+                continue
             lost: dict[str, Any] = {field: torch.full_like(getattr(kept, field), torch.nan)}
             yield f"reads {says} that nothing wrote (poison){instead}", replace(kept, **lost)
     elif isinstance(kept, AttentionMemory):
@@ -143,7 +145,7 @@ def _part(case: Case, state: RequestState) -> torch.Tensor | None:
     return held if held.shape == case.found.shape else None
 
 
-def _read(case: Case, work: LayerWork, kept: GdnMemory | ConvMemory) -> Iterator[Explanation]:
+def _read(case: Case, work: LayerWork, kept: WithState | ConvMemory) -> Iterator[Explanation]:
     """An op that continues from another window or state."""
     field = READ_FROM[case.component]
     part = "window" if field == "conv" else "state"
@@ -170,7 +172,7 @@ def _read(case: Case, work: LayerWork, kept: GdnMemory | ConvMemory) -> Iterator
             yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
 
 
-def _without_oldest(case: Case, kept: GdnMemory) -> Iterator[Explanation]:
+def _without_oldest(case: Case, kept: WithState) -> Iterator[Explanation]:
     """An op that continues from a state without the oldest tokens of a ring."""
     folding = None if case.piece is None else case.piece.folding
     if folding is None or folding.previous is None or case.component == "mixed":

@@ -45,6 +45,7 @@ FILES = {
     "lfm2": "lfm2",
     "ling": "ling",
     "olmo": "olmo_hybrid",
+    "minimax": "minimax",
     "ranks": "ranks",
     "transfers": "transfers",
     "stages": "stages",

@@ -218,6 +218,14 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "ungated": "attention or a gated norm is computed as in another model type",
         "weights-mixed-up": "a projection or the conv has the weights of another",
     },
+    "minimax": {
+        "fixed-decay": "a head forgets at another rate than the numbers of head and layer say",
+        "outer-update": "a token is not added to the state as the outer product of its key and value",
+        "lightning-inputs": "queries, keys or values are other parts of the projection, or pass another function",
+        "lightning-norm": "the read-out is normed or gated by another formula",
+        "residual-factors": "a residual stream lacks its factors, or continues from other rows",
+        "softmax-layer": "softmax attention or experts follow the formulas of other families",
+    },
     "ranks": {
         "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
         "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",

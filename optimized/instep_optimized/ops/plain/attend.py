@@ -33,8 +33,10 @@ def attention_inputs(
     work = width(projected.dtype)
     powers = torch.arange(0, rotary_dim, 2, dtype=work, device=positions.device) / rotary_dim
     angle = (positions.to(work)[:, None] * theta**-powers)[:, None, :]  # [N, 1, rotary_dim / 2]
-    query = _turn(rms_norm(projected[:, :, 0].to(work), q_norm, eps), angle)
-    key = _turn(rms_norm(key_raw.to(work), k_norm, eps), angle)
+    query, key = projected[:, :, 0].to(work), key_raw.to(work)
+    if q_norm.numel():
+        query, key = rms_norm(query, q_norm, eps), rms_norm(key, k_norm, eps)
+    query, key = _turn(query, angle), _turn(key, angle)
     return AttentionInputs(query.to(projected.dtype), key.to(key_raw.dtype))
 
 

@@ -46,6 +46,11 @@ def multiply(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     return x * y
 
 
+def scaled_add(*, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float, to: Place) -> torch.Tensor:
+    """alpha x + beta y."""
+    return (alpha * wide(x) + beta * wide(y)).to(x.dtype)
+
+
 def concat(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
     """[x | y]."""
     return torch.cat([x, y], dim=1)

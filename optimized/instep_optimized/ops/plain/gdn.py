@@ -62,6 +62,23 @@ def mamba2(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to
     return out
 
 
+lightning = mamba2  # its decays are the same for every token
+
+
+def lightning_inputs(
+    *, qkv: torch.Tensor, log_decay: torch.Tensor, key_dim: int, to: tuple[Place, ...]
+) -> GdnInputs:
+    """Pass each head's q, k and v through a silu; all in at least fp32, no cast back.
+
+    Shapes:  qkv (N, HV, 2K + V)   log_decay (HV)  ->  q, k (N, HV, K)  v (N, HV, V)  gates (N, HV)
+    Mirrors: the linear attention of MiniMax-01 (arXiv:2501.08313), whose queries have no scale.
+    """
+    x = silu(wide(qkv))
+    q, k, v = (part.contiguous() for part in torch.split(x, [key_dim, key_dim, x.shape[2] - 2 * key_dim], dim=2))
+    decays = log_decay.to(x.dtype).repeat(len(x), 1)
+    return GdnInputs(q, k, v, decays, torch.ones_like(decays))
+
+
 def _run(inputs: GdnInputs, part: Part, who: Lanes, out: torch.Tensor, recalls: bool) -> None:
     work = width(inputs.q.dtype, part.read.pool.dtype)
     heads = inputs.v.shape[1]
