@@ -153,12 +153,6 @@ class ScaledAdd(Protocol):
     def __call__(self, *, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float, to: Place) -> torch.Tensor: ...
 
 
-class Multiply(Protocol):
-    """x, y [N, D] -> x * y."""
-
-    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
-
-
 class Concat(Protocol):
     """x [N, D], y [N, E] -> [N, D + E], x first."""
 
@@ -178,14 +172,6 @@ class Conv(Protocol):
     from `read`, or are zeros. The bits of a row depend on these inputs alone, not on the window or on other requests.
     In a tree the inputs before a row are those of its ancestors, then `read`; `per_row` gets the last W-1 of them.
     """
-
-    def __call__(
-        self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place
-    ) -> torch.Tensor: ...
-
-
-class ShortConv(Protocol):
-    """`Conv` without the silu, over rows x [N, D]: the memory of a layer with a gated short convolution."""
 
     def __call__(
         self, *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place
@@ -259,10 +245,9 @@ class GatedNorm(Protocol):
 
 
 class MakeAttentionInputs(Protocol):
-    """projected [N, heads, 2, head_dim] (query, gate), key_raw [N, kv_heads, head_dim], positions [N] int64.
+    """projected [N, heads, 2 or 1, head_dim] (query, gate), key_raw [N, kv_heads, head_dim], positions [N] int64.
 
-    Without gates projected is [N, heads, 1, head_dim]. An empty norm: none.
-    Norm per head times (1 + weight), then rotary on the first rotary_dim channels (halves rotated). `to`: query, key.
+    Norm per head times (1 + weight), unless it is empty; then rotary on the first rotary_dim channels (halves rotated).
     """
 
     def __call__(
@@ -487,7 +472,6 @@ class FusedGdn(Protocol):
     ) -> torch.Tensor: ...
 
 
-
 # The ops that receive the shapes of trees: see `Ops.trees`.
 ALONG_TREES = ("conv", "short_conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend", "attend_latents")
 
@@ -504,7 +488,7 @@ class Ops:
     add_norm, conv_inputs, draft_inputs, gated_attend, head_pick, kv_inputs, linears, moves, prefill_gdn, verify_gdn,
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
     kda, mamba2, lightning: the other rows of RECURRENCES, if it serves them (`recurrence`); the fusions are of `gdn`
-    short_conv, multiply: the ops of layers with a gated short convolution, if it serves them
+    short_conv, multiply: of layers with a gated short convolution, if it serves them: `conv` without silu, and x * y
     lightning_inputs, scaled_add: the ops of MiniMax beside `lightning`, if it serves them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
@@ -579,8 +563,8 @@ class Ops:
     kda: Recur | None = None
     mamba2: Recur | None = None
     lightning: Recur | None = None
-    short_conv: ShortConv | None = None
-    multiply: Multiply | None = None
+    short_conv: Conv | None = None
+    multiply: Add | None = None
     lightning_inputs: LightningInputs | None = None
     scaled_add: ScaledAdd | None = None
     tiled: bool = False
