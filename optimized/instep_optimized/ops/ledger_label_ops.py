@@ -20,9 +20,10 @@ from instep_reference.contract.label_algebra import SCORES
 from instep_reference.contract.place_names import COMPONENTS, Place
 
 from ..memory_addresses import Inputs, Pages, Part, Updates
+from .attention_protocols import LatentInputs
 from .integer_op_protocols import TopkTokens
 from .label_algebra import code, expand, mix, read, shift_right
-from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, LatentInputs, Types, ops_of
+from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Types, ops_of
 from .plain import PLAIN
 from .plain.attend import entries, extents, nodes_seen
 from .plain.causal_conv import taps_of

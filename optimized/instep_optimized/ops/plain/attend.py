@@ -14,7 +14,8 @@ from torch.nn.functional import sigmoid
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Pages
-from ..op_protocols import AttentionInputs, LatentInputs
+from ..attention_protocols import LatentInputs
+from ..op_protocols import AttentionInputs
 from .compute_width import wide, width
 from .embed_norm_linear_head import rms_norm
 from .scaled_tiles import opened
