@@ -135,6 +135,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("decay-as-gate", "the decay itself is used as its logarithm", form.replaced("log_decay", torch.exp)),
     Mistake("no-beta", "beta is missing: every token is written in full", form.replaced("beta", torch.ones_like)),
     Mistake("beta-squared", "beta is applied twice", form.replaced("beta", torch.square)),
+    Mistake("decay-of-values", "the decay of key channel i is applied to value channel i", form.decays_of_values()),
     # norm and scale
     Mistake("query-not-normalised", "q is not normalised", form.not_normalised("q")),
     Mistake("key-not-normalised", "k is not normalised", form.not_normalised("k")),

@@ -77,6 +77,20 @@ def recall_added(call: Call) -> Iterator[Variant]:
         yield Variant("", call, lambda given: walk(replace(given, recalls=True)))
 
 
+@forms
+def decays_of_values(call: Call) -> Iterator[Variant]:
+    """Decays along the wrong axis, where they are of channels, and keys are as wide as values."""
+    if call.log_decay.ndim == call.v.ndim and call.log_decay.shape[-1] == call.v.shape[-1]:
+        yield Variant("", call, partial(walk, token=_decaying_values))
+
+
+def _decaying_values(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
+    faded = fade(state.mT, row.log_decay).mT
+    update = row.update(faded)
+    after = write(faded, row.k, update)
+    return read(after, row.q), update, after
+
+
 def read_first(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     _, update, after = right(state, row)
     return read(state, row.q), update, after
