@@ -128,7 +128,8 @@ def _neighbours(
     mine = next((span for span in spans if span.request == case.finding.request), None)
     rows = case.context.subject.places.get(case.finding.place._replace(component=packed or ""))
     if mine is not None and rows is not None and len(rows) >= mine.begin + mine.count == mine.begin + len(x):
-        sizes = (rows.to("cpu", torch.float64).square().mean(-1) + eps).sqrt()
+        rows = rows.to("cpu", torch.float64).flatten(x.dim() - 1)  # one row, if all heads are normed together
+        sizes = (rows.square().mean(-1) + eps).sqrt()
         for step, says in ((1, "the row before it"), (-1, "the row after it")):
             yield says, sizes.roll(step, 0)[mine.begin : mine.begin + mine.count]
     if len(x) > 1:
