@@ -187,7 +187,7 @@ def test_rank_that_is_killed_from_outside_is_no_finding(
 
     monkeypatch.setattr(ops_over_ranks, "os", os, raising=False)
     edit = Edit.of(OVER, MLP % f"{OWN} if comm.rank == 0 else os.kill(os.getpid(), 9)")
-    with pytest.raises(RankKilled, match="rank 1: its process was ended by SIGKILL, while rank 0 waited in all_reduce"):
+    with pytest.raises(RankKilled, match="rank 1: its process was ended by SIGKILL, while rank 0 waits in all_reduce"):
         replayed(four_rounds, edit)
     assert issubclass(RankKilled, InstepError)  # one line, exit code 2
 

@@ -111,7 +111,7 @@ class Lockstep:
         self.size, self.limit_s, self.ranks = size, limit_s, range(size)
         self.comms: tuple[Comm, ...] = tuple(_LockstepComm(self, rank) for rank in range(size))
         self._calls: list[list[Call]] = [[] for _ in range(size)]
-        self._mail: dict[tuple[int, int], deque[tuple[Call, torch.Tensor]]] = defaultdict(deque)
+        self._mail: dict[tuple[int, int], deque[tuple[Call, Line, torch.Tensor]]] = defaultdict(deque)
         self._reset()
         self._running = False
 
@@ -180,7 +180,7 @@ class Lockstep:
         """Wait until every rank is in this call; return this rank's result of `make`, which gets what all gave."""
         if not self._running:
             raise RankWaits(f"rank {rank} waits {call}, and no other rank runs", [rank])
-        self._waits[rank] = _Waits(call, given, make, _caller())
+        self._waits[rank] = _Waits(call, given, make, caller())
         self._pass_on(rank)
         self._wait(rank)
         if rank == 0:
@@ -197,15 +197,15 @@ class Lockstep:
 
     def post(self, rank: int, to: int, call: Call, x: torch.Tensor) -> None:
         """Put a copy of x into the mail for another rank."""
-        self._mail[rank, to].append((call, x.clone()))
+        self._mail[rank, to].append((call, caller(), x.clone()))
 
     def fetch(self, rank: int, source: int, call: Call) -> torch.Tensor:
         """Take the next tensor of another rank out of the mail, and wait for it if need be."""
         if not self._mail[source, rank]:
-            self._waits[rank] = _Waits(call, source, _nothing, _caller())
+            self._waits[rank] = _Waits(call, source, _nothing, caller())
             self._pass_on(rank)
             self._wait(rank)
-        return self._mail[source, rank].popleft()[1]
+        return self._mail[source, rank].popleft()[-1]
 
     # The turn
 
@@ -257,7 +257,7 @@ class Lockstep:
                 self._turns[other].release()
                 return
         if all(self._done):
-            left = {between: [call for call, _ in sent] for between, sent in self._mail.items() if sent}
+            left = {between: [(call, at) for call, at, _ in sent] for between, sent in self._mail.items() if sent}
             if left and not any(self._errors):
                 self._fail(unread(left))
             else:
@@ -346,10 +346,10 @@ class _LockstepComm:
         return found
 
 
-def _caller() -> Line:
-    """The line that calls a collective: the first one outside of this file, from within."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+def caller() -> Line:
+    """The line that calls a collective: the innermost one outside of this package."""
+    frame, here = sys._getframe(1), os.path.dirname(__file__)
+    while os.path.dirname(frame.f_code.co_filename) == here and frame.f_back is not None:
         frame = frame.f_back
     return Line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
 
@@ -361,13 +361,13 @@ def some_wait(waits: Mapping[int, Call], size: int, ended: Mapping[int, str] = M
     return RankWaits("; ".join(says), [*waits])
 
 
-def unread(left: Mapping[tuple[int, int], Sequence[Call]]) -> RankUnread:
+def unread(left: Mapping[tuple[int, int], Sequence[tuple[Call, Line]]]) -> RankUnread:
     """The error if tensors were sent and not received. left: (sender, receiver) -> the calls of the sender"""
     says = []
     for (source, to), calls in sorted(left.items()):
         more = f", nor {len(calls) - 1} more" if len(calls) > 1 else ""
-        says.append(f"rank {source} was {calls[0]}; rank {to} {SERVED} and did not receive it{more}")
-    return RankUnread("; ".join(says), sorted({rank for between in left for rank in between}))
+        says.append(f"rank {source} was {calls[0][0]}; rank {to} {SERVED} and did not receive it{more}")
+    return RankUnread("; ".join(says), sorted({rank for between in left for rank in between}), left[min(left)][0][1])
 
 
 def some_raised(raised: Mapping[int, str], size: int, evidence: Any = None) -> RankRaised:

@@ -36,10 +36,12 @@ from .lockstep import (
     LEAST,
     LIMIT_S,
     PERIODS,
+    Line,
     RankError,
     RankKilled,
     RankRaised,
     RankWaits,
+    caller,
     computed_s,
     some_raised,
     some_wait,
@@ -106,7 +108,8 @@ class Processes:
         self._store, self._describe = store, describe
         store.set(f"process/{rank}", str(os.getpid()))
         self._number, self._letters = 0, defaultdict[tuple[int, int], int](int)
-        self._gave, self._took = defaultdict[int, list[Call]](list), defaultdict[int, int](int)  # of this run, by rank
+        self._gave = defaultdict[int, list[tuple[Call, Line]]](list)  # of this run, by rank
+        self._took = defaultdict[int, int](int)  # of this run, by rank
         self._doing = "started"
         self._compares = True
         self._graphs = weakref.WeakSet[Any]()  # CUDA graphs with collectives of this rank
@@ -280,7 +283,7 @@ class Processes:
     def send(self, x: torch.Tensor, to: int, place: Place | None = None) -> None:
         call, number = Call("send", tuple(x.shape), x.dtype, place, to), self._next(self.rank, to)
         self.calls.append(call)
-        self._gave[to].append(call)
+        self._gave[to].append((call, caller()))
         post = pickle.dumps(Post(call, b""))
         self._store.set(f"mail/{self.rank}/{to}/{number}", post)  # type: ignore[arg-type]
         copied = x.clone().contiguous()

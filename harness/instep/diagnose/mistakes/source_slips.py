@@ -98,7 +98,8 @@ def others(node: ast.AST) -> list[ast.AST]:
 
 def _shown(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST:
     """The largest expression around a node that is short enough to be printed; of `x += 1` the statement."""
-    while isinstance(above := parents[node], ast.expr | ast.AugAssign) and len(ast.unparse(above)) <= SHOWN:
+    around = ast.expr | ast.AugAssign | ast.keyword
+    while isinstance(above := parents[node], around) and len(ast.unparse(above)) <= SHOWN:
         node = above
     return node
 

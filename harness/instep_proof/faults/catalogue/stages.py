@@ -158,7 +158,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "stage-graph-overwrites-what-it-sends", "stage-graph", "Rows are sent from the memory of the graph, which the "
         "next micro-batch overwrites.",
-        (Edit.of(LOCKSTEP, "self._mail[rank, to].append((call, {x.clone() => x}))"),), "short", GRAPHS, ("labels",),
+        (Edit.of(LOCKSTEP, "self._mail[rank, to].append((call, caller(), {x.clone() => x}))"),), "short", GRAPHS,
+        ("labels",),
     ),
     Fault(
         "stage-graph-of-the-other-bucket", "stage-graph", "Rows are placed for the widest bucket, from its end.",
