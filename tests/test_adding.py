@@ -236,7 +236,7 @@ RELATION = Relation("never_idle", "No event is idle.", "an idle event", (Tier.BI
 from .fault import Edit, Fault
 
 FAULTS = (Fault("eps-of-a-hundredth", "norm-eps", "The gated norm is given a hundredth of the epsilon.", (
-    Edit.of("instep_optimized/model/gdn.py", "eps=config.eps{ => / 100}, gate=config.output_gate"),
+    Edit.of("instep_optimized/model/gdn.py", "eps=config.core_eps{ => / 100}, gate=config.output_gate"),
 ), "accepted", Setting(), ("derived",)),)
 ''',
         ((f"{FAULTS}/__init__.py", '    "others": ', '    "smaller": "smaller",\n    "others": '),), (1, 1)),

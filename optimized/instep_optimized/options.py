@@ -224,6 +224,10 @@ def check(
         (config.decay_bound is not None and not (ops.bounds_decay and ops.fused_gdn is None),
          "have no safe gate (`Ops.bounds_decay`)"),
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
+        (config.recurrence.inputs == "selective" and bool(config.recurrent) and None in (
+            ops.biased_conv, ops.selective_inputs, ops.add_skip, ops.gated_group_norm),
+         "lack one of `Ops.biased_conv`, `selective_inputs`, `add_skip`, `gated_group_norm`"),
+        (not config.mlp_gate and ops.squared_mlp is None, "have no MLP without a gate (`Ops.squared_mlp`)"),
         (config.beta_bound != 1.0 and not (ops.bounds_beta and ops.fused_gdn is None),
          "have no beta of more than 1 (`Ops.bounds_beta`)"),
         (config.convolving and not config.recurrent and ops.multiply is None, "have no gates (`Ops.multiply`)"),

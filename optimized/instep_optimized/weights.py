@@ -26,6 +26,7 @@ class GdnWeights:
 
     With a decay per channel: HV*K rows of a, dt_bias [HV, K]. If z and a are of low rank, inputs are qkv, z_low, b and
     a_low, and the second matrices are z [HV*V, V] and a [HV*K, K].
+    Mamba2: no b among the inputs; norm [HV*V]; conv_bias [C], if there is one; skip [HV].
     """
 
     inputs: torch.Tensor
@@ -36,6 +37,8 @@ class GdnWeights:
     out: torch.Tensor
     z: torch.Tensor | None = None
     a: torch.Tensor | None = None
+    conv_bias: torch.Tensor | None = None
+    skip: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class AttentionWeights:
 
 @dataclass(frozen=True)
 class DenseWeights:
-    """gate_up [2I, D], gate half first; down [D, I]."""
+    """gate_up [2I, D], gate half first; down [D, I]. Without gates up alone [I, D]."""
 
     gate_up: torch.Tensor
     down: torch.Tensor
@@ -202,6 +205,28 @@ def _convs(stored: Stored, at: str) -> torch.Tensor:
     return torch.cat(each).squeeze(1)
 
 
+def mamba2(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
+    at, values = f"{prefix}.mixer", config.value_heads * config.value_dim
+    z, qkv, a = torch.split(
+        stored.take(f"{at}.in_proj.weight"), [values, *config.lengths(("C",)), config.value_heads])
+    return GdnWeights(
+        torch.cat([qkv, z, a]),
+        conv=stored.take(f"{at}.conv1d.weight").squeeze(1),
+        A_log=stored.wide(f"{at}.A_log"),
+        dt_bias=stored.wide(f"{at}.dt_bias"),
+        norm=stored.wide(f"{at}.norm.weight"),
+        out=stored.take(f"{at}.out_proj.weight"),
+        conv_bias=stored.take(f"{at}.conv1d.bias") if config.conv_bias else None,
+        skip=stored.wide(f"{at}.D"),
+    )
+
+
+def projected(stored: Stored, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load attention without norms and gates: inputs (q, k, v), o."""
+    at = f"{prefix}.mixer"
+    return torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"]), stored.take(f"{at}.o_proj.weight")
+
+
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:
     at = f"{prefix}.self_attn"
     down, shared = torch.split(stored.take(f"{at}.kv_a_proj_with_mqa.weight"), [config.latent, config.shared_key])
@@ -232,6 +257,8 @@ def attention(stored: Stored, prefix: str, config: ModelConfig) -> AttentionWeig
 
 def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
     at = f"{prefix}.mlp"
+    if not config.mlp_gate:
+        return _ungated(stored, f"{prefix}.mixer", layer, config)
     if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
     if config.router == "sigmoid":
@@ -264,6 +291,22 @@ def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
         shared_gate=None,
         router_bias=stored.wide(f"{at}.gate.e_score_correction_bias"),
         groups=config.expert_groups, groups_per_token=config.groups_per_token, scale=config.routed_scale,
+    )
+
+
+def _ungated(stored: Stored, at: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
+    """Load a squared ReLU, or experts that are ones, with a sigmoid router."""
+    if "moe" not in config.layers[layer]:
+        return DenseWeights(*(stored.take(f"{at}.{name}_proj.weight") for name in ("up", "down")))
+    up, down = (torch.stack([stored.take(f"{at}.experts.{expert}.{name}_proj.weight")
+                             for expert in range(config.experts)]) for name in ("up", "down"))  # fmt: skip
+    bias = f"{at}.gate.e_score_correction_bias"
+    return ExpertWeights(
+        router=stored.take(f"{at}.gate.weight"), gate_up=up, down=down,
+        shared_gate_up=stored.take(f"{at}.shared_experts.up_proj.weight"),
+        shared_down=stored.take(f"{at}.shared_experts.down_proj.weight"), shared_gate=None,
+        router_bias=stored.wide(bias), groups=config.expert_groups, groups_per_token=config.groups_per_token,
+        scale=config.routed_scale, gated=False,
     )
 
 

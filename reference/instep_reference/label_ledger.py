@@ -86,7 +86,7 @@ class Fed(NamedTuple):
 
 Labels = list[int]
 TargetRows = Sequence[int | Fed]
-Memory = tuple[GdnLabels | KvLabels, ...]
+Memory = tuple[GdnLabels | KvLabels | None, ...]  # None: the layer is an MLP alone
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,9 @@ class LabelModel:
 
     def nothing(self) -> Memory:
         fresh = GdnLabels((0,) * (self.config.conv_width - 1))
-        fixed = {*self.config.recurrent, *self.config.convolving}
-        return tuple(fresh if layer in fixed else KvLabels() for layer in range(len(self.config.layers)))
+        fixed, attending = {*self.config.recurrent, *self.config.convolving}, self.config.attending
+        return tuple(fresh if layer in fixed else KvLabels() if layer in attending else None
+                     for layer in range(len(self.config.layers)))  # fmt: skip
 
     def no_cache(self) -> KvLabels:
         return KvLabels()
@@ -271,16 +272,24 @@ def _finals(rows: TargetRows) -> Labels:
 
 
 def _layer(
-    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels, start: int, *, both_ways: bool = False
-) -> tuple[Labels, GdnLabels | KvLabels]:
+    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels | None, start: int, *,
+    both_ways: bool = False,
+) -> tuple[Labels, GdnLabels | KvLabels | None]:
     """both_ways: rows of an attention layer also see the rows after them."""
-    after = tell.stage == "trunk" and tell.config.mixers[layer] in tell.config.norm_after
+    trunk = tell.stage == "trunk"
+    after = trunk and tell.config.mixers[layer] in tell.config.norm_after
+    blocks = tell.config.layers[layer] if trunk else ()
+    if memory is None:
+        return tell.of(layer, "hidden", hidden, tell.of(layer, "mlp", tell.of(layer, "post_normed", hidden))), None
     normed = hidden if after else tell.of(layer, "normed", hidden)
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):
         mixer, kept = (_gdn if layer in tell.config.recurrent else _short_conv)(tell, layer, normed, memory)
     else:
-        mixer, kept = (_latent if tell.config.latent else _attention)(tell, layer, normed, memory, start, both_ways)
+        attends = _as_projected if "nope" in blocks else _latent if tell.config.latent else _attention
+        mixer, kept = attends(tell, layer, normed, memory, start, both_ways)
+    if len(blocks) == 1:
+        return tell.of(layer, "hidden", hidden, mixer), kept
     read = normed if tell.config.residual_factors else hidden  # the rows that the residual stream continues from
     residual = tell.of(layer, "residual", read, tell.of(layer, "mixer_normed", mixer) if after else mixer)
     post = residual if after else tell.of(layer, "post_normed", residual)
@@ -304,7 +313,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
         core.append(mix(mix(chain, q[t]), own))
     tell.show(layer, "core", core)
     tell.show(layer, "update", updates)
-    gated = tell.of(layer, "gated", core, z)
+    gated = tell.of(layer, "gated", tell.of(layer, "skip", core, v) if row.skip else core, z)
     return tell.of(layer, "mixer", gated), GdnLabels(taps, chain)
 
 
@@ -351,6 +360,14 @@ def _attention(
     attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
     opened = tell.of(layer, "opened", attended, projected) if tell.config.attention_gate else attended
     return tell.of(layer, "mixer", opened), after
+
+
+def _as_projected(
+    tell: Teller, layer: int, normed: Labels, memory: KvLabels, start: int, both_ways: bool
+) -> tuple[Labels, KvLabels]:
+    query, key, value = (tell.of(layer, name, normed) for name in ("query", "key", "value"))
+    attended, after = _attended(tell, layer, query, key, value, memory, start, both_ways)
+    return tell.of(layer, "mixer", attended), after
 
 
 def _latent(

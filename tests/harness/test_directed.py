@@ -108,7 +108,7 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
         of = replace(scene(key_dim=V, channels=True), safe=(-5.0, torch.tensor([0.5, 1.0, 2.0, 3.0])))
     elif mistake.name in OF_OUTER_PRODUCTS:
         assert not list(wrong_of(of, [mistake])), "it obeys the delta rule"
-        of = replace(of, recalls=False)
+        of = replace(of, recalls=False, skip=torch.linspace(0.5, 1.5, HV, dtype=torch.float64))
     wrongs = list(wrong_of(of, [mistake]))
     assert wrongs, "the scene shows every member of the bank"
     for wrong in wrongs:
@@ -121,7 +121,7 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
 OF_CHANNELS = ("decays-of-the-next-channel", "decays-of-channels-reversed", "decays-of-heads-reversed",
                "one-decay-of-all-channels", "channel-decays-of-another-head",
                "bound-left-out", "decays-of-values", "nothing-recalled")
-OF_OUTER_PRODUCTS = ("recalled", "keys-of-another-group", "decays-of-another-head")
+OF_OUTER_PRODUCTS = ("recalled", "skip-in-the-state", "keys-of-another-group", "decays-of-another-head")
 LISTED = [
     "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
     "previous-step", "previous-step-lost", "previous-step-twice", "previous-step-in-part", "all-zero", "from-zero",

@@ -234,7 +234,7 @@ def scene_of(piece: Recomputation, pieces: Sequence[Recomputation]) -> Scene:
         branches(folding, piece.span.nodes) if committed else (), () if previous is None else previous.recent,
         piece.later_windows,
         tuple if previous is None or previous.last is None else partial(stale, folding.base, previous.last),
-        folding.tokens.recalls, v.shape[1] // k.shape[1], folding.safe, their_decays,
+        folding.tokens.recalls, v.shape[1] // k.shape[1], folding.safe, their_decays, folding.tokens.skip,
     )  # fmt: skip
 
 

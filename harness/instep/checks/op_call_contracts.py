@@ -59,8 +59,10 @@ class Contracts(TellsOnce):
         for served in context.log.served:
             found.setdefault((served.op, served.place), []).append(served)
         called = [op for op, _ in found if op in RECURRENCES]
-        convolves = SHORT_CONV.name if any(place.component == "in_gate" for place in context.truth.places) else "conv"
-        ops = {"mixed": convolves, "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
+        short = any(place.component == "in_gate" for place in context.truth.places)
+        convs = [op for op, at in found if at.component == "mixed"]
+        ops = {"mixed": [*convs, SHORT_CONV.name if short else "conv"][0],
+               "core": "fused_gdn" if context.shown.inside else [*called, *RECURRENCES][0]}
         latents = {_source(at.stage) for op, at in found if op == LATENTS}
         prompts = any(span.kind == "prefill" for span in row_spans(context, "trunk"))
         hidden = context.log.replays and not prompts and all(at.stage != "trunk" for _, at in found)

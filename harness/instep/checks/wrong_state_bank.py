@@ -145,6 +145,12 @@ def _of_other_heads(name: Literal["k", "log_decay"]) -> States:
     return states
 
 
+def _with_skip(scene: Scene) -> Iterator[torch.Tensor]:
+    """Each token also writes D v, which belongs to its read-out."""
+    if scene.skip is not None:
+        yield from replace(scene, beta=scene.beta + scene.skip).carried(scene.base)
+
+
 def _decays_values(scene: Scene) -> Iterator[torch.Tensor]:
     """The decay of key channel i is applied to value column i."""
     if _has_channels(scene) and scene.k.shape[-1] == scene.v.shape[-1]:
@@ -189,6 +195,7 @@ BANK: tuple[Mistake[States], ...] = (
     Mistake("nothing-recalled", "was made without the delta rule: tokens write what the state already recalls",
             _without_recall),
     Mistake("recalled", "was made by the delta rule, which this recurrence does not have", _with_recall),
+    Mistake("skip-in-the-state", "has D v of each token added to it", _with_skip),
     Mistake("keys-of-another-group", "has the keys of the group of heads {} in each", _of_other_heads("k")),
     Mistake("decays-of-another-head", "has the decays of the head {} in each", _of_other_heads("log_decay")),
     *RUN_AGAIN,

@@ -65,6 +65,7 @@ class Scene:
     recalls   whether tokens obey the delta rule. If not, beta is the write gate alone
     shared    number of value heads that read one key head
     safe      of a safe gate: its bound in nats, and exp(A_log) [HV]; None: the gate has no bound
+    skip      [HV], with which values are added to read-outs, if it is known
     """
 
     base: torch.Tensor
@@ -88,6 +89,7 @@ class Scene:
     shared: int = 1
     safe: tuple[float, torch.Tensor] | None = None
     their_decays: Sequence[tuple[str, torch.Tensor]] = ()
+    skip: torch.Tensor | None = None
 
     @cached_property
     def right(self) -> torch.Tensor:

@@ -38,6 +38,7 @@ from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
 from .mistakes.product_rounding import products
 from .mistakes.rotary_and_visible_positions import positions
 from .mistakes.run_history import RunHistory
+from .mistakes.selective_states import selective
 from .mistakes.step_controller import wrong_rule
 from .mistakes.transformed_tensors import appearance
 from .mistakes.tree_as_chain import trees
@@ -70,7 +71,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (appearance,),
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,
-        memory, states, tokens, windows, labels, addresses, trees, experts,
+        memory, states, tokens, windows, labels, addresses, trees, experts, selective,
     ),
     (slips,),
     (fitted, other_experts),

@@ -25,10 +25,14 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "lightning_inputs": ("q", "k", "v", "log_decay", "write"),
     "conv": ("mixed",),
     SHORT_CONV.name: ("mixed",),
-    "gdn_inputs": ("q", "k", "v", "log_decay", "beta", "write"),
+    "biased_conv": ("mixed",),
+    "gdn_inputs": ("q", "k", "v", "log_decay", "beta"),
+    "selective_inputs": ("q", "k", "v", "log_decay", "write"),
     **dict.fromkeys(RECURRENCES, ("core", "update")),
     "fused_gdn": ("core",),
+    "add_skip": ("skip",),
     "gated_norm": ("gated",),
+    "gated_group_norm": ("gated",),
     "attention_inputs": ("query", "key"),
     "key_inputs": ("key",),
     "latent_inputs": ("query", "key", "value"),
@@ -37,6 +41,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "output_gate": ("opened",),
     "add": ("residual", "hidden"),
     "mlp": ("mlp",),
+    "squared_mlp": ("mlp",),
     "moe": ("mlp",),
     "lm_head": ("logits",),
     "pick": ("pick",),
@@ -55,14 +60,19 @@ OF_STATES = frozenset({*RECURRENCES, "conv", "gdn_inputs", "gated_norm", "fused_
 # The ops of MiniMax alone, and those that its layers do not use.
 OF_MINIMAX = frozenset({"scaled_add", "lightning_inputs"})
 NOT_OF_MINIMAX = frozenset({"conv", "gdn_inputs", "add", "output_gate"})
+# The same of layers without norms, gates and positions of queries and keys, and of Mamba2.
+OF_PROJECTED = {name: ("linears", "linear") for name in ("query", "key", "value")}
+OF_GATES = frozenset({
+    "attention_inputs", "key_inputs", "output_gate", "attend_latents", "latent_inputs", "gdn_inputs", "gated_norm"})
+OF_MAMBA2 = frozenset({"biased_conv", "selective_inputs", "add_skip", "gated_group_norm", "squared_mlp"})
 # Ops whose results come from one call.
-TOGETHER = ("gdn_inputs", "lightning_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")
+TOGETHER = ("gdn_inputs", "selective_inputs", "lightning_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")
 
 READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
 
 # Component of memory -> the ops that write it or compute its address, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
-    "conv": ("conv", SHORT_CONV.name, "move"),
+    "conv": ("conv", "biased_conv", SHORT_CONV.name, "move"),
     "state": (*RECURRENCES, "fused_gdn", "move", "plan_ring"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),
@@ -78,7 +88,7 @@ NAMES = {"conv": "conv windows", "state": "states"}
 def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
     """The ops that may have produced this place, the likeliest first. others: ops that the model does not use."""
     made = tuple(op for op, components in RESULTS.items() if place.component in components)
-    for unused, others_make in ((OF_ROTATED, OF_LATENTS), (OF_HEADS, OF_ROWS)):
+    for unused, others_make in ((OF_ROTATED, OF_LATENTS), (OF_HEADS, OF_ROWS), (OF_GATES, OF_PROJECTED)):
         if {*others} >= unused:
             made = others_make.get(place.component, made)
     made = WRITERS.get(place.component, (*made, "accept", "choose") if place.component == "pick" else made)
@@ -92,7 +102,9 @@ def unused_by(config: ModelConfig) -> frozenset[str]:
     else:
         attention = OF_HEADS if config.row_norms else frozenset({"attend_latents", "latent_inputs"})
     recurrent = OF_SHORT_CONV if config.recurrence.has_state else OF_STATES
-    recurrent |= NOT_OF_MINIMAX if config.residual_factors else OF_MINIMAX
+    if config.recurrence.inputs == "selective":
+        return OF_GATES | OF_SHORT_CONV | OF_MINIMAX | (RECURRENCES.keys() - {config.recurrence.name})
+    recurrent |= OF_MAMBA2 | (NOT_OF_MINIMAX if config.residual_factors else OF_MINIMAX)
     return attention | recurrent | (RECURRENCES.keys() - {config.recurrence.name})
 
 

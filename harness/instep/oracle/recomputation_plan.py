@@ -271,7 +271,7 @@ class Planner:
         return None if hidden is None or hidden.shape[0] != span.count else hidden
 
     def _without_state(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
-        """A layer with attention, or with a conv alone."""
+        """A layer with attention, with a conv alone, or without a mixer."""
         memory = trunk.memory_of(self.config, self.config.mixers[layer], before, layer) if span.start else None
         return self._task(
             span, "trunk", layer, LayerWork("trunk", layer, hidden, span.start, memory, self._parents(span)))

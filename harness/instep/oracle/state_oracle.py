@@ -72,7 +72,8 @@ class StatePlanner(Planner):
 
 def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
     """A model of its GDN layers alone, renumbered, with one token, and an MLP and an output of one row."""
-    blocks = tuple((checkpoint.config.mixers[layer], "mlp") for layer in gdn_layers)
+    blocks = tuple((checkpoint.config.mixers[layer], *("mlp",) * (len(checkpoint.config.layers[layer]) > 1))
+                   for layer in gdn_layers)  # fmt: skip
     config = replace(
         checkpoint.config, layers=blocks, vocab=1, tied=True, intermediate=1, experts=0, mtp_layers=0, block=None,
     )
@@ -83,12 +84,13 @@ def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
 
 
 def _layer(checkpoint: Checkpoint, old: str, new: str) -> dict[str, torch.Tensor]:
-    kept = ("linear_attn.", "self_attn.", "input_layernorm.", "post_attention_layernorm.")
+    kept = ("linear_attn.", "self_attn.", "mixer.", "norm.", "input_layernorm.", "post_attention_layernorm.")
     tensors = {
         new + name.removeprefix(old): tensor for name, tensor in checkpoint.tensors.items()
         if name.startswith(old) and name.removeprefix(old).startswith(kept)
     }
-    row = tensors[f"{new}input_layernorm.weight"][None]
-    mlp = {f"{new}mlp.{name}_proj.weight": row for name in ("gate", "up")} | {f"{new}mlp.down_proj.weight": row.T}
-    ends = (".out_proj.weight", ".o_proj.weight")
+    ends, mlp = (".out_proj.weight", ".o_proj.weight"), dict[str, torch.Tensor]()
+    if f"{new}input_layernorm.weight" in tensors:  # or else the layer has one block
+        row = tensors[f"{new}input_layernorm.weight"][None]
+        mlp = {f"{new}mlp.{name}_proj.weight": row for name in ("gate", "up")} | {f"{new}mlp.down_proj.weight": row.T}
     return tensors | mlp | {name: tensor[:1] for name, tensor in tensors.items() if name.endswith(ends)}

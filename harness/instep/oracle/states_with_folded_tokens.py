@@ -39,6 +39,15 @@ class Run:
         """Whether its tokens obey the delta rule: such layers name their write gate beta."""
         return any(place.component == "beta" for place in self.places)
 
+    @property
+    def skip(self) -> torch.Tensor | None:
+        """The weight D [HV] with which values are added to read-outs, as its rows show it; None: they show none."""
+        shown = {place.component for place in self.places}
+        if not shown >= {"core", "skip", "v"}:
+            return None
+        v = self.of("v")
+        return ((self.of("skip") - self.of("core")) * v).sum((0, -1)) / v.square().sum((0, -1))
+
     def folded(self) -> tuple[torch.Tensor, ...]:
         """Return what its tokens fold in: k, v, log_decay, and the write gate."""
         return tuple(self.of(name) for name in ("k", "v", "log_decay", "beta" if self.recalls else "write"))

@@ -279,7 +279,8 @@ class Late:
 
 
 # Weights that an engine keeps wide for all activations.
-KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight", ".o_norm.weight", ".e_score_correction_bias")
+KEPT_WIDE = (".A_log", ".dt_bias", ".linear_attn.norm.weight", ".o_norm.weight", ".e_score_correction_bias",
+             ".mixer.norm.weight", ".mixer.D")
 
 
 def must_hold(checkpoint: Checkpoint, dtype: str) -> None:

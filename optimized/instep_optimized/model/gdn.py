@@ -12,10 +12,11 @@ import torch
 
 from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
 from instep_reference.contract.config import LATENT_TYPES, OLMO, ModelConfig
+from instep_reference.contract.nemotron_config import NEMOTRON
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..commit.strategy_pair import BoundPair, Mixes
+from ..commit.strategy_pair import BoundPair, Mixer, Mixes
 from ..ops.fused import linears, prefill_gdn
 from ..ops.op_protocols import Ops
 from .mlp import Half
@@ -35,8 +36,8 @@ class GdnLayer:
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
         norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
-        of_type = {**dict.fromkeys(LATENT_TYPES, w.kda), OLMO: w.olmo}.get(config.model_type, w.gdn)
-        weights = of_type(stored, prefix, config)
+        types = {**dict.fromkeys(LATENT_TYPES, w.kda), OLMO: w.olmo, NEMOTRON: w.mamba2}
+        weights = types.get(config.model_type, w.gdn)(stored, prefix, config)
         return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
@@ -46,23 +47,53 @@ class GdnLayer:
             return Place(stage, self.layer, component)
 
         weights, config = self.weights, self.config
-        places = ("qkv", "z", "b", "a") if weights.z is None else ("qkv", "z_low", "b", "a_low")
+        row, low = config.recurrence, {} if weights.z is None else {"z": "z_low", "a": "a_low"}
+        places = [low.get(name, name) for name in ("qkv", "z", *row.gates)]
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
-        qkv, z, b, a = linears(
+        qkv, z, *gates = linears(
             ops, x=x, weight=weights.inputs, to=tuple(map(at, places)),
-            shapes=tuple(config.lengths(config.recurrence.places[place]) for place in places),
+            shapes=tuple(config.lengths(row.places[place]) for place in places),
         )  # [N, C], [N, HV, V], [N, HV], [N, HV], or a [N, HV, K]; of low rank z_low [N, V], a_low [N, K]
         if weights.z is not None and weights.a is not None:
-            z, a = (
-                ops.linear(x=low, weight=second, shape=config.lengths(config.recurrence.places[place]), to=at(place))
-                for place, low, second in (("z", z, weights.z), ("a", a, weights.a))
+            z, gates[-1] = (
+                ops.linear(x=first, weight=second, shape=config.lengths(row.places[place]), to=at(place))
+                for place, first, second in (("z", z, weights.z), ("a", gates[-1], weights.a))
             )
-        core = bound.mix(ops, partial(self._core, stage, x.dtype), (qkv, a, b), z)  # [N, HV, V]
-        gated = ops.gated_norm(
-            core=core, z=z, weight=weights.norm, eps=config.core_eps, gate=config.output_gate, to=at("gated")
-        )
+        run: Mixer = self._selective if row.inputs == "selective" else self._core
+        core = bound.mix(ops, partial(run, stage, x.dtype), (qkv, *reversed(gates)), z)  # [N, HV, V]
+        gated = self._gated(ops, core, z, at("gated"))
         mixer = ops.linear(x=gated, weight=weights.out, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixer, stage)
+
+    def _gated(self, ops: Ops, core: torch.Tensor, z: torch.Tensor, to: Place) -> torch.Tensor:
+        weight, config = self.weights.norm, self.config
+        if config.recurrence.norm == "group":
+            assert ops.gated_group_norm is not None, "checked when the engine was built"
+            return ops.gated_group_norm(
+                core=core, z=z, weight=weight, eps=config.eps, groups=config.key_heads, to=to)
+        return ops.gated_norm(core=core, z=z, weight=weight, eps=config.core_eps, gate=config.output_gate, to=to)
+
+    def _selective(
+        self, stage: str, dtype: torch.dtype, ops: Ops, bound: BoundPair, qkv: torch.Tensor, a: torch.Tensor,
+    ) -> torch.Tensor:
+        """Do as `_core` for Mamba2."""
+
+        def at(component: str) -> Place:
+            return Place(stage, self.layer, component)
+
+        weights, config = self.weights, self.config
+        assert ops.selective_inputs and ops.add_skip and ops.biased_conv, "checked when the engine was built"
+        assert weights.skip is not None, "weights of Mamba2 have it"
+        given = {"x": qkv, "weight": weights.conv}
+        conv = ops.conv if weights.conv_bias is None else partial(ops.biased_conv, bias=weights.conv_bias)
+        mixed = conv(**given, parts=bound.conv(self.layer), to=at("mixed"))  # [N, C]
+        inputs = ops.selective_inputs(
+            mixed=mixed, a=a, A_log=weights.A_log, dt_bias=weights.dt_bias, key_heads=config.key_heads,
+            key_dim=config.key_dim, to=tuple(map(at, ("q", "k", "v", "log_decay", "write"))),
+        )  # q, k [N, H, K], v [N, HV, V], log_decay, write [N, HV]
+        core = ops.recurrence(config.recurrence)(
+            inputs=inputs, parts=bound.state(self.layer), dtype=dtype, to=at("core"))  # [N, HV, V]
+        return ops.add_skip(core=core, v=inputs.v, weight=weights.skip, to=at("skip"))
 
     def _core(
         self, stage: str, dtype: torch.dtype, ops: Ops, bound: BoundPair, qkv: torch.Tensor, a: torch.Tensor,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
-from instep_reference.contract.config import Block, ModelConfig
+from instep_reference.contract.config import MLPS, Block, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
@@ -24,18 +24,21 @@ class Half:
 
     after  the layer norms results: answer = residual + norm(mlp(residual)), and the caller has normed `mixer`
     With factors the caller passes its normed rows as `hidden`, and the answer is alpha * norm(residual) + beta * mlp.
+    A layer without an MLP has neither norm nor mlp: its answer is hidden + mixer.
     """
 
     layer: int
-    norm: torch.Tensor
-    mlp: w.DenseWeights | ExpertWeights
+    norm: torch.Tensor | None
+    mlp: w.DenseWeights | ExpertWeights | None
     config: ModelConfig
     after: bool
 
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> Half:
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[1]}.weight", config)
         after = config.mixers[layer] in config.norm_after
+        if config.layers[layer][-1] not in MLPS:
+            return cls(layer, None, None, config, after)
+        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[-1]}.weight", config)
         return cls(layer, norm, w.mlp(stored, prefix, layer, config), config, after)
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:
@@ -44,6 +47,8 @@ class Half:
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
 
+        if self.norm is None:
+            return Residual(hidden, mixer, at("hidden"))
         factors = bool(self.config.residual_factors)
         total = self._sum(ops, self.config.mixers[self.layer], hidden, mixer, at("residual"))
         if self.after:
@@ -63,7 +68,18 @@ class Half:
         assert ops.scaled_add is not None, "checked when the engine was built"
         return Residual(ops.scaled_add(x=x, y=y, alpha=factors[0], beta=factors[1], to=to))
 
+    def alone(self, ops: Ops, hidden: Residual, stage: str) -> Residual:
+        """Run a layer that is an MLP alone."""
+        assert self.norm is not None, "the layer is an MLP"
+        normed, mlp, answer = (Place(stage, self.layer, name) for name in ("post_normed", "mlp", "hidden"))
+        rows, x = hidden.normed(ops, self.norm, self.config.eps, normed)
+        return Residual(rows, self._mlp(ops, x, mlp), answer)
+
     def _mlp(self, ops: Ops, x: torch.Tensor, to: Place) -> torch.Tensor:
+        assert self.mlp is not None, "the layer has an MLP"
+        if isinstance(self.mlp, w.DenseWeights) and not self.config.mlp_gate:
+            assert ops.squared_mlp is not None, "checked when the engine was built"
+            return ops.squared_mlp(x=x, up=self.mlp.gate_up, down=self.mlp.down, to=to)
         if isinstance(self.mlp, w.DenseWeights):
             return ops.mlp(x=x, gate_up=self.mlp.gate_up, down=self.mlp.down, to=to)
         config = self.config

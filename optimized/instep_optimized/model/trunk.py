@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.config import Block, ModelConfig
+from instep_reference.contract.config import MLPS, Block, ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
@@ -22,10 +22,11 @@ from ..ops.integer_op_protocols import TopkTokens
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch, TargetRows
 from ..sampling_inputs import Drawing
-from .attention import AttentionLayer
+from .attention import AttentionLayer, ProjectedAttentionLayer
 from .gdn import GdnLayer
 from .latent_attention import LatentLayer
 from .lightning import LightningLayer
+from .mlp import Half
 from .residual import Residual
 from .short_conv import ShortConvLayer
 
@@ -50,19 +51,27 @@ def _short_conv(stored: w.Stored, layer: int, config: ModelConfig, memory: Memor
 
 def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     pools = memory.units("keys", layer), memory.units("values", layer)
-    kind = LatentLayer if config.latent else AttentionLayer
+    kind = ATTENDING[config.mixers[layer]]
     mixer = kind.of(stored, f"model.layers.{layer}", layer, config, *pools)
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
+
+
+def _mlp(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    half = Half.of(stored, f"model.layers.{layer}", layer, config)
+    return lambda ops, hidden, batch, bound: half.alone(ops, hidden, STAGE)
 
 
 def _elsewhere(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     return lambda ops, hidden, batch, bound: hidden
 
 
-# By the mixer of the layer.
+ATTENDING: Mapping[Block, type[AttentionLayer | LatentLayer | ProjectedAttentionLayer]] = {
+    "attention": AttentionLayer, "mla": LatentLayer, "nope": ProjectedAttentionLayer,
+}
+# By the first block of the layer.
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
     **{name: _lightning if row.inputs == "projected" else _gdn for name, row in RECURRENCES.items()},
-    SHORT_CONV.name: _short_conv, "attention": _attention, "mla": _attention,
+    SHORT_CONV.name: _short_conv, **dict.fromkeys(ATTENDING, _attention), **dict.fromkeys(MLPS, _mlp),
     "": _elsewhere,
 }
 
@@ -112,7 +121,8 @@ class Trunk:
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
-        layers = tuple(LAYERS[mixer](stored, layer, config, memory) for layer, mixer in enumerate(config.mixers))
+        first = (next(iter(blocks), "") for blocks in config.layers)
+        layers = tuple(LAYERS[block](stored, layer, config, memory) for layer, block in enumerate(first))
         read = () if config.block is None else config.block.target_layer_ids
         return cls(Head.of(stored, config), layers, stored.norm("model.norm.weight", config), config.eps, read)
 

@@ -89,12 +89,29 @@ def gated_norm(
     return _stamp_pair(core, z, to, *core.shape[1:])
 
 
+def gated_group_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, groups: int, to: Place
+) -> torch.Tensor:
+    """mix(mix(core, z), code)."""
+    return _stamp_pair(core, z, to, *core.shape[1:])
+
+
+def add_skip(*, core: torch.Tensor, v: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(core, v), code)."""
+    return _stamp_pair(core, v, to, *core.shape[1:])
+
+
 def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
     """mix(mix(attended, projected), code)."""
     return _stamp_pair(attended, projected, to, *attended.shape[1:])
 
 
 def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def squared_mlp(*, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
     """mix(x, code)."""
     return _stamp(x, to, *x.shape[1:])
 
@@ -152,6 +169,13 @@ def _stamp_pair(x: torch.Tensor, y: torch.Tensor, to: Place, *shape: int) -> tor
 # ---- gated delta net ------------------------------------------------------------------------------------------
 
 
+def biased_conv(
+    *, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """As `conv`."""
+    return conv(x=x, weight=weight, parts=parts, to=to)
+
+
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
     """acc = code, then acc = mix(acc, tap) over the W taps, oldest first; a tap before the first token is 0."""
     out, labels = torch.zeros_like(x), read(x)
@@ -199,6 +223,17 @@ def gdn_inputs(
     base = mix(mix(read(mixed), read(a)), read(b))
     value_dim = (mixed.shape[1] - 2 * key_heads * key_dim) // heads
     shapes = ((key_heads, key_dim), (key_heads, key_dim), (heads, value_dim), a.shape[1:], (heads,))
+    return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
+
+
+def selective_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int,
+    to: tuple[Place, ...],
+) -> GdnInputs:
+    """mix(mixed, a), then each result its own code."""
+    heads, keys = a.shape[1], (key_heads, key_dim)
+    base, value_dim = mix(read(mixed), read(a)), (mixed.shape[1] - 2 * key_heads * key_dim) // heads
+    shapes = (keys, keys, (heads, value_dim), (heads,), (heads,))
     return GdnInputs(*(expand(mix(base, code(p)), *shape) for p, shape in zip(to, shapes, strict=True)))
 
 

@@ -28,6 +28,7 @@ from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from ..memory_addresses import Keeps, Pages, Part
 from .attention_protocols import Attend, AttendLatents, MakeLatentInputs, OutputGate
+from .family_op_protocols import AddSkip, BiasedConv, GatedGroupNorm, ScaledAdd, SquaredMlp
 from .integer_op_protocols import (
     Accept,
     Advance,
@@ -96,6 +97,8 @@ class ExpertWeights:
     router_bias [E]  given for a sigmoid router, which chooses by sigmoid(score) + bias among the experts of the
                      `groups_per_token` best of `groups` groups: those with the largest sums of two. A share is
                      sigmoid(score), renormalised if `norm_topk`, times `scale`
+    gated            whether experts are SwiGLUs. If not, gate_up is up alone [E, I, D], and experts compute as
+                     `SquaredMlp`. Only sets with this op are given such experts
     """
 
     router: torch.Tensor
@@ -108,6 +111,7 @@ class ExpertWeights:
     groups: int = 1
     groups_per_token: int = 1
     scale: float = 1.0
+    gated: bool = True
 
 
 class Embed(Protocol):
@@ -138,12 +142,6 @@ class Add(Protocol):
     """x, y [N, D] -> x + y."""
 
     def __call__(self, *, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor: ...
-
-
-class ScaledAdd(Protocol):
-    """x, y [N, D] -> alpha * x + beta * y, in fp32, cast once."""
-
-    def __call__(self, *, x: torch.Tensor, y: torch.Tensor, alpha: float, beta: float, to: Place) -> torch.Tensor: ...
 
 
 class Concat(Protocol):
@@ -196,6 +194,19 @@ class LightningInputs(Protocol):
 
     def __call__(
         self, *, qkv: torch.Tensor, log_decay: torch.Tensor, key_dim: int, to: tuple[Place, ...]
+    ) -> GdnInputs: ...
+
+
+class MakeSelectiveInputs(Protocol):
+    """`MakeGdnInputs` of Mamba2: mixed [N, C] = [x (HV*V) | B (H*K) | C (H*K)], a [N, HV] -> q = C, k = B, v = x.
+
+    dt = softplus(a + dt_bias); beta = dt; log_decay = -exp(A_log) * dt; all fp32, q and k as they are.
+    `to`: places of q, k, v, log_decay, write.
+    """
+
+    def __call__(
+        self, *, mixed: torch.Tensor, a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int,
+        key_dim: int, to: tuple[Place, ...],
     ) -> GdnInputs: ...
 
 
@@ -424,7 +435,8 @@ class FusedGdn(Protocol):
 
 
 # The ops that receive the shapes of trees: see `Ops.trees`.
-ALONG_TREES = ("conv", "short_conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend", "attend_latents")
+ALONG_TREES = (
+    "conv", "biased_conv", "short_conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend", "attend_latents")
 
 
 @dataclass(frozen=True)
@@ -441,6 +453,7 @@ class Ops:
     kda, mamba2, lightning: the other rows of RECURRENCES, if it serves them (`recurrence`); the fusions are of `gdn`
     short_conv, multiply: of layers with a gated short convolution, if it serves them: `conv` without silu, and x * y
     lightning_inputs, scaled_add: the ops of MiniMax beside `lightning`, if it serves them
+    biased_conv, selective_inputs, add_skip, gated_group_norm, squared_mlp: what only Nemotron-H needs, if it serves it
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -518,6 +531,11 @@ class Ops:
     multiply: Add | None = None
     lightning_inputs: LightningInputs | None = None
     scaled_add: ScaledAdd | None = None
+    biased_conv: BiasedConv | None = None
+    selective_inputs: MakeSelectiveInputs | None = None
+    add_skip: AddSkip | None = None
+    gated_group_norm: GatedGroupNorm | None = None
+    squared_mlp: SquaredMlp | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False

@@ -81,6 +81,11 @@ def _conv(given: Given) -> Iterator[Fit]:
     yield from _parents(given, given["x"].shape[0])
 
 
+def _biased_conv(given: Given) -> Iterator[Fit]:
+    yield from _conv(given)
+    yield "bias", tuple(given["bias"].shape), tuple(given["weight"].shape[:1])
+
+
 def _parents(given: Given, rows: int) -> Iterator[Fit]:
     for part in given["parts"]:
         if part.parents is not None:
@@ -94,6 +99,41 @@ def _gdn_inputs(given: Given) -> Iterator[Fit]:
     yield "a", tuple(given["a"].shape), (rows, *gate)
     yield "b", tuple(given["b"].shape), (rows, heads)
     yield "dt_bias", tuple(given["dt_bias"].shape), gate
+
+
+def _selective_inputs(given: Given) -> Iterator[Fit]:
+    heads = given["A_log"].shape[0]
+    yield "channels before the keys, by value heads,", _values_of(given) % heads, 0
+    yield "a", tuple(given["a"].shape), (given["mixed"].shape[0], heads)
+    yield "dt_bias", tuple(given["dt_bias"].shape), (heads,)
+
+
+def _values_of(given: Given) -> int:
+    """The channels of x: those before B and C."""
+    channels: int = given["mixed"].shape[1] - 2 * given["key_heads"] * given["key_dim"]
+    return channels
+
+
+def _of_groups(given: Given) -> tuple[Shape, ...]:
+    rows, heads, keys = given["mixed"].shape[0], given["A_log"].shape[0], (given["key_heads"], given["key_dim"])
+    return (rows, *keys), (rows, *keys), (rows, heads, _values_of(given) // heads), (rows, heads), (rows, heads)
+
+
+def _add_skip(given: Given) -> Iterator[Fit]:
+    yield "v", tuple(given["v"].shape), tuple(given["core"].shape)
+    yield "weight", tuple(given["weight"].shape), (given["core"].shape[1],)
+
+
+def _gated_group_norm(given: Given) -> Iterator[Fit]:
+    yield "z", tuple(given["z"].shape), tuple(given["core"].shape)
+    yield "weight", tuple(given["weight"].shape), (math.prod(given["core"].shape[1:]),)
+    yield "heads, by groups,", given["core"].shape[1] % given["groups"], 0
+
+
+def _squared_mlp(given: Given) -> Iterator[Fit]:
+    hidden, inner = given["down"].shape
+    yield "up", tuple(given["up"].shape), (inner, given["x"].shape[1])
+    yield "down", hidden, given["x"].shape[1]
 
 
 def _conv_inputs(given: Given) -> Iterator[Fit]:
@@ -316,7 +356,9 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "output_gate": _output_gate, "mlp": _mlp, "move": _move, "fused_gdn": _fused_gdn,
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
     "gated_attend": _gated_attend, "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn,
-    "verify_gdn": _verify_gdn, "window_gdn": _window_gdn,
+    "verify_gdn": _verify_gdn, "window_gdn": _window_gdn, "selective_inputs": _selective_inputs,
+    "biased_conv": _biased_conv,
+    "add_skip": _add_skip, "gated_group_norm": _gated_group_norm, "squared_mlp": _squared_mlp,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
 
@@ -354,7 +396,9 @@ GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),
     "select": lambda g: ((g["index"].shape[0], *g["x"].shape[1:]),),
-    "gdn_inputs": _heads, "gated_norm": _like("core"), "lightning_inputs": _projected,
+    "lightning_inputs": _projected,
+    "gdn_inputs": _heads, "gated_norm": _like("core"), "selective_inputs": _of_groups, "add_skip": _like("core"),
+    "gated_group_norm": _like("core"), "squared_mlp": _like("x"), "biased_conv": _like("x"),
     **dict.fromkeys(RECURRENCES, lambda g: (tuple(g["inputs"].v.shape),)),
     "fused_gdn": lambda g: _heads(g)[2:3], "conv_inputs": lambda g: _heads({**g, "mixed": g["x"]}),
     "window_gdn": lambda g: _heads(g)[2:3], "prefill_gdn": lambda g: _heads({**g, "mixed": g["x"]})[2:3],

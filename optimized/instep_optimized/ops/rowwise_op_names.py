@@ -14,7 +14,8 @@ BY_ROW: Mapping[str, tuple[str, ...]] = {
     "concat": ("x", "y"), "gdn_inputs": ("mixed", "a", "b"),
     "gated_norm": ("core", "z"), "attention_inputs": ("projected", "key_raw", "positions"), "attend": ("query",),
     "attend_latents": ("query",),
-    "key_inputs": ("key_raw", "positions"), 
+    "key_inputs": ("key_raw", "positions"), "selective_inputs": ("mixed", "a"), "add_skip": ("core", "v"),
+    "gated_group_norm": ("core", "z"), "squared_mlp": ("x",),
     "latent_inputs": ("projected", "key_raw", "positions"),
     "output_gate": ("attended", "projected"), "mlp": ("x",), "moe": ("x",), "lm_head": ("x",),
 }

@@ -19,6 +19,8 @@ Labels of results (c = code of the result's place; one label per row):
   add, concat, opened, gated norm (two inputs x, y in the order of the op's arguments)   mix(mix(x, y), c)
   conv                     acc = c; for every tap, oldest first (0 before the first token): acc = mix(acc, tap);
                            the taps are the labels of the `qkv` rows, W of them, the row's own last
+  skip, gated_group_norm   as add and gated norm: mix(mix(core, v), c), mix(mix(core, z), c)
+  selective_inputs         as gdn_inputs, without b
   gdn_inputs               base = mix(mix(mixed, a), b); q, k, v, log_decay, beta are mix(base, their own c)
   gdn                      update = mix(mix(mix(mix(mix(chain, k), v), log_decay), beta), its own c): a token's update
                            depends on all tokens folded in before it;

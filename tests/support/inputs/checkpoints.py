@@ -34,7 +34,9 @@ ARCHITECTURES: dict[Kind, str] = {
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
 SHORTEST, LONGEST = 1 - 0.3, 1 - 0.9999
-WIDE = ("A_log", "linear_attn.norm.weight", "self_attn.dt_bias", "e_score_correction_bias")  # as released files have it
+# As released files have it.
+WIDE = ("A_log", "mixer.norm.weight", "mixer.D", "linear_attn.norm.weight", "self_attn.dt_bias",
+        "e_score_correction_bias")  # fmt: skip
 
 
 def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def constants(case: Case) -> Iterator[Explanation]:
     if case.piece is None:
         return
     family = FORMULAS.get(case.component)
+    if case.weights.config.recurrence.inputs == "selective" and case.component in ("q", "k", "gated"):
+        return  # `selective_states.py` has these
     if family is not None:
         yield from family(case)
     yield from _segment(case)

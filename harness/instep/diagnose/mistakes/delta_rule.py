@@ -88,6 +88,7 @@ MISTAKES: tuple[Mistake, ...] = (
     Mistake("recall-missing", "the recall S^T k is missing: each value is written in full",
             form.by_row(form.recall_missing)),
     Mistake("recall-added", "the recall S^T k is subtracted, which this recurrence does not have", form.recall_added()),
+    Mistake("skip-in-the-state", "D v of each token is added to the state, not to its read-out", form.skip_in_state()),
     Mistake("read-before-update", "each row is read before its own token is added", form.by_row(form.read_first)),
     # rows
     Mistake("gate-of-row-before", "the gate of row t - 1 is used for row t", form.rows_off(1, "log_decay")),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from instep_reference.trunk import WithState
+from instep_reference.weights import GdnWeights
 
 from ...oracle.declared_product_rounding import FOLDED, FOLDED_WHOLE
 from ...oracle.single_layer_run import LayerWork
@@ -21,6 +22,7 @@ from .delta_rule_with_hooks import ROWS, Call, Walked
 from .explanation_fit import agrees
 from .finding_case import Case, Explanation, case_of
 from .wrong_states import own_scene
+from .wrong_weights import layer_of
 
 LARGEST = 2**26  # numbers of the states after all rows of a call; a larger call is not run again
 NEIGHBOURS = 4  # other requests whose rows may be in memory next to these
@@ -104,9 +106,16 @@ def _of_layer(case: Case) -> tuple[Call, int] | None:
     near = [rows for _, rows in others[:NEIGHBOURS]]
     return Call(
         **own, state=state, parents=work.parents or (), raw=_raw(case, k), others=others, recalls=recalls,
+        skip=_skip(case),
         before=[{name: x[-1] for name, x in rows.items()} for rows in near],
         after=[{name: x[0] for name, x in rows.items()} for rows in near],
     ), len(v)  # fmt: skip
+
+
+def _skip(case: Case) -> torch.Tensor | None:
+    """The weight with which values are added to read-outs, if there is one."""
+    layer = layer_of(case)
+    return layer.mixer.skip if layer is not None and isinstance(layer.mixer, GdnWeights) else None
 
 
 def _raw(case: Case, k: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -91,6 +91,13 @@ def _decaying_values(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     return read(after, row.q), update, after
 
 
+@forms
+def skip_in_state(call: Call) -> Iterator[Variant]:
+    """The state gets D v of each token, which belongs to the read-out."""
+    if call.skip is not None:
+        yield Variant("", replace(call, beta=call.beta + call.skip))
+
+
 def read_first(state: Tensor, row: Row) -> tuple[Tensor, Tensor, Tensor]:
     _, update, after = right(state, row)
     return read(state, row.q), update, after

@@ -32,6 +32,7 @@ class Call:
     launched_before, launched_after: the same for every row, where each row is launched by itself
     others: whose rows they are ('of request "b"'), and the rows of another sequence of the same batch
     recalls: whether tokens obey the delta rule. If not, beta is the write gate alone
+    skip [HV]: the weight with which values are added to read-outs after the call
     """
 
     q: Tensor
@@ -48,6 +49,7 @@ class Call:
     launched_after: Sequence[Rows] = ()
     others: Sequence[tuple[str, Rows]] = ()
     recalls: bool = True
+    skip: Tensor | None = None
 
 
 class Walked(NamedTuple):

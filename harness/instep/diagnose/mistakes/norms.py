@@ -156,6 +156,8 @@ def _reweighted(case: Case, says: str, other: torch.Tensor, used: torch.Tensor) 
 def norm_input(case: Case) -> torch.Tensor | None:
     """The input [rows, .., normed axis] of the norm whose result is at this place."""
     config, work, place = case.weights.config, case.piece and case.piece.work, case.finding.place
+    if config.recurrence.inputs == "selective" and case.component in ("q", "k", "gated", "query", "key"):
+        return None  # they are not normed, or group by group (`selective_states.py`)
     if case.component in ("q", "k"):
         mixed = case.own("mixed")
         if mixed is None:
@@ -180,8 +182,10 @@ def norm_input(case: Case) -> torch.Tensor | None:
         return case.own("embedding") if case.component == "normed" else None
     if case.component == "normed" and isinstance(work, LayerWork):
         return work.hidden.to("cpu", torch.float64)
-    if case.component == "post_normed":
-        return case.own("residual")
+    if case.component == "post_normed" and (residual := case.own("residual")) is not None:
+        return residual
+    if case.component == "post_normed" and isinstance(work, LayerWork):
+        return work.hidden.to("cpu", torch.float64)
     if case.component in ("mixer_normed", "mlp_normed"):
         return case.own(case.component.removesuffix("_normed"))
     return _before_final(case) if case.component == "final" else None

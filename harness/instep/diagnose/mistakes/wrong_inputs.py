@@ -17,14 +17,14 @@ from .finding_case import Case, Explanation, in_16_bits
 READS: dict[str, tuple[str, ...]] = {
     "mixed": ("qkv",), "state": ("update",), "gated": ("core", "z"),
     "attended": ("query", "key", "value"), "opened": ("attended", "projected"),
-    "residual": ("mixer", "mixer_normed"), "hidden": ("residual", "mlp", "mlp_normed"),
+    "residual": ("mixer", "mixer_normed"), "hidden": ("residual", "mlp", "mlp_normed"), "skip": ("core", "v"),
     "joined": ("normed", "post_normed"),
 }  # fmt: skip
 READS_OF_CONVS = {**READS, "qkv": ("in_gate", "x"), "gated": ("out_gate", "mixed")}  # of short convolutions
 # Ops of one input, which may have been rounded, or replaced as a whole.
 READS_ONE: dict[str, tuple[str, ...]] = {
     "qkv": ("normed",), "z": ("normed",), "b": ("normed",), "a": ("normed",), "q": ("mixed",), "k": ("mixed",),
-    "v": ("mixed",), "log_decay": ("a",), "beta": ("b",), "mixer": ("gated", "opened", "attended"),
+    "v": ("mixed",), "log_decay": ("a",), "beta": ("b",), "write": ("a",), "mixer": ("gated", "opened", "attended"),
     "projected": ("normed",), "in_gate": ("normed",), "out_gate": ("normed",), "x": ("normed",),
     "key_raw": ("normed",), "value": ("normed",), "query": ("projected",), "key": ("key_raw",),
     "post_normed": ("residual",), "mlp": ("post_normed",), "fused": ("joined",),
@@ -35,6 +35,7 @@ FAR = 4  # rows that an input may be shifted by
 
 def inputs(case: Case) -> Iterator[Explanation]:
     gates = READS if case.own("out_gate") is None else READS_OF_CONVS
+    gates = gates if case.own("skip") is None else {**gates, "gated": ("skip", "z")}
     several, alone = (reads.get(case.component, ()) for reads in (gates, READS_ONE))
     for name in (*several, *alone) if case.piece is not None else ():
         own = case.own(name)

@@ -43,6 +43,7 @@ FILES = {
     "experts": "experts",
     "kimi": "kimi_linear",
     "lfm2": "lfm2",
+    "nemotron": "nemotron",
     "ling": "ling",
     "olmo": "olmo_hybrid",
     "minimax": "minimax",

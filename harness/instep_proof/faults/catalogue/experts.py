@@ -14,7 +14,7 @@ from .fault import Edit, Fault
 MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/products/moe.py"
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
 PAIRS = "        row, rank = torch.where(chosen == expert)\n"
-ANSWER = "_swiglu(rows[row], weights.gate_up[expert], weights.down[expert])"
+ANSWER = "_expert(weights)(rows[row], weights.gate_up[expert], weights.down[expert])"
 HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
 GROUPED, GROUPS = "instep_optimized/kernels/products/grouped_experts.py", Setting(ops="triton", dtype="bfloat16")
 
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "experts-shifted-by-one", "expert-of-another", "An expert reads gate and up of the one before it.",
-        Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert - 1], weights.down[expert])"),
+        Edit(MLP, ANSWER, "_expert(weights)(rows[row], weights.gate_up[expert - 1], weights.down[expert])"),
     ),
     _fault(
         "token-dropped-at-capacity", "expert-left-out",
@@ -68,7 +68,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "shared-gate-skipped", "share-numerics", "The shared expert is added as it is, without its gate.",
-        Edit.of(MLP, "{opened *  => }_swiglu(x, weights.shared_gate_up, weights.shared_down)"),
+        Edit.of(MLP, "{opened *  => }_expert(weights)(x, weights.shared_gate_up, weights.shared_down)"),
     ),
     _fault(
         "router-in-16-bits", "share-numerics", "The router's product runs in bfloat16.",
@@ -77,8 +77,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "gate-and-up-of-one-expert", "share-numerics", "One expert has up before gate.",
-        Edit(MLP, ANSWER, "_swiglu(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * (expert == 2), 0), "
-                          "weights.down[expert])"),
+        Edit(MLP, ANSWER, "_expert(weights)(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * "
+                          "(expert == 2), 0), weights.down[expert])"),
     ),
     _fault(
         "grouped-border-one-late", "expert-of-another",

@@ -205,6 +205,15 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "plain-attention": "attention without a gate has one, or other norms or positions",
         "renamed-weights": "a weight with another name than in other families is taken for another one",
     },
+    "nemotron": {
+        "group": "a head does not read B and C of its group, as they leave the conv",
+        "step": "a decay or a written value does not follow from the head's own step",
+        "outer-product": "a token is not written as an outer product, at once or from a ring",
+        "skip": "another multiple of the value than D v is added to the read-out, or at another place",
+        "group-norm": "read-outs are not gated, then normed group by group",
+        "conv-bias": "the conv has another bias, or adds it at another place",
+        "one-block": "a layer of one block has other weights, another formula, or another sum",
+    },
     "ling": {
         "safe-gate": "a key channel forgets at another rate than its safe gate says",
         "turned-latents": "a query or a shared key turns otherwise than by its position, or a latent is another",

@@ -31,7 +31,7 @@ from . import (
 )
 from .compute_width import width
 
-KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "logits")  # not rounded to the activation dtype
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "write", "logits")  # not rounded to the activation dtype
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 

@@ -24,7 +24,18 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     Mirrors: the short convolution of Gated DeltaNet (arXiv:2412.06464); a prefill chunk and a verify
              window are one function here. Windows keep the bits of x.
     """
-    return _over(x, weight, parts, lambda total: total / (1 + (-total).exp()))
+    return _over(x, weight, parts, _silu)
+
+
+def biased_conv(
+    *, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """Do `conv` with a bias (C) that is added before silu. Mirrors: the short convolution of Mamba2."""
+    return _over(x, weight, parts, lambda total: _silu(total + wide(bias)[:, None]))
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-x).exp())
 
 
 def short_conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:

@@ -244,6 +244,45 @@ def gdn_inputs(
     return found if beta_bound == 1.0 else found._replace(beta=beta_bound * found.beta)
 
 
+def selective_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int,
+    to: tuple[Place, ...],
+) -> GdnInputs:
+    """Split the conv's output into x, B and C, and turn a into a step; all in at least fp32, no cast back.
+
+        dt = softplus(a + dt_bias);  log_decay = -exp(A_log) dt;  the write gate is dt
+
+    Shapes:  mixed (N, HV*V + 2HK)   a (N, HV)   A_log, dt_bias (HV)  ->  q, k (N, H, K)  v (N, HV, V)  gates (N, HV)
+    Mirrors: Mamba2 (arXiv:2405.21060): v is x, k is B, q is C.
+    """
+    keys, heads, x = key_heads * key_dim, a.shape[1], wide(mixed)
+    v, k, q = torch.split(x, [x.shape[1] - 2 * keys, keys, keys], dim=1)
+    dt = softplus(a.to(x.dtype) + dt_bias.to(x.dtype))
+    return GdnInputs(
+        q=q.reshape(len(x), key_heads, key_dim).clone(), k=k.reshape(len(x), key_heads, key_dim).clone(),
+        v=v.reshape(len(x), heads, v.shape[1] // heads).clone(), log_decay=-wide(A_log).to(x.dtype).exp() * dt, beta=dt,
+    )
+
+
+def add_skip(*, core: torch.Tensor, v: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """Compute core + weight v in at least fp32, one cast at the end. Shapes: core, v (N, HV, V), weight (HV)."""
+    x = wide(core)
+    return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)
+
+
+def gated_group_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, groups: int, to: Place
+) -> torch.Tensor:
+    """y / rms(y) * weight with y = core silu(z), over the heads of each group, in at least fp32, one cast at the end.
+
+    Shapes:  core, z (N, HV, V)   weight (HV*V)  ->  (N, HV, V)
+    """
+    opened = wide(core) * silu(wide(z))
+    y = opened.reshape(len(core), groups, -1)
+    normed = (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).reshape(len(core), -1) * wide(weight)
+    return normed.reshape(core.shape).to(core.dtype)
+
+
 def gated_norm(
     *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float,
     gate: Literal["silu", "sigmoid"], to: Place,

@@ -1,12 +1,14 @@
-"""SwiGLU, and a mixture of such experts with a shared one.
+"""SwiGLU, squared ReLU, and a mixture of such experts with a shared one.
 
 One expert after the other, in at least fp32, with one cast at the end. Leaves out: fused or grouped expert products.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch.nn.functional import linear, sigmoid, silu
+from torch.nn.functional import linear, relu, sigmoid, silu
 
 from instep_reference.contract.place_names import Place
 
@@ -20,6 +22,14 @@ def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place
     Shapes: x (N, D)  gate_up (2I, D), gate half first  down (D, I)  ->  (N, D)
     """
     return _swiglu(wide(x), gate_up, down).to(x.dtype)
+
+
+def squared_mlp(*, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """Compute down(relu(up x)^2).
+
+    Shapes: x (N, D)  up (I, D)  down (D, I)  ->  (N, D)
+    """
+    return _squared(wide(x), up, down).to(x.dtype)
 
 
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
@@ -46,7 +56,7 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     out = torch.zeros_like(rows)
     for expert in range(weights.router.shape[0]):  # the order of experts fixes the order of each row's sum
         row, rank = torch.where(chosen == expert)
-        answer = _swiglu(rows[row], weights.gate_up[expert], weights.down[expert])
+        answer = _expert(weights)(rows[row], weights.gate_up[expert], weights.down[expert])
         out.index_add_(0, row, answer * share[row, rank, None])
     return (out + _shared(rows, weights)).to(x.dtype)
 
@@ -74,7 +84,15 @@ def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
     if weights.shared_gate_up is None or weights.shared_down is None:
         return torch.zeros_like(x)
     opened = 1.0 if weights.shared_gate is None else sigmoid(linear(x, weights.shared_gate.to(x.dtype)))
-    return opened * _swiglu(x, weights.shared_gate_up, weights.shared_down)
+    return opened * _expert(weights)(x, weights.shared_gate_up, weights.shared_down)
+
+
+def _expert(weights: ExpertWeights) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    return _swiglu if weights.gated else _squared
+
+
+def _squared(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return linear(relu(linear(x, up.to(x.dtype))).square(), down.to(x.dtype))
 
 
 def _swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:

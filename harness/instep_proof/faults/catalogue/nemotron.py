@@ -1,0 +1,193 @@
+"""Faults of Nemotron-H: groups of B and C, steps, outer products, the skip of values, norms of groups, single blocks.
+
+Leaves out: what a state suffers whatever its rule is (`rollback.py`, `rings`), and routers (`kimi_linear.py`).
+"""
+
+from __future__ import annotations
+
+from instep.setting import Setting
+
+from .fault import Edit, Fault
+
+GDN, CONV, MLP = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "causal_conv", "mlp"))
+WEIGHTS, LAYER, BLOCKS = (f"instep_optimized/{name}.py" for name in ("weights", "model/gdn", "model/mlp"))
+HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
+DECAY = "log_decay=-wide(A_log).to(x.dtype).exp() * dt"
+STEP = "dt = softplus(a.to(x.dtype) + dt_bias.to(x.dtype))"
+ABSORBED = "    S += write.key * update[..., None, :]\n"
+SKIP = "return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)"
+GROUPS = "    y = opened.reshape(len(core), groups, -1)\n"
+
+
+def _fault(id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, mistake: str = "") -> Fault:
+    return Fault(id, kind, what, edits, "nemotron", how, SEEN, BLIND, mistake=mistake)
+
+
+FAULTS: tuple[Fault, ...] = (
+    _fault(
+        "keys-of-the-group-before", "group", "B of a group is that of the group before it.",
+        Edit.of(GDN, "k=k.reshape(len(x), key_heads, key_dim){ => .roll(1, 1)}.clone()"),
+    ),
+    _fault(
+        "queries-of-the-group-before", "group", "C of a group is that of the group before it.",
+        Edit.of(GDN, "q=q.reshape(len(x), key_heads, key_dim){ => .roll(1, 1)}.clone()"),
+    ),
+    _fault(
+        "b-and-c-swapped", "group", "B is taken for C, and C for B.",
+        Edit.of(GDN, "{v, k, q => v, q, k} = torch.split(x, [x.shape[1] - 2 * keys, keys, keys], dim=1)"),
+    ),
+    _fault(
+        "b-and-c-before-x", "group", "The channels of B and C are taken to come before those of x.",
+        Edit(GDN, "v, k, q = torch.split(x, [x.shape[1] - 2 * keys, keys, keys], dim=1)",
+             "k, q, v = torch.split(x, [keys, keys, x.shape[1] - 2 * keys], dim=1)"),
+    ),
+    _fault(
+        "groups-in-turn", "group", "Head h reads group h % G, not h // (HV / G).",
+        Edit(GDN, "x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]",
+             "x.repeat(*[1] * (x.dim() - 2), heads // x.shape[-2], 1)[..., None]"),
+    ),
+    _fault(
+        "keys-normalised", "group", "B is normed to length 1, as keys of the delta rule are.",
+        Edit.of(GDN, "k={ => _unit(}k.reshape(len(x), key_heads, key_dim){ => )}.clone()"),
+    ),
+    _fault(
+        "queries-scaled", "group", "C is multiplied by K ** -0.5, as queries of the delta rule are.",
+        Edit(GDN, "q=q.reshape(len(x), key_heads, key_dim).clone()",
+             "q=q.reshape(len(x), key_heads, key_dim) * key_dim**-0.5"),
+    ),
+    _fault(
+        "step-without-its-bias", "step", "A step is softplus(a), without dt_bias.",
+        Edit(GDN, STEP, "dt = softplus(a.to(x.dtype))"),
+    ),
+    _fault(
+        "step-as-a-sigmoid", "step", "A step is a sigmoid, as beta is.",
+        Edit(GDN, STEP, STEP.replace("softplus", "sigmoid")),
+    ),
+    _fault(
+        "step-of-the-head-before", "step", "A head has the step of the head before it.",
+        Edit(GDN, STEP, STEP + ".roll(1, 1)"),
+    ),
+    _fault(
+        "step-of-at-least-a-thousandth", "step", "A step is clamped at time_step_min, as transformers does in prompts.",
+        Edit(GDN, STEP, STEP + ".clamp(min=1e-3)"),
+    ),
+    _fault(
+        "decay-without-the-step", "step", "A head forgets at the rate exp(A_log), whatever the step.",
+        Edit(GDN, DECAY, "log_decay=-wide(A_log).to(x.dtype).exp().expand_as(dt)"),
+    ),
+    _fault(
+        "decay-of-the-head-before", "step", "A head forgets at the rate of the head before it.",
+        Edit(GDN, DECAY, DECAY.replace(" * dt", ".roll(1) * dt")),
+    ),
+    _fault(
+        "decay-by-the-logarithm", "step", "The rate of a head is A_log, not its exponential.",
+        Edit.of(GDN, "log_decay=-wide(A_log).to(x.dtype){.exp() => .abs()} * dt"),
+    ),
+    _fault(
+        "values-without-the-step", "step", "A token writes x, not dt x.",
+        Edit(GDN, "beta=dt", "beta=torch.ones_like(dt)"),
+    ),
+    _fault(
+        "outer-product-by-the-delta-rule", "outer-product", "A token writes only what the state does not recall.",
+        Edit.of(GDN, "_run(inputs, part, who, out, recalls={False => True})"),
+    ),
+    _fault(
+        "outer-product-decays-late", "outer-product", "The state decays after a token is written.",
+        Edit(GDN, "    _forget(S, write.decay)\n", ""),
+        Edit(GDN, ABSORBED, ABSORBED + "    _forget(S, write.decay)\n"),
+    ),
+    _fault(
+        "ring-keeps-x", "outer-product", "A ring keeps x of a token, not dt x.",
+        Edit.of(GDN, "Updates(token.k, write.decay, {update => write.v})"),
+        how=Setting(strategy="rerun"),
+    ),
+    _fault(
+        "ring-keeps-keys-of-the-group-before", "outer-product", "A ring keeps B of the group before.",
+        Edit.of(GDN, "Updates(token.k{ => .roll(1, -2)}, write.decay, update)"),
+        how=Setting(strategy="rerun"),
+    ),
+    _fault(
+        "ring-keeps-decays-of-the-head-before", "outer-product", "A ring keeps the decay of the head before.",
+        Edit.of(GDN, "Updates(token.k, write.decay{ => .roll(1, -1)}, update)"),
+        how=Setting(strategy="rerun"),
+    ),
+    _fault(
+        "skip-left-out", "skip", "D v is not added to the read-out.",
+        Edit(GDN, SKIP, "return core.clone()"),
+    ),
+    _fault(
+        "skip-of-the-head-before", "skip", "A head has the D of the head before it.",
+        Edit(GDN, SKIP, SKIP.replace("(x.dtype)[:", "(x.dtype).roll(1)[:")),
+    ),
+    _fault(
+        "skip-of-the-written-value", "skip", "D dt x is added, not D x.",
+        Edit.of(LAYER, "ops.add_skip(core=core, v=inputs.v{ => * inputs.beta[..., None]}, weight=weights.skip, "
+                       'to=at("skip"))'),
+    ),
+    _fault(
+        "skip-into-the-state", "skip", "D v is added to the state.",
+        Edit.of(LAYER, "ops.recurrence(config.recurrence)(inputs=inputs"
+                       "{ => ._replace(beta=inputs.beta + weights.skip)}, parts=bound.state(self.layer), dtype=dtype, "
+                       'to=at("core"))'),
+    ),
+    _fault(
+        "norm-before-the-gate", "group-norm", "The read-out is normed, and then gated.",
+        Edit(GDN, "opened = wide(core) * silu(wide(z))", "opened = wide(core)"),
+        Edit(GDN, "return normed.reshape(core.shape).to(core.dtype)",
+             "return (normed.reshape(core.shape) * silu(wide(z))).to(core.dtype)"),
+    ),
+    _fault(
+        "norm-of-all-groups-together", "group-norm", "All heads of a row have one rms.",
+        Edit(GDN, GROUPS, GROUPS.replace("groups", "1")),
+    ),
+    _fault(
+        "norm-of-each-head", "group-norm", "Each head has an rms of its own.",
+        Edit(GDN, GROUPS, GROUPS.replace("groups", "core.shape[1]")),
+    ),
+    _fault(
+        "group-norm-gated-by-a-sigmoid", "group-norm", "The gate is a sigmoid.",
+        Edit.of(GDN, "opened = wide(core) * {silu => sigmoid}(wide(z))"),
+    ),
+    _fault(
+        "conv-without-its-bias", "conv-bias", "The conv lacks its bias.",
+        Edit.of(CONV, "_silu(total{ + wide(bias)[:, None] => })"),
+    ),
+    _fault(
+        "conv-bias-of-the-channel-before", "conv-bias", "A channel of the conv has the bias of the channel before it.",
+        Edit.of(CONV, "_silu(total + wide(bias){ => .roll(1)}[:, None])"),
+    ),
+    _fault(
+        "conv-bias-after-silu", "conv-bias", "The bias is added after silu.",
+        Edit(CONV, "_silu(total + wide(bias)[:, None])", "_silu(total) + wide(bias)[:, None]"),
+    ),
+    _fault(
+        "projection-z-after-x", "one-block", "z is taken to come after x, B and C in the projection.",
+        Edit(WEIGHTS, 'z, qkv, a = torch.split(stored.take(f"{at}.in_proj.weight"), '
+                      '[values, *config.lengths(("C",)), config.value_heads])',
+             'qkv, z, a = torch.split(stored.take(f"{at}.in_proj.weight"), '
+             '[*config.lengths(("C",)), values, config.value_heads])'),
+    ),
+    _fault(
+        "keys-and-values-swapped", "one-block", "Attention takes keys for values, and values for keys.",
+        Edit(WEIGHTS, 'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"]), '
+                      'stored.take(f"{at}.o_proj.weight")',
+             'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qvk"]), '
+             'stored.take(f"{at}.o_proj.weight")'),
+    ),
+    _fault(
+        "relu-not-squared", "one-block", "The ReLU of an MLP is not squared.",
+        Edit.of(MLP, "relu(linear(x, up.to(x.dtype))){.square() => }"),
+    ),
+    _fault(
+        "squared-before-the-relu", "one-block", "An MLP squares before its ReLU, so negative numbers count, too.",
+        Edit(MLP, "relu(linear(x, up.to(x.dtype))).square()", "relu(linear(x, up.to(x.dtype)).square())"),
+    ),
+    _fault(
+        "mlp-on-rows-without-norm", "one-block", "A layer that is an MLP alone reads rows without their norm.",
+        Edit.of(BLOCKS, "Residual(rows, self._mlp(ops, {x => rows}, mlp), answer)"),
+    ),
+    _fault(
+        "mlp-added-to-the-norm", "one-block", "A layer that is an MLP alone adds its result to the normed rows.",
+        Edit.of(BLOCKS, "Residual({rows => x}, self._mlp(ops, x, mlp), answer)"),
+    ),
+)
