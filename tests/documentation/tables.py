@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from instep.report.result import read
+from instep_optimized.ops import BY_NAME, load
+from instep_optimized.options import Options, check
+from instep_proof.faults.catalogue import FAMILIES
 from instep_proof.faults.compare_with_control import HYPOTHESIS
+from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.drafters import DRAFTERS, EXTERNAL
+from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
+from instep_reference.contract.shards import UNDECLARED
+from support.inputs.checkpoints import Kind, config_of
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
 from .parity_table import stored, table
@@ -21,10 +30,52 @@ TOP = Path(__file__).resolve().parents[2]
 FOUND = TOP / "docs" / "found"
 PAGES = (  # with tables
     TOP / "README.md", FOUND / "README.md",
-    *(TOP / "docs" / f"{name}.md" for name in ("results", "results-agreement", "speed", "peers", "live-results")),
+    *(TOP / "docs" / f"{name}.md"
+      for name in ("limits", "results", "results-agreement", "speed", "peers", "live-results")),
 )  # fmt: skip
 RESULTS = TOP / "fixtures" / "results"
 SECTION = re.compile(r"<!-- generated: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+# Model type -> released models, its name among small models, a trace, and its planted faults ("": all other families).
+TYPES: dict[str, tuple[str, Kind, str, str]] = {
+    "qwen3_5": ("Qwen3.5", "dense", "adaptive", ""),
+    "qwen3_5_moe": ("Qwen3.5 with experts", "moe", "faults/experts", ""),
+    "qwen3_next": ("Qwen3-Next", "next", "", ""),
+    "kimi_linear": ("Kimi-Linear-48B-A3B", "kimi", "faults/kimi", "kimi"),
+    "olmo_hybrid": ("Olmo-Hybrid-7B", "olmo", "faults/olmo", "olmo"),
+    "bailing_hybrid": ("Ling 3", "ling", "faults/ling", "ling"),
+    "nemotron_h": ("Nemotron-H, Nemotron-3-Nano", "nemotron", "faults/nemotron", "nemotron"),
+    "lfm2": ("LFM2-350M to 2.6B", "lfm2", "faults/lfm2", "lfm2"),
+    "minimax": ("MiniMax-Text-01 as `transformers` converts it", "minimax", "faults/minimax", "minimax"),
+}
+
+
+def served() -> str:
+    """One line per model type: its recurrence, op sets that serve it, drafts, ranks, a trace and planted faults."""
+    head = ("model type", "released models", "recurrence", "op sets", "MTP", "ranks", "trace", "planted faults")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    own = {family for *_, family in TYPES.values()}
+    for name, (released, kind, trace, family) in TYPES.items():
+        model = ModelConfig.from_dict(config_of(kind))
+        sets = [ops for ops in BY_NAME if _serves(ops, model)]
+        planted = sum(len(faults) for one, faults in FAMILIES.items() if (one == family if family else one not in own))
+        cells = (
+            f"`{name}`", released, " ".join(f"`{row}`" for row in WITH_FIXED_MEMORY if row in model.mixers),
+            "all" if len(sets) == len(BY_NAME) else ", ".join(f"`{ops}`" for ops in sets),
+            "yes" if (name, "eagle") in DRAFTERS else "no", "no" if name in UNDECLARED else "yes",
+            f"`{trace}`" if trace else "", str(planted) if family else f"{planted} for all of Qwen",
+        )  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _serves(ops: str, model: ModelConfig) -> bool:
+    try:
+        check(Options(drafter=EXTERNAL), model, 1, load(ops))
+    except Unsupported:
+        return False
+    return True
 
 
 def parity() -> str:
@@ -280,7 +331,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "combined": combined, "others": others,
-    "scripts": scripts,
+    "scripts": scripts, "served": served,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
     "controllers": lambda: peers_table.controllers(_read("controllers.json")),
     "live": lambda: peers_table.live(_read("live.json")),
