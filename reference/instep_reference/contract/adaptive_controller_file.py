@@ -201,7 +201,9 @@ def _batch(key: str, field: str) -> int:
 
 def _parsed(text: str | bytes, field: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
+        value = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, field))
+        msgspec.json.encode(value)  # raises if a text has half a surrogate pair
+        return value
     except (ValueError, RecursionError) as error:
         raise BadInput(field, found=f"text that does not parse ({error})", expected="JSON") from None
 

@@ -339,7 +339,7 @@ def _mixers(f: _Fields, layers: int, recurrent: Block, full: Block = "attention"
 def _rotary_dim(f: _Fields, head_dim: int) -> int:
     stated = f.rope("partial_rotary_factor")
     factor = PARTIAL_ROTARY_FACTOR if stated is None else _positive("partial_rotary_factor", stated)
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = int(head_dim * min(factor, 2.0))  # more than 1 is refused
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
         expected = f"an even number of channels, 2 to {head_dim}, of head_dim"
         raise _bad("partial_rotary_factor", f"{factor} ({rotary_dim} channels)", expected)
