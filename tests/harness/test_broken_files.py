@@ -1,6 +1,6 @@
 """Broken files of every kind: a reader refuses them in one line, or reads them.
 
-Leaves out: what each refusal says (`test_bad_input.py`). `python -m support.inputs.broken_files` draws any number.
+Leaves out: the text of each refusal (`test_bad_input.py`). `python -m support.inputs.broken_files` draws any number.
 """
 
 from collections.abc import Callable

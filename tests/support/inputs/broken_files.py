@@ -74,7 +74,7 @@ class Kind(NamedTuple):
 
 
 class Hangs(BaseException):
-    """A reader did not return in time. No reader catches this by chance."""
+    """A reader did not return in time. As no `Exception`, it passes through every handler of a reader."""
 
 
 def kinds(folder: Path) -> dict[str, Kind]:

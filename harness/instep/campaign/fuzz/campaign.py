@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -44,6 +44,7 @@ from . import draw_events
 from .coverage import Coverage, untested
 from .drawn_run import Diverged, Example
 from .hypothesis_machine import Machine, TransferMachine
+from .request_histories import Pair
 from .same_draws_from_seed import by_seed_alone
 
 EVENTS = 16  # rules per run; a rule is up to three events
@@ -119,6 +120,7 @@ def campaign(settings: Settings, run: TrialRunner | None = None) -> Result:
         left = BATCH if settings.examples is None else min(BATCH, settings.examples - number * BATCH)
         if left <= 0 or host.smallest is not None or host.run.over:
             break
+        host.known = dict(host.result.coverage.histories.met)
         _batch(host, left, settings.seed * SEEDS_APART + number)
     if host.smallest is not None:
         host.result.found, host.result.again, cut = again(host.smallest, settings, host.run)
@@ -157,6 +159,7 @@ class _Host:
         self.edges = edges_of(self.opened)
         self.result = Result(settings)
         self.smallest: Example | None = None
+        self.known: Mapping[Pair, int] = {}  # pairs of facts that the batches before this one met
         self.broken: Exception | None = None  # the harness, a side or a check failed: no divergence, and the end
         self.late = False  # something was to be served when the time was over
         self.name = f"runs of fuzz [{settings.setting.name}], seed {settings.seed}"

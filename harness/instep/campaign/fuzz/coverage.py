@@ -22,7 +22,8 @@ from instep_reference.contract.event_facts import (
 
 from ...trace.request_table import RequestTable, Standing
 from ...verdict import Verdict
-from .event_turns import Past, Turn, accepted_of, at_prefix_end, batch_of, paths_of, remember, rows_of
+from .event_turns import Past, Turn, accepted_of, at_prefix_end, batch_of, branches, paths_of, remember, rows_of
+from .request_histories import Histories
 
 Condition = Callable[[Turn], bool]
 
@@ -34,6 +35,7 @@ class Coverage:
         self.met: Counter[str] = Counter()
         self.pairs: Counter[tuple[str, str]] = Counter()
         self.events: Counter[str] = Counter()
+        self.histories = Histories()
         self._trees = self._prefixes = False  # whether any run had windows that may be trees; tracked prefixes
         self._further: dict[str, object] = {}  # of drafters, graphs of prompts, two engines, and stages
         self.begin()
@@ -44,6 +46,7 @@ class Coverage:
     ) -> None:
         self._past, self._last, self._overlap, self._heads, self._block = Past(), "start", overlap, heads, block
         self._buckets = tuple(buckets)
+        self.histories.begin()
         self._moves = TRANSFERS if transfers else {}
         self._further |= {**_of_drafters(heads, block), **(PROMPT_GRAPHS if buckets else {}), **self._moves}
         self._further |= dict.fromkeys((
@@ -65,6 +68,7 @@ class Coverage:
         self.events[kind] += 1
         self.pairs[self._last, kind] += 1
         self._last = kind
+        self.histories.note(turn)
         remember(turn)
 
     def counts(self) -> dict[str, int]:
@@ -113,7 +117,7 @@ def _ragged(turn: Turn) -> bool:
 
 def _chains(turn: Turn) -> list[tuple[int, ...]]:
     """The windows without branches that a forward verifies."""
-    return [one.window for one in _windows(turn) if not _branches(one)]
+    return [one.window for one in _windows(turn) if not branches(one)]
 
 
 def _none(turn: Turn) -> bool:
@@ -284,26 +288,22 @@ def _windows(turn: Turn) -> list[Standing]:
     return [turn.before.live[row.request] for row in rows_of(turn, "verify")]
 
 
-def _branches(standing: Standing) -> bool:
-    return standing.parents != tuple(range(-1, len(standing.parents) - 1))
-
-
 def _shapes_differ(turn: Turn) -> bool:
-    return len({standing.parents for standing in _windows(turn) if _branches(standing)}) > 1
+    return len({standing.parents for standing in _windows(turn) if branches(standing)}) > 1
 
 
 def _beside_chain(turn: Turn) -> bool:
-    return {_branches(standing) for standing in _windows(turn)} == {True, False}
+    return {branches(standing) for standing in _windows(turn)} == {True, False}
 
 
 def _beside_prompt(turn: Turn) -> bool:
-    return bool(rows_of(turn, "prefill")) and any(map(_branches, _windows(turn)))
+    return bool(rows_of(turn, "prefill")) and any(map(branches, _windows(turn)))
 
 
 def _of_a_tree(holds: Callable[[tuple[int, ...], int], bool]) -> Condition:
     """For a commit: whether the condition holds for the accepted drafts and the number of nodes of some tree."""
     return lambda turn: any(
-        _branches(standing) and holds(nodes, len(standing.parents)) for standing, nodes in paths_of(turn))
+        branches(standing) and holds(nodes, len(standing.parents)) for standing, nodes in paths_of(turn))
 
 
 def _grown(holds: Callable[[e.Draft, int], bool]) -> Condition:

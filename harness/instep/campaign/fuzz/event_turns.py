@@ -65,6 +65,11 @@ def rows_of(turn: Turn, *kinds: str) -> list[e.Row]:
     return [row for row in rows if row.kind in kinds]
 
 
+def branches(standing: Standing) -> bool:
+    """Return whether the window of a request is a tree and no chain."""
+    return standing.parents != tuple(range(-1, len(standing.parents) - 1))
+
+
 def paths_of(turn: Turn) -> list[tuple[Standing, tuple[int, ...]]]:
     """For a commit: each request before it, and the nodes of its window that were accepted."""
     if not isinstance(turn.event, e.Commit) or turn.event.accepted is None:

@@ -7,7 +7,8 @@ it, and nothing may change. Some rules are a whole round, so that runs get far. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol, get_args
 
@@ -26,7 +27,10 @@ from ...trace.event_scheduler import transferring
 from . import draw_events
 from .draw_events import DESCRIBED, MOVES, Draw
 from .drawn_run import Example
+from .event_turns import Past, Turn
+from .request_histories import Histories, Pair
 
+COMPETE = 3  # drawn events, of which one is served
 BETWEEN = 7  # one in BETWEEN + 1 parts of a round is followed by another event
 
 
@@ -36,6 +40,11 @@ class Host(Protocol):
 
     @property
     def edges(self) -> tuple[int, ...]: ...
+
+    @property
+    def known(self) -> Mapping[Pair, int]:
+        """How often earlier runs met pairs of facts. It never changes while Hypothesis may draw a run again."""
+        ...
 
     def begin(self, choose: draw_events.Draw) -> Example: ...
 
@@ -58,6 +67,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.host = host
         self.example: Example | None = None
+        self._histories, self._past = Histories(), Past()
 
     @property
     def event_rules(self) -> EventRules:
@@ -124,7 +134,11 @@ class Machine(RuleBasedStateMachine):
     def upkeep(self, data: Any) -> None:
         """One of the events other than forwards and rounds (`draw.UPKEEP`)."""
         if kinds := [kind for kind in draw_events.UPKEEP if self._may(kind)]:
-            self._do(draw_events.UPKEEP[data.draw(st.sampled_from(kinds))], data)
+
+            def one(draw: Draw, rules: EventRules, edges: Sequence[int]) -> e.Event:
+                return draw_events.UPKEEP[draw(st.sampled_from(kinds))](draw, rules, edges)
+
+            self._do(one, data)
 
     @precondition(lambda self: self.example is not None and self.example.refuses)
     @rule(data=st.data())
@@ -135,7 +149,7 @@ class Machine(RuleBasedStateMachine):
         try:
             self.event_rules.check(event, choices=False)
         except BadInput:
-            self.host.serve(self.example, Refused(event))
+            self._serve(Refused(event))
 
     def _may(self, kind: str) -> bool:
         return self.example is not None and draw_events.may(self.event_rules, kind)
@@ -149,21 +163,45 @@ class Machine(RuleBasedStateMachine):
         except BadInput:
             self.host.refused(event)
             if self.example.refuses:  # mostly there is no room for it, which an engine must find out in time
-                self.host.serve(self.example, Refused(event))
+                self._serve(Refused(event))
             return False
-        self.host.serve(self.example, event)
+        self._serve(event)
         return True
 
+    def _serve(self, event: e.AnyEvent) -> None:
+        assert self.example is not None
+        rules = self.example.rules.serving(event)
+        before = rules.table.as_it_stands()
+        self.host.serve(self.example, event)
+        turn = Turn(before, event, rules.table, self._past)
+        self._histories.note(turn)
+
     def _drawn(self, drawer: draw_events.Drawer, data: Any) -> Any:
+        """Draw an event. If earlier runs met some pairs of facts, it is the one of several that meets the
+        rarest."""
         assert self.example is not None
         try:
-            event = drawer(data.draw, self.event_rules, self.host.edges)
-            second = self.event_rules.receives and isinstance(event, e.Admit)
-            return with_fields(event, receiver=True) if second else event
+            count = COMPETE if self.host.known and drawer is not illegal else 1
+            drawn = [self._one(drawer, data) for _ in range(count)]
+            return max(drawn, key=self._rarity) if count > 1 else drawn[0]
         except HypothesisException:  # its own way to end an example
             raise
         except Exception as error:  # a fault of the drawer itself: no finding, and nothing to shrink
             self.host.failed(error)
+
+    def _one(self, drawer: draw_events.Drawer, data: Any) -> e.AnyEvent:
+        event: Any = drawer(data.draw, self.event_rules, self.host.edges)
+        return with_fields(event, receiver=True) if self.event_rules.receives and isinstance(event, e.Admit) else event
+
+    def _rarity(self, event: e.AnyEvent) -> float:
+        """The value of an event for the coverage of histories; -1: it is illegal."""
+        rules = copy.deepcopy(self.event_rules)
+        before = rules.table.as_it_stands()
+        try:
+            rules.apply(event)
+        except BadInput:
+            return -1.0
+        return self._histories.rarity(Turn(before, event, rules.table, self._past), self.host.known)
 
 
 class TransferMachine(Machine):
@@ -197,7 +235,7 @@ class TransferMachine(Machine):
             except BadInput:  # no slot, or no page
                 self.host.refused(event)
                 return
-            self.host.serve(self.example, event)
+            self._serve(event)
         self.second = not self.second
 
 

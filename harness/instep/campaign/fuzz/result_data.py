@@ -27,7 +27,8 @@ def _data(result: Result) -> dict[str, Any]:
     return {
         **settings.setting.data(), "seed": settings.seed, "exit": int(result.exit), "examples": result.examples,
         "events": result.events, "elements": result.elements, "seconds": round(result.seconds, 1),
-        "pairs": len(result.coverage.pairs), "refused": sum(result.refused.values()),
+        "pairs": len(result.coverage.pairs), "histories": len(result.coverage.histories.met),
+        "refused": sum(result.refused.values()),
         "met": dict(result.coverage.counts()), "kinds": dict(result.coverage.events.most_common()),
         "interrupted": result.interrupted, "findings": [],
         **({"untested": result.untested} if result.untested and found is None else {}),

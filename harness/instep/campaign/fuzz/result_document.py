@@ -34,13 +34,13 @@ def _verdict(name: str, one: Data) -> str:
 
 
 def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
-    numbers = ("runs", "events", "numbers", "pairs of events", "draws refused", "seconds")
+    numbers = ("runs", "events", "numbers", "pairs of events", "pairs of facts", "draws refused", "seconds")
     heads: dict[str, Kind] = {
         "op set": "word", "seed": "detail", **dict.fromkeys(numbers, "number"), "its trace": "detail",
     }  # fmt: skip
-    counts = ("examples", "events", "elements", "pairs", "refused")
+    counts = ("examples", "events", "elements", "pairs", "histories", "refused")
     return Listing(heads, [
-        (name, str(one["seed"]), *(f"{one[count]:,}" for count in counts), str(one["seconds"]),
+        (name, str(one["seed"]), *(f"{one.get(count, 0):,}" for count in counts), str(one["seconds"]),
          f"{one['trace']}, {one['shrunk']} events" if "trace" in one else "")
         for name, one in zip(names, campaigns, strict=True)
     ], "Drawn runs", [number for number, one in enumerate(campaigns) if one["exit"] == Exit.DIVERGED])

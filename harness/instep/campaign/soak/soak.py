@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from ...watch.event_context import EventContext
 from ..fuzz.campaign import Settings, again, drawn_plan, edges_of, must_be_free, place, write
 from ..fuzz.coverage import Coverage
 from ..fuzz.drawn_run import Diverged, Example
+from ..fuzz.request_histories import Pair
 from ..runner import Over, TrialRunner
 from .drawn_rounds import Seeded, Turns
 from .totals import Found, Session, Soaked
@@ -73,6 +74,7 @@ class Soak:
         self.model = Model.of(self.opened, settings.checkpoint, ".")
         self.edges = edges_of(self.opened)
         self.coverage = Coverage()
+        self.known: Mapping[Pair, int] = {}  # nothing is drawn towards unmet pairs: a soak is long
         self.found: Outcome | None = None
         soaked.sessions.append(session)
 
