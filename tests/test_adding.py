@@ -102,9 +102,9 @@ COMPONENT: tuple[Text, ...] = (
     (LABELS, "            tail={} if tail is None else",
      '            echo={layer: expand(kept.echo, _shape("a", config)).T.contiguous() for layer, kept in gdn.items()},\n'
      "            tail={} if tail is None else"),
-    (LABELS, "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)\n",
+    (LABELS, "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)",
      '    gates[-1], echo = _mixed(tell, layer, gates[-1], memory.echo, "echoed")\n'
-     "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)\n"),
+     "    mixed, taps = _mixed(tell, layer, qkv, memory.taps)"),
     (LABELS, "rows: Labels, before: tuple[int, ...]) ->",
      'rows: Labels, before: tuple[int, ...], place: str = "mixed") ->'),
     (LABELS, 'tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for',
