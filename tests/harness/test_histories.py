@@ -26,7 +26,7 @@ from support.inputs.recordings import TINY
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
-FAULTS = Path("fixtures/traces/faults")
+TRACES = Path("fixtures/traces")
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 256, 1),
     capacity=Room((1, 2, 3), tuple(range(1, 41)), 4, 64, track_interval=4, trim=True), num_steps=2, candidates=(2,),
@@ -110,15 +110,15 @@ def test_fuzz_draws_towards_pairs_that_earlier_runs_did_not_meet(checkpoint: Che
 @WHOLE
 def test_committed_traces_meet_every_pair_that_drawn_runs_meet(checkpoint: Checkpoint) -> None:
     """A pair that is reached so easily must not be left to chance: `support.inputs.drawn_histories` records it."""
-    left = reached(checkpoint, 10) - met(checkpoint, Path("fixtures/traces").rglob("*.jsonl"))
+    left = reached(checkpoint, 10) - met(checkpoint, TRACES.rglob("*.jsonl"))
     assert not left
 
 
 def test_fault_of_a_pair_is_found_by_the_histories_alone(checkpoint: Checkpoint) -> None:
     """A request that samples loads what a greedy one saved, and goes on as that one did."""
-    others = [path for path in FAULTS.rglob("*.jsonl") if not path.stem.startswith("histories")]
+    others = [path for path in TRACES.rglob("*.jsonl") if not path.stem.startswith("histories")]
     assert ("samples", "loads a save") not in met(checkpoint, others)
     donor = Edit.of("instep_optimized/request_record.py", "sampling={live => self}.sampling)")
     with planted_here(donor):
-        verdict = Replay(read(FAULTS / "histories-chains.jsonl"), Setting("ledger")).run().verdict
+        verdict = Replay(read(TRACES / "lifecycle" / "histories-chains.jsonl"), Setting("ledger")).run().verdict
     assert verdict.exit is Exit.DIVERGED
