@@ -118,7 +118,7 @@ def test_fault_of_a_pair_is_found_by_the_histories_alone(checkpoint: Checkpoint)
     """A request that samples loads what a greedy one saved, and goes on as that one did."""
     others = [path for path in TRACES.rglob("*.jsonl") if not path.stem.startswith("histories")]
     assert ("samples", "loads a save") not in met(checkpoint, others)
-    donor = Edit.of("instep_optimized/request_record.py", "sampling={live => self}.sampling)")
+    donor = Edit.of("instep_optimized/request_record.py", "sampling={live => self}.sampling")
     with planted_here(donor):
         verdict = Replay(read(TRACES / "lifecycle" / "histories-chains.jsonl"), Setting("ledger")).run().verdict
     assert verdict.exit is Exit.DIVERGED
