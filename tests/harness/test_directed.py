@@ -121,7 +121,7 @@ def test_every_wrong_state_is_called_by_its_name(width: torch.dtype, noise: floa
 OF_CHANNELS = ("decays-of-the-next-channel", "decays-of-channels-reversed", "decays-of-heads-reversed",
                "one-decay-of-all-channels", "channel-decays-of-another-head",
                "bound-left-out", "decays-of-values", "nothing-recalled")
-OF_OUTER_PRODUCTS = ("recalled", "skip-in-the-state", "keys-of-another-group", "decays-of-another-head")
+OF_OUTER_PRODUCTS = ("recalled", "skip-in-a-state", "keys-of-another-group", "decays-of-another-head")
 LISTED = [
     "another-count", "last-token-twice", "another-node", "tree-as-chain", "state-of-another-request",
     "previous-step", "previous-step-lost", "previous-step-twice", "previous-step-in-part", "all-zero", "from-zero",

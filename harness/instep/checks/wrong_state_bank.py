@@ -195,7 +195,7 @@ BANK: tuple[Mistake[States], ...] = (
     Mistake("nothing-recalled", "was made without the delta rule: tokens write what the state already recalls",
             _without_recall),
     Mistake("recalled", "was made by the delta rule, which this recurrence does not have", _with_recall),
-    Mistake("skip-in-the-state", "has D v of each token added to it", _with_skip),
+    Mistake("skip-in-a-state", "has D v of each token added to it", _with_skip),
     Mistake("keys-of-another-group", "has the keys of the group of heads {} in each", _of_other_heads("k")),
     Mistake("decays-of-another-head", "has the decays of the head {} in each", _of_other_heads("log_decay")),
     *RUN_AGAIN,
