@@ -117,10 +117,10 @@ class Judged:
         if not (self.found and first is not None and (says or self.unknown)):
             return ""
         explained = first["explained"]
-        if self.unknown and first["code"] == "failed":
+        if self.unknown and first.get("code") == "failed":
             at = first.get("raised") or {"file": "", "line": 0, "function": ""}
             return "check" if at["file"].startswith(PLANTED) and at["line"] and at["function"] else ""
-        nameless = explained is None and first["code"] in NAMELESS
+        nameless = explained is None and first.get("code") in NAMELESS
         if self.unknown and (nameless or len((explained or {}).get("names", ())) > 1 or NO_NAME.search(
                 explained["says"] if explained is not None else first["diagnosis"] or "unknown")):  # fmt: skip
             return ""

@@ -1,6 +1,6 @@
 """Draw legal events by the rules of a trace alone, without an engine, and count what requests go through.
 
-    PYTHONPATH=reference:optimized:harness:tests python -m support.inputs.drawn_histories --out fixtures/traces/lifecycle
+    PYTHONPATH=reference:optimized:harness:tests python -m support.inputs.drawn_histories --out FOLDER
 
 writes the traces `histories-chains` and `histories-trees`: of many drawn runs those that meet the most pairs of facts
 (`instep.campaign.fuzz.request_histories`). Leaves out: runs next to an engine (`instep fuzz`).

@@ -23,9 +23,9 @@ AROUND = ((1, "before"), (-1, "after"))
 
 
 def selective(case: Case) -> Iterator[Explanation]:
-    layer, config = layer_of(case), case.weights.config if case.piece is not None else None
-    if config is None or layer is None or case.finding.place.stage != "trunk":
+    if case.piece is None or case.finding.place.stage != "trunk" or (layer := layer_of(case)) is None:
         return
+    config = case.weights.config
     if config.recurrence.inputs == "selective" and isinstance(layer.mixer, GdnWeights):
         yield from MAMBA2.get(case.component, _nothing)(case, layer.mixer)
     if isinstance(layer.mixer, NopeWeights):

@@ -147,8 +147,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "attention-norm-factor-as-an-offset", "plain-attention", "The stored factor of a norm is taken for an offset.",
-        Edit(WEIGHTS, '(stored.norm(f"{at}.{name}.weight", config) for name in ("q_norm", "k_norm"))',
-             '(stored.take(f"{at}.{name}.weight") for name in ("q_norm", "k_norm"))'),
+        Edit(WEIGHTS, 'stored.norm(f"{at}.{name}.weight", config) if config.head_norms',
+             'stored.take(f"{at}.{name}.weight") if config.head_norms'),
     ),
     _fault(
         "attention-rotary-of-a-quarter", "plain-attention", "A quarter of the channels is rotated.",

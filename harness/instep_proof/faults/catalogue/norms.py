@@ -30,7 +30,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "norm-weight-without-one", "norm-weight", "Keys are multiplied by their norm's weight, not by one plus it.",
-        (Edit(ATTEND, "rms_norm(key_raw.to(work), k_norm, eps)", "rms_norm(key_raw.to(work), k_norm - 1, eps)"),),
+        (Edit(ATTEND, "rms_norm(key, k_norm, eps)", "rms_norm(key, k_norm - 1, eps)"),),
         "accepted", Setting(), ("derived",), ("identity", "directed"),
     ),
 )

@@ -59,7 +59,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "attention-not-normed", "norm-after", "The result of attention is added as it is.",
-        Edit.of(ATTENTION, "return self.half(ops, rows, {mixer => raw}, stage)"),
+        Edit.of(ATTENTION, "return self.half(ops, x if config.residual_factors else rows, {mixer => raw}, stage)"),
         Edit(ATTENTION, NORMED, NORMED.replace("x=mixer", "x=(raw := mixer)")),
     ),
     _fault(
