@@ -23,6 +23,7 @@ GATED = 'ops.multiply(x=out_gate, y=mixed, to=at("gated"))'
 RETURNED = "return ShortConvWeights(inputs, conv.squeeze(1), out)"
 ACCEPTED = "source=pair.snapshots.at(accepted.rows, accepted.nodes),"
 NORMS = 'return AttentionWeights(inputs, q_norm, k_norm, stored.take(f"{at}.o_proj.weight"))'
+HEAD_NORM = 'stored.norm(f"{at}.{name}.weight", config) if config.head_norms else inputs.new_empty(0)'
 
 
 def _fault(
@@ -147,8 +148,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "attention-norm-factor-as-an-offset", "plain-attention", "The stored factor of a norm is taken for an offset.",
-        Edit(WEIGHTS, 'stored.norm(f"{at}.{name}.weight", config) if config.head_norms',
-             'stored.take(f"{at}.{name}.weight") if config.head_norms'),
+        Edit(WEIGHTS, HEAD_NORM, HEAD_NORM.replace("norm", "take", 1).replace(", config", "", 1)),
     ),
     _fault(
         "attention-rotary-of-a-quarter", "plain-attention", "A quarter of the channels is rotated.",
