@@ -67,7 +67,7 @@ from .window_and_decode_forwards import BOTH, DECODES, WINDOWS, Forwards
 
 
 class Settled(NamedTuple):
-    """What an engine is built from, once all of it is supported."""
+    """The parts of an engine, after every check that they are supported."""
 
     checkpoint: Checkpoint
     ops: Ops
@@ -459,8 +459,8 @@ class OptimizedEngine:
         if self._graphs is None:
             results = body.run(self._ops, inputs)
             return results if join is None else join(results)
-        # Inside a graph no row can be cut: results of a replay are noted, and cut when the answer tells which rows
-        # count.
+        # Inside a graph no row can be cut. The results of a replay are kept, and cut when the answer is known, because
+        # it has the rows that count.
         key, seen = (kind, self._round.num_steps), list[tuple[Place, torch.Tensor]]()
         answer: Any = self._graphs.run(key, self._base, body.run, inputs, IDLE, noting(self._see, seen), join, most)
         if seen:

@@ -81,7 +81,7 @@ class Asked(NamedTuple):
     most: int = 0
 
     def part(self, numbers: Sequence[int], width: int) -> Asked:
-        """Pick requests by their numbers in the batch. width: T of a given tree, whose nodes are counted anew"""
+        """Pick requests by their numbers in the batch. width: T of a given tree, whose nodes are counted again"""
 
         def of(each: Sequence[Any]) -> Sequence[Any]:
             return [each[number] for number in numbers] if each else each

@@ -131,7 +131,7 @@ class Stored:
         return self.take(name, torch.promote_types(torch.float32, self.dtype))
 
     def norm(self, name: str, config: ModelConfig) -> torch.Tensor:
-        """The weight of a norm that multiplies by 1 + weight. Of a stored factor 1 is subtracted, in fp32 at least."""
+        """The weight of a norm that multiplies by 1 + weight: a stored factor, minus 1 in at least fp32."""
         return self.take(name) if config.centred_norms else self.wide(name) - 1
 
     def has(self, name: str) -> bool:
@@ -277,7 +277,7 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
 
 
 def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
-    """Load experts behind a sigmoid router."""
+    """Load experts with a sigmoid router."""
     at, names = expert_names(config, prefix)
     gate, up, down = (
         torch.stack([stored.take(f"{at}.experts.{expert}.{name}.weight") for expert in range(config.experts)])
@@ -295,7 +295,7 @@ def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
 
 
 def _ungated(stored: Stored, at: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
-    """Load a squared ReLU, or experts that are ones, with a sigmoid router."""
+    """Load an MLP with a squared ReLU, or a sigmoid router and experts with squared ReLUs."""
     if "moe" not in config.layers[layer]:
         return DenseWeights(*(stored.take(f"{at}.{name}_proj.weight") for name in ("up", "down")))
     up, down = (torch.stack([stored.take(f"{at}.experts.{expert}.{name}_proj.weight")

@@ -166,7 +166,7 @@ def test_attention_over_latents_is_that_of_expanded_heads() -> None:
         torch.testing.assert_close(found[rows], attend(query[rows], *mla.expand(config, up, memory)))
 
 
-def test_what_is_not_served_is_refused_by_name(tmp_path: Path, trace: Trace) -> None:
+def test_op_sets_without_an_op_of_latents_are_refused_by_name(tmp_path: Path, trace: Trace) -> None:
     for more, what in ({"latent_inputs": None}, "latent_inputs"), ({"bounds_decay": False}, "bounds_decay"):
         with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* bailing_hybrid needs"):
             ops = replace(PLAIN, name="own", **more)  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def test_another_of_two_groups_that_tie_is_right(tied: Trace, agrees: bool, wron
 
 
 def test_a_route_that_takes_another_group_is_ahead_by_half_a_pair() -> None:
-    """Rows: the best group, one behind by 0.2, both, an empty one that is behind, and more groups than a row has."""
+    """Rows: experts of the best group, of one worse by 0.2, of both, of the worst, of the best and the worst."""
     scores = torch.tensor([0.9, 0.5, 0.8, 0.4, 0.1, 0.0]).expand(5, 6)
     route = Route(scores, scores.argsort(dim=-1, descending=True), 2, groups=3, best=1)
     chosen = torch.zeros(5, 6, dtype=torch.bool)

@@ -51,7 +51,7 @@ def test_the_conv_of_a_short_convolution_has_no_silu() -> None:
     assert (float(mixed), float(after)) == (1 * 5 + 2 * 3, 3)
 
 
-def test_what_is_not_served_of_lfm2_is_refused_by_name(tmp_path: Path) -> None:
+def test_op_sets_and_ranks_that_lfm2_lacks_are_refused_by_name(tmp_path: Path) -> None:
     config = Checkpoint.open(write(tmp_path / "lfm2", "lfm2")).config
     for ops, what in ((TRITON, "no op short_conv"), (replace(PLAIN, multiply=None), "`Ops.multiply`")):
         with pytest.raises(Unsupported, match=f"the ops of {ops.name} have .*{what}.*lfm2"):

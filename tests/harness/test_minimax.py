@@ -58,7 +58,7 @@ def test_both_sides_make_the_same_fixed_decays(tmp_path: Path) -> None:
     assert fixed_decay(4, 0, 4)[-1] == pytest.approx(-(2**-8), rel=2e-5)
 
 
-def test_what_is_not_served_of_minimax_is_refused_by_name(tmp_path: Path) -> None:
+def test_op_sets_and_ranks_that_minimax_lacks_are_refused_by_name(tmp_path: Path) -> None:
     config = Checkpoint.open(write(tmp_path / "minimax", "minimax")).config
     for ops, what in (
         (TRITON, "no recurrence lightning"), (replace(PLAIN, scaled_add=None), "`Ops.scaled_add`"),

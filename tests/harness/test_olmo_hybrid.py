@@ -64,7 +64,7 @@ def test_a_bound_of_beta_changes_no_bit_but_those_of_beta(ops: Ops) -> None:
     assert all(torch.equal(left, right) for left, right in zip(one[:-1], two[:-1], strict=True))
 
 
-def test_what_is_not_served_is_refused_by_name(tmp_path: Path) -> None:
+def test_op_sets_and_ranks_that_olmo_lacks_are_refused_by_name(tmp_path: Path) -> None:
     config, narrow = (Checkpoint.open(write(tmp_path / str(wide), "olmo", linear_allow_neg_eigval=wide)).config
                       for wide in (True, False))  # fmt: skip
     for ops in (replace(PLAIN, name="own", bounds_beta=False), replace(PLAIN, name="own", fused_gdn=lambda **_: None)):

@@ -128,7 +128,7 @@ def test_slip_without_a_rule_names_the_expression() -> None:
         assert wishes(FLAT, RIGHT, past, 0)
     found = wrong_rule(FLAT, past, 0)
     assert found is not None
-    assert found.says == f"there is a slip in `{slip.right}` (`Brackets.update` of the reference)"
+    assert found.says == f"has a slip in `{slip.right}`, as `Brackets.update` of the reference has it"
     assert wishes(FLAT, RIGHT, past, past[-1].wish), "the reference runs its own code again"
 
 

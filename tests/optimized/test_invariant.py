@@ -105,7 +105,7 @@ SUBJECTS: dict[str, Subject] = {
         "down": draw.normal(D, INNER, dtype=dtype, scale=INNER**-0.5), "to": at("mlp")}),
     "moe": Subject("moe", hidden, experts(shared=True), FEW_ROWS),
     "moe without a shared expert": Subject("moe", hidden, experts(shared=False), FEW_ROWS),
-    "moe behind a sigmoid router": Subject("moe", hidden, sigmoid_experts, FEW_ROWS),
+    "moe with a sigmoid router": Subject("moe", hidden, sigmoid_experts, FEW_ROWS),
     "lm_head": Subject("lm_head", hidden, lambda draw, dtype: {
         "weight": draw.normal(OUT + 1, D, dtype=dtype), "to": at("logits")}),
     "norm": Subject("norm", hidden, lambda draw, dtype: {

@@ -28,7 +28,7 @@ from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from ..memory_addresses import Keeps, Pages, Part
 from .attention_protocols import Attend, AttendLatents, MakeLatentInputs, OutputGate
-from .family_op_protocols import AddSkip, BiasedConv, GatedGroupNorm, ScaledAdd, SquaredMlp
+from .family_op_protocols import AddSkip, BiasedConv, GatedGroupNorm, Multiply, ScaledAdd, ShortConv, SquaredMlp
 from .integer_op_protocols import (
     Accept,
     Advance,
@@ -123,7 +123,7 @@ class Embed(Protocol):
 class Norm(Protocol):
     """x [N, D], of latents [N, 1, D] -> x / rms(x) * (1 + weight), fp32 inside, cast back.
 
-    Of x [N, heads, head_dim] with a weight of two axes the heads of a row are normed together.
+    If the weight has two axes, x is [N, heads, head_dim], and the heads of a row are normed together.
     """
 
     def __call__(self, *, x: torch.Tensor, weight: torch.Tensor, eps: float, to: Place) -> torch.Tensor: ...
@@ -452,8 +452,8 @@ class Ops:
     window_gdn, fused_gdn: its fusions (`fused.FUSIONS`). Replacing a part means dropping them
     kda, mamba2, lightning: the other rows of RECURRENCES, if it serves them (`recurrence`); the fusions are of `gdn`
     short_conv, multiply: of layers with a gated short convolution, if it serves them: `conv` without silu, and x * y
-    lightning_inputs, scaled_add: the ops of MiniMax beside `lightning`, if it serves them
-    biased_conv, selective_inputs, add_skip, gated_group_norm, squared_mlp: what only Nemotron-H needs, if it serves it
+    lightning_inputs, scaled_add: the ops of MiniMax in addition to `lightning`, if it serves them
+    biased_conv, selective_inputs, add_skip, gated_group_norm, squared_mlp: ops for Nemotron-H alone, if it serves them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -527,8 +527,8 @@ class Ops:
     kda: Recur | None = None
     mamba2: Recur | None = None
     lightning: Recur | None = None
-    short_conv: Conv | None = None
-    multiply: Add | None = None
+    short_conv: ShortConv | None = None
+    multiply: Multiply | None = None
     lightning_inputs: LightningInputs | None = None
     scaled_add: ScaledAdd | None = None
     biased_conv: BiasedConv | None = None

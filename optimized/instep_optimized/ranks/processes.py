@@ -71,7 +71,7 @@ class _Kept(NamedTuple):
 
 
 class Post(NamedTuple):
-    """What a rank posts about a call: a pickled value, and the bytes of the tensors in it."""
+    """The post of a rank about a call: a pickled value, and the bytes of the tensors in it."""
 
     call: Call
     given: bytes
@@ -231,7 +231,7 @@ class Processes:
         posts = [mine if rank == self.rank else self._posted(rank, f"{number}/{rank}", call)
                  for rank in range(self.size)]  # fmt: skip
         self._doing = str(call)
-        if self._large is not None:  # all ranks are here, so nobody reads it
+        if self._large is not None:  # all ranks are here, so none still reads it
             self._store.delete_key(self._large)
         self._large = None if given is None else f"{number}/{self.rank}"
         if any(other.call != call for other in posts):
@@ -344,7 +344,7 @@ class Processes:
             raise RankWaits(f"rank {self.rank} waits {call}, and got nothing within {self.limit_s:g} s, or lost the "
                             f"connection ({why})", [self.rank]) from error  # fmt: skip
 
-    # What the others do
+    # The other ranks
 
     def _posted(self, rank: int, key: str, call: Call, instead: str | None = None) -> Post:
         """Wait for the post of another rank. instead: what it posts if it does not make this post any more"""

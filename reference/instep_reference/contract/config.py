@@ -111,7 +111,7 @@ class ModelConfig:
     expert_groups: int = 1
     groups_per_token: int = 1
     routed_scale: float = 1.0
-    centred_norms: bool = True  # whether a stored norm weight w stands for 1 + w
+    centred_norms: bool = True  # whether a norm multiplies by 1 + w, where w is its stored weight
     attention_gate: bool = True  # whether q_proj also makes a gate for the output of attention
     row_norms: bool = False  # whether queries and keys are normed over all heads of a row, not head by head
     head_norms: bool = True  # whether queries and keys are normed at all
@@ -453,7 +453,7 @@ def _with_latents(
     conv_width: int, groups: tuple[int, int], rotary_dim: int, rope_theta: float, mtp_layers: int,
     decay_bound: float | None = None,
 ) -> ModelConfig:
-    """Read what files of the types of LATENT_TYPES have alike: latents, and experts behind a sigmoid router.
+    """Read the fields that all LATENT_TYPES have: latents, and experts with a sigmoid router.
 
     dense: the layers without experts;  recurrent: heads of a recurrence, and their width;  groups: default number of
     groups of experts, and of those that serve a token

@@ -20,7 +20,7 @@ def read_minimax(f: Fields) -> dict[str, Any]:
     """Read a file of MiniMax. Every layer has experts. Its residual stream is the norm's result, times a factor.
 
     Mirrors: transformers 5.24 `MiniMaxConfig` and `MiniMaxDecoderLayer`. Positions turn all channels of a head, as in
-             transformers: a file that says otherwise is refused.
+             transformers. Files with a partial rotation are refused.
     """
     for name, value in (("hidden_act", "silu"), ("sliding_window", None), ("attention_bias", False)):
         only(name, f.get(name), value)

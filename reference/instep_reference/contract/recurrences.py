@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-# Of H, HV, K, V, D in the alphabet of `ModelConfig`; C, the conv's channels; W-1, its inputs; QKV, a head's q, k and v;
-# HVV, the values of all heads.
+# Letters: H, HV, K, V and D as in `ModelConfig`; C: channels of the conv; W-1: its earlier inputs; QKV: q, k and v of a
+# head; HVV: values of all heads.
 Axes = tuple[str, ...]
 
 

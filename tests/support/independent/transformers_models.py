@@ -83,7 +83,7 @@ def run(model: Any, tokens: Sequence[int], parts: Sequence[int], cached: bool = 
     ]
     from transformers import DynamicCache
 
-    own = kind == "minimax"  # it has a cache of its own, which takes the length from a layer that may have no keys
+    own = kind == "minimax"  # its separate cache class takes the length from a layer that may have no keys
     past = sys.modules[type(model).__module__].MiniMaxCache() if own else DynamicCache(config=model.config)
     logits, begin = [], 0
     for size in parts:

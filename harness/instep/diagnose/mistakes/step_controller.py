@@ -132,7 +132,7 @@ def _one_slip(steps: Steps, history: Sequence[Told], found: int) -> list[WrongCo
                     continue
             if fits:
                 fitting[name, slip.right] = None
-    return [WrongContent(f"there is a slip in `{right}` (`{name}` of the reference)") for name, right in fitting]
+    return [WrongContent(f"has a slip in `{right}`, as `{name}` of the reference has it") for name, right in fitting]
 
 
 def wishes(steps: Steps, rule: Rule, history: Sequence[Told], found: int) -> bool:

@@ -64,7 +64,7 @@ def unwritten(case: Case) -> str:
     if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
         return ""
     if case.component in STANDS and lost.all():
-        return "nothing wrote it: its op has only finite inputs, and leaves no number"
+        return "nothing wrote it: its op has only finite inputs, and leaves NaN"
     for says, memory in _with_nan(case):
         for one in case.made(says, memory=memory):
             if torch.equal(~one.wrong.cpu().isfinite(), lost):

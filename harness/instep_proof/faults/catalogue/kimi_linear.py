@@ -1,7 +1,7 @@
 """Faults of Kimi-Linear: a decay of another channel, another latent, a router that is no sigmoid, weights mixed up.
 
-Key and value heads of KDA are equally wide, so many of these change no shape. Leaves out: what a state suffers whatever
-its decay is (`rollback.py`, `rings`).
+Key and value heads of KDA are equally wide, so many of these faults change no shape. Leaves out: faults of states that
+do not depend on the kind of decay (`rollback.py`, `rings.py`).
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
     },
     "ling": {
         "safe-gate": "a key channel forgets at another rate than its safe gate says",
-        "turned-latents": "a query or a shared key turns otherwise than by its position, or a latent is another",
+        "turned-latents": "a query or a shared key is not rotated by its position, or a latent is another one",
         "head-gate": "a head of attention is opened by another gate than its own",
         "mtp-latents": "the MTP layer has other weights than its own",
     },

@@ -1,7 +1,7 @@
 """Faults of MiniMax: decays of other heads or layers, inputs and norms of lightning attention, factors of residuals.
 
-The heads of lightning attention are equally wide, so many of these change no shape. Leaves out: what a state suffers
-whatever its decay is (`rollback.py`, `rings`).
+The heads of lightning attention are equally wide, so many of these faults change no shape. Leaves out: faults of states
+that do not depend on the kind of decay (`rollback.py`, `rings.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The depthwise causal conv over packed rows, with its history in memory.
 
-The silu after the conv is part of the op `conv`; a short convolution has none. Nothing of the contract is left out.
+The silu after the conv is part of the op `conv`; a short convolution has none.
 """
 
 from __future__ import annotations
