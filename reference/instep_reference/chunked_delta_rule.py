@@ -7,11 +7,13 @@ around the rule.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 At = Callable[[str, torch.Tensor], torch.Tensor]
 Inverse = Callable[[torch.Tensor], torch.Tensor]
+NEAR = 40.0  # log of the largest factor that scales an operand; a sum of squares of such numbers fits into fp32
 SOLVED = 16  # maximum rows of a triangular block that is inverted by substitution; a larger one is merged from two
 
 
@@ -85,8 +87,9 @@ def recur_by_products(
 
     inverse: how T is formed, `merged` or `substituted`. Without rounding both are the same T.
 
-    If log_decay has one number per channel, exp(G_i - G_j) is between the keys of a product (`_pairs`), and every gate
-    goes to the operands of products, with a residual too.
+    If log_decay has one number per channel, exp(G_i - G_j) is between the keys of a product, so decays go to the
+    operands of products: as `_pairs` does, or with a residual as `_pairs_by_products`. A residual's erase stays a gate
+    of results.
 
     Shapes:  as `gdn.recur`; gates scalar (last axis 1), or log_decay one per channel.
     Mirrors: fla-core 0.6.0 `chunk_gated_delta_rule`, and SGLang's copy of it: the inverse is formed in blocks of 16
@@ -96,7 +99,7 @@ def recur_by_products(
     out = []
     for begin in range(0, q.shape[1], chunk):
         part = [x[:, begin : begin + chunk].transpose(1, 2) for x in (q, k, v, log_decay, erase, write)]
-        one = _one_residual_chunk if residual else _one_product_chunk
+        one = partial(_one_residual_chunk, middle=(chunk - 1) // 2) if residual else _one_product_chunk
         read, state = one(part[0], part[1], part[2], part[3], part[4], part[5], state, at, inverse)
         out.append(read.transpose(1, 2))
     return torch.cat(out, dim=1) if out else v, state
@@ -118,15 +121,18 @@ def _one_product_chunk(
 
 def _one_residual_chunk(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log_decay: torch.Tensor, erase: torch.Tensor,
-    write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse,
+    write: torch.Tensor, state: torch.Tensor, at: At, inverse: Inverse, middle: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V)."""
+    """Shapes: q, k (B, HV, T, K), v (B, HV, T, V), gates (B, HV, T, 1) -> o (B, HV, T, V), state (B, HV, K, V).
+
+    middle: number of the block's middle token, also of a block that is not full
+    """
     total = log_decay.cumsum(2)  # (B, HV, T, 1 or K), G
     if total.shape[-1] > 1:
-        T = inverse(_pairs(erase * k, k, total).tril(-1))
-        added = at("update", T @ (write * v - (total.exp() * erase * k) @ state))
+        T = inverse((erase * _pairs_by_products(k, k, total, middle)).tril(-1))
+        added = at("update", T @ (write * v - erase * ((total.exp() * k) @ state)))
         leaving = (total[:, :, -1:] - total).exp() * k
-        out = (total.exp() * q) @ state + _pairs(q, k, total) @ added
+        out = (total.exp() * q) @ state + _pairs_by_products(q, k, total, middle) @ added
         return out, total[:, :, -1, :, None].exp() * state + leaving.transpose(-1, -2) @ added
     between, turned = _between(total)[..., 0], k.transpose(-1, -2)  # (B, HV, T, T), (B, HV, K, T)
     T = inverse((erase * (k @ turned) * between).tril(-1))
@@ -153,6 +159,36 @@ def _pairs(x: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> torch.Tenso
         parts = ((here - first).exp() * rows) @ early.transpose(-1, -2), among
         found.append(torch.nn.functional.pad(torch.cat(parts, -1), (0, x.shape[2] - last)))
     return torch.cat(found, -2)
+
+
+def _pairs_by_products(x: torch.Tensor, k: torch.Tensor, total: torch.Tensor, middle: int) -> torch.Tensor:
+    """Compute what `_pairs` does for G per channel, with all pairs j < i by products of exp(G_i - M) x_i and
+    exp(M - G_j) k_j.
+
+    M is the G of the block's middle token, or of its last token if that is earlier. A head in which some exponent
+    exceeds NEAR, or a format's range, takes an M between i and j (`_by_halves`). Pairs i = j do not decay: they are
+    sums.
+    """
+    about = total - total[:, :, min(middle, total.shape[2] - 1), None]
+    found = ((about.exp() * x) @ ((-about).exp() * k).transpose(-1, -2)).tril(-1)
+    near = (about.abs() <= NEAR).all(-1).all(-1) & found.isfinite().all(-1).all(-1)  # (B, HV)
+    return torch.where(near[..., None, None], found, _by_halves(x, k, total)) + torch.diag_embed((x * k).sum(-1))
+
+
+def _by_halves(x: torch.Tensor, k: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Compute the pairs j < i: M is the G of the last token of a first half of tokens, so that no exponent exceeds 0.
+
+    Pairs within a half are halved again. Shapes: as `_pairs`
+    """
+    tokens = x.shape[2]
+    if tokens == 1:
+        return torch.zeros_like(x[..., :1])
+    half = 1 << (tokens - 1).bit_length() - 1  # a power of two
+    first, last = slice(half), slice(half, None)
+    M = total[:, :, half - 1 : half]
+    across = ((total[:, :, last] - M).exp() * x[:, :, last]) @ ((M - total[:, :, first]).exp() * k[:, :, first]).mT
+    early, late = (_by_halves(x[:, :, part], k[:, :, part], total[:, :, part]) for part in (first, last))
+    return torch.cat((torch.nn.functional.pad(early, (0, tokens - half)), torch.cat((across, late), -1)), -2)
 
 
 def _one_chunk(

@@ -88,6 +88,7 @@ def test_kimi_linear_agrees_with_narrow_rows_in_graphs_and_over_ranks(trace: Tra
 @pytest.mark.parametrize(("ops", "more"), [
     ("triton", {"strategy": "columns", "graphs": True, "overlap": True}),
     ("precise", {"strategy": "lazy_rerun", "conv": "widened", "dtype": "bfloat16"}),
+    ("triton", {"dtype": "bfloat16", "ranks": 2}),
     ("invariant", {"strategy": "snapshot", "kv_dtype": "float8_e4m3fn"}),
 ], ids=str)
 def test_kernels_serve_kimi_linear(trace: Trace, ops: str, more: dict[str, object]) -> None:

@@ -16,7 +16,10 @@ import torch
 from instep.campaign.streams.run_stamped_trace import streamed
 from instep.kit.cases.case import Draw, at
 from instep.kit.cases.guarded_pools import same_bits
+from instep.oracle.declared_product_rounding import in_chunks
+from instep.oracle.reordered_arithmetic import Reordered
 from instep.setting import Setting
+from instep.tier_allowances import YARDSTICK_FACTOR
 from instep_optimized.commit import STRATEGIES
 from instep_optimized.kernels.gdn_dispatch import gdn, windows
 from instep_optimized.kernels.gdn_prefill import chunk16_fp32, chunk64
@@ -24,6 +27,8 @@ from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.memory_addresses import Address, Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.triton import TRITON
+from instep_reference import chunked_delta_rule
+from instep_speed.bench.drawn_rows import alone
 from support.inputs.few_channels import few_channels
 from support.kernels.planted import planted_kernels
 from support.running.covering import WHOLE, few
@@ -277,6 +282,70 @@ def test_prompts_of_real_heads_follow_the_definition(regime: str) -> None:
         assert core <= FACTOR * core_twin and state <= FACTOR * state_twin
     for core, state, *_ in errors_of_prompts(chunk16_fp32.chunk, regime, (100,), KIMI):
         assert core <= FP32 and state <= FP32
+
+
+def apart(kernel: Callable[..., None], strong: float, tokens: int) -> tuple[float, float]:
+    """How far the kernel is from the declared yardstick, and from the truth, as shares of the yardstick's error.
+
+    The first is over all numbers, the second that of the worst head, by its largest number as in T2.
+    """
+    heads = ChannelHeads(8, 8, 8, 8)  # with few numbers, errors depend on what exactly is rounded
+    rows, pool = delta_rows(Draw(1, HERE), heads, tokens, (-strong, -1e-4)), states(heads, 2)
+    right = by_the_definition(rows, pool[1])
+    core, after = served(kernel, "chunk", rows, pool, (tokens,))
+    operands = alone("kda.chunk", TRITON.products)
+    with Reordered(torch.Generator().manual_seed(0), operands):
+        declared = in_chunks(operands, rows, pool[1])
+    far, worst = [], []
+    for x, r, o, axis in zip((core, after[1]), declared, (right[0], right[1][-1]), (1, 0), strict=True):
+        far.append(float((x - r).norm() / (r - o).norm()))
+        own, due = ((one - o).abs().transpose(0, axis).flatten(1).amax(1) for one in (x, r))
+        worst.append(float((own / due).max()))
+    return max(far), max(worst)
+
+
+# (strength of decays, tokens): all exponents near that of the middle token, and all far from it. Triangles of more
+# tokens are joined by products of three matrices, and the kernel begins with the other two.
+ALIKE, ROUNDED = ((1.0, 16), (300.0, 16)), 0.1
+
+
+def test_kernel_rounds_what_is_declared_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs that the yardstick sums without rounding, or scales by other numbers, show as a kernel's slip does."""
+    for case in ALIKE:
+        far, worst = apart(chunk64.blocks, *case)
+        assert far <= ROUNDED and worst <= 2
+    monkeypatch.setattr(chunked_delta_rule, "NEAR", 0.0)
+    assert apart(chunk64.blocks, *ALIKE[0])[0] > 3 * ROUNDED
+    monkeypatch.setattr(chunked_delta_rule, "_pairs_by_products", lambda *rows: chunked_delta_rule._pairs(*rows[:3]))
+    assert apart(chunk64.blocks, *ALIKE[0])[0] > 3 * ROUNDED
+
+
+SLIPS = {
+    "gates of 16 bits": ("gates + at * (C + KT) + i, write)", "gates + at * (C + KT) + i, write.to(tl.bfloat16))"),
+    "decays of 16 bits": ("tl.exp2(end))", "tl.exp2(end).to(tl.bfloat16))"),
+    "sums of decays of 16 bits": (
+        "tl.cumsum(forget, axis=0)  # [C, KS], G", "tl.cumsum(forget, axis=0).to(tl.bfloat16).to(tl.float32)"),
+    "keys of 16 bits": (
+        "# [C, KS]\n        forget", "\n        keys = keys.to(tl.bfloat16).to(tl.float32)\n        forget"),
+    "states of 16 bits": (
+        "narrow = state.to(", "state = state.to(tl.bfloat16).to(tl.float32)\n        narrow = state.to("),
+    "recalled values of 16 bits": (
+        "dot(keys, narrow, WIDEN, False)", "dot(keys, narrow, WIDEN, False).to(tl.bfloat16).to(tl.float32)"),
+}  # fmt: skip
+BEYOND = ("updates decay since the start of the block", "a query does not see its own token", "a value is not gated")
+
+
+@few(2)
+@interpreted
+@pytest.mark.parametrize("fault", [*SLIPS, *BEYOND])
+def test_undeclared_rounding_is_apart_from_the_yardstick(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any rounding more than is declared is apart from the yardstick; a slip is also beyond what T2 allows."""
+    text = SLIPS[fault] if fault in SLIPS else BLOCK_FAULTS[fault]
+    planted = planted_kernels("gdn_prefill.chunk64", (text,), tmp_path, monkeypatch)
+    far, worst = apart(planted.blocks, 1.0, 3)  # nothing has decayed much
+    assert far > 3 * ROUNDED and (fault in SLIPS or worst > 10 * YARDSTICK_FACTOR)
 
 
 def test_prompt_has_the_bits_of_itself_alone() -> None:

@@ -62,9 +62,10 @@ def test_input_state_is_not_modified() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("strong", [0.0, 300.0])
+@pytest.mark.parametrize("strong", [0.0, 1.0, 300.0])
 def test_form_of_published_kernels_takes_a_decay_per_channel(residual: bool, strong: float) -> None:
-    inputs = drawn(130, channels=True, strong=strong)
+    q, k, v, log_decay, erase, write, state = drawn(130, channels=True, strong=strong)
+    inputs = q, k, v, log_decay, erase[..., :1] if residual else erase, write, state
     right_out, _, right_state = recur(*inputs)
     for chunk in (1, 17, 64, 130):
         found = recur_by_products(*inputs, chunk=chunk, at=lambda _, x: x, residual=residual)

@@ -63,7 +63,8 @@ class Product:
 
     block   only for the form gdn.chunk: number of tokens that the kernel takes at once
     residual  only for the form gdn.chunk: the inverse is applied to what a block has left to learn instead of to its
-            keys and values separately, and gates to the results of products (`chunked_delta_rule.recur_by_products`)
+            keys and values separately, and gates to the results of products, but for decays per channel
+            (`chunked_delta_rule.recur_by_products`)
     parts, stored  only for the forms linear, mlp and moe: the result of a mixer, of an MLP or of experts is the sum of
             so many partial sums, one per rank. Each is rounded to the format `stored`; they are added in fp32
     whole   only for the form moe in parts: every rank has an equal number of whole experts, in the order of the ranks,
