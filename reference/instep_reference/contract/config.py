@@ -19,6 +19,7 @@ from .config_fields import ROPE_OBJECTS
 from .config_fields import Fields as _Fields
 from .config_fields import bad as _bad
 from .config_fields import experts_per_token as _experts_per_token
+from .config_fields import mixers_of as _mixers_of
 from .config_fields import multiple as _multiple
 from .config_fields import only as _only
 from .config_fields import positive as _positive
@@ -327,13 +328,7 @@ def _mixers(f: _Fields, layers: int, recurrent: Block, full: Block = "attention"
     if stated is None:
         interval = f.whole("full_attention_interval", default=ATTENTION_INTERVAL)
         stated = [LINEAR if (index + 1) % interval else FULL for index in range(layers)]
-    if not isinstance(stated, list) or len(stated) != layers:
-        found = f"{len(stated)} entries" if isinstance(stated, list) else stated
-        raise _bad("layer_types", found, f"a list of {layers} entries (num_hidden_layers)")
-    for index, kind in enumerate(stated):
-        if not isinstance(kind, str) or kind not in mixers:
-            raise _bad(f"layer_types[{index}]", kind, f"one of {', '.join(mixers)}")
-    return tuple(mixers[kind] for kind in stated)
+    return _mixers_of(stated, layers, mixers)
 
 
 def _rotary_dim(f: _Fields, head_dim: int) -> int:

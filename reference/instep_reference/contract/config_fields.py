@@ -5,12 +5,14 @@ Leaves out: the fields of each model type (`config.py`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from .errors import BadInput
 
 LARGEST = (1 << 63) - 1  # largest length of a tensor's axis
 ROPE_OBJECTS = ("rope_parameters", "rope_scaling")  # today's name and the older one
+Block = TypeVar("Block", bound=str)
 
 
 class Fields:
@@ -78,6 +80,28 @@ def multiple(f: Fields, name: str, of: str) -> tuple[int, int]:
     if heads % groups:
         raise bad(name, heads, f"a multiple of {of} ({groups})")
     return heads, groups
+
+
+def turning_heads(f: Fields, hidden: int) -> tuple[int, int, int]:
+    """Heads, KV heads and head_dim of attention in which positions turn all channels of a head."""
+    heads, kv_heads = multiple(f, "num_attention_heads", "num_key_value_heads")
+    if hidden % heads and f.get("head_dim") is None:
+        raise bad("num_attention_heads", heads, f"a divisor of hidden_size ({hidden})")
+    head_dim = f.whole("head_dim", default=hidden // heads)
+    if head_dim % 2:
+        raise bad("head_dim", head_dim, "an even number: rotary turns pairs of channels")
+    return heads, kv_heads, head_dim
+
+
+def mixers_of(stated: Any, layers: int, blocks: Mapping[str, Block]) -> tuple[Block, ...]:
+    """The mixer of every layer. stated: `layer_types`;  blocks: our mixers by the names in it"""
+    if not isinstance(stated, list) or len(stated) != layers:
+        found = f"{len(stated)} entries" if isinstance(stated, list) else stated
+        raise bad("layer_types", found, f"a list of {layers} entries (num_hidden_layers)")
+    for index, kind in enumerate(stated):
+        if not isinstance(kind, str) or kind not in blocks:
+            raise bad(f"layer_types[{index}]", kind, f"one of {', '.join(blocks)}")
+    return tuple(blocks[kind] for kind in stated)
 
 
 def experts_per_token(f: Fields, experts: int, name: str = "num_experts_per_tok") -> int:

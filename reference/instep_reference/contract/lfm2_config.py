@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .config_fields import Fields, bad, multiple, only, positive
+from .config_fields import Fields, bad, mixers_of, only, positive, turning_heads
 from .recurrences import SHORT_CONV
 
 LFM2 = "lfm2"
@@ -25,12 +25,7 @@ def read_lfm2(f: Fields) -> dict[str, Any]:
     for name in ("rope_type", "type"):
         only(name, f.rope(name), "default")
     hidden = f.whole("hidden_size")
-    heads, kv_heads = multiple(f, "num_attention_heads", "num_key_value_heads")
-    if hidden % heads and f.get("head_dim") is None:
-        raise bad("num_attention_heads", heads, f"a divisor of hidden_size ({hidden})")
-    head_dim = f.whole("head_dim", default=hidden // heads)
-    if head_dim % 2:
-        raise bad("head_dim", head_dim, "an even number: rotary turns pairs of channels")
+    heads, kv_heads, head_dim = turning_heads(f, hidden)
     theta = f.rope("rope_theta")
     return dict(
         model_type=LFM2,
@@ -69,10 +64,4 @@ def _mixers(f: Fields) -> tuple[str, ...]:
         if not isinstance(listed, list) or not all(type(index) is int and 0 <= index < layers for index in listed):
             raise bad("full_attn_idxs", listed, f"a list of layer numbers under {layers}")
         stated = ["full_attention" if index in listed else "conv" for index in range(layers)]
-    if not isinstance(stated, list) or len(stated) != layers:
-        found = f"{len(stated)} entries" if isinstance(stated, list) else stated
-        raise bad("layer_types", found, f"a list of {layers} entries (num_hidden_layers)")
-    for index, kind in enumerate(stated):
-        if not isinstance(kind, str) or kind not in LAYERS:
-            raise bad(f"layer_types[{index}]", kind, f"one of {', '.join(LAYERS)}")
-    return tuple(LAYERS[kind] for kind in stated)
+    return mixers_of(stated, layers, LAYERS)
