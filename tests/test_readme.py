@@ -12,9 +12,10 @@ from typer.main import get_command
 
 from documentation.blocks import blocks_of
 from documentation.site import sources
-from documentation.tables import PAGES, SECTIONS, TOP, pictures, rendered, sections
+from documentation.tables import PAGES, SECTIONS, TOP, TYPES, pictures, rendered, sections
 from instep.cli import COMMANDS, app
 from instep.options import OPTIONS
+from instep_reference.contract.drafters import DRAFTERS
 
 WRITTEN = [TOP / source for source in sources() if source.suffix == ".md"]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -37,6 +38,10 @@ def test_every_picture_is_drawn_from_the_files_and_is_on_the_page(name: str) -> 
 def test_the_readme_counts_the_cells_in_which_a_peer_is_faster_as_the_table_does() -> None:
     found = re.search(r"These are (\d+ of \d+ cells)", dict(sections())["behind"])
     assert found and f"A peer is faster in {found[1]}" in (TOP / "README.md").read_text()
+
+
+def test_the_table_of_models_has_every_model_type() -> None:
+    assert {*TYPES} == {model_type for model_type, _ in DRAFTERS}
 
 
 def test_every_table_is_on_exactly_one_page() -> None:
