@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from instep.bundled import fixtures
 from instep.campaign.shapes import run_real_shape as shapes_run
 from instep.campaign.shapes.random_weights import random_checkpoint
 from instep.campaign.shapes.run_real_shape import course
@@ -30,6 +31,7 @@ from instep.verdict import Exit, Tier
 from instep_proof.faults.catalogue import TRACES
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.weights import Weights
 from support.inputs.narrow_models import narrow
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
@@ -180,6 +182,20 @@ def test_states_are_those_of_the_whole_oracle(made: tuple[Checkpoint, Trace]) ->
             assert torch.allclose(ours.truth.state, theirs.truth.state, rtol=1e-12, atol=1e-14)
             compared += 1
     assert compared >= 15
+
+
+@pytest.mark.parametrize("name", ["olmo", "minimax"])
+def test_layers_of_states_alone_are_those_of_the_model(name: str) -> None:
+    """Norms of OLMo-Hybrid have other names; a decay of MiniMax depends on the layer's number among all layers."""
+    checkpoint = Checkpoint.open(fixtures() / name)
+    whole = Weights.of(checkpoint)
+    lean = StateOracle(checkpoint, {}, torch.float64, torch.device("cpu")).runner.truth
+    for number, layer in enumerate(checkpoint.config.recurrent):
+        right, found = whole.layers[layer], lean.layers[number]
+        pairs = [(due, vars(found.mixer)[part]) for part, due in vars(right.mixer).items() if part != "out"]
+        for due, got in [(right.input_norm, found.input_norm), *pairs]:
+            assert (due is None and got is None) or torch.equal(due, got)
+    assert len(lean.layers) == len(checkpoint.config.recurrent) == 2
 
 
 @few(1)

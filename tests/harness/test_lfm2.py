@@ -10,22 +10,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace as with_fields
 
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
+from instep.verdict import Exit
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_optimized.options import Options, check
 from instep_reference import short_conv
 from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.engine import Forward, Row
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import write
 from support.inputs.traces import committed
 from support.running.covering import few
-from support.running.verdicts import agreed
+from support.running.verdicts import agreed, related
 
 trace = committed("faults/lfm2")
 
@@ -39,9 +42,25 @@ def test_lfm2_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True}], ids=str)
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True},
+                                  {"graphs": True, "prompt_graphs": "8,16"}], ids=str)  # fmt: skip
 def test_lfm2_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+def test_a_model_without_states_leaves_step_changes_inconclusive(trace: Trace) -> None:
+    held = related("step-changes", Replay(trace, Setting("plain")))
+    assert held.verdict.exit is Exit.INCONCLUSIVE and "no recurrent states" in held.verdict.skipped[0].reason
+
+
+def test_prefixes_of_lfm2_hold_windows_alone(trace: Trace) -> None:
+    """A tracked prefix ends inside a chunk of 7 tokens. It has no state that could be stored narrowly."""
+    header = with_fields(trace.header, capacity=with_fields(trace.header.capacity, track_interval=4, tracked=1))
+    events = (trace.events[0], Forward((Row("a", "prefill", 7, inner=("x",)),)))
+    replay = Replay(replace(trace, header=header, events=events), Setting("ledger"))
+    agreed(replay.run())
+    with pytest.raises(Unsupported, match="layers without recurrent states"):
+        check(Options(chunk=torch.bfloat16), replay.plan.checkpoint.config, 1, PLAIN)
 
 
 def test_the_conv_of_a_short_convolution_has_no_silu() -> None:

@@ -23,6 +23,7 @@ from .check_interface import NOWHERE, TellsOnce, said_of
 KINDS = ("verify", "decode")  # kinds of rows that graphs of rounds serve, each alone or both together
 PROMPT = "prompt"  # key of a graph for a forward with a prompt; TREES if its windows may be trees
 TREES = "prompt and trees"
+EAGER = ("mixed", "core")  # every eager mixer has a convolution or a read-out of a state
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,8 @@ def _ran(context: EventContext, replay: GraphReplay) -> Iterator[str]:
     """Compare the segments of a graph, and the eager calls between them, with the GDN layers of the model."""
     if replay.key[0] not in (PROMPT, TREES):
         return
-    layers = sum((place.stage, place.component) == ("trunk", "core") for place in context.truth.places)
+    layers = len({place.layer for place in context.truth.places
+                  if place.stage == "trunk" and place.component in EAGER})  # fmt: skip
     right = [("segment", 0)]
     for layer in range(layers):
         right += [("eager", layer), ("segment", 1 + layer)]

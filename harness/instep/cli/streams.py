@@ -12,6 +12,7 @@ import typer
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import BadInput
+from instep_reference.contract.recurrences import RECURRENCES
 
 from .finish_with_result import Files, writes
 from .progress import trial_runner
@@ -55,7 +56,8 @@ def streams(
     if recurrence is None:
         recurrence = ModelConfig.from_file(file).recurrence.name if file.is_file() else USUAL
     if recurrence not in STAMPED:
-        raise BadInput("the recurrence of the trace's model", found=f"{recurrence}, in which codes of tokens add up",
+        why = "in which codes of tokens add up" if recurrence in RECURRENCES else "which has no state"
+        raise BadInput("the recurrence of the trace's model", found=f"{recurrence}, {why}",
                        expected=f"one by the delta rule; for the same events with another: --recurrence {USUAL}")
     must_have(layer or (), config(1))  # the same layers for any number of requests
     runs = [

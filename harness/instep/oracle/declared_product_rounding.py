@@ -64,7 +64,7 @@ from instep_reference.chunked_delta_rule import merged, recur_by_products, subst
 from instep_reference.contract.declared_rounding import SUMS, Product, Sums
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.recurrences import Recurrence
-from instep_reference.weights import MlpWeights, MoeWeights, Weights
+from instep_reference.weights import MoeWeights, Weights
 
 NONE: Mapping[str, Product] = MappingProxyType({})
 FOLDED = ("q", "k", "v", "log_decay", "beta")  # the inputs of the delta rule, in this order
@@ -118,10 +118,10 @@ class Operands:
         self._by_row = dict[int, int | None]()
         for layer in (*weights.layers, *draft) if any(product.parts > 1 for product in products.values()) else ():
             mlp, mixer = layer.mlp, layer.mixer
-            assert mlp is not None and mixer is not None, "layers on ranks have both blocks"
-            experts_of = () if isinstance(mlp, MlpWeights) else mlp.experts
-            last = (mixer.out, mlp.down if isinstance(mlp, MlpWeights) else mlp.shared.down)
-            self._by_row |= dict.fromkeys((x.data_ptr() for x in last), None)
+            assert mixer is not None, "layers on ranks have a mixer; a `StateOracle` loads no MLP"
+            experts_of = mlp.experts if isinstance(mlp, MoeWeights) else ()
+            down = mlp.shared.down if isinstance(mlp, MoeWeights) else mlp.down if mlp is not None else None
+            self._by_row |= {x.data_ptr(): None for x in (mixer.out, down) if x is not None}
             self._by_row |= {one.down.data_ptr(): number for number, one in enumerate(experts_of)}
 
     def begin(self, cut: torch.Tensor | bool = False, by_substitution: torch.Tensor | bool = False) -> None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 
 import torch
 
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import RequestState
-from instep_reference.weights import Weights
+from instep_reference.weights import Weights, layer_of
 
 from ..watch.event_context import EventContext, RowSpan
 from .declared_product_rounding import NONE
@@ -24,6 +23,8 @@ from .oracle import Oracle
 from .recomputation import Runner
 from .recomputation_plan import EventPlan, Planner, Recurrence, Task, after_window, state_before
 from .single_layer_run import to_state
+
+ONE_ROW = ("embed_tokens.weight", ".out_proj.weight", ".o_proj.weight")  # no state depends on more of these
 
 
 class StateOracle(Oracle):
@@ -36,9 +37,8 @@ class StateOracle(Oracle):
         """device: where pieces are computed; layers: the judged ones, None: every GDN layer."""
         config, self.device = replace(checkpoint.config, mtp_layers=0, block=None), device
         self.gdn_layers = [n for n in config.recurrent if layers is None or n in layers]
-        lean = _lean(checkpoint, self.gdn_layers)
-        self._begin(config, rounds, Runner(
-            Weights.of(lean, torch.float64, device), Weights.of(lean, width, device), rounds, products))
+        truth, narrow = (_lean(checkpoint, self.gdn_layers, dtype, device) for dtype in (torch.float64, width))
+        self._begin(config, rounds, Runner(truth, narrow, rounds, products))
 
     def plan(self, context: EventContext) -> EventPlan:
         return StatePlanner(context, self.config, self.rounds, narrow=self.runner.narrow(chunk=True),
@@ -70,27 +70,20 @@ class StatePlanner(Planner):
             yield Task(span, "trunk", layer, work, chunk=chunk, recurrence=state)
 
 
-def _lean(checkpoint: Checkpoint, gdn_layers: list[int]) -> Checkpoint:
-    """A model of its GDN layers alone, renumbered, with one token, and an MLP and an output of one row."""
-    blocks = tuple((checkpoint.config.mixers[layer], *("mlp",) * (len(checkpoint.config.layers[layer]) > 1))
-                   for layer in gdn_layers)  # fmt: skip
-    config = replace(
-        checkpoint.config, layers=blocks, vocab=1, tied=True, intermediate=1, experts=0, mtp_layers=0, block=None,
+def _lean(checkpoint: Checkpoint, gdn_layers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Weights:
+    """Load the mixers of the GDN layers alone, with one token and one row of an output.
+
+    Each is loaded under its own number, because lightning attention computes its decays from it.
+    """
+    stored, config = checkpoint.tensors, replace(
+        checkpoint.config, layers=tuple(blocks[:1] for blocks in checkpoint.config.layers), vocab=1, tied=True,
+        intermediate=1, experts=0, mtp_layers=0, block=None,
     )
-    tensors = {name: checkpoint.tensors[name][:1] for name in ("model.embed_tokens.weight", "model.norm.weight")}
-    for number, layer in enumerate(gdn_layers):
-        tensors |= _layer(checkpoint, f"model.layers.{layer}.", f"model.layers.{number}.")
-    return Checkpoint(config, MappingProxyType(tensors), checkpoint.digest)
 
+    def get(name: str) -> torch.Tensor:
+        return stored[name][: 1 if name.endswith(ONE_ROW) else None].to(device=device, dtype=dtype)
 
-def _layer(checkpoint: Checkpoint, old: str, new: str) -> dict[str, torch.Tensor]:
-    kept = ("linear_attn.", "self_attn.", "mixer.", "norm.", "input_layernorm.", "post_attention_layernorm.")
-    tensors = {
-        new + name.removeprefix(old): tensor for name, tensor in checkpoint.tensors.items()
-        if name.startswith(old) and name.removeprefix(old).startswith(kept)
-    }
-    ends, mlp = (".out_proj.weight", ".o_proj.weight"), dict[str, torch.Tensor]()
-    if f"{new}input_layernorm.weight" in tensors:  # or else the layer has one block
-        row = tensors[f"{new}input_layernorm.weight"][None]
-        mlp = {f"{new}mlp.{name}_proj.weight": row for name in ("gate", "up")} | {f"{new}mlp.down_proj.weight": row.T}
-    return tensors | mlp | {name: tensor[:1] for name, tensor in tensors.items() if name.endswith(ends)}
+    layers = tuple(layer_of(config, f"model.layers.{layer}", layer, stored, get) for layer in gdn_layers)
+    embedding, norm = get("model.embed_tokens.weight"), get("model.norm.weight")
+    config = replace(config, layers=tuple(config.layers[layer] for layer in gdn_layers))
+    return Weights(config, embedding, layers, norm, embedding, None)

@@ -131,12 +131,14 @@ def block_shapes(config: ModelConfig) -> Shapes:
 
 def layer_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
     """Return the name of each block's norm in a layer, without `.weight`."""
+    names = ("input_layernorm", "post_attention_layernorm")
     if config.model_type == NEMOTRON:
-        return ("norm",) * len(config.layers[index])
-    if config.mixers[index] in config.norm_after:
-        return "post_attention_layernorm", "post_feedforward_layernorm"
-    return ("attention_layer_norm", "feedforward_layer_norm") if config.model_type == OLMO else (
-        "input_layernorm", "post_attention_layernorm")
+        names = ("norm", "norm")
+    elif config.mixers[index] in config.norm_after:
+        names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    elif config.model_type == OLMO:
+        names = ("attention_layer_norm", "feedforward_layer_norm")
+    return names[: len(config.layers[index])]
 
 
 def _layer(

@@ -203,11 +203,13 @@ def hold(case: Case) -> Results:
     alone = replace(setting, drafter="external", kept_dtype=None, chunk_dtype=None)  # no request loads a prefix
     case = replace(case, plan=replace(case.plan, setting=alone))
     ours = setting.strategy in STRATEGIES
-    gdn_layers = cycle(case.plan.checkpoint.config.recurrent)
-    for before, after in (*CHANGES, *(OURS if ours else ())):
+    stateful = case.plan.checkpoint.config.recurrent
+    if not stateful and not case.labels:
+        yield Skipped(NAME, 0, "this model has no recurrent states that T2 and T2d could judge")
+    for (before, after), layer in zip((*CHANGES, *(OURS if ours else ())), cycle(stateful or (None,)), strict=False):
         found: list[Comparison | Skipped] = []
-        if not case.labels:
-            found += _judged(case, changed(case, before, after), next(gdn_layers), ours=ours)
+        if not case.labels and layer is not None:
+            found += _judged(case, changed(case, before, after), layer, ours=ours)
         if ours and case.rows_are_invariant and not case.stores_narrow:
             found += _compared(case, changed(case, before, after, BOTH if case.labels else EACH))
         yield from found
