@@ -127,8 +127,6 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "prefixes in int8 are of states in float32, bfloat16 or float16, rounded to nearest", ("kept", "state")),
     (lambda o, c, n: o.chunk not in (None, torch.bfloat16, torch.float16),
      "the states between chunks are stored as in the pool or in 16 bits", ("chunk",)),
-    (lambda o, c, n: not c.recurrent and (o.kept is not None or o.chunk is not None),
-     "layers without recurrent states have none to store narrowly", ("kept", "chunk")),
     (lambda o, c, n: o.chunk is not None and o.state is not torch.float32,
      "the states between chunks are narrower than a pool of float32 alone", ("chunk", "state")),
     (lambda o, c, n: o.ring not in (None, torch.bfloat16, torch.float16),

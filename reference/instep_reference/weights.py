@@ -203,7 +203,7 @@ class Weights:
             config=config,
             embedding=embedding,
             layers=_layers(config, "model", checkpoint, get),
-            final_norm=_norm(config, "model.norm", get),
+            final_norm=norm_of(config, "model.norm", get),
             head=embedding if config.tied else get("lm_head.weight"),
             draft=_draft(config, checkpoint, get) if config.mtp_layers else None,
             block=_block(config, checkpoint, get) if config.block else None,
@@ -213,9 +213,9 @@ class Weights:
 def _draft(config: ModelConfig, checkpoint: Checkpoint, get: Get) -> DraftWeights:
     return DraftWeights(
         fc=get("mtp.fc.weight"),
-        norm_embedding=_norm(config, "mtp.pre_fc_norm_embedding", get),
-        norm_hidden=_norm(config, "mtp.pre_fc_norm_hidden", get),
-        norm=_norm(config, "mtp.norm", get),
+        norm_embedding=norm_of(config, "mtp.pre_fc_norm_embedding", get),
+        norm_hidden=norm_of(config, "mtp.pre_fc_norm_hidden", get),
+        norm=norm_of(config, "mtp.norm", get),
         layers=_layers(config.drafter(), "mtp", checkpoint, get),
     )
 
@@ -239,7 +239,7 @@ def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], g
     mixer, norms = None, dict[bool, torch.Tensor]()
     mlp: MlpWeights | MoeWeights | None = None
     for block, name in zip(config.layers[index], layer_norms(config, index), strict=True):
-        norms[block in MLPS] = _norm(config, f"{at}.{name}", get)
+        norms[block in MLPS] = norm_of(config, f"{at}.{name}", get)
         if block == "moe":
             mlp = _moe(config, at, stored, get)
         elif block == "mlp":
@@ -249,7 +249,7 @@ def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], g
     return LayerWeights(norms.get(False), mixer, norms.get(True), mlp)
 
 
-def _norm(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
+def norm_of(config: ModelConfig, at: str, get: Get) -> torch.Tensor:
     """Load w of a norm that multiplies by 1 + w. Some families store the factor itself."""
     stored = get(f"{at}.weight")
     return stored if config.centred_norms else stored - 1
@@ -352,8 +352,8 @@ def _nope(at: str, get: Get) -> NopeWeights:
     return NopeWeights(*(get(f"{at}.{name}_proj.weight") for name in "qkvo"))
 
 
-def _no_mlp(config: ModelConfig, get: Get) -> MlpWeights:
-    none = get("model.norm.weight").new_empty(0, config.hidden)
+def _no_mlp(router: torch.Tensor) -> MlpWeights:
+    none = router[:0]
     return MlpWeights(none, none, none.T)
 
 
@@ -386,7 +386,7 @@ def _mla(config: ModelConfig, at: str, get: Get) -> LatentWeights:
     return LatentWeights(
         query=query,
         down=down,
-        latent_norm=_norm(config, f"{at}.kv_a_layernorm", get),
+        latent_norm=norm_of(config, f"{at}.kv_a_layernorm", get),
         up=get(f"{at}.kv_b_proj.weight"),
         out=get(f"{at}.o_proj.weight"),
     )
@@ -403,7 +403,7 @@ def _pairs_apart(config: ModelConfig, rows: torch.Tensor) -> torch.Tensor:
 
 def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
     none = get(f"{at}.q_proj.weight").new_empty(0)
-    norms = [_norm(config, f"{at}.{name}_norm", get) if config.head_norms else none for name in "qk"]
+    norms = [norm_of(config, f"{at}.{name}_norm", get) if config.head_norms else none for name in "qk"]
     return AttentionWeights(
         query_gate=get(f"{at}.q_proj.weight"),
         key=get(f"{at}.k_proj.weight"),
@@ -445,12 +445,12 @@ def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> M
     if config.router == "sigmoid":
         return _sparse(config, layer, get)
     at = f"{layer}.mlp"
-    fused = f"{at}.experts.gate_up_proj" in stored
+    fused, router = f"{at}.experts.gate_up_proj" in stored, get(f"{at}.gate.weight")
     return MoeWeights(
-        router=get(f"{at}.gate.weight"),
+        router=router,
         experts=_fused(at, get) if fused else tuple(
             _mlp(config, f"{at}.experts.{expert}", get) for expert in range(config.experts)),
-        shared=_mlp(config, f"{at}.shared_expert", get) if config.shared_intermediate else _no_mlp(config, get),
+        shared=_mlp(config, f"{at}.shared_expert", get) if config.shared_intermediate else _no_mlp(router),
         shared_gate=get(f"{at}.shared_expert_gate.weight") if config.shared_intermediate else None,
     )
 

@@ -18,7 +18,7 @@ from instep_reference.attention import AttentionMemory
 from instep_reference.contract.checkpoint import OnDisk
 from instep_reference.contract.place_names import See
 from instep_reference.draft import head
-from instep_reference.weights import DraftWeights, Weights, layer_of
+from instep_reference.weights import DraftWeights, Weights, layer_of, norm_of
 
 from ..checks.error_measurement import relative_error
 from .layerwise_reference import ROWS, Pass, Read, embedding_of
@@ -56,8 +56,9 @@ def _of_pass(disk: OnDisk, each: Pass, final: torch.Tensor, texts: Sequence[Text
 
     config, embedding = disk.config, rows.to(each.width)
     draft = DraftWeights(
-        get("mtp.fc.weight"), get("mtp.pre_fc_norm_embedding.weight"), get("mtp.pre_fc_norm_hidden.weight"),
-        get("mtp.norm.weight"), (layer_of(config.drafter(), "mtp.layers.0", 0, stored, get),),
+        get("mtp.fc.weight"), norm_of(config, "mtp.pre_fc_norm_embedding", get),
+        norm_of(config, "mtp.pre_fc_norm_hidden", get), norm_of(config, "mtp.norm", get),
+        (layer_of(config.drafter(), "mtp.layers.0", 0, stored, get),),
     )
     weights = Weights(config, embedding, (), draft.norm, embedding, draft)
     found = []

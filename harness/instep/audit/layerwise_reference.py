@@ -23,7 +23,7 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.gdn import GdnMemory, Recurred, Rule, recur
 from instep_reference.norms import rms_norm
-from instep_reference.weights import LayerWeights, Weights, layer_of
+from instep_reference.weights import LayerWeights, Weights, layer_of, norm_of
 
 from ..checks.error_measurement import relative_error
 from ..oracle.declared_product_rounding import Operands
@@ -214,7 +214,10 @@ def walk(
     norm = disk.read([NORM])[NORM]
     behind = [slice(0 if whole else len(text.prompt) - 1, None) for text in texts]
     final = {
-        draw: [each.final(norm.to(each.width), one[rows]) for one, rows in zip(hidden[draw], behind, strict=True)]
+        draw: [
+            each.final(norm_of(config, "model.norm", {NORM: norm.to(each.width)}.__getitem__), one[rows])
+            for one, rows in zip(hidden[draw], behind, strict=True)
+        ]
         for draw, each in passes.items()
     }
     kept = {draw: [one[rows] for one, rows in zip(noise[draw], behind, strict=True)] for draw in draws}
