@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from instep.trace.file import decode
 from instep_reference.contract.errors import BadInput
 from support.inputs import broken_files
 from support.inputs.broken_files import Kind
@@ -41,6 +42,23 @@ def fails_with(error: BaseException) -> Callable[[Path], object]:
         raise error
 
     return read
+
+
+def test_text_that_is_nested_too_deep_is_refused() -> None:
+    with pytest.raises(BadInput, match="nested too deep"):
+        decode(b"[" * 100_000, list, "p.jsonl line 1")
+
+
+def test_reader_that_does_not_return_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broken_files, "LIMIT_S", 0.05)
+
+    def computes(at: Path) -> None:
+        while True:
+            pass
+
+    with broken_files.limited():
+        found = broken_files.trial(7, "x", Kind({"a": b""}, computes), {"a": b""}, tmp_path / "a", used=False)
+    assert found.outcome == "hangs" and found.failed
 
 
 @pytest.mark.parametrize(("error", "outcome", "failed"), [

@@ -292,6 +292,8 @@ def decode(text: bytes, kind: Any, where: str, otherwise: str = f"a line of sche
         return msgspec.json.decode(text, type=kind)
     except UnicodeDecodeError:
         raise BadInput(where, found="bytes that are not UTF-8", expected="JSON") from None
+    except RecursionError:
+        raise BadInput(where, found="lists or objects nested too deep", expected=otherwise) from None
     except msgspec.DecodeError as error:
         said, _, place = str(error).partition(" - at `$")
         field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")

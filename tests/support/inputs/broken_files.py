@@ -50,7 +50,7 @@ from .traces import seal
 
 TRACES = tuple(Path("fixtures/traces/faults", f"{name}.jsonl") for name in ("pair", "coins", "ragged", "transfer"))
 RESULTS = Path("fixtures/results")
-LIMIT_S, MEMORY = 60, 16 << 30  # that one file may take; address space of the process
+LIMIT_S, MEMORY = 30, 16 << 30  # processor time that one file may take; address space of the process
 Files = dict[str, bytes]
 VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 1, 2**31, 2**63, -(2**63), 10**30, 0.5, 1e308, float("nan"), float("inf"), "", "a", "\0",
@@ -320,7 +320,8 @@ def _outcome(kind: Kind, at: Path, *, used: bool) -> tuple[str, str]:
     if kind.seal is not None:
         with suppress(Exception):  # what is too broken to be sealed is read as it is
             kind.seal(at)
-    signal.alarm(LIMIT_S)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, 10 * LIMIT_S)  # for a reader that waits
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -337,7 +338,8 @@ def _outcome(kind: Kind, at: Path, *, used: bool) -> tuple[str, str]:
     except Exception as error:
         return type(error).__name__, _where(error)
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _where(error: BaseException) -> str:
@@ -354,13 +356,15 @@ def _hang(*_: object) -> None:
 @contextmanager
 def limited() -> Iterator[None]:
     """Limit the time of each file, and the memory of this process."""
-    before, (soft, hard) = signal.signal(signal.SIGALRM, _hang), resource.getrlimit(resource.RLIMIT_AS)
+    before = {number: signal.signal(number, _hang) for number in (signal.SIGALRM, signal.SIGPROF)}
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def report(found: Iterable[Trial]) -> Iterator[str]:
