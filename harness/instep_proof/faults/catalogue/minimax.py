@@ -65,17 +65,19 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "outer-update-as-a-delta", "outer-update", "A token writes only what the state lacks, as with the delta rule.",
         Edit(RULE, "lightning = mamba2", "lightning = gdn"),
+        mistake="recall-added",
     ),
     _fault(
         "outer-update-decayed-with-the-state", "outer-update", "A token's own update decays before it is read.",
         Edit.of(RULE, "core[:alive, row] = _sum_by_halves(S * q[:alive, row]"
                       "{ =>  * (1.0 if recalls else write.decay[..., None, None])})"),
+        mistake="decay-after-update",
     ),
     _fault(
         "outer-ring-without-decay", "outer-update", "A token from a ring is added to a state that has not decayed.",
         Edit.of(RULE, "keep(part.ring, who.which[:alive], row, token, "
                       "Updates(token.k, write.decay{ =>  if recalls else torch.ones_like(write.decay)}, update))"),
-        how=Setting(strategy="rerun"), seen=("directed", "derived", "bytes"),
+        how=Setting(strategy="rerun"), seen=("directed", "derived", "bytes"), mistake="run-again-without-decay",
     ),
     _fault(
         "lightning-without-silu", "lightning-inputs", "Queries, keys and values pass no silu.",

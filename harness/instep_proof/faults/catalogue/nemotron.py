@@ -45,6 +45,7 @@ FAULTS: tuple[Fault, ...] = (
         "groups-in-turn", "group", "Head h reads group h % G, not h // (HV / G).",
         Edit(GDN, "x.repeat_interleave(heads // x.shape[-2], dim=-2)[..., None]",
              "x.repeat(*[1] * (x.dim() - 2), heads // x.shape[-2], 1)[..., None]"),
+        mistake="keys-modulo",
     ),
     _fault(
         "keys-normalised", "group", "B is normed to length 1, as keys of the delta rule are.",
@@ -90,26 +91,28 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "outer-product-by-the-delta-rule", "outer-product", "A token writes only what the state does not recall.",
         Edit.of(GDN, "_run(inputs, part, who, out, recalls={False => True})"),
+        mistake="recall-added",
     ),
     _fault(
         "outer-product-decays-late", "outer-product", "The state decays after a token is written.",
         Edit(GDN, "    _forget(S, write.decay)\n", ""),
         Edit(GDN, ABSORBED, ABSORBED + "    _forget(S, write.decay)\n"),
+        mistake="decay-after-update",
     ),
     _fault(
         "ring-keeps-x", "outer-product", "A ring keeps x of a token, not dt x.",
         Edit.of(GDN, "Updates(token.k, write.decay, {update => write.v})"),
-        how=Setting(strategy="rerun"),
+        how=Setting(strategy="rerun"), mistake="value-for-the-update",
     ),
     _fault(
         "ring-keeps-keys-of-the-group-before", "outer-product", "A ring keeps B of the group before.",
         Edit.of(GDN, "Updates(token.k{ => .roll(1, -2)}, write.decay, update)"),
-        how=Setting(strategy="rerun"),
+        how=Setting(strategy="rerun"), mistake="keys-of-another-group",
     ),
     _fault(
         "ring-keeps-decays-of-the-head-before", "outer-product", "A ring keeps the decay of the head before.",
         Edit.of(GDN, "Updates(token.k, write.decay{ => .roll(1, -1)}, update)"),
-        how=Setting(strategy="rerun"),
+        how=Setting(strategy="rerun"), mistake="decays-of-another-head",
     ),
     _fault(
         "skip-left-out", "skip", "D v is not added to the read-out.",
@@ -129,6 +132,7 @@ FAULTS: tuple[Fault, ...] = (
         Edit.of(LAYER, "ops.recurrence(config.recurrence)(inputs=inputs"
                        "{ => ._replace(beta=inputs.beta + weights.skip)}, parts=bound.state(self.layer), dtype=dtype, "
                        'to=at("core"))'),
+        mistake="skip-in-the-state",
     ),
     _fault(
         "norm-before-the-gate", "group-norm", "The read-out is normed, and then gated.",
