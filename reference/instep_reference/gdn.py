@@ -127,7 +127,7 @@ def _selective(
         log_decay = -exp(A_log) dt        write = dt
 
     Mirrors: Mamba2 (arXiv:2405.21060); transformers 5.24 `NemotronHMamba2Mixer`. HF clamps the dt of a prompt at
-             `time_step_min`, and that of a decode not at all. Here nothing is clamped, as by the default of `mamba_ssm`.
+             `time_step_min`, and that of a decode not at all; here, as by `mamba_ssm`'s default, none is clamped.
     """
     q, k, v = at("q", q), at("k", k), at("v", v)
     dt = F.softplus(a + weights.dt_bias)  # (T, HV)
