@@ -139,9 +139,9 @@ class Prefixes:
         self, under: str, request: Request, count: int, peeked: Peeked, final: torch.Tensor, *, forward: bool
     ) -> None:
         """peeked: blocks after `count` tokens; final [D]: the target's row of the last one."""
-        narrow = dict(peeked)
+        narrow = peeked
         if "state" in peeked:  # short convolutions have windows alone
-            narrow["state"] = self.narrow.keep(peeked["state"], forward=forward)
+            narrow = {**peeked, "state": self.narrow.keep(peeked["state"], forward=forward)}
         self.kept[under] = request.prefix(count), read(self.memory, request.name, count, narrow, final)
 
 
