@@ -203,7 +203,8 @@ def begun(name: str) -> Trace:
 
 
 def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
-    every = every_trace()
+    """All but the drawn ones, which meet pairs of events by chance (`test_histories.py`)."""
+    every = {name: trace for name, trace in every_trace().items() if "histories" not in name}
     found = {name: met(trace) for name, trace in every.items()}
     few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}
     few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS)}

@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from instep_reference.contract import engine as e
-from instep_reference.contract.event_facts import committed_paths, facts, named, tracks
+from instep_reference.contract.event_facts import committed_paths, facts, kind_of, named, restores, tracks
 
 from .event_turns import Turn, branches, rows_of
 
 Pair = tuple[str, str]
-NOW = {  # kinds of events and rows in which a request can be, where they need no further facts
-    e.Draft: "drafts", e.Save: "is saved", e.Preempt: "is preempted", e.Resume: "resumes", e.Finish: "finishes",
-    e.Abort: "is aborted",
+NOW = {  # kinds of events in which a request can be, where they need no further facts
+    "draft": "drafts", "save": "is saved", "preempt": "is preempted", "resume": "resumes", "finish": "finishes",
+    "abort": "is aborted",
 }  # fmt: skip
 ACCEPTED = ("accepts none", "accepts some", "accepts all")
 # A later event of the request may depend on these. Its other facts are over with their event.
@@ -70,8 +70,8 @@ class Histories:
         event = turn.event
         if isinstance(event, e.Refused):
             return {}
-        found = {name: {NOW[type(event)]} if type(event) in NOW else set[str]() for name in named(event)
-                 if name in turn.before.live}  # fmt: skip
+        kind = kind_of(event)
+        found = {name: {NOW[kind]} if kind in NOW else set[str]() for name in named(event) if name in turn.before.live}
         for row in rows_of(turn, "prefill", "verify", "decode"):
             found[row.request] |= set(_of_row(turn, row))
         if isinstance(event, e.Commit) and event.accepted is not None:
@@ -85,10 +85,10 @@ class Histories:
                 if under in turn.after.saved:
                     inside = turn.after.saved[under].length < turn.after.live[name].length
                     found[name] |= {"is tracked", *["is tracked inside a path"] * inside}
-        if isinstance(event, e.Load):
-            prefix = turn.before.saved[event.name].prefix
-            found[event.request].add("loads a prefix" if prefix else "loads a save")
-            found[event.request] |= {"loads what was on the host"} if event.name in self._back else set()
+        under = getattr(event, "name", "")
+        if facts(event).copy == "restore" and under:
+            loads = {"loads a prefix" if turn.before.saved[under].prefix else "loads a save"}
+            found[restores(event)] |= loads | ({"loads what was on the host"} if under in self._back else set())
         return found
 
     def _remember(self, turn: Turn, found: dict[str, set[str]]) -> None:
