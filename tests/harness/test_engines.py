@@ -79,7 +79,7 @@ def test_engine_without_refuses_gets_no_illegal_events() -> None:
     ("no_rollback", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 tokens were accepted"),
     ("one_more", 6, "commit", "trunk layer 0 state", "holds the state after 3 tokens; 2 tokens were accepted"),
     ("of_another", 6, "commit", "trunk layer 0 state", 'holds the state of request "a"'),
-    ("stale_logits", 8, "forward", "trunk logits", "relative error"),
+    ("stale_logits", 8, "forward", "trunk logits", 'each row is that of request "b" in the forward before'),
     ("no_drop", 16, "resume", "trunk layer 0 state", "relative error"),
     ("shifted_window", 6, "commit", "trunk layer 0 conv", "is shifted by one to newer inputs"),
     ("stale_tile", 6, "commit", "trunk layer 0 state",

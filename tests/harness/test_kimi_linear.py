@@ -98,12 +98,14 @@ def test_kernels_serve_kimi_linear(trace: Trace, ops: str, more: dict[str, objec
 GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"
 
 
+WIDE = "rows, x = mixed.shape[0], wide(mixed{ => %s})"
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(("says", "edit"), [
     ("is made with A_log of the head before", Edit.of(GDN, "wide(A_log).to(q.dtype).exp(){ => .roll(1, 0)}")),
-    ("is read one channel too early in the conv's channels", Edit.of(GDN, "wide(mixed{ => .roll(1, 1)})")),
-    ("is read at the segment of k in the conv's channels",
-     Edit.of(GDN, "wide(mixed{ => .roll(-key_heads * key_dim, 1)})")),
+    ("is read one channel too early in the conv's channels", Edit.of(GDN, WIDE % ".roll(1, 1)")),
+    ("is read at the segment of k in the conv's channels", Edit.of(GDN, WIDE % ".roll(-key_heads * key_dim, 1)")),
     ("is made with the safe gate", Edit(GDN, DECAY, "log_decay = -5 * sigmoid(rate[:, None] * (a + dt_bias))")),
     ("have the scale of the configuration twice", Edit.of(MLP, "share * weights.scale{ => ** 2}")),
     ("a group is ranked by all of its experts", Edit.of(MLP, f"{GROUPS}.values[..., :{{2 => None}}]")),

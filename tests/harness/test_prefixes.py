@@ -141,7 +141,7 @@ def test_hit_on_a_narrow_prefix_is_a_hit_on_a_plain_copy_of_its_numbers(trace: T
     assert plain.lacks == "no request continues from a prefix that is kept narrower"
 
 
-MORE_KV = "            memory.units(name, layer).put((at[0][:count], at[1][:count]), rows)\n"
+MORE_KV = "            self.memory.units(name, layer).put((self.at[0][:count], self.at[1][:count]), rows)\n"
 KEPT = "                self._keep(p.row.track, p.request, count, peeked, final[end - 1], forward=True)\n"
 
 

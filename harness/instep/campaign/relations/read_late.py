@@ -196,7 +196,9 @@ class LateReading:
             requests = getattr(self.trace.events[index], "requests", ())
             for answers in zip(one.answers[index], late, strict=True):
                 for place, name, request, left, right in answer_parts(*answers, requests):
-                    yield self._comparison(index, point, place, left, right, f"the answer's {name}", request)
+                    result = self._comparison(index, point, place, left, right, f"the answer's {name}", request)
+                    if result.elements or result.worst:  # a draft without tokens has no picks to compare
+                        yield result
         if whole:
             left, right = one.wanted_num_steps, other.wanted_num_steps
             yield self._comparison(point, point, WANTED, left, right, "next_num_steps")

@@ -38,7 +38,7 @@ BETA_IN_SNAPSHOTS = (
     ),
     Edit(
         GDN, "        along(part.per_row, who, row, S, trail.depth(row, alive))\n",
-        "        _absorb(aside[:alive], Write(*(x[:alive, row] for x in narrow)))\n"
+        "        _absorb(aside[:alive], Write(*(x[:alive, row] for x in narrow)), recalls)\n"
         "        along(part.per_row, who, row, aside[:alive], trail.depth(row, alive))\n",
     ),
 )
