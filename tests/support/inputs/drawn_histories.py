@@ -2,7 +2,7 @@
 
     PYTHONPATH=reference:optimized:harness:tests python -m support.inputs.drawn_histories --out FOLDER
 
-writes the traces `histories-chains` and `histories-trees`: of many drawn runs those that meet the most pairs of facts
+writes the traces of `TRACES`, which meet pairs of facts about one request that no other trace meets
 (`instep.campaign.fuzz.request_histories`). Leaves out: runs next to an engine (`instep fuzz`).
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 
 from .recordings import TINY
 
-EVENTS, RUNS = 120, 40  # of a drawn run; drawn runs of each kind
+EVENTS = 120  # of a drawn run
 NODES = 4  # of a tree, at most
 
 
@@ -103,28 +103,46 @@ def draw(checkpoint: Checkpoint, seed: str, *, trees: int = 0, events: int = EVE
 
 # Traces that meet as many pairs as possible
 
-SEGMENT, TRIES = 5, 48  # turns that are drawn at a time, and how many draws of them compete
-LENGTH = 150  # events of a trace
+
+class Directed(NamedTuple):
+    """How a trace is drawn.
+
+    runs     drawn runs of each kind, whose pairs are due; trees: the most nodes of a window, 0: chains
+    turns    turns that are drawn at a time; tries: how many draws of them compete; events: the most of the trace
+    """
+
+    runs: int
+    trees: int
+    seed: str
+    turns: int
+    tries: int
+    events: int
 
 
-def directed(checkpoint: Checkpoint, due: set[Pair], seed: str, *, trees: int = 0, events: int = LENGTH) -> Rules:
+TRACES = {
+    "histories-chains": Directed(40, 0, "3c", 5, 48, 150), "histories-trees": Directed(40, NODES, "3c", 5, 48, 150),
+    "histories-rest": Directed(10, 0, "q5", 7, 40, 170),
+}  # fmt: skip
+
+
+def directed(checkpoint: Checkpoint, due: set[Pair], how: Directed) -> Rules:
     """Draw a run in which every few turns are the best of several: those that meet the most due pairs per event."""
-    data = Seeded(seed)
-    best = Rules(checkpoint, header(checkpoint, data, trees=trees))
+    data = Seeded(how.seed)
+    best = Rules(checkpoint, header(checkpoint, data, trees=how.trees))
     turns = Turns(best, cast(Example, best.drawn), data)
     turns.enter_some()
     for part in count():
-        if len(best.drawn.events) >= events or not due - best.histories.met.keys():
+        if len(best.drawn.events) >= how.events or not due - best.histories.met.keys():
             break
-        drawn = [_continued(best, f"{seed}/{part}/{number}") for number in range(TRIES)]
+        drawn = [_continued(best, f"{how.seed}/{part}/{number}", how.turns) for number in range(how.tries)]
         best = max(drawn, key=partial(_gain, best, due))
     return best
 
 
-def _continued(host: Rules, seed: str) -> Rules:
+def _continued(host: Rules, seed: str, count: int) -> Rules:
     after = copy.deepcopy(host)
     turns = Turns(after, cast(Example, after.drawn), Seeded(seed))
-    for _ in range(SEGMENT):
+    for _ in range(count):
         turns.turn()
     return after
 
@@ -166,17 +184,17 @@ def record(checkpoint: Checkpoint, host: Rules, path: Path, trees: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seed", default="3c")
+    parser.add_argument("names", nargs="*", default=[*TRACES], help="of the traces to write")
     given = parser.parse_args()
-    checkpoint = Checkpoint.open(TINY)
-    others = (path for path in Path("fixtures/traces").rglob("*.jsonl") if not path.stem.startswith("histories"))
-    due = reached(checkpoint, RUNS) - met(checkpoint, others)
-    print(f"{len(due)} pairs are due")
-    for name, trees in (("histories-chains", 0), ("histories-trees", NODES)):
-        host = directed(checkpoint, due, given.seed, trees=trees)
-        due -= host.histories.met.keys()
-        record(checkpoint, host, given.out / f"{name}.jsonl", trees)
-        print(f"{name}: {len(host.drawn.events)} events, {len(due)} pairs are left: {sorted(due)}")
+    checkpoint, others = Checkpoint.open(TINY), [*Path("fixtures/traces").rglob("*.jsonl")]
+    for name in given.names:
+        how = TRACES[name]
+        later = [*TRACES][[*TRACES].index(name) :]
+        due = reached(checkpoint, how.runs) - met(checkpoint, (path for path in others if path.stem not in later))
+        host = directed(checkpoint, due, how)
+        record(checkpoint, host, given.out / f"{name}.jsonl", how.trees)
+        left = sorted(due - host.histories.met.keys())
+        print(f"{name}: {len(due)} pairs were due, {len(left)} are left after {len(host.drawn.events)} events: {left}")
 
 
 if __name__ == "__main__":
