@@ -314,13 +314,16 @@ EXACT = {
     )),
 ])  # fmt: skip
 def test_another_order_of_summation_passes_with_room(form: str, strategy: str, trained: bool) -> None:
-    """On the trained model, or one of few channels, to the first commit; hundreds of random ones: `calibrate`."""
+    """On the trained model, or one of few channels, to the first commit; hundreds of random ones: `calibrate`.
+
+    The used part is of what the first draws allow. All draws, which are made before a finding, allow more.
+    """
     setting = Setting(f"instep_proof.calibrate.correct_variants:{form}_7", strategy=strategy)
     trace = read(TRACES / "accepted.jsonl") if trained else few_channels("accepted", 2)
     outcome = Replay(trace, setting).run(until=5)
     assert outcome.verdict.exit == Exit.AGREED
     for tier in (Tier.DERIVED, Tier.PROPAGATED):
-        assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.7
+        assert max(one.used for one in outcome.verdict.compared if one.tier is tier) < 0.9
 
 
 @few(5)
