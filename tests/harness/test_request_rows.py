@@ -10,7 +10,7 @@ from instep.setting import Setting
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace
 from instep.trace.write_bound import Bound
-from instep_optimized import OptimizedEngine
+from instep_optimized import OptimizedEngine, memory
 from instep_optimized.memory.pool import Pool
 from instep_reference.contract import engine as e
 from support.running.covering import few
@@ -43,9 +43,11 @@ def test_a_mistake_with_request_rows_is_found(trace: Trace, name: str, check: st
 
 
 def test_a_request_row_that_is_not_poisoned_is_a_leak(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    scrub = Pool.scrub
-    monkeypatch.setattr(Pool, "scrub", lambda pool, units: scrub(pool, units) if (
-        pool.demand.by != "request" or len(units) > 1) else None)  # fmt: skip
+    def scrub(pool: Pool, units: range | list[int]) -> None:
+        if pool.demand.by != "request" or len(units) > 1:
+            pool.scrub(units)
+
+    monkeypatch.setattr(memory, "CLEARS", dict.fromkeys(memory.CLEARS, scrub))
     outcome = replayed(trace)
     said = {(one.check, one.request): one.diagnosis for one in outcome.verdict.findings}
     assert "of kept_state request row " in next(text for (check, _), text in said.items() if check == "leaks"), said
