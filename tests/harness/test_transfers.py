@@ -156,13 +156,13 @@ def test_the_cause_at_the_receiver_is_confirmed(trace: Trace) -> None:
 def test_copies_of_before_leaks_and_earlier_rows_are_named(trace: Trace) -> None:
     keeps = Edit.of(WIRE, "for home in self.wire.{pop => get}(name).homes:\n    home.pop(name, None)")
     early = Wrap(WIRE, "Courier.take", result=(
-        "rows = {n: x.roll(-1, 0) for n, x in result[1].keys.items()}\n"
-        "result = result[0], replace(result[1], keys=rows)"))  # fmt: skip
+        "rows = {n: x.roll(-1, 0) for n, x in result[1]['keys'].items()}\n"
+        "result = result[0], result[1].changed(keys=rows)"))  # fmt: skip
     before = Wrap(WIRE, "Courier.take", result=(
         "old = self.__dict__.setdefault('old', {})\n"
-        "state = old.get(name, result[1].state)\n"
-        "old[name] = copied(result[1]).state\n"
-        "result = result[0], replace(result[1], state=state)"))  # fmt: skip
+        "state = old.get(name, result[1]['state'])\n"
+        "old[name] = copy_layers(result[1]['state'], torch.clone)\n"
+        "result = result[0], result[1].changed(state=state)"))  # fmt: skip
     for edit, event, says in (
         (before, 23, 'holds what was kept as "moved" before'),
         (keeps, 18, 'the copy that offload kept as "a, 1" is gone, but its memory is still held'),
