@@ -89,6 +89,14 @@ class AttentionWeights:
 
 
 @dataclass(frozen=True)
+class ProjectedWeights:
+    """inputs: q [heads*head_dim, D], k, v [kv_heads*head_dim, D]; o [D, heads*head_dim]."""
+
+    inputs: torch.Tensor
+    o: torch.Tensor
+
+
+@dataclass(frozen=True)
 class DenseWeights:
     """gate_up [2I, D], gate half first; down [D, I]. Without gates up alone [I, D]."""
 
@@ -221,10 +229,10 @@ def mamba2(stored: Stored, prefix: str, config: ModelConfig) -> GdnWeights:
     )
 
 
-def projected(stored: Stored, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load attention without norms and gates: inputs (q, k, v), o."""
+def projected(stored: Stored, prefix: str) -> ProjectedWeights:
     at = f"{prefix}.mixer"
-    return torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"]), stored.take(f"{at}.o_proj.weight")
+    inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"])
+    return ProjectedWeights(inputs, stored.take(f"{at}.o_proj.weight"))
 
 
 def latent(stored: Stored, prefix: str, config: ModelConfig) -> LatentWeights:

@@ -1,30 +1,25 @@
-"""Kimi-Linear and Ling on both sides: their traces agree under every strategy; what is not served is refused by name.
+"""Kimi-Linear and Ling: further settings, kernels, names of mistakes; what is not served is refused by name.
 
-Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and their planted faults
-(`kimi_linear` and `ling` of the catalogue).
+Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+(`tests/reference/test_oracle.py`), and planted faults (`kimi_linear` and `ling` of the catalogue).
 """
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from instep.campaign.relations.step_changes import States
 from instep.checks.experts import Experts
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.oracle.expert_routes import Route
-from instep.oracle.state_oracle import StateOracle
-from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.trace.policy import read_policy
-from instep.verdict import Exit, Verdict
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
+from instep.verdict import Exit
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options, check
@@ -42,29 +37,11 @@ from instep_reference.contract.place_names import Place
 from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import committed
-from support.running.covering import few
 from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/kimi")
 ling = committed("faults/ling")
-
-
-@few(2)
-@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
-def test_kimi_linear_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str, ops: str) -> None:
-    """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
-    verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
-    assert verdict.elements > 10**6
-
-
-@few(2)
-@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
-def test_ling_agrees_under_every_strategy(ling: Trace, strategy: str, conv: str, ops: str) -> None:
-    """The same events; its MTP layer drafts, and its rows are compared."""
-    verdict = agreed(Replay(ling, Setting(ops, strategy=strategy, conv=conv)).run())
-    assert verdict.elements > 10**6
-    assert {one.place.stage for one in verdict.compared} >= {"trunk", "extend", "chain.1"}
 
 
 @pytest.mark.whole
@@ -131,21 +108,6 @@ def test_a_ring_that_keeps_other_decays_or_updates_is_named(trace: Trace, says: 
     with planted_here(Edit(GDN, "Updates(token.k, write.decay, update)", kept)):
         found = first_finding(diagnose(Replay(trace, Setting("plain")), until=14))
     assert says in found.diagnosis
-
-
-def test_states_alone_are_judged_in_every_recurrent_layer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As relations and engines that show no layers need it. A state that a commit leaves undecayed is found."""
-    def judged() -> Verdict:
-        def checks(plan: Plan) -> tuple[States]:
-            rounds = PLAIN.rounds(torch.float32, torch.float32)
-            return (States(StateOracle(plan.checkpoint, rounds, torch.float32, torch.device("cpu"))),)
-
-        return Replay(trace, Setting("plain"), checks=checks).run().verdict
-
-    verdict = agreed(judged())
-    assert {one.place.layer for one in verdict.compared if one.place.component == "state"} == {0, 2}
-    monkeypatch.setattr("instep_optimized.ops.plain.gdn._forget", lambda S, decay: None)
-    assert judged().exit is Exit.DIVERGED
 
 
 def test_attention_over_latents_is_that_of_expanded_heads() -> None:

@@ -1,11 +1,10 @@
-"""LFM2 on both sides: its trace agrees under every strategy, and what is not served is refused by name.
+"""LFM2: further settings, a model without states; what is not served is refused by name.
 
-Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and its planted faults (`lfm2` of the
-catalogue).
+Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+(`tests/reference/test_oracle.py`), and planted faults (`lfm2` of the catalogue).
 """
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.triton import TRITON
 from instep_optimized.options import Options, check
@@ -27,18 +25,9 @@ from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import write
 from support.inputs.traces import committed
-from support.running.covering import few
 from support.running.verdicts import agreed, related
 
 trace = committed("faults/lfm2")
-
-
-@few(1)
-@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
-def test_lfm2_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str, ops: str) -> None:
-    """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
-    verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
-    assert verdict.elements > 10**6
 
 
 @pytest.mark.whole

@@ -1,24 +1,17 @@
-"""Nemotron-H on both sides: its trace agrees under every strategy, and what is not served is refused by name.
+"""Nemotron-H: further settings, mistakes that no list has; what is not served is refused by name.
 
-Leaves out: the layers against `transformers` (`tests/reference/test_oracle.py`), and its planted faults (`nemotron` of
-the catalogue).
+Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+(`tests/reference/test_oracle.py`), and planted faults (`nemotron` of the catalogue).
 """
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
-import torch
 
-from instep.campaign.relations.step_changes import States
 from instep.diagnose import diagnose
-from instep.oracle.state_oracle import StateOracle
-from instep.run.build_compared_engines import Plan
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep.verdict import Exit, Verdict
-from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops import load
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.options import Options, check
@@ -30,19 +23,10 @@ from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import config_of
 from support.inputs.traces import committed
 from support.running.command import Runner, complaint
-from support.running.covering import few
 from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/nemotron")
-
-
-@few(2)
-@pytest.mark.parametrize(("strategy", "conv", "ops"), [*product(STRATEGIES, CONV_FORMS, ("ledger", "plain"))])
-def test_nemotron_h_agrees_under_every_strategy(trace: Trace, strategy: str, conv: str, ops: str) -> None:
-    """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
-    verdict = agreed(Replay(trace, Setting(ops, strategy=strategy, conv=conv)).run())
-    assert verdict.elements > 10**6
 
 
 @pytest.mark.whole
@@ -86,18 +70,3 @@ def test_mistakes_that_no_list_has_are_found_at_their_place(trace: Trace, compon
     with planted_here(edit):
         found = first_finding(diagnose(Replay(trace, Setting("plain")), until=2))
     assert (found.event, found.place.component) == (2, component)
-
-
-def test_states_alone_are_judged_in_every_recurrent_layer(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As relations and engines that show no layers need it. A state that a commit leaves undecayed is found."""
-    def judged() -> Verdict:
-        def checks(plan: Plan) -> tuple[States]:
-            rounds = PLAIN.rounds(torch.float32, torch.float32)
-            return (States(StateOracle(plan.checkpoint, rounds, torch.float32, torch.device("cpu"))),)
-
-        return Replay(trace, Setting("plain"), checks=checks).run().verdict
-
-    verdict = agreed(judged())
-    assert {one.place.layer for one in verdict.compared if one.place.component == "state"} == {0, 3}
-    monkeypatch.setattr("instep_optimized.ops.plain.gdn._forget", lambda S, decay: None)
-    assert judged().exit is Exit.DIVERGED

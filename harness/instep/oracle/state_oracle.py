@@ -64,7 +64,7 @@ class StatePlanner(Planner):
             base = state_before(before, layer, span.start, self.device)
             work = to_state(hidden, before, layer, number, span.start, parents)
             chunk, state = (base if span.kind == "prefill" else None), Recurrence(base, work, parents, number=number)
-            if chunk is not None and span.start:
+            if chunk is not None and span.start and layer in before.conv:
                 after = partial(after_window, hidden, before, layer, number, span.start)
                 state = replace(state, window=(before.conv[layer], after))
             yield Task(span, "trunk", layer, work, chunk=chunk, recurrence=state)

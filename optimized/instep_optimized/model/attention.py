@@ -9,42 +9,24 @@ from dataclasses import dataclass
 
 import torch
 
-from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..memory.tiled_units import Units
 from ..ops.fused import gated_attend, kv_inputs, linears
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
-from .mlp import Half
+from .layer import StoringLayer
 from .residual import Residual
 
 
 @dataclass(frozen=True)
-class ProjectedAttentionLayer:
-    """One layer whose queries, keys and values are as they are projected: without norms, positions and gates.
-
-    inputs  q [heads*head_dim, D], k, v [kv_heads*head_dim, D]; o [D, heads*head_dim]
-    """
-
-    layer: int
-    norm: torch.Tensor
-    inputs: torch.Tensor
-    o: torch.Tensor
-    half: Half
-    config: ModelConfig
-    keys: Units
-    values: Units
+class ProjectedAttentionLayer(StoringLayer[w.ProjectedWeights]):
+    """One layer whose queries, keys and values are as they are projected: without norms, positions and gates."""
 
     @classmethod
-    def of(
-        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
-    ) -> ProjectedAttentionLayer:
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
-        half = Half.of(stored, prefix, layer, config)
-        return cls(layer, norm, *w.projected(stored, prefix), half, config, keys, values)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.ProjectedWeights:
+        return w.projected(stored, prefix)
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""
@@ -55,7 +37,7 @@ class ProjectedAttentionLayer:
         config, stored = self.config, (self.config.kv_heads, self.config.head_dim)
         rows, x = hidden.normed(ops, self.norm, config.eps, at("normed"))  # [N, D]
         query, key, value = linears(
-            ops, x=x, weight=self.inputs, shapes=((config.heads, config.head_dim), stored, stored),
+            ops, x=x, weight=self.weights.inputs, shapes=((config.heads, config.head_dim), stored, stored),
             to=(at("query"), at("key"), at("value")),
         )  # [N, heads, head_dim], [N, kv_heads, head_dim] twice
         # Stored before they are read: a row also attends to itself and to the rows before it in this launch.
@@ -63,29 +45,17 @@ class ProjectedAttentionLayer:
             scaled = {} if pool.scales is None else {"scales": pool.scales}
             ops.store_rows(rows=made, pool=pool.pool, locations=batch.locations, **scaled)
         attended = ops.attend(query=query, pages=batch.pages(self.keys, self.values), to=at("attended"))
-        mixed = ops.linear(x=attended, weight=self.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
+        mixed = ops.linear(x=attended, weight=self.weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         return self.half(ops, rows, mixed, stage)
 
 
 @dataclass(frozen=True)
-class AttentionLayer:
-    """One layer, frozen: its number, weights and sizes, and its own KV pools [pages, page_size, kv_heads, head_dim]."""
-
-    layer: int
-    norm: torch.Tensor
-    weights: w.AttentionWeights
-    half: Half
-    config: ModelConfig
-    keys: Units
-    values: Units
+class AttentionLayer(StoringLayer[w.AttentionWeights]):
+    """A layer of attention. Calling it runs it."""
 
     @classmethod
-    def of(
-        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
-    ) -> AttentionLayer:
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
-        half = Half.of(stored, prefix, layer, config)
-        return cls(layer, norm, w.attention(stored, prefix, config), half, config, keys, values)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.AttentionWeights:
+        return w.attention(stored, prefix, config)
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""

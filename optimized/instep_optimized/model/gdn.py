@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 
-from instep_reference.contract.checkpoint_tensor_shapes import layer_norms
 from instep_reference.contract.config import LATENT_TYPES, OLMO, ModelConfig
 from instep_reference.contract.nemotron_config import NEMOTRON
 from instep_reference.contract.place_names import Place
@@ -19,26 +18,18 @@ from .. import weights as w
 from ..commit.strategy_pair import BoundPair, Mixer, Mixes
 from ..ops.fused import linears, prefill_gdn
 from ..ops.op_protocols import Ops
-from .mlp import Half
+from .layer import Layer
 from .residual import Residual
 
 
 @dataclass(frozen=True)
-class GdnLayer:
-    """One layer, frozen: its number, weights and sizes. Calling it runs it."""
-
-    layer: int
-    norm: torch.Tensor
-    weights: w.GdnWeights
-    half: Half
-    config: ModelConfig
+class GdnLayer(Layer[w.GdnWeights]):
+    """A layer of a recurrence with a conv. Calling it runs it."""
 
     @classmethod
-    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> GdnLayer:
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.GdnWeights:
         types = {**dict.fromkeys(LATENT_TYPES, w.kda), OLMO: w.olmo, NEMOTRON: w.mamba2}
-        weights = types.get(config.model_type, w.gdn)(stored, prefix, config)
-        return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
+        return types.get(config.model_type, w.gdn)(stored, prefix, config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows and states."""

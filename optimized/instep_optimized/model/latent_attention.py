@@ -7,43 +7,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from instep_reference.contract.config import LATENT_EPS, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
-from ..memory.tiled_units import Units
 from ..ops.fused import linears
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
-from .mlp import Half
+from .layer import StoringLayer
 from .residual import Residual
 
 
 @dataclass(frozen=True)
-class LatentLayer:
-    """One layer, frozen: its number, weights and sizes, and its own pools.
+class LatentLayer(StoringLayer[w.LatentWeights]):
+    """A layer of attention over latents. Calling it runs it.
 
     keys    [pages, page_size, 1, S]: the part of a key that all heads share
     values  [pages, page_size, 1, R]: the latent, from which values and the other part of keys are expanded
     """
 
-    layer: int
-    norm: torch.Tensor
-    weights: w.LatentWeights
-    half: Half
-    config: ModelConfig
-    keys: Units
-    values: Units
-
     @classmethod
-    def of(
-        cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, keys: Units, values: Units
-    ) -> LatentLayer:
-        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
-        half = Half.of(stored, prefix, layer, config)
-        return cls(layer, norm, w.latent(stored, prefix, config), half, config, keys, values)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.LatentWeights:
+        return w.latent(stored, prefix, config)
 
     def __call__(self, ops: Ops, hidden: Residual, batch: Batch, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]."""

@@ -17,27 +17,19 @@ from .. import weights as w
 from ..commit.strategy_pair import BoundPair, Mixes
 from ..ops.fused import linears
 from ..ops.op_protocols import Ops
-from .mlp import Half
+from .layer import Layer
 from .residual import Residual
 
 INPUTS = ("q", "k", "v", "log_decay", "write")
 
 
 @dataclass(frozen=True)
-class LightningLayer:
-    """One layer, frozen: its number, weights and sizes. Calling it runs it."""
-
-    layer: int
-    norm: torch.Tensor
-    weights: w.LightningWeights
-    half: Half
-    config: ModelConfig
+class LightningLayer(Layer[w.LightningWeights]):
+    """A layer of lightning attention. Calling it runs it."""
 
     @classmethod
-    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> LightningLayer:
-        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
-        weights = w.lightning(stored, prefix, layer, config)
-        return cls(layer, norm, weights, Half.of(stored, prefix, layer, config), config)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.LightningWeights:
+        return w.lightning(stored, prefix, layer, config)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of states."""

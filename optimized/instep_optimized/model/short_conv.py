@@ -17,24 +17,17 @@ from .. import weights as w
 from ..commit.strategy_pair import BoundPair, Mixes
 from ..ops.fused import linears
 from ..ops.op_protocols import Ops
-from .mlp import Half
+from .layer import Layer
 from .residual import Residual
 
 
 @dataclass(frozen=True)
-class ShortConvLayer:
-    """One layer, frozen: its number, weights and sizes. Calling it runs it."""
-
-    layer: int
-    norm: torch.Tensor
-    weights: w.ShortConvWeights
-    half: Half
-    config: ModelConfig
+class ShortConvLayer(Layer[w.ShortConvWeights]):
+    """A layer with a short convolution. Calling it runs it."""
 
     @classmethod
-    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> ShortConvLayer:
-        norm = stored.norm(f"{prefix}.input_layernorm.weight", config)
-        return cls(layer, norm, w.short_conv(stored, prefix), Half.of(stored, prefix, layer, config), config)
+    def read(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> w.ShortConvWeights:
+        return w.short_conv(stored, prefix)
 
     def __call__(self, ops: Ops, hidden: Residual, bound: Mixes, stage: str) -> Residual:
         """Map hidden [N, D] -> [N, D]; `bound` runs the part that has the addresses of conv windows."""

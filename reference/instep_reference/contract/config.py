@@ -377,11 +377,11 @@ def _read_kimi(f: _Fields) -> ModelConfig:
 def _read_bailing(f: _Fields) -> ModelConfig:
     """Read a file of Ling 3. Fields that only other models of this type have are refused.
 
-    The release trains late layers with a clamped SwiGLU. SGLang computes the clamp; the release's own code and
-    transformers do not. A file with a limit is refused: the layers would be others.
+    The release trains late layers with a clamped SwiGLU. SGLang and vLLM compute the clamp; transformers
+    does not. A file with a limit is refused: the layers would be others.
 
-    Mirrors: transformers 5.24 `BailingHybridConfig`, and `bailing_moe_v3.py` of SGLang 0.5.23, which serves one MTP
-             layer. The older models of this type have lightning attention, and no `short_conv_kernel_size`.
+    Mirrors: transformers 5.24 `BailingHybridConfig`, and `bailing_moe_v3.py` of SGLang, which serves one MTP layer.
+             The older models of this type have lightning attention, and no `short_conv_kernel_size`.
     """
     f = _Fields(_by_one_name(f.text), f.top)
     for name, value in (

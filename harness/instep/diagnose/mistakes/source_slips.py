@@ -74,7 +74,7 @@ def of_function(function: FunctionType) -> tuple[Slip, ...]:
 
 
 def others(node: ast.AST) -> list[ast.AST]:
-    """What could be in the place of an expression by mistake."""
+    """Return the expressions that a slip may put in the place of one."""
     match node:
         case ast.BinOp(left=left, op=op, right=right):
             made: list[ast.AST] = [ast.BinOp(left, other(), right) for other in OPERATORS.get(type(op), ())]

@@ -7,6 +7,7 @@ Leaves out: planting it (`instep_proof/faults/plant.py`), and which there are (`
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ BARE = re.compile("relative error|bytes differ|is wrong|not finite|NaN|unknown|n
 
 CHANGE = re.compile("{(.*?) => (.*?)}", re.DOTALL)
 TRACES = fixtures() / "traces" / "faults"
+USUAL = Setting()
 EXPECTED = TRACES / "expected.json"
 
 
@@ -155,3 +157,15 @@ class Fault:
 def speaking(how: Setting) -> Setting:
     """Return the setting for generating text: labels have no text, so `plain` replaces them."""
     return replace(how, ops="plain") if how.ops == "ledger" else how
+
+
+def of_family(trace: str) -> Callable[..., Fault]:
+    """Return a maker of the faults of a model family, most of which one check of its only trace sees."""
+
+    def fault(
+        id: str, kind: str, what: str, *edits: Edit | Wrap, how: Setting = USUAL, seen: tuple[str, ...] = ("derived",),
+        blind: tuple[str, ...] = ("identity",), mistake: str = "",
+    ) -> Fault:
+        return Fault(id, kind, what, edits, trace, how, seen, blind, mistake=mistake)
+
+    return fault

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 from .ranks import OF_RANK_0, OVER, PART, TWO
 
 GDN, ATTEND, MLP = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend", "mlp"))
 WEIGHTS, LAYER, LATENT = (
     f"instep_optimized/{name}.py" for name in ("weights", "model/gdn", "model/latent_attention"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
 DECAY = "log_decay = -rate[(..., *[None] * (a.dim() - 2))] * softplus(a.to(q.dtype) + dt_bias.to(q.dtype))"
 EXPANDED = '    each = torch.einsum("pr,hcr->phc", latents[:, 0], up.view(heads, -1, up.shape[1]))\n'
 
-
-def _fault(id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, mistake: str = "") -> Fault:
-    return Fault(id, kind, what, edits, "kimi", how, SEEN, BLIND, mistake=mistake)
-
+_fault = of_family("kimi")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(

@@ -215,7 +215,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "one-block": "a layer of one block has other weights, another formula, or another sum",
     },
     "ling": {
-        "safe-gate": "a key channel forgets at another rate than its safe gate says",
+        "safe-gate": "a key channel forgets at a rate other than that of its safe gate",
         "turned-latents": "a query or a shared key is not rotated by its position, or a latent is another one",
         "head-gate": "a head of attention is opened by another gate than its own",
         "mtp-latents": "the MTP layer has other weights than its own",

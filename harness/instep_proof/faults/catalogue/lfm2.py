@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 CONV, ATTEND, HEAD, MLP = (
     f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "attend", "embed_norm_linear_head", "mlp"))
@@ -17,7 +17,6 @@ WEIGHTS, LAYER, ATTENTION, TRUNK = (
 SNAPSHOT, COLUMNS, PAIR, BUDGET = (
     f"instep_optimized/{name}.py" for name in (
         "commit/snapshot", "commit/columns", "commit/strategy_pair", "memory/budget"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
 GIVEN = 'ops.multiply(x=in_gate, y=x, to=at("qkv"))'
 GATED = 'ops.multiply(x=out_gate, y=mixed, to=at("gated"))'
 RETURNED = "return ShortConvWeights(inputs, conv.squeeze(1), out)"
@@ -25,13 +24,7 @@ ACCEPTED = "source=pair.snapshots.at(accepted.rows, accepted.nodes),"
 NORMS = 'return AttentionWeights(inputs, q_norm, k_norm, stored.take(f"{at}.o_proj.weight"))'
 HEAD_NORM = 'stored.norm(f"{at}.{name}.weight", config) if config.head_norms else inputs.new_empty(0)'
 
-
-def _fault(
-    id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, seen: tuple[str, ...] = SEEN,
-    blind: tuple[str, ...] = BLIND, mistake: str = "",
-) -> Fault:
-    return Fault(id, kind, what, edits, "lfm2", how, seen, blind, mistake=mistake)
-
+_fault = of_family("lfm2")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
@@ -133,7 +126,7 @@ FAULTS: tuple[Fault, ...] = (
         Edit(WEIGHTS, RETURNED, RETURNED.replace("squeeze(1)", "squeeze(1).roll(1, 0)")),
     ),
     _fault(
-        "short-conv-without-the-oldest-tap", "short-taps", "The conv is one tap narrower than the configuration says.",
+        "short-conv-without-the-oldest-tap", "short-taps", "The conv lacks its oldest tap.",
         Edit(WEIGHTS, RETURNED, "conv = conv.clone()\nconv[..., 0] = 0\n" + RETURNED),
     ),
     _fault(

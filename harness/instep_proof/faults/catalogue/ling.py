@@ -7,27 +7,20 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap, of_family
 
 GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend"))
 WEIGHTS, LATENT, MTP = (
     f"instep_optimized/{name}.py" for name in ("weights", "model/latent_attention", "draft/mtp"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
 SAFE = "log_decay = decay_bound * sigmoid(rate[:, None] * (a.to(q.dtype) + dt_bias.to(q.dtype)))"
 TURNED = "    query, key = torch.cat([own, _turn(turning, angle)], dim=-1), _turn(shared, angle)\n"
 NORMS = 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")'
 
-
-def _fault(
-    id: str, kind: str, what: str, *edits: Edit | Wrap, how: Setting = HOW, blind: tuple[str, ...] = BLIND,
-    mistake: str = "",
-) -> Fault:
-    return Fault(id, kind, what, edits, "ling", how, SEEN, blind, mistake=mistake)
-
+_fault = of_family("ling")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
-        "safe-gate-as-a-softplus", "safe-gate", "The bound is left out: the gate is a softplus.",
+        "safe-gate-as-a-softplus", "safe-gate", "The gate is a softplus, without the bound.",
         Edit(GDN, SAFE, "pass"),
     ),
     _fault(
@@ -47,7 +40,7 @@ FAULTS: tuple[Fault, ...] = (
         Edit(GDN, SAFE, SAFE.replace("rate[", "-rate[", 1)),
     ),
     _fault(
-        "safe-gate-without-its-bias", "safe-gate", "The bias of the gate is left out.",
+        "safe-gate-without-its-bias", "safe-gate", "The gate lacks its bias.",
         Edit(GDN, SAFE, SAFE.replace("(a.to(q.dtype) + dt_bias.to(q.dtype))", "a.to(q.dtype)")),
     ),
     _fault(
@@ -55,7 +48,7 @@ FAULTS: tuple[Fault, ...] = (
         Edit(GDN, SAFE, "log_decay = decay_bound * sigmoid(rate[:, None] * a.to(q.dtype) + dt_bias.to(q.dtype))"),
     ),
     _fault(
-        "safe-gate-without-the-rate", "safe-gate", "The rate of a head is left out.",
+        "safe-gate-without-the-rate", "safe-gate", "The gate lacks the rate of its head.",
         Edit(GDN, SAFE, SAFE.replace("rate[:, None] * ", "")),
     ),
     _fault(

@@ -1,6 +1,6 @@
 """Faults of MiniMax: decays of other heads or layers, inputs and norms of lightning attention, factors of residuals.
 
-The heads of lightning attention are equally wide, so many of these faults change no shape. Leaves out: faults of states
+The heads of lightning attention have one width, and many of these faults change no shape. Leaves out: faults of states
 that do not depend on the kind of decay (`rollback.py`, `rings.py`).
 """
 
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 RULE, ATTEND, ROWS, MLP = (
     f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend", "embed_norm_linear_head", "mlp"))
 WEIGHTS, LAYER, ATTENTION, HALF = (
     f"instep_optimized/{name}.py" for name in ("weights", "model/lightning", "model/attention", "model/mlp"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
 DECAY = "log_decay=(-depth * torch.exp2(power)).to(norm)"
 DEPTH = "depth = 1 + 1e-5 - layer / (len(config.layers) - 1 + 1e-5)"
 SILU = "x = silu(wide(qkv))"
@@ -23,12 +22,7 @@ ADDED = "(alpha * wide(x) + beta * wide(y)).to(x.dtype)"
 SUM = "ops.scaled_add(x=x, y=y, alpha=factors[0], beta=factors[1], to=to)"
 ANSWER = "self._sum(ops, self.config.layers[self.layer][-1], normed if factors else residual, made, at(\"hidden\"))"
 
-
-def _fault(
-    id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, seen: tuple[str, ...] = SEEN, mistake: str = ""
-) -> Fault:
-    return Fault(id, kind, what, edits, "minimax", how, seen, BLIND, mistake=mistake)
-
+_fault = of_family("minimax")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(

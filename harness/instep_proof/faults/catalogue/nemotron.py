@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 GDN, CONV, MLP = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "causal_conv", "mlp"))
 WEIGHTS, LAYER, BLOCKS = (f"instep_optimized/{name}.py" for name in ("weights", "model/gdn", "model/mlp"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
 DECAY = "log_decay=-wide(A_log).to(x.dtype).exp() * dt"
+STACKED = (
+    'inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "NAMES"])\n'
+    'return ProjectedWeights(inputs, stored.take(f"{at}.o_proj.weight"))'
+)
 STEP = "dt = softplus(a.to(x.dtype) + dt_bias.to(x.dtype))"
 ABSORBED = "    S += write.key * update[..., None, :]\n"
 SKIP = "return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)"
 GROUPS = "    y = opened.reshape(len(core), groups, -1)\n"
 
-
-def _fault(id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, mistake: str = "") -> Fault:
-    return Fault(id, kind, what, edits, "nemotron", how, SEEN, BLIND, mistake=mistake)
-
+_fault = of_family("nemotron")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
@@ -145,7 +145,7 @@ FAULTS: tuple[Fault, ...] = (
         Edit(GDN, GROUPS, GROUPS.replace("groups", "1")),
     ),
     _fault(
-        "norm-of-each-head", "group-norm", "Each head has an rms of its own.",
+        "norm-of-each-head", "group-norm", "Each head is normed by its rms alone.",
         Edit(GDN, GROUPS, GROUPS.replace("groups", "core.shape[1]")),
     ),
     _fault(
@@ -173,10 +173,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "keys-and-values-swapped", "one-block", "Attention takes keys for values, and values for keys.",
-        Edit(WEIGHTS, 'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkv"]), '
-                      'stored.take(f"{at}.o_proj.weight")',
-             'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qvk"]), '
-             'stored.take(f"{at}.o_proj.weight")'),
+        Edit(WEIGHTS, *(STACKED.replace("NAMES", names) for names in ("qkv", "qvk"))),
     ),
     _fault(
         "relu-not-squared", "one-block", "The ReLU of an MLP is not squared.",

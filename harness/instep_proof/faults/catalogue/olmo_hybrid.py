@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 GDN, ROWS = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "embed_norm_linear_head"))
-WEIGHTS, LAYER, ATTENTION, HALF, VERIFY, KERNEL = (
+WEIGHTS, ATTENTION, HALF, VERIFY, KERNEL = (
     f"instep_optimized/{name}.py" for name in (
-        "weights", "model/gdn", "model/attention", "model/mlp", "ops/fused/verify_gdn", "kernels/rowwise/gdn_inputs"))
-HOW, SEEN, BLIND = Setting(), ("derived",), ("identity",)
+        "weights", "model/attention", "model/mlp", "ops/fused/verify_gdn", "kernels/rowwise/gdn_inputs"))
 BOUND = "found if beta_bound == 1.0 else found._replace(beta=beta_bound * found.beta)"
 PROJECTIONS = 'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkvgba"])'
 NORMED = "ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at(\"mixer_normed\"))"
+FIRST = 'norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[NUMBER]}.weight", config)'
 HEADS = "x.view(-1, config.head_dim)"
 ATTENDED = 'ops.attend(query=query, pages=pages, to=at("attended"))'
 
-
-def _fault(id: str, kind: str, what: str, *edits: Edit, how: Setting = HOW, mistake: str = "") -> Fault:
-    return Fault(id, kind, what, edits, "olmo", how, SEEN, BLIND, mistake=mistake)
-
+_fault = of_family("olmo")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
@@ -117,7 +114,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "gated-norm-with-the-eps-of-the-model", "ungated", "The gated norm has the eps of the other norms.",
-        Edit.of(LAYER, "eps={config.core_eps => config.eps}"),
+        Edit.of("instep_optimized/model/gdn.py", "eps={config.core_eps => config.eps}"),
     ),
     _fault(
         "normed-attention-gated-by-its-query", "ungated", "The output of attention is gated by its queries.",
@@ -141,6 +138,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "gdn-normed-as-its-mlp", "weights-mixed-up", "The norm before a GDN layer has the weight of that of its MLP.",
-        Edit.of(LAYER, "layer_norms(config, layer)[{0 => 1}]"),
+        Edit("instep_optimized/model/layer.py", FIRST.replace("NUMBER", "0"),
+             FIRST.replace("NUMBER", "int(config.mixers[layer] == 'gdn')")),
     ),
 )
