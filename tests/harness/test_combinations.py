@@ -203,7 +203,7 @@ def begun(name: str) -> Trace:
 
 
 def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
-    """All but the drawn ones, which meet pairs of events by chance (`test_histories.py`)."""
+    """The drawn traces are left to `test_histories.py`: their pairs of events are random."""
     every = {name: trace for name, trace in every_trace().items() if "histories" not in name}
     found = {name: met(trace) for name, trace in every.items()}
     few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}

@@ -115,7 +115,7 @@ def test_committed_traces_meet_every_pair_that_drawn_runs_meet(checkpoint: Check
 
 
 def test_fault_of_a_pair_is_found_by_the_histories_alone(checkpoint: Checkpoint) -> None:
-    """A request that samples loads what a greedy one saved, and goes on as that one did."""
+    """A request that samples loads what a greedy one saved, and is greedy from then on."""
     others = [path for path in TRACES.rglob("*.jsonl") if not path.stem.startswith("histories")]
     assert ("samples", "loads a save") not in met(checkpoint, others)
     donor = Edit.of("instep_optimized/request_record.py", "sampling={live => self}.sampling")

@@ -92,6 +92,12 @@ def test_a_replay_does_not_name_a_mistake_without_an_entry(name: str) -> None:
     assert first.mistake is None and first.unexplained == Unexplained(), run.message
 
 
+@pytest.mark.whole
+def test_a_replay_names_one_slip_in_the_formula_of_the_rule() -> None:
+    run = kit.replayed(kit.small(), dense_ops(UNKNOWN["recall added"]), strategy="lazy_rerun", until=2)
+    assert "is made with `writing * value + recalled`" in run.findings[0].explained.says, run.message
+
+
 def test_a_mistake_in_the_window_kernel_alone_is_named() -> None:
     edits, says = MISTAKES["beta h % H"]
     run = kit.replayed(kit.small(), dense_ops(edits, chunk=()), strategy="lazy_rerun", layers=[0])

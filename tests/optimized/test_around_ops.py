@@ -105,6 +105,10 @@ def test_invalid_op_set_is_refused_with_the_valid_names(name: str, found: str) -
         load(name)
 
 
+# Parameters after those of a protocol: op -> name -> the field of `Ops` that promises it, and its default.
+BOUNDS = {"gdn_inputs": {"beta_bound": ("bounds_beta", 1.0), "decay_bound": ("bounds_decay", None)}}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_ops_of_a_set_have_the_signatures_of_their_protocols(name: str) -> None:
@@ -114,9 +118,10 @@ def test_ops_of_a_set_have_the_signatures_of_their_protocols(name: str) -> None:
         if not getattr(protocol, "_is_protocol", False) or (op := getattr(ops, field.name)) is None:
             continue
         _, *parameters = signature(protocol.__call__).parameters.values()
-        found = [*signature(op).parameters.values()]  # after the protocol's, bounds that some models alone give
+        found, bounds = [*signature(op).parameters.values()], BOUNDS.get(field.name, {})
         assert found[: len(parameters)] == parameters, field.name
-        assert all(more.default is not more.empty for more in found[len(parameters) :]), field.name
+        given = {more.name: more.default for more in found[len(parameters) :]}
+        assert given == {bound: default for bound, (flag, default) in bounds.items() if getattr(ops, flag)}, field.name
         checked += 1
     assert checked > 30
 

@@ -46,7 +46,7 @@ def config_of(kind: Kind = "dense", **overrides: Any) -> dict[str, Any]:
     """
     if kind in FAMILIES:
         return FAMILIES[kind](**overrides)
-    if kind == "olmo":  # GDN and attention in turn; no head of its own, no rotary
+    if kind == "olmo":  # GDN and attention in turn; no separate head, no rotary
         overrides = {
             "full_attention_interval": None, "mtp_num_hidden_layers": None, "pad_token_id": 0, "eos_token_id": 0,
             "head_dim": None, "linear_allow_neg_eigval": True, "num_hidden_layers": 2,
