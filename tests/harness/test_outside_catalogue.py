@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from documentation import harness_mutants
 from instep.trace.file import write
 from instep.verdict import Exit
 from instep_proof.faults import plant
 from instep_proof.faults.catalogue import TRACES, by_id
-from instep_proof.faults.catalogue.fault import Edit
+from instep_proof.faults.catalogue.fault import Edit, ExactText
 from instep_proof.faults.compare_with_control import Result, judge
 from instep_proof.faults.draw_mutants import Mutation, draw, exact_edit, mutations
 from instep_proof.faults.fault_runs import Arm
@@ -189,3 +190,48 @@ def test_drawn_faults_are_a_catalogue_and_follow_from_the_seed(instep: Runner, t
     assert "options of a campaign" in complaint(instep("faults", "--catalogue", tmp_path, "--draw", 2, "--list"))
     (tmp_path / "file").touch()
     assert "expected a folder" in complaint(instep("faults", "--catalogue", tmp_path / "file", "--draw", 2))
+
+
+
+TESTED = """
+from instep.tier_allowances import sums_error
+
+def test_of_no_line_of_the_code():
+    assert True
+
+def test_weak():
+    assert sums_error(9, 0.5) > 0
+
+def test_strong():
+    assert sums_error(1, 0.5) > 0
+    assert sums_error(9, 0.5) == sums_error(9, 0.25) * 2, "the same"
+"""
+
+
+@WHOLE
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_mutants_are_killed_by_tests_that_reach_them_or_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """An edit that a test fails for, one that all tests pass, and one that no test reaches."""
+    file, code = "instep/tier_allowances.py", harness_mutants.code_files()["instep/tier_allowances.py"]
+    edits = [("sqrt(count) * eps", "sqrt(count) + eps"), ("2 * math", "3 * math"), ("(vocab) + 1", "(vocab) - 1")]
+    several = [harness_mutants.Mutant(ExactText(file, old, new), "operator", f"{old} is {new}", at, range(at, at + 1))
+               for old, new in edits for at in [code[: code.index(old)].count("\n") + 1]]  # fmt: skip
+    (tmp_path / "test_sums.py").write_text(TESTED)
+    words = ["--tests", str(tmp_path), "--json", str(out := tmp_path / "out.json"), "--commit", "here"]
+    monkeypatch.setattr(harness_mutants, "drawn", lambda seed, known: iter(several))
+    monkeypatch.setattr(harness_mutants, "REACHED", tmp_path / "reached")
+    monkeypatch.setattr("sys.argv", ["harness_mutants", *words])
+    harness_mutants.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["killed_by"].rpartition("::")[2] for row in rows] == ["test_strong", "", ""]
+    assert [row["tests"] for row in rows[1:]] == [2, 0] and rows[0]["says"].startswith("AssertionError: the same")
+    said = capsys.readouterr().out
+    assert "survived 2 tests: instep/tier_allowances.py line" in said and said.count("SURVIVED") == 2
+    assert "1 of 3 mutants are killed (300 requested), lower 95% bound 1.7%" in said
+    harness_mutants.main()
+    assert "SURVIVED" not in capsys.readouterr().out, "the same tests run again"
+    (tmp_path / "test_sums.py").write_text(TESTED.replace("> 0", "== 1"))
+    harness_mutants.main()
+    assert "2 of 3 mutants are killed" in capsys.readouterr().out

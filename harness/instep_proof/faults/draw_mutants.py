@@ -7,7 +7,7 @@ fault, so its code mostly runs. Leaves out: texts of errors, annotations, kernel
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -65,21 +65,26 @@ def draw(count: int, seed: int) -> Iterator[OutsideFault]:
     """Draw different faults: kinds of edits in turns, an edit of any file, and a trace with a setting of the file."""
     random, root, how = Random(seed), source(PACKAGE).parent, settings_of_files()
     texts = {file: (root / file).read_text() for file in sorted(how)}
+    for number, (one, edit) in enumerate(edits_in_turns(texts, random), start=1):
+        if number > count:
+            return
+        trace, setting = random.choice(how[edit.file])
+        options = {name: value for name in OPTIONS if (value := getattr(setting, name)) != getattr(Setting(), name)}
+        what = f"{edit.file} line {one.line}: {one.what}"
+        yield OutsideFault(f"drawn-{seed}-{number}", what, (edit,), trace, options)
+
+
+def edits_in_turns(texts: Mapping[str, str], random: Random) -> Iterator[tuple[Mutation, OutsideEdit]]:
+    """Shuffle the edits of several files, and take one of each kind in turns. texts: file, package first -> text"""
     kinds: dict[str, list[tuple[str, Mutation]]] = {}
     for file, text in texts.items():
         for one in mutations(text):
             kinds.setdefault(one.kind, []).append((file, one))
     for several in kinds.values():
         random.shuffle(several)
-    found = 0
     for file, one in (each for turn in zip_longest(*kinds.values()) for each in turn if each is not None):
-        if found == count:
-            return
         if (edit := exact_edit(file, texts[file], one)) is not None:
-            found += 1
-            trace, setting = random.choice(how[file])
-            options = {name: value for name in OPTIONS if (value := getattr(setting, name)) != getattr(Setting(), name)}
-            yield OutsideFault(f"drawn-{seed}-{found}", f"{file} line {one.line}: {one.what}", (edit,), trace, options)
+            yield one, edit
 
 
 def settings_of_files() -> dict[str, list[tuple[str, Setting]]]:
