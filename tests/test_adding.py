@@ -96,9 +96,9 @@ COMPONENT: tuple[Text, ...] = (
      '    a = at("echoed", F.silu(a))\n'
      "    convolved, window = conv(qkv, weights.conv, window)"),
     (RULE, '"write": write}, z, window\n', '"write": write}, z, (window, echo)\n'),
-    (LABELS, "    chain: int = 0\n", "    chain: int = 0\n    echo: tuple[int, ...] = ()\n"),
+    (LABELS, "    ngram: tuple[int, ...] = ()\n", "    ngram: tuple[int, ...] = ()\n    echo: tuple[int, ...] = ()\n"),
     (LABELS, "fresh = GdnLabels((0,) * (self.config.conv_width - 1))",
-     "fresh = GdnLabels(*((0,) * (self.config.conv_width - 1),), 0, (0,) * (self.config.conv_width - 1))"),
+     "fresh = GdnLabels((0,) * (self.config.conv_width - 1), echo=(0,) * (self.config.conv_width - 1))"),
     (LABELS, "            tail={} if tail is None else",
      '            echo={layer: expand(kept.echo, _shape("a", config)).T.contiguous() for layer, kept in gdn.items()},\n'
      "            tail={} if tail is None else"),
@@ -109,11 +109,7 @@ COMPONENT: tuple[Text, ...] = (
      'rows: Labels, before: tuple[int, ...], place: str = "mixed") ->'),
     (LABELS, 'tell.show(layer, "mixed", [_conv(tell, layer, taps[t : t + width]) for',
      "tell.show(layer, place, [_conv(tell, layer, taps[t : t + width], place) for"),
-    (LABELS, "GdnLabels(taps, chain)", "GdnLabels(taps, chain, echo)"),
-    (LABELS, "def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:\n"
-     '    label = code(Place(tell.stage, layer, "mixed"))\n',
-     'def _conv(tell: Teller, layer: int, taps: Sequence[int], place: str = "mixed") -> int:\n'
-     "    label = code(Place(tell.stage, layer, place))\n"),
+    (LABELS, "replace(memory, taps=taps, chain=chain)", "replace(memory, taps=taps, chain=chain, echo=echo)"),
     (LAYER, "        windows = bound.conv(self.layer)\n",
      "        windows = bound.conv(self.layer)\n"
      "        taps = weights.A_log[:, None].expand(-1, weights.conv.shape[1])\n"

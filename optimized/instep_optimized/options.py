@@ -234,6 +234,7 @@ def check(
         (config.residual_factors and ops.scaled_add is None, "have no factors of residuals (`Ops.scaled_add`)"),
         (config.recurrence.inputs == "projected" and ops.lightning_inputs is None,
          "make no inputs of lightning attention (`Ops.lightning_inputs`)"),
+        (config.streams > 1, "mix no residual streams and embed no n-grams"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")

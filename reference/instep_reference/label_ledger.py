@@ -7,7 +7,7 @@ the model computes (`contract/label_algebra.py` has the rules). Leaves out: all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from math import prod
 from struct import pack
@@ -24,6 +24,7 @@ from .contract.controllers import Controlled
 from .contract.engine import Path, RequestState
 from .contract.label_algebra import SPREAD
 from .contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place, See, unseen
+from .contract.recurrences import PLE, PLE_PLACES, STREAM_PLACES
 from .contract.sampling import UNIFORM
 from .draft import drafter
 from .label_mixing import MASK, mix, most_named
@@ -61,11 +62,14 @@ def _steps(count: int) -> torch.Tensor:
 class GdnLabels:
     """A GDN layer's memory: the labels of the last W - 1 conv inputs, oldest first, and the chain of all tokens.
 
-    A short convolution has no chain.
+    A short convolution has no chain. An embedding of n-grams before the mixer keeps tokens, each plus one, and the
+    labels of its conv's inputs.
     """
 
     taps: tuple[int, ...]
     chain: int = 0
+    ngram: tuple[int, ...] = ()
+    ple_taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,9 @@ class LabelModel:
     def nothing(self) -> Memory:
         fresh = GdnLabels((0,) * (self.config.conv_width - 1))
         fixed, attending = {*self.config.recurrent, *self.config.convolving}, self.config.attending
-        return tuple(fresh if layer in fixed else KvLabels() if layer in attending else None
+        preceded = {shape.layer: replace(fresh, ngram=(0,) * (shape.ngram - 1), ple_taps=(0,) * shape.reach)
+                    for shape in self.config.ple}  # fmt: skip
+        return tuple(preceded.get(layer, fresh) if layer in fixed else KvLabels() if layer in attending else None
                      for layer in range(len(self.config.layers)))  # fmt: skip
 
     def no_cache(self) -> KvLabels:
@@ -113,7 +119,7 @@ class LabelModel:
         hidden, answers = tell.embed(tokens), list[Labels]()
         after = []
         for layer, before in enumerate(memory):
-            hidden, kept = _layer(tell, layer, hidden, before, start)
+            hidden, kept = _layer(tell, layer, hidden, before, start, tokens)
             after.append(kept)
             answers.append(hidden)
         final = tell.of(AFTER_LAYERS, "final", hidden)
@@ -222,6 +228,9 @@ class LabelModel:
             draft_values={layer: expand(kept.values, value) for layer, kept in enumerate(drafts)},
             block_keys={layer: expand(kept.keys, own) for layer, kept in enumerate(blocks)},
             block_values={layer: expand(kept.values, own) for layer, kept in enumerate(blocks)},
+            ngram={layer: torch.tensor(kept.ngram) for layer, kept in gdn.items() if kept.ngram},
+            ple_conv={layer: expand(kept.ple_taps, _shape("ple", config)).T.contiguous()
+                      for layer, kept in gdn.items() if kept.ngram},
             tail={} if tail is None else {AFTER_LAYERS: expand(_finals(tail), (config.hidden,))},
         )
 
@@ -272,8 +281,8 @@ def _finals(rows: TargetRows) -> Labels:
 
 
 def _layer(
-    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels | None, start: int, *,
-    both_ways: bool = False,
+    tell: Teller, layer: int, hidden: Labels, memory: GdnLabels | KvLabels | None, start: int,
+    tokens: Sequence[int] = (), *, both_ways: bool = False,
 ) -> tuple[Labels, GdnLabels | KvLabels | None]:
     """both_ways: rows of an attention layer also see the rows after them."""
     trunk = tell.stage == "trunk"
@@ -281,7 +290,12 @@ def _layer(
     blocks = tell.config.layers[layer] if trunk else ()
     if memory is None:
         return tell.of(layer, "hidden", hidden, tell.of(layer, "mlp", tell.of(layer, "post_normed", hidden))), None
+    streams = trunk and tell.config.streams > 1
+    if PLE in blocks:
+        assert isinstance(memory, GdnLabels), "an embedding of n-grams precedes such a layer alone"
+        hidden, memory = _ple(tell, layer, hidden, tokens, memory)
     normed = hidden if after else tell.of(layer, "normed", hidden)
+    strength = [tell.of(layer, "strength", hidden)] if streams else []
     kept: GdnLabels | KvLabels
     if isinstance(memory, GdnLabels):
         mixer, kept = (_gdn if layer in tell.config.recurrent else _short_conv)(tell, layer, normed, memory)
@@ -291,10 +305,27 @@ def _layer(
     if len(blocks) == 1:
         return tell.of(layer, "hidden", hidden, mixer), kept
     read = normed if tell.config.residual_factors else hidden  # the rows that the residual stream continues from
-    residual = tell.of(layer, "residual", read, tell.of(layer, "mixer_normed", mixer) if after else mixer)
+    residual = tell.of(layer, "residual", read, tell.of(layer, "mixer_normed", mixer) if after else mixer, *strength)
+    post_strength = [tell.of(layer, "post_strength", residual)] if streams else []
     post = residual if after else tell.of(layer, "post_normed", residual)
     mlp, read = tell.of(layer, "mlp", post), post if tell.config.residual_factors else residual
-    return tell.of(layer, "hidden", read, tell.of(layer, "mlp_normed", mlp) if after else mlp), kept
+    return tell.of(layer, "hidden", read, tell.of(layer, "mlp_normed", mlp) if after else mlp, *post_strength), kept
+
+
+def _ple(
+    tell: Teller, layer: int, hidden: Labels, tokens: Sequence[int], memory: GdnLabels
+) -> tuple[Labels, GdnLabels]:
+    """Add an embedding of n-grams. Its rows depend on the tokens themselves, each plus one, oldest first."""
+    shape, own = tell.config.ple_before(layer), code(Place(tell.stage, layer, "ngrams"))
+    line = (*memory.ngram, *(token + 1 for token in tokens))
+    rows = tell.show(layer, "ngrams", [mix(reduce(mix, line[t : t + shape.ngram]), own) for t in range(len(tokens))])
+    key, value = (tell.of(layer, name, rows) for name in ("ple_key", "ple_value"))
+    written = tell.of(layer, "ple_written", hidden, key, value)
+    taps, reach = (*memory.ple_taps, *tell.of(layer, "ple_normed", written)), shape.reach
+    mixed = tell.show(layer, "ple_mixed", [
+        _conv(tell, layer, taps[t : t + reach + 1 : shape.ngram], "ple_mixed") for t in range(len(tokens))])
+    answer = tell.of(layer, "ple", hidden, tell.of(layer, "ple_made", written, mixed))
+    return answer, replace(memory, ngram=line[len(tokens) :], ple_taps=taps[len(tokens) :])
 
 
 def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
@@ -314,7 +345,7 @@ def _gdn(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[L
     tell.show(layer, "core", core)
     tell.show(layer, "update", updates)
     gated = tell.of(layer, "gated", tell.of(layer, "skip", core, v) if row.skip else core, z)
-    return tell.of(layer, "mixer", gated), GdnLabels(taps, chain)
+    return tell.of(layer, "mixer", gated), replace(memory, taps=taps, chain=chain)
 
 
 def _short_conv(tell: Teller, layer: int, normed: Labels, memory: GdnLabels) -> tuple[Labels, GdnLabels]:
@@ -343,8 +374,8 @@ def absorbed(chain: int, k: int, log_decay: int, update: int) -> int:
     return mix(chain, mix(mix(k, log_decay), update))
 
 
-def _conv(tell: Teller, layer: int, taps: Sequence[int]) -> int:
-    label = code(Place(tell.stage, layer, "mixed"))
+def _conv(tell: Teller, layer: int, taps: Sequence[int], place: str = "mixed") -> int:
+    label = code(Place(tell.stage, layer, place))
     for tap in taps:
         label = mix(label, tap)
     return label
@@ -410,6 +441,8 @@ def _shape(component: str, config: ModelConfig, layer: int = 0) -> tuple[int, ..
         return ((1 + config.block.target_layer_ids.index(layer)) * config.hidden,)
     if component in config.recurrence.places:
         return config.lengths(config.recurrence.places[component])
+    if component in PLE_PLACES or (config.streams > 1 and component in STREAM_PLACES):
+        return config.lengths({**PLE_PLACES, **STREAM_PLACES}[component])
     (_, shared), (groups, width) = config.stored_rows
     heads, turned = config.heads, config.latent and config.rotary_dim
     read = config.value_width if config.latent else config.head_dim

@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch
 
 from .contract.checkpoint import Checkpoint
-from .contract.checkpoint_tensor_shapes import expert_names, layer_norms
+from .contract.checkpoint_tensor_shapes import expert_names, layer_norms, ngram_tables, norm_name
 from .contract.config import LATENT_TYPES, MLPS, OLMO, ModelConfig
 from .contract.nemotron_config import NEMOTRON
+from .contract.recurrences import PLE
 
 Get = Callable[[str], torch.Tensor]
 Part = TypeVar("Part")
@@ -143,13 +144,49 @@ MixerWeights = GdnWeights | LightningWeights | ShortConvWeights | AttentionWeigh
 
 
 @dataclass(frozen=True)
-class LayerWeights:
-    """input_norm, post_norm [D]; the token mixer; the MLP. None: the layer has no such block, or no norm of it."""
+class PleWeights:
+    """table [sum of sizes or more, E / heads in all]; key [S*D, E], value [D, E]; conv [S*D, W]; norms [S*D], 0 is 1.
 
-    input_norm: torch.Tensor | None
+    E: width of the embeddings of all heads side by side
+    """
+
+    table: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    conv: torch.Tensor
+    key_norm: torch.Tensor
+    query_norm: torch.Tensor
+    conv_norm: torch.Tensor
+
+
+@dataclass(frozen=True)
+class StreamWeights:
+    """Weights by which a block reads and writes S streams: norm [S*D]; down [R, S*D], up [S*D, R]; inject [S, S*D].
+
+    inject: None after the last layer, which only reads
+    """
+
+    norm: torch.Tensor
+    down: torch.Tensor
+    up: torch.Tensor
+    inject: torch.Tensor | None
+
+
+Norm = torch.Tensor | StreamWeights
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """input_norm, post_norm [D], or with streams their weights; the token mixer; the MLP; the embedding of n-grams.
+
+    None: the layer has no such block, or no norm of it.
+    """
+
+    input_norm: Norm | None
     mixer: MixerWeights | None
-    post_norm: torch.Tensor | None
+    post_norm: Norm | None
     mlp: MlpWeights | MoeWeights | None
+    ple: PleWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -175,7 +212,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class Weights:
-    """embedding, head [vocab, D] (one tensor when tied); final_norm [D]; the layers; the draft head, if any.
+    """embedding, head [vocab, D] (one tensor when tied); final_norm [D], or of streams; the layers; the draft head.
 
     block: the block drafter, if any
     """
@@ -183,7 +220,7 @@ class Weights:
     config: ModelConfig
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: torch.Tensor
+    final_norm: Norm
     head: torch.Tensor
     draft: DraftWeights | None
     block: BlockWeights | None = None
@@ -203,7 +240,7 @@ class Weights:
             config=config,
             embedding=embedding,
             layers=_layers(config, "model", checkpoint, get),
-            final_norm=norm_of(config, "model.norm", get),
+            final_norm=read_of(config, "model.norm", get, last=True),
             head=embedding if config.tied else get("lm_head.weight"),
             draft=_draft(config, checkpoint, get) if config.mtp_layers else None,
             block=_block(config, checkpoint, get) if config.block else None,
@@ -236,17 +273,36 @@ def _layers(config: ModelConfig, root: str, checkpoint: Checkpoint, get: Get) ->
 
 def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], get: Get) -> LayerWeights:
     """Load one layer. at: prefix of the names of its tensors; stored: all names there are."""
-    mixer, norms = None, dict[bool, torch.Tensor]()
+    mixer, norms = None, dict[bool, Norm]()
     mlp: MlpWeights | MoeWeights | None = None
-    for block, name in zip(config.layers[index], layer_norms(config, index), strict=True):
-        norms[block in MLPS] = norm_of(config, f"{at}.{name}", get)
+    blocks = [block for block in config.layers[index] if block != PLE]
+    for block, name in zip(blocks, layer_norms(config, index), strict=True):
+        norms[block in MLPS] = read_of(config, f"{at}.{name}", get)
         if block == "moe":
             mlp = _moe(config, at, stored, get)
         elif block == "mlp":
             mlp = _mlp(config, f"{at}.mixer" if config.model_type == NEMOTRON else f"{at}.mlp", get)
         else:
             mixer = _mixer(config, index, at, get)
-    return LayerWeights(norms.get(False), mixer, norms.get(True), mlp)
+    ple = _ple(config, index, f"{at}.ple", stored, get) if PLE in config.layers[index] else None
+    return LayerWeights(norms.get(False), mixer, norms.get(True), mlp, ple)
+
+
+def read_of(config: ModelConfig, at: str, get: Get, *, last: bool = False) -> Norm:
+    """Load a norm, or with streams the weights by which a block reads them. last: nothing is added back."""
+    if config.streams == 1:
+        return norm_of(config, at, get)
+    at = norm_name(config, at)
+    parts = ("hc_norm", "input_mix_weight_down", "input_mix_weight_up")
+    norm, down, up = (get(f"{at}.{name}.weight") for name in parts)
+    return StreamWeights(norm, down, up, None if last else get(f"{at}.block_inject_weight.weight"))
+
+
+def _ple(config: ModelConfig, index: int, at: str, stored: Container[str], get: Get) -> PleWeights:
+    tables = ngram_tables(at, config.ple_before(index), stored)
+    key, value = (get(f"{at}.{name}_proj.weight") for name in ("key", "value"))
+    norms = (get(f"{at}.norm_{name}.weight") for name in ("key", "query", "conv"))
+    return PleWeights(torch.cat([*map(get, tables)]), key, value, get(f"{at}.conv1d.weight").squeeze(1), *norms)
 
 
 def norm_of(config: ModelConfig, at: str, get: Get) -> torch.Tensor:

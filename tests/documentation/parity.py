@@ -182,6 +182,26 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MiniMax, only softmax attention, small theta", "minimax", {
         **_layers(FULL, FULL), "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     ("MiniMax, one head", "minimax", {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}),
+    ("Qwen4-Exp, n-grams before two of three GDN layers, 4 streams", "qwen4", {}),
+    ("Qwen4-Exp, 2 streams, n-grams up to 4, sigmoid gate", "qwen4", {
+        "hc_count": 2, "ngram_size": 4, "heads_per_ngram": 1, "ple_embed_dim": 12, "output_gate_type": "sigmoid"}),
+    ("Qwen4-Exp, pairs alone, three heads, 2 taps", "qwen4", {
+        "ngram_size": 2, "heads_per_ngram": 3, "ple_embed_dim": 12, "ple_conv_kernel_size": 2}),
+    ("Qwen4-Exp, no n-grams", "qwen4", {"ple_layer_ids": None}),
+    ("Qwen4-Exp, n-grams before every GDN layer, another seed", "qwen4", {"ple_layer_ids": [1, 2, 3], "seed": 5}),
+    ("Qwen4-Exp, attention first, r = 3, K 16, V 8", "qwen4", {
+        **_layers(FULL, LINEAR, LINEAR), **_heads(2, 6), "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+        "ple_layer_ids": [2]}),
+    ("Qwen4-Exp, an embedding as wide as the rows, large eps", "qwen4", {
+        "ple_embed_dim": None, "rms_norm_eps": 0.1}),
+    ("Qwen4-Exp, top 3 of 6 experts, not renormalised", "qwen4", {
+        "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": False}),
+    ("Qwen4-Exp, tied embeddings, many small tables in 4 parts", "qwen4", {
+        "tie_word_embeddings": True, "ngram_vocab_size_base": 2, "split_ngram_parts": 4, "eos_token_id": [3, 5]}),
+    ("Qwen4-Exp, three streams of rank 1, conv width 2", "qwen4", {
+        "hc_count": 3, "hc_lowrank": 1, "linear_conv_kernel_dim": 2}),
+    ("Qwen4-Exp, all channels of a head turn, one KV head", "qwen4", {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "num_key_value_heads": 1}),
 )
 DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3.5", "dense", {}),

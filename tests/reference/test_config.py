@@ -289,6 +289,33 @@ def test_a_value_that_minimax_cannot_have_is_refused_by_name(field: str, value: 
         ModelConfig.from_dict(config_of("minimax", **{"rope_parameters" if field == "rope_type" else field: value}))
 
 
+def test_a_file_of_qwen4_exp_is_read() -> None:
+    config = ModelConfig.from_dict(config_of("qwen4"))
+    assert config.layers == (("ple", "gdn", "moe"), ("gdn", "moe"), ("ple", "gdn", "moe"), ("attention", "moe"))
+    assert config.mixers == ("gdn", "gdn", "gdn", "attention")
+    assert (config.keeping("ngram"), config.convolving, config.streams, config.stream_rank) == ((0, 2), (0, 1, 2), 4, 6)
+    assert [(shape.layer, shape.index, shape.sizes) for shape in config.ple] == [
+        (0, 0, (53, 59, 61, 67)), (2, 1, (71, 73, 79, 83))]
+    assert config.lengths(("SD", "R", "N-1", "E")) == (128, 9, 2, 16) and config.ple_before(2).entries == 312
+    assert (config.most_positions, config.mtp_layers, config.norm_topk) == (4096, 0, True)
+    indexer = dict.fromkeys(("indexer_n_heads", "indexer_kv_heads", "indexer_budget", "indexer_compress_ratio"))
+    without = config_of(
+        "qwen4", ple_layer_ids=None, indexer_head_dim=None, rope_parameters={"rope_theta": 1e4}, **indexer)
+    config = ModelConfig.from_dict({"model_type": "qwen4_exp", "text_config": without})
+    assert (config.ple, config.most_positions, config.rotary_dim) == ((), None, config.head_dim)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("max_position_embeddings", 4100), ("indexer_budget", 4095), ("indexer_kv_heads", 2), ("hc_count", 1),
+    ("ple_layer_ids", [4]), ("ple_layer_ids", [0]), ("ple_layer_ids", 1), ("ple_embed_dim", 6), ("ngram_size", 1),
+    ("eos_token_id", []), ("eos_token_id", 64), ("mtp_num_hidden_layers", 1), ("ple_conv_kernel_size", 1),
+    ("layer_types", ["linear_attention", "sparse_attention"] * 2),
+])  # fmt: skip
+def test_a_value_that_qwen4_exp_cannot_have_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=field):
+        ModelConfig.from_dict(config_of("qwen4", **{field: value}))
+
+
 @pytest.mark.parametrize("content", [
     b"", b"{", b"[1]", b"\xff\xfe", pytest.param(b'{"a":' * 100_000, id="too deep"), b'{"model_type": "qwen3_5"',
 ])

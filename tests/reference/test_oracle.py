@@ -23,6 +23,7 @@ from instep_reference.contract.place_names import Place
 from instep_reference.norms import L2_EPS, rms_norm
 from instep_reference.weights import Weights
 from support.independent.transformers_models import in_double
+from support.inputs.checkpoints import Kind
 from support.running.covering import WHOLE, few
 
 pytestmark = [  # imports transformers
@@ -193,7 +194,8 @@ def _norms_before_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _with_another(monkeypatch: pytest.MonkeyPatch, **changed: object) -> None:
     correct = trunk.layer
-    monkeypatch.setattr(trunk, "layer", lambda config, *args: correct(replace(config, **changed), *args))
+    monkeypatch.setattr(trunk, "layer", lambda config, *args, **named: correct(
+        replace(config, **changed), *args, **named))
 
 
 def _heads_normed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,8 +273,25 @@ def _residual_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     _with_another(monkeypatch, residual_factors=())
 
 
-TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX = CASES[0].name, HEADS[0].name, *(
-    next(case.name for case in CASES if case.kind == kind) for kind in ("kimi", "olmo", "nemotron", "lfm2", "minimax"))
+def _n_grams_added_a_little_stronger(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = trunk.per_layer_embedding.embed
+
+    def embed(shape: Any, weights: Any, hidden: torch.Tensor, *args: Any, **forms: Any) -> tuple[Any, Any]:
+        wide, memory = correct(shape, weights, hidden, *args, **forms)
+        return torch.lerp(hidden, wide, MARGIN), memory
+
+    monkeypatch.setattr(trunk.per_layer_embedding, "embed", embed)
+
+
+def _strength_of_the_stream_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct = trunk.add_to_streams
+    monkeypatch.setattr(trunk, "add_to_streams", lambda hidden, made, strength: correct(
+        hidden, made, strength.lerp(strength.roll(1, -1), MARGIN - 1)))
+
+
+KINDS: tuple[Kind, ...] = ("kimi", "olmo", "nemotron", "lfm2", "minimax", "qwen4")
+TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX, QWEN4 = CASES[0].name, HEADS[0].name, *(
+    next(case.name for case in CASES if case.kind == kind) for kind in KINDS)
 
 
 @few(3)
@@ -286,6 +305,7 @@ TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX = CASES[0].name, HEADS[0].name,
     (_groups_normed_together, NEMOTRON), (_steps_of_at_least_a_thousandth, NEMOTRON),
     (_silu_after_a_short_conv, LFM2), (_window_without_its_gate, LFM2), (_norm_of_each_head, MINIMAX),
     (_decay_of_one_head_of_minimax, MINIMAX), (_residual_before_the_norm, MINIMAX),
+    (_n_grams_added_a_little_stronger, QWEN4), (_strength_of_the_stream_before, QWEN4),
 ])
 def test_a_slight_error_would_be_noticed(
     plant: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,9 @@ import torch
 from documentation.parity_table import ALLOWED
 from instep_reference import norms
 from instep_reference import per_layer_embedding as ple
-from instep_reference.per_layer_embedding import PleShape, PleWeights, StreamWeights
+from instep_reference.contract.qwen4_config import PleShape
+from instep_reference.per_layer_embedding import PleMemory
+from instep_reference.weights import PleWeights, StreamWeights
 from support.independent.transformers_models import in_double
 from support.running.covering import few
 
@@ -75,16 +77,18 @@ def worst(shape: PleShape, ways: tuple[tuple[int, ...], ...] = WAYS) -> float:
     for parts in ways:
         cache = DynamicCache(config=Qwen4ExpTextConfig(
             num_hidden_layers=1, layer_types=["linear_attention"], ple_layer_ids=[1], eos_token_id=0))  # three windows
-        memory, begin = ple.empty(shape, shape.streams * D, torch.float64), 0
+        nothing = torch.empty(0)
+        memory, begin = PleMemory(nothing, nothing, **ple.empty(shape, D, torch.float64, "cpu")), 0
         for size in parts:
             rows, some = hidden[begin : begin + size], tokens[begin : begin + size]
             right = rows + module(rows[None], torch.tensor([some]), cache)[0]
-            found, memory = ple.embed(shape, ours(module), rows, tuple(some), memory, EPS)
+            found, memory = ple.embed(
+                shape, ours(module), rows, torch.tensor(some), memory, EPS, lambda _, tensor: tensor)
             errors.append(error(found, right))
             begin += size
         kept = cache.layers[0].conv_states
-        assert memory.tokens == tuple(kept[2][0].tolist()[-len(memory.tokens) :])
-        errors.append(error(memory.window, kept[1][0][:, -shape.reach :]))
+        assert torch.equal(memory.ngram - 1, kept[2][0][-len(memory.ngram) :])
+        errors.append(error(memory.ple_conv, kept[1][0][:, -shape.reach :]))
     return max(errors)
 
 
@@ -103,18 +107,23 @@ def test_streams_agree_with_transformers(shape: PleShape) -> None:
     weights = StreamWeights(module.hc_norm.weight, module.input_mix_weight_down.weight,
                             module.input_mix_weight_up.weight, module.block_inject_weight.weight)  # fmt: skip
     mixed, before, strength = module(hidden[None])
-    found = ple.read(weights, hidden, shape.streams, EPS)
+    found = ple.read_streams(weights, hidden, shape.streams, EPS)
     for mine, right in zip(found, (mixed, strength), strict=True):
-        assert error(mine, right[0]) <= ALLOWED["fp64"]
+        assert mine is not None and error(mine, right[0]) <= ALLOWED["fp64"]
     right = before + (made[None, :, None] * strength[..., None]).flatten(-2)
-    assert error(ple.add(hidden, made, found[1]), right[0]) <= ALLOWED["fp64"]
-    last, nothing = ple.read(replace(weights, inject=None), hidden, shape.streams, EPS)
-    assert torch.equal(last, found[0]) and not nothing.numel()
+    assert found[1] is not None and error(ple.add_to_streams(hidden, made, found[1]), right[0]) <= ALLOWED["fp64"]
+    last, nothing = ple.read_streams(replace(weights, inject=None), hidden, shape.streams, EPS)
+    assert torch.equal(last, found[0]) and nothing is None
+
+
+def _entries(monkeypatch: pytest.MonkeyPatch, **wrong: int) -> None:
+    entries, embed = ple.entries, ple.embed
+    monkeypatch.setattr(ple, "embed", partial(
+        embed, grams=lambda shape, *given: entries(replace(shape, **wrong), *given)))
 
 
 def _across_the_end_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ple.entries
-    monkeypatch.setattr(ple, "entries", lambda shape, *given: right(replace(shape, eos=-1), *given))
+    _entries(monkeypatch, eos=-1)
 
 
 def _streams_normed_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,8 +138,7 @@ def _least_score_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _table_of_the_layer_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ple.entries
-    monkeypatch.setattr(ple, "entries", lambda shape, *given: right(replace(shape, index=0), *given))
+    _entries(monkeypatch, index=0)
 
 
 @pytest.mark.whole

@@ -28,7 +28,7 @@ from ..trace.file import Trace
 from ..trace.header import Model, config_digest
 from ..verdict import INTERRUPTED, Comparison, Exit, Verdict
 from . import recording, sglang_dumps, step_counts
-from .layerwise_reference import NORM, Advance, Precision, silent
+from .layerwise_reference import Advance, Precision, final_norm, silent
 from .rank_recordings import is_of_ranks, read_ranks
 from .recorded_engine import TimeIsUp, complete, first_served, replayed, without_copies
 from .recording import META, Recorded, as_usual, width
@@ -227,7 +227,7 @@ def _precision(found: Recorded, disk: OnDisk, dtype: str | None) -> tuple[Precis
     """How the engine computes: from the recording, or from the user, or else in the checkpoint's dtype."""
     if dtype is not None and found.dtype is not None and dtype != found.dtype:
         raise BadInput("--dtype", found=dtype, expected=f"{found.dtype}, as {META} says")
-    stored = str(disk.read([NORM])[NORM].dtype).removeprefix("torch.")
+    stored = str(next(iter(disk.read(final_norm(disk)[:1]).values())).dtype).removeprefix("torch.")
     word = found.dtype or dtype or stored
     activation = width(word, "--dtype")
     declared = found.declared or as_usual(activation, wide(activation), {}, {})

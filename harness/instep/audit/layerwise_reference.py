@@ -19,11 +19,11 @@ import torch
 from instep_reference import trunk
 from instep_reference.chunked_delta_rule import At, Inverse, merged, recur_by_products
 from instep_reference.contract.checkpoint import OnDisk
+from instep_reference.contract.checkpoint_tensor_shapes import norm_name
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.gdn import GdnMemory, Recurred, Rule, recur
-from instep_reference.norms import rms_norm
-from instep_reference.weights import LayerWeights, Weights, layer_of, norm_of
+from instep_reference.weights import Get, LayerWeights, Norm, Weights, layer_of, read_of
 
 from ..checks.error_measurement import relative_error
 from ..oracle.declared_product_rounding import Operands
@@ -35,7 +35,7 @@ from .token_origins import Text
 
 BLOCK = 64  # tokens per block of the delta rule if no block is declared
 ROWS = 512  # positions per call of a layer: attention weights are [heads, ROWS, positions so far]
-EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+EMBEDDING = "model.embed_tokens.weight"
 Advance = Callable[[str, int, int | None], None]  # name of the work, how much is done, of how much
 
 
@@ -81,26 +81,27 @@ class Pass:
         self.operands.seen(place)
         return tensor
 
-    def layer(self, weights: LayerWeights, index: int, hidden: torch.Tensor, prompt: int) -> torch.Tensor:
-        """All rows of one text. prompt: how many of them are its prompt's."""
+    def layer(self, weights: LayerWeights, index: int, hidden: torch.Tensor, text: Text) -> torch.Tensor:
+        """All rows of one text."""
+        tokens = torch.tensor(text.run)
         lean = Weights(self.config, hidden, (weights,), hidden, hidden, None)
-        memory = trunk.empty_memory(self.config, self.config.mixers[index], self.width)
+        memory = trunk.layer_memory(self.config, index, self.width)
         done = []
-        for rows, chunk in pieces(len(hidden), prompt):
+        for rows, chunk in pieces(len(hidden), len(text.prompt)):
             with self.begin(lean, chunk):
                 positions, rule = torch.arange(rows.start, rows.stop), self._rule(chunk)
                 out, memory = trunk.layer(
                     self.config, weights, index, "trunk", hidden[rows], memory, positions, self.see,
-                    {self.config.mixers[index]: {"rule": rule}} if index in self.config.recurrent else {},
+                    {self.config.mixers[index]: {"rule": rule}} if index in self.config.recurrent else {}, tokens[rows],
                 )
             done.append(out)
             if isinstance(memory, GdnMemory) and self.draw is not None:
                 memory = replace(memory, state=self._stored(memory.state))
         return torch.cat(done)
 
-    def final(self, norm: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def final(self, norm: Norm, hidden: torch.Tensor) -> torch.Tensor:
         with self.begin(Weights(self.config, hidden, (), hidden, hidden, None), False):
-            return self.see(Place("trunk", AFTER_LAYERS, "final"), rms_norm(hidden, norm, self.config.eps))
+            return self.see(Place("trunk", AFTER_LAYERS, "final"), trunk.read(self.config, norm, hidden)[0])
 
     def _rule(self, chunk: bool) -> Rule:
         declared, (window, block) = self.precision.declared.products, self.config.recurrence.forms
@@ -205,17 +206,17 @@ def walk(
             for draw, each in passes.items():
                 if each.width == width:
                     hidden[draw] = [
-                        each.layer(weights, index, one, len(text.prompt))
+                        each.layer(weights, index, one, text)
                         for one, text in zip(hidden[draw], texts, strict=True)
                     ]
             del cast, weights
         _add(noise, hidden)
         progress("layers", index + 1, len(config.layers))
-    norm = disk.read([NORM])[NORM]
+    norms = disk.read(final_norm(disk))
     behind = [slice(0 if whole else len(text.prompt) - 1, None) for text in texts]
     final = {
         draw: [
-            each.final(norm_of(config, "model.norm", {NORM: norm.to(each.width)}.__getitem__), one[rows])
+            each.final(read_of(config, "model.norm", _in(norms, each.width), last=True), one[rows])
             for one, rows in zip(hidden[draw], behind, strict=True)
         ]
         for draw, each in passes.items()
@@ -228,10 +229,19 @@ def walk(
     )
 
 
+def final_norm(disk: OnDisk) -> list[str]:
+    """The names of the tensors of the final norm, or of those that mix streams in its place."""
+    return [name for name in disk.stored if name.startswith(norm_name(disk.config, "model.norm") + ".")]
+
+
+def _in(tensors: Mapping[str, torch.Tensor], width: torch.dtype) -> Get:
+    return lambda name: tensors[name].to(width)
+
+
 def embedded(disk: OnDisk, texts: Sequence[Text]) -> list[torch.Tensor]:
     """The embedding rows of every text, as stored."""
     rows, where = embedding_of(disk, {token for text in texts for token in text.run})
-    return [rows[[where[token] for token in text.run]] for text in texts]
+    return [rows[[where[token] for token in text.run]].repeat(1, disk.config.streams) for text in texts]
 
 
 def embedding_of(disk: OnDisk, tokens: Collection[int]) -> tuple[torch.Tensor, dict[int, int]]:

@@ -279,12 +279,13 @@ class Planner:
     def _recurrence(self, span: RowSpan, before: RequestState, layer: int, hidden: torch.Tensor) -> Task:
         parents = self._parents(span)
         memory = trunk.memory_of(self.config, self.config.mixers[layer], before, layer) if span.start else None
-        work = LayerWork("trunk", layer, hidden, span.start, memory, parents)
+        tokens = tuple(self._tokens(span)) if layer in self.config.keeping("ngram") else ()
+        work = LayerWork("trunk", layer, hidden, span.start, memory, parents, tokens)
         base, chunk = state_before(before, layer, span.start, torch.device("cpu")), span.kind == "prefill"
         # The delta rule of a chunk has a second form, whose read-out is compared, too.
-        state = to_state(hidden, before, layer, layer, span.start, parents, read=self.whole or chunk)
+        state = to_state(hidden, before, layer, layer, span.start, parents, read=self.whole or chunk, tokens=tokens)
         task = self._task(span, "trunk", layer, work, base if chunk else None)
-        after = partial(after_window, hidden, before, layer, layer, span.start)
+        after = partial(after_window, hidden, before, layer, layer, span.start, tokens=tokens)
         window = (before.conv[layer], after) if chunk and span.start and layer in self.config.convolving else None
         recurrence = Recurrence(base, state, parents, work, window=window, number=layer)
         if self.whole:
@@ -299,12 +300,12 @@ class Planner:
             return
 
         def normed(weights: Weights, see: See) -> None:
-            norm, eps = weights.final_norm, self.config.eps
+            norm, config = weights.final_norm, self.config
             if stage == "block":
-                norm, eps = block_of(weights).norm, self.config.block_model().eps
+                norm, config = block_of(weights).norm, self.config.block_model()
             elif stage != "trunk":
                 norm = draft_of(weights).norm
-            see(Place(stage, AFTER_LAYERS, "final"), rms_norm(hidden.to(weights.embedding), norm, eps))
+            see(Place(stage, AFTER_LAYERS, "final"), trunk.read(config, norm, hidden.to(weights.embedding))[0])
 
         yield self._task(span, stage, AFTER_LAYERS, normed)
         if span.logit_rows:
@@ -473,10 +474,11 @@ def _shown(place: Place, tensor: torch.Tensor, weights: Weights, see: See) -> No
 
 
 def after_window(
-    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int, window: torch.Tensor
+    hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int, window: torch.Tensor,
+    tokens: Sequence[int] = (),
 ) -> Work:
     """The layer up to its state, on the rows of a chunk that a conv window other than the memory's precedes."""
-    return to_state(hidden, replace(before, conv={**before.conv, layer: window}), layer, number, start)
+    return to_state(hidden, replace(before, conv={**before.conv, layer: window}), layer, number, start, tokens=tokens)
 
 
 def state_before(before: RequestState, layer: int, start: int, device: torch.device) -> torch.Tensor:

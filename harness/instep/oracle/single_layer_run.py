@@ -6,21 +6,23 @@ Leaves out: the source of the rows and the memory (`recomputation_plan.py`), and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
 import torch
 
-from instep_reference import trunk
+from instep_reference import per_layer_embedding, trunk
 from instep_reference.attention import attend_both_ways, rotate
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See
-from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
+from instep_reference.contract.qwen4_config import PleShape
+from instep_reference.contract.recurrences import PLE, WITH_FIXED_MEMORY
 from instep_reference.gdn import Recurred, recur
 from instep_reference.norms import rms_norm
+from instep_reference.per_layer_embedding import PleMemory
 from instep_reference.trunk import Forms, WithState
-from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, Weights, given
+from instep_reference.weights import AttentionWeights, BlockWeights, DraftWeights, Weights
 
 from ..trace.tree_shape import depths, lines
 
@@ -32,7 +34,7 @@ Work = Callable[[Weights, See], torch.Tensor | None]
 class LayerWork:
     """hidden: its rows, the first of them at position `start`; memory: the memory before, None if there is none. An MTP
     stage has the layers of the draft head, the stage "block" those of the block drafter, whose rows see each other.
-    parents: of each row, if the rows are nodes of a tree; None: a chain.
+    parents: of each row, if the rows are nodes of a tree; None: a chain.  tokens: of the rows
     """
 
     stage: str
@@ -41,6 +43,7 @@ class LayerWork:
     start: int
     memory: trunk.LayerMemory | None = None
     parents: tuple[int, ...] | None = None
+    tokens: tuple[int, ...] = ()
 
     def __call__(self, weights: Weights, see: See) -> torch.Tensor | None:
         config, layers, like = weights.config, weights.layers, weights.embedding
@@ -49,16 +52,17 @@ class LayerWork:
         elif self.stage != "trunk":
             config, layers = config.drafter(), draft_of(weights).layers
         if self.memory is None:
-            memory = trunk.empty_memory(config, config.mixers[self.layer], like.dtype, like.device)
+            memory = trunk.layer_memory(config, self.layer, like.dtype, like.device)
         else:
             own: Any = self.memory
-            memory = type(own)(*(getattr(own, field.name).to(like) for field in fields(own)))
+            memory = replace(own, **{name: trunk.as_like(x, like) for name, x in vars(own).items()})
         positions, forms = positions_of(self.start, self.hidden.shape[0], self.parents, like.device)
         if self.stage == "block":
             forms = {"attention": {"read": attend_both_ways}}
         hidden = self.hidden.to(like)
         _, after = trunk.layer(
-            config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms)
+            config, layers[self.layer], self.layer, self.stage, hidden, memory, positions, see, forms,
+            torch.tensor(self.tokens, device=like.device))
         return after.state if isinstance(after, WithState) else None
 
 
@@ -80,7 +84,7 @@ def keys_and_values(layer: int, context: torch.Tensor, start: int, *, normed: bo
         config, mixer = weights.config.block_model(), cast(AttentionWeights, block_of(weights).layers[layer].mixer)
         rows, shape = context.to(weights.embedding), (len(context), config.kv_heads, config.head_dim)
         if normed:
-            rows = rms_norm(rows, given(block_of(weights).layers[layer].input_norm), config.eps)
+            rows, _ = trunk.read(config, block_of(weights).layers[layer].input_norm, rows)
         raw = see(Place("extend", layer, "key_raw"), (rows @ mixer.key.T).reshape(shape))
         positions = start + torch.arange(len(rows), device=rows.device)
         see(Place("extend", layer, "key"), rotate(rms_norm(raw, mixer.key_norm, config.eps), positions, config))
@@ -91,12 +95,13 @@ def keys_and_values(layer: int, context: torch.Tensor, start: int, *, normed: bo
 
 def to_state(
     hidden: torch.Tensor, before: RequestState, layer: int, number: int, start: int,
-    tree: tuple[int, ...] | None = None, *, read: bool = True,
+    tree: tuple[int, ...] | None = None, *, read: bool = True, tokens: Sequence[int] = (),
 ) -> Work:
     """Run a layer with a recurrence from its rows to the state, and nothing after it.
 
     number: the layer's index in the weights
     read: whether the read-outs are computed as well; for a tree's nodes they always are
+    tokens: of the rows. The weights may lack an embedding of n-grams: then the rows have it already
     """
 
     def work(weights: Weights, see: See) -> torch.Tensor:
@@ -110,11 +115,19 @@ def to_state(
         def at(component: str, tensor: torch.Tensor) -> torch.Tensor:
             return see(Place("trunk", layer, component), tensor)
 
-        normed = at("normed", rms_norm(hidden.to(like), given(mine.input_norm), weights.config.eps))
+        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
+        rows = hidden.to(like)
+        if mine.ple is not None:
+            ids = torch.tensor(tokens, device=like.device)
+            if not isinstance(memory, PleMemory):
+                memory = trunk.layer_memory(weights.config, layer, like.dtype, like.device)
+            rows, memory = per_layer_embedding.embed(
+                weights.config.ple_before(layer), mine.ple, rows, ids, memory, weights.config.eps, at,
+                **forms.get(PLE, {}))
+        normed = at("normed", trunk.read(weights.config, mine.input_norm, rows)[0])
         if not read and tree is None:
             state: torch.Tensor = mixer.state_after(weights.config, mine.mixer, normed, memory, at)
             return state
-        positions, forms = positions_of(start, hidden.shape[0], tree, like.device)
         after: WithState = mixer.mix(
             weights.config, mine.mixer, normed, memory, positions, at, **forms.get(kind, {}))[1]
         return after.state
@@ -152,7 +165,29 @@ def forms(parents: Sequence[int]) -> Forms:
     part = {"rule": "state", "conv": "conv"}  # the memory that each form runs over
     fixed = {mixer: {name: form for name, form in recurrent.items() if part[name] in row.memory}
              for mixer, row in WITH_FIXED_MEMORY.items()}  # fmt: skip
-    return {**dict.fromkeys(("attention", "mla", "nope"), attending), **fixed}
+    ple = {PLE: {"grams": partial(grams_tree, tree), "conv": partial(dilated_tree, tree)}}
+    return {**dict.fromkeys(("attention", "mla", "nope"), attending), **fixed, **ple}
+
+
+def grams_tree(
+    parents: tuple[int, ...], shape: PleShape, tokens: tuple[int, ...], before: tuple[int, ...]
+) -> torch.Tensor:
+    """`per_layer_embedding.entries`, with the tokens of each node's own path before it."""
+    found = []
+    for line in lines(parents):
+        path = (*before, *(tokens[node] for node in line))
+        found.append(per_layer_embedding.entries(shape, path[-1:], path[:-1]))
+    return torch.cat(found)
+
+
+def dilated_tree(
+    parents: tuple[int, ...], x: torch.Tensor, weight: torch.Tensor, window: torch.Tensor, distance: int
+) -> torch.Tensor:
+    """`per_layer_embedding.dilated_conv` along each node's own path."""
+    rows = []
+    for line in lines(parents):
+        rows.append(per_layer_embedding.dilated_conv(x[list(line)], weight, window, distance)[-1:])
+    return torch.cat(rows)
 
 
 def recur_tree(

@@ -15,9 +15,11 @@ import torch
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import RequestState
+from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights, layer_of
 
 from ..watch.event_context import EventContext, RowSpan
+from ..watch.rows_by_request import rows
 from .declared_product_rounding import NONE
 from .oracle import Oracle
 from .recomputation import Runner
@@ -55,10 +57,17 @@ class StatePlanner(Planner):
     def plan(self) -> EventPlan:
         return replace(super().plan(), skipped=())
 
+    def _read(self, span: RowSpan, layer: int) -> torch.Tensor | None:
+        """The rows that the mixer's norm reads. An embedding of n-grams is not computed here."""
+        if layer not in self.config.keeping("ngram"):
+            return self._hidden(span, layer)
+        hidden = rows(self.context.subject, Place("trunk", layer, "ple"), span)
+        return None if hidden is None or hidden.shape[0] != span.count else hidden
+
     def _target(self, span: RowSpan, before: RequestState) -> Iterator[Task]:
         parents = self._parents(span)
         for number, layer in enumerate(self.gdn_layers):
-            hidden = self._hidden(span, layer)
+            hidden = self._read(span, layer)
             if hidden is None:
                 continue
             base = state_before(before, layer, span.start, self.device)
@@ -75,9 +84,10 @@ def _lean(checkpoint: Checkpoint, gdn_layers: Sequence[int], dtype: torch.dtype,
 
     Each is loaded under its own number, because lightning attention computes its decays from it.
     """
+    mixers = zip(checkpoint.config.mixers, checkpoint.config.layers, strict=True)
     stored, config = checkpoint.tensors, replace(
-        checkpoint.config, layers=tuple(blocks[:1] for blocks in checkpoint.config.layers), vocab=1, tied=True,
-        intermediate=1, experts=0, mtp_layers=0, block=None,
+        checkpoint.config, layers=tuple((mixer,) if mixer else blocks[:1] for mixer, blocks in mixers), vocab=1,
+        tied=True, intermediate=1, experts=0, mtp_layers=0, block=None,
     )
 
     def get(name: str) -> torch.Tensor:

@@ -108,14 +108,15 @@ class Reusing(Participant):
         live, engine = self.engine.requests[request], self.reference
         config = engine.model.config
         memory = tuple(
-            trunk.memory_of(config, config.mixers[layer], shown, layer, kept.state)
+            replace(kept, **vars(trunk.memory_of(config, config.mixers[layer], shown, layer, kept.state)))
             if isinstance(kept, WithState) and layer in shown.state else kept
             for layer, kept in enumerate(live.standing.memory)
         )
         engine.requests[request] = replace(live, standing=replace(live.standing, memory=memory))
         key = hashlib.sha256(self._path + b"continued" + request.encode())
         for layer in sorted(shown.state):
-            for part in (shown.conv[layer], shown.state[layer]):
+            held = (shown.conv, shown.state, shown.ngram, shown.ple_conv)
+            for part in (one[layer] for one in held if layer in one):
                 key.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         self._path = key.digest()
         self.states.look(request)

@@ -113,6 +113,9 @@ class RequestState:
     root        the root token, or None while the prompt is unfinished
     proposal    draft 1 as draft extend proposes it (argmax), or None while there is no root, or no draft head in use
     proposal_hidden [D]  the head's row y from which the proposal was picked
+    ngram       layer with an embedding of n-grams -> [N-1] int64: the last tokens, oldest first, each plus one; 0 is
+                none, before the first token. Canonical, so an engine may hold them in any form
+    ple_conv    the same layer -> [SD, R], inputs of its conv, oldest first (zeros before the first token)
     conv        GDN layer -> [C, W-1], oldest first (zeros before the first token)
     state       GDN layer -> [HV, K, V]
     keys, values              attention layer -> [L, kv_heads, head_dim]
@@ -139,6 +142,9 @@ class RequestState:
     block_keys: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
     block_values: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
     tail: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("last").of_field)
+    ngram: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("block", ("N-1",)).of_field)
+    ple_conv: dict[int, torch.Tensor] = field(
+        default_factory=dict, metadata=ComponentFacts("block", ("SD", "R")).of_field)
     final: torch.Tensor | None = field(default=None, kw_only=True)
 
     def parts(self) -> Iterator[tuple[Place, torch.Tensor]]:

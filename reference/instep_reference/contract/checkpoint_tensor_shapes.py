@@ -15,7 +15,8 @@ from .config import BAILING, KIMI, LATENT_TYPES, OLMO, Block, ModelConfig
 from .lfm2_config import LFM2
 from .minimax_config import MINIMAX
 from .nemotron_config import NEMOTRON
-from .recurrences import RECURRENCES
+from .qwen4_config import PleShape
+from .recurrences import PLE, RECURRENCES
 
 Shapes = dict[str, tuple[int, ...]]
 # Model type -> (our name of a part of the model, the name in the family's files). `checkpoint.py` uses our names.
@@ -38,8 +39,13 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         ("mtp.norm.", "mtp.final_layernorm."),
     ),
 }
-# Endings of tensors that follow from the configuration. Some files have them; they are not read.
-DERIVED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")
+# Endings of tensors that some files have and that are not read: they follow from the configuration, or choose among
+# tokens of which all are read (`ModelConfig.most_positions`).
+DERIVED = (
+    ".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay", ".layer_multipliers", ".ngram_heads_vocab_sizes",
+    ".ngram_heads_offsets", ".indexer.index_qk_proj.weight", ".indexer.q_layernorm.weight",
+    ".indexer.k_layernorm.weight",
+)
 
 
 def released(config: ModelConfig | None, name: str) -> str:
@@ -103,7 +109,7 @@ def each_shape(config: ModelConfig, stored: Container[str] = ()) -> Iterator[tup
     """(name, shape) one by one: a configuration may state more experts than there is memory for their names."""
     D = config.hidden
     yield "model.embed_tokens.weight", (config.vocab, D)
-    yield "model.norm.weight", (D,)
+    yield from _norm(config, "model.norm", last=True).items()
     if not config.tied:
         yield "lm_head.weight", (config.vocab, D)
     for index in range(len(config.layers)):
@@ -130,21 +136,30 @@ def block_shapes(config: ModelConfig) -> Shapes:
 
 
 def layer_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
-    """Return the name of each block's norm in a layer, without `.weight`."""
+    """Return the name of each block's norm in a layer, without `.weight`. An embedding of n-grams has none.
+
+    With streams it is the name of the matrices that mix them in its place.
+    """
     names = ("input_layernorm", "post_attention_layernorm")
+    if config.streams > 1:
+        names = ("attn_hyper_connection", "mlp_hyper_connection")
     if config.model_type == NEMOTRON:
         names = ("norm", "norm")
     elif config.mixers[index] in config.norm_after:
         names = ("post_attention_layernorm", "post_feedforward_layernorm")
     elif config.model_type == OLMO:
         names = ("attention_layer_norm", "feedforward_layer_norm")
-    return names[: len(config.layers[index])]
+    return names[: sum(block != PLE for block in config.layers[index])]
 
 
 def _layer(
     config: ModelConfig, at: str, index: int, stored: Container[str]
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    shapes: Shapes = {f"{at}.{name}.weight": (config.hidden,) for name in layer_norms(config, index)}
+    shapes: Shapes = {}
+    for name in layer_norms(config, index):
+        shapes |= _norm(config, f"{at}.{name}")
+    if PLE in config.layers[index]:
+        shapes |= _ple(config, f"{at}.ple", config.ple_before(index), stored)
     if config.model_type == NEMOTRON:
         yield from shapes.items()
         for block in config.layers[index]:
@@ -166,6 +181,43 @@ def _layer(
         yield from _moe(config, f"{at}.mlp", fused=f"{at}.mlp.experts.gate_up_proj" in stored)
     else:
         yield from _mlp(config, config.hidden, config.intermediate, f"{at}.mlp").items()
+
+
+def norm_name(config: ModelConfig, at: str) -> str:
+    """Return the prefix of a norm, or of the matrices that mix streams in its place. at: our name of the norm"""
+    return at.replace("model.norm", "model.hyper_connection_mixer") if config.streams > 1 else at
+
+
+def _norm(config: ModelConfig, at: str, *, last: bool = False) -> Shapes:
+    """A norm. With streams, the norm of each and the matrices that mix them; the last ones add nothing back."""
+    if config.streams == 1:
+        return {f"{at}.weight": (config.hidden,)}
+    at, wide = norm_name(config, at), config.streams * config.hidden
+    inject: Shapes = {} if last else {f"{at}.block_inject_weight.weight": (config.streams, wide)}
+    return inject | {
+        f"{at}.hc_norm.weight": (wide,), f"{at}.input_mix_weight_down.weight": (config.stream_rank, wide),
+        f"{at}.input_mix_weight_up.weight": (wide, config.stream_rank),
+    }
+
+
+def ngram_tables(at: str, shape: PleShape, stored: Container[str]) -> Shapes:
+    """The table of all heads, or the parts of it that a file stores one by one. at: prefix of the layer's PLE"""
+    table, width = f"{at}.ple_embedding.ngram_embedding", shape.width // ((shape.ngram - 1) * shape.heads)
+    if f"{table}.shard_0.weight" not in stored:
+        return {f"{table}.weight": (shape.entries, width)}
+    each = -(-shape.entries // shape.parts)
+    begins = range(0, shape.entries, each)
+    return {f"{table}.shard_{part}.weight": (min(each, shape.entries - begin), width)
+            for part, begin in enumerate(begins)}  # fmt: skip
+
+
+def _ple(config: ModelConfig, at: str, shape: PleShape, stored: Container[str]) -> Shapes:
+    wide = config.streams * config.hidden
+    return ngram_tables(at, shape, stored) | {
+        f"{at}.key_proj.weight": (wide, shape.width), f"{at}.value_proj.weight": (config.hidden, shape.width),
+        **{f"{at}.norm_{name}.weight": (wide,) for name in ("key", "query", "conv")},
+        f"{at}.conv1d.weight": (wide, 1, shape.taps),
+    }
 
 
 def _nemotron(config: ModelConfig, at: str, block: Block) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -27,21 +27,24 @@ from .errors import BadInput
 from .lfm2_config import LFM2, read_lfm2
 from .minimax_config import MINIMAX, read_minimax
 from .nemotron_config import NEMOTRON, read_nemotron
-from .recurrences import RECURRENCES, WITH_FIXED_MEMORY, Axes, Recurrence
+from .qwen4_config import QWEN4, PleShape, streams_and_embeddings
+from .recurrences import KEPT_BY, PLE, RECURRENCES, WITH_FIXED_MEMORY, Axes, Recurrence
 
 # A block of a layer is norm, mixer or MLP, residual. It is named by its mixer or MLP: a row of WITH_FIXED_MEMORY,
 # "attention", "mla" (attention over latents), "nope" (attention without norms, positions and gates), "mlp" or "moe".
+# PLE, an embedding of n-grams, comes before the mixer.
 Block = str
 MLPS = ("mlp", "moe")
 
 DENSE_TYPES = ("qwen3_5",)
-MOE_TYPES = ("qwen3_next", "qwen3_5_moe")
+MOE_TYPES = ("qwen3_next", "qwen3_5_moe", QWEN4)
 KIMI, BAILING = "kimi_linear", "bailing_hybrid"
 LATENT_TYPES = (KIMI, BAILING)  # a recurrence with a decay per channel, latent attention, a sigmoid router
 OLMO = "olmo_hybrid"
 MODEL_TYPES = (*DENSE_TYPES, *MOE_TYPES, KIMI, OLMO, NEMOTRON, LFM2, BAILING, MINIMAX)
 TEXT_SUFFIX = "_text"  # the text part of a multimodal file has the type qwen3_5_text: the same model
 LINEAR, FULL = "linear_attention", "full_attention"  # in `layer_types`
+INDEXED = "indexed_attention"  # the name of the latter in files of Qwen4-Exp that transformers wrote
 OUTPUT_GATES: dict[str, Literal["silu", "sigmoid"]] = {"silu": "silu", "swish": "silu", "sigmoid": "sigmoid"}
 # Names under which files state the number of MTP layers. Qwen3-Next's files state none:
 # it follows from the names of the tensors (`checkpoint.py`).
@@ -124,6 +127,10 @@ class ModelConfig:
     conv_bias: bool = False
     mlp_gate: bool = True  # whether an MLP, or an expert, is a SwiGLU; if not, a squared ReLU
     beta_bound: float = 1.0  # beta is this times a sigmoid; above 1 a state may turn against its own sign
+    streams: int = 1  # S: residual rows per token. With several a block reads a mixture of them
+    stream_rank: int = 0  # of the matrices that mix them
+    ple: tuple[PleShape, ...] = ()  # the embeddings of n-grams, in the order of their layers
+    most_positions: int | None = None  # tokens of a request up to which the layers are as described; None: any number
 
     @classmethod
     def from_file(cls, path: Path | str) -> ModelConfig:
@@ -139,7 +146,7 @@ class ModelConfig:
     @cached_property
     def mixers(self) -> tuple[Block, ...]:
         """The mixer of each layer; "" if it has none, or is on another pipeline stage."""
-        return tuple(next((one for one in blocks if one not in MLPS), "") for blocks in self.layers)
+        return tuple(next((one for one in blocks if one not in (*MLPS, PLE)), "") for blocks in self.layers)
 
     @cached_property
     def recurrent(self) -> tuple[int, ...]:
@@ -147,9 +154,13 @@ class ModelConfig:
         return tuple(layer for layer, mixer in enumerate(self.mixers) if mixer in RECURRENCES)
 
     def keeping(self, component: str) -> tuple[int, ...]:
-        """Return the layers that keep a component of memory of their mixer's row (`Recurrence.memory`)."""
-        return tuple(layer for layer, mixer in enumerate(self.mixers)
-                     if mixer in WITH_FIXED_MEMORY and component in WITH_FIXED_MEMORY[mixer].memory)  # fmt: skip
+        """Return the layers one of whose blocks keeps a component of memory (`KEPT_BY`)."""
+        return tuple(layer for layer, blocks in enumerate(self.layers)
+                     if any(component in KEPT_BY.get(block, ()) for block in blocks))  # fmt: skip
+
+    def ple_before(self, layer: int) -> PleShape:
+        """Return the embedding of n-grams that precedes a layer's mixer."""
+        return next(shape for shape in self.ple if shape.layer == layer)
 
     @cached_property
     def convolving(self) -> tuple[int, ...]:
@@ -182,7 +193,10 @@ class ModelConfig:
         """Return the lengths of axes of a recurrence, or of its memory."""
         sizes = {"H": self.key_heads, "HV": self.value_heads, "K": self.key_dim, "V": self.value_dim,
                  "D": self.hidden, "W-1": self.conv_width - 1, "QKV": 2 * self.key_dim + self.value_dim,
-                 "HVV": self.value_heads * self.value_dim}  # fmt: skip
+                 "HVV": self.value_heads * self.value_dim, "S": self.streams, "SD": self.streams * self.hidden,
+                 **dict.fromkeys(("E", "N-1", "R"), 0)}  # fmt: skip
+        for shape in self.ple[:1]:
+            sizes |= {"E": shape.width, "N-1": shape.ngram - 1, "R": shape.reach}
         return tuple(sum(map(prod, self.segments)) if axis == "C" else sizes[axis] for axis in axes)
 
     def factors(self, block: Block) -> tuple[float, float] | None:
@@ -265,7 +279,7 @@ def _read(f: _Fields) -> ModelConfig:
     # Qwen3.5-MoE has experts in every layer, and no such fields
     dense_layers = range(layers) if not experts else _dense_layers(f, layers) if model_type == "qwen3_next" else ()
     mixers = _mixers(f, layers, _recurrent(model_type))
-    return ModelConfig(
+    config = ModelConfig(
         model_type=model_type,
         vocab=f.whole("vocab_size"),
         hidden=f.whole("hidden_size"),
@@ -293,6 +307,9 @@ def _read(f: _Fields) -> ModelConfig:
         mtp_layers=next(
             (f.whole(name, least=0, most=MOST_LAYERS) for name in MTP_FIELDS if f.get(name) is not None), 0),
     )
+    if model_type != QWEN4:
+        return config
+    return replace(config, **streams_and_embeddings(f, config.layers, config.vocab, config.hidden))
 
 
 def _model_type(f: _Fields) -> str:
@@ -305,6 +322,8 @@ def _model_type(f: _Fields) -> str:
         ("mtp_use_dedicated_embeddings", False), ("use_sliding_window", False),
     ):
         _only(name, f.get(name), value)
+    for name in MTP_FIELDS if model_type == QWEN4 else ():
+        _only(name, f.get(name), 0)
     for name in ("rope_type", "type"):
         _only(name, f.rope(name), "default")
     return model_type
@@ -325,6 +344,8 @@ def _recurrent(model_type: str) -> Block:
 def _mixers(f: _Fields, layers: int, recurrent: Block, full: Block = "attention") -> tuple[Block, ...]:
     """Return the mixer of every layer. recurrent: that of a linear layer;  full: that of a layer with attention."""
     mixers, stated = {LINEAR: recurrent, FULL: full}, f.get("layer_types")
+    if str(f.get("model_type")).startswith(QWEN4):
+        mixers[INDEXED] = full
     if stated is None:
         interval = f.whole("full_attention_interval", default=ATTENTION_INTERVAL)
         stated = [LINEAR if (index + 1) % interval else FULL for index in range(layers)]
@@ -333,7 +354,8 @@ def _mixers(f: _Fields, layers: int, recurrent: Block, full: Block = "attention"
 
 def _rotary_dim(f: _Fields, head_dim: int) -> int:
     stated = f.rope("partial_rotary_factor")
-    factor = PARTIAL_ROTARY_FACTOR if stated is None else _positive("partial_rotary_factor", stated)
+    usual = 1.0 if str(f.get("model_type")).startswith(QWEN4) else PARTIAL_ROTARY_FACTOR
+    factor = usual if stated is None else _positive("partial_rotary_factor", stated)
     rotary_dim = int(head_dim * min(factor, 2.0))  # more than 1 is refused
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
         expected = f"an even number of channels, 2 to {head_dim}, of head_dim"

@@ -16,8 +16,22 @@ if TYPE_CHECKING:
 # Rows are packed in batch order, N in all: one row per token of the event. Memory has the form of a request's logical
 # state.
 COMPONENTS: tuple[str, ...] = (
-    "embedding",  # [N, D]   stage level: token embedding
-    "normed",     # [N, D]   input norm of the layer; at stage level, draft only: norm(embedding)
+    "embedding",  # [N, D]   stage level: token embedding. With S residual streams, here and in hidden and residual
+                  #          [N, SD]: one row after another
+    # embedding of n-grams, before the mixer of a layer (Qwen4-Exp)
+    "ngrams",     # [N, E]   rows of the tables that the n-grams are hashed to
+    "ngram",      # [N-1]    memory: the last tokens, each plus one
+    "ple_key",    # [N, SD]  their projection, compared with the streams
+    "ple_value",  # [N, D]   their other projection
+    "ple_written",  # [N, SD] the value, gated for each stream
+    "ple_normed",  # [N, SD] norm of it: the input of the conv
+    "ple_mixed",  # [N, SD]  after conv and silu
+    "ple_conv",   # [SD, R]  memory, oldest first
+    "ple_made",   # [N, SD]  ple_written + ple_mixed
+    "ple",        # [N, SD]  hidden + ple_made
+    "normed",     # [N, D]   input norm of the layer, or a mixture of the normed streams; at stage level, draft only:
+                  #          norm(embedding)
+    "strength",   # [N, S]   with streams: how strongly the mixer's result is added to each
     # layer with a short convolution
     "in_gate",    # [N, D]   B, which multiplies x before the conv
     "out_gate",   # [N, D]   C, which multiplies the conv's output
@@ -60,6 +74,7 @@ COMPONENTS: tuple[str, ...] = (
     "mixer_normed",  # [N, D]  in layers that norm results: norm(mixer); they have no normed and no post_normed
     "residual",   # [N, D]   hidden + mixer, or + mixer_normed
     "post_normed",  # [N, D]  norm before the MLP; at stage level, draft only: norm(hidden)
+    "post_strength",  # [N, S] with streams: the same of the MLP's result
     "joined",     # [N, 2D]  stage level, draft only: [norm(embedding) | norm(hidden)], embedding first
     "fused",      # [N, D]   stage level, draft only: fc(joined), the head's first hidden row; of a block drafter
                   #          fc(features)

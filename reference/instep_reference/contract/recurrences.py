@@ -17,7 +17,8 @@ from functools import cached_property
 from typing import Literal
 
 # Letters: H, HV, K, V and D as in `ModelConfig`; C: channels of the conv; W-1: its earlier inputs; QKV: q, k and v of a
-# head; HVV: values of all heads.
+# head; HVV: values of all heads; S: residual streams; SD: all of them; E: an embedding of n-grams; N-1: earlier tokens
+# that it reads; R: earlier inputs of its conv.
 Axes = tuple[str, ...]
 
 
@@ -97,7 +98,7 @@ class Recurrence:
 
 
 # Gated DeltaNet (arXiv:2412.06464). Only code that serves this kind alone may name it: its fused kernels, their shapes.
-GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe", "olmo_hybrid"))
+GDN = Recurrence("gdn", "head", types=("qwen3_5", "qwen3_next", "qwen3_5_moe", "olmo_hybrid", "qwen4_exp"))
 RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
     GDN,
     # Kimi Delta Attention (arXiv:2510.26692)
@@ -113,3 +114,16 @@ RECURRENCES: Mapping[str, Recurrence] = {row.name: row for row in (
 SHORT_CONV = Recurrence("short_conv", "none", types=("lfm2",), conv=("x",), memory=("conv",))
 # Every mixer with a fixed memory: a conv window, a state, or both.
 WITH_FIXED_MEMORY: Mapping[str, Recurrence] = {**RECURRENCES, SHORT_CONV.name: SHORT_CONV}
+# The block before a mixer that adds embeddings of n-grams (Qwen4-Exp). It keeps a dilated conv's window and tokens.
+PLE = "ple"
+PLE_PLACES: Mapping[str, Axes] = {  # the axes of its results, per row, in the order of the data flow
+    "ngrams": ("E",), "ple_key": ("SD",), "ple_value": ("D",), "ple_written": ("SD",), "ple_normed": ("SD",),
+    "ple_mixed": ("SD",), "ple_made": ("SD",), "ple": ("SD",),
+}
+# Results of a model with several residual streams that have another shape than its other rows.
+STREAM_PLACES: Mapping[str, Axes] = {
+    "embedding": ("SD",), "strength": ("S",), "residual": ("SD",), "post_strength": ("S",), "hidden": ("SD",),
+}
+KEPT_BY: Mapping[str, tuple[str, ...]] = {  # what each block keeps of a request: fields of `RequestState`
+    PLE: ("ngram", "ple_conv"), **{name: row.memory for name, row in WITH_FIXED_MEMORY.items()},
+}

@@ -23,13 +23,16 @@ from ..inputs.checkpoints import Kind
 MODULES: dict[Kind, str] = {
     "dense": "qwen3_5", "next": "qwen3_next", "moe": "qwen3_5_moe", "kimi": "kimi_linear", "olmo": "olmo_hybrid",
     "nemotron": "nemotron_h", "lfm2": "lfm2", "ling": "bailing_hybrid", "minimax": "minimax",
+    "qwen4": "qwen4_exp",
 }
 CLASSES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
     "lfm2": "Lfm2ForCausalLM", "ling": "BailingHybridForCausalLM", "minimax": "MiniMaxForCausalLM",
+    "qwen4": "Qwen4ExpForCausalLM",
 }
-FINAL_NORM = {"lfm2": "embedding_norm", "nemotron_h": "norm_f"}  # by model type, if it is not `norm`
+# By model type, if it is not `norm`.
+FINAL_NORM = {"lfm2": "embedding_norm", "nemotron_h": "norm_f", "qwen4_exp_text": "hyper_connection_mixer"}
 CONV_WIDTHS = ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache")
 
 
@@ -152,11 +155,15 @@ def _memory(past: Any, config: Any) -> dict[str, torch.Tensor]:
             window = kept.conv_states[0][0]
             width = next(filter(None, (getattr(config, name, None) for name in CONV_WIDTHS)))
             memory[f"conv {index}"] = window[:, window.shape[1] - width + 1 :]
+            if index + 1 in (getattr(config, "ple_layer_ids", None) or ()):  # its tokens are kept as a third window
+                reach = (config.ple_conv_kernel_size - 1) * config.ngram_size
+                memory[f"ple_conv {index}"] = kept.conv_states[1][0][:, -reach:]
+                memory[f"ngram {index}"] = kept.conv_states[2][0][1 - config.ngram_size :] + 1
             if kind == "linear_attention":
                 state = kept.recurrent_states[0][0]
                 mamba = config.model_type == "nemotron_h"
                 memory[f"state {index}"] = state.mT if mamba else state  # Mamba2's is stored [HV, V, K]
-        elif kind == "full_attention":
+        elif kind in ("full_attention", "indexed_attention"):
             keys, values = kept.keys, kept.values
             if hasattr(config, "kv_lora_rank"):  # its cache calls the latents keys
                 keys, values = values, keys

@@ -18,18 +18,20 @@ from safetensors.torch import save_file
 from instep_reference.contract.block_drafter import FOLDER, PREFIX, BlockDrafter
 from instep_reference.contract.checkpoint_tensor_shapes import FUSED, block_shapes, expected_shapes, released
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.qwen4_config import QWEN4
 
-Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2", "ling", "minimax"]
+Kind = Literal["dense", "next", "moe", "kimi", "olmo", "nemotron", "lfm2", "ling", "minimax", "qwen4"]
 
 MODEL_TYPES: dict[Kind, str] = {
     "dense": "qwen3_5_text", "next": "qwen3_next", "moe": "qwen3_5_moe_text", "kimi": "kimi_linear",
     "olmo": "olmo_hybrid", "nemotron": "nemotron_h", "lfm2": "lfm2",
-    "ling": "bailing_hybrid", "minimax": "minimax",
+    "ling": "bailing_hybrid", "minimax": "minimax", "qwen4": "qwen4_exp_text",
 }
 ARCHITECTURES: dict[Kind, str] = {
     "dense": "Qwen3_5ForCausalLM", "next": "Qwen3NextForCausalLM", "moe": "Qwen3_5MoeForCausalLM",
     "kimi": "KimiLinearForCausalLM", "olmo": "OlmoHybridForCausalLM", "nemotron": "NemotronHForCausalLM",
     "lfm2": "Lfm2ForCausalLM", "ling": "BailingMoeV3ForCausalLM", "minimax": "MiniMaxForCausalLM",
+    "qwen4": "Qwen4ExpForCausalLM",
 }
 TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}  # one of GDN, one of attention
 # e^g when a is 0, spread over the heads: from forgetting in a token or two to remembering ten thousand.
@@ -167,8 +169,19 @@ def _minimax(**overrides: Any) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
+def _qwen4(**overrides: Any) -> dict[str, Any]:
+    """Three layers of GDN and one of attention, four streams, embeddings of n-grams before the first and the third."""
+    return config_of(
+        "moe", **{"architectures": [ARCHITECTURES["qwen4"]], "model_type": MODEL_TYPES["qwen4"],
+        "mtp_num_hidden_layers": None, "hc_count": 4, "hc_lowrank": 6, "ple_layer_ids": [1, 3], "ple_embed_dim": 16,
+        "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 3, "seed": 1234, "eos_token_id": 7,
+        "pad_token_id": 0, "indexer_n_heads": 1, "indexer_kv_heads": 1, "indexer_head_dim": 16,
+        "indexer_budget": 4096, "indexer_compress_ratio": 4, "norm_topk_prob": True, **overrides})  # fmt: skip
+
+
 FAMILIES: dict[Kind, Callable[..., dict[str, Any]]] = {
-    "kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2, "ling": _ling, "minimax": _minimax,
+    "kimi": _kimi, "nemotron": _nemotron, "lfm2": _lfm2, "ling": _ling, "minimax": _minimax, "qwen4": _qwen4,
 }
 
 
@@ -220,7 +233,7 @@ def draw(
 ) -> dict[str, torch.Tensor]:
     """Every tensor of a configuration, from a seed, under the names in the family's files."""
     generator = torch.Generator().manual_seed(seed)
-    fuse = config.model_type == "qwen3_5_moe" if fused is None else fused
+    fuse = config.model_type in ("qwen3_5_moe", QWEN4) if fused is None else fused
     shapes = expected_shapes(config, stored=FUSED if fuse else ())
     tensors = {}
     for name, shape in shapes.items():

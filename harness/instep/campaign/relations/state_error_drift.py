@@ -19,14 +19,14 @@ from torch.nn.functional import softplus
 from instep_optimized.memory.tiled_units import Units, shown
 from instep_optimized.memory_addresses import Chance, Part
 from instep_optimized.ops.op_protocols import GdnInputs, Ops
-from instep_reference import gdn
+from instep_reference import gdn, trunk
 from instep_reference.contract.declared_rounding import RING, Blocked, Storage, read_as
 from instep_reference.contract.engine import Admit
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import STAGE_LEVEL, Place, See, unseen
 from instep_reference.contract.recurrences import Recurrence
-from instep_reference.norms import l2_norm, rms_norm
-from instep_reference.weights import GdnWeights, Weights, given
+from instep_reference.norms import l2_norm
+from instep_reference.weights import GdnWeights, Weights
 
 from ...finding_problem import Problem
 from ...oracle.declared_product_rounding import InChunks, Operands, launched
@@ -289,7 +289,7 @@ def _layered(
             operands.chunk = end - begin == CHUNK
             declared = operands.chunk and operands.forms[1] in operands.products
             rule = InChunks(operands, memory.state) if declared else None
-        normed = at("normed", rms_norm(rows[begin:end].to(like), given(mine.input_norm), config.eps))
+        normed = at("normed", trunk.read(config, mine.input_norm, rows[begin:end].to(like))[0])
         before = memory.state
         memory = gdn.mix(config, _mixer(weights, layer), normed, memory, torch.arange(begin, end), at)[1]
         if isinstance(ring, torch.dtype) and 1 < end - begin < CHUNK:

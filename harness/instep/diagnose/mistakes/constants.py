@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch.nn import functional as F
 
-from instep_reference.norms import rms_norm
+from instep_reference import trunk
 from instep_reference.weights import (
     GdnWeights,
     LatentWeights,
@@ -205,7 +205,7 @@ def _read(case: Case) -> Iterator[Explanation]:
     """A projection in a layer that norms results: of rows that are normed nevertheless."""
     layer, work = layer_of(case), None if case.piece is None else case.piece.work
     if layer is not None and layer.input_norm is not None and isinstance(work, LayerWork) and _norms_results(case):
-        rows = rms_norm(work.hidden.to("cpu", torch.float64), layer.input_norm, case.weights.config.eps)
+        rows, _ = trunk.read(case.weights.config, layer.input_norm, work.hidden.to("cpu", torch.float64))
         yield from case.made("is computed from normed rows, as in a layer that norms what it reads", hidden=rows)
 
 
@@ -214,7 +214,7 @@ def _mlp(case: Case) -> Iterator[Explanation]:
     work = None if case.piece is None else case.piece.work
     norm = None if layer is None else layer.post_norm
     if norm is not None and residual is not None and isinstance(work, LayerWork) and _norms_results(case):
-        rows = rms_norm(residual, norm, case.weights.config.eps)
+        rows, _ = trunk.read(case.weights.config, norm, residual)
         yield from case.made("is computed from normed rows, as in a layer that norms what it reads", {"residual": rows})
         before = work.hidden.to("cpu", torch.float64)
         yield from case.made("is computed from the rows before the mixer", {"residual": before})

@@ -12,7 +12,7 @@ import torch
 from instep_reference.contract.config import LATENT_EPS
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL
 from instep_reference.norms import L2_EPS
-from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, LightningWeights
+from instep_reference.weights import AttentionWeights, GdnWeights, LatentWeights, LightningWeights, Norm
 
 from ...oracle.single_layer_run import LayerWork
 from ...watch.rows_by_request import row_spans
@@ -91,7 +91,7 @@ def _weights_of_others(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
     first, second = ("normed", "mixer_normed"), ("post_normed", "mlp_normed")
     if layer is not None and case.component in (*first, *second) and place.layer != STAGE_LEVEL:
         other = layer.post_norm if case.component in first else layer.input_norm
-        if other is not None:
+        if isinstance(other, torch.Tensor):
             yield "the weight of the layer's other norm", other
 
 
@@ -205,7 +205,7 @@ def _norm_weight(case: Case) -> torch.Tensor | None:
     weights, place = case.weights, case.finding.place
     layer, draft = layer_of(case), weights.draft
     if case.component == "final" and place.stage == "trunk":
-        return weights.final_norm
+        return _plain(weights.final_norm)
     if draft is not None and (case.component == "final" or place.layer == STAGE_LEVEL):
         return draft.norm if case.component == "final" else draft.norm_embedding
     if layer is None:
@@ -214,5 +214,10 @@ def _norm_weight(case: Case) -> torch.Tensor | None:
         return layer.mixer.norm
     if case.component == "value" and isinstance(layer.mixer, LatentWeights):
         return layer.mixer.latent_norm
-    return {"normed": layer.input_norm, "post_normed": layer.post_norm, "mixer_normed": layer.input_norm,
-            "mlp_normed": layer.post_norm}.get(case.component)  # fmt: skip
+    return _plain({"normed": layer.input_norm, "post_normed": layer.post_norm, "mixer_normed": layer.input_norm,
+                   "mlp_normed": layer.post_norm}.get(case.component))  # fmt: skip
+
+
+def _plain(norm: Norm | None) -> torch.Tensor | None:
+    """The weight of a norm; None if streams are mixed in its place."""
+    return norm if isinstance(norm, torch.Tensor) else None
