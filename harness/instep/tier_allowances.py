@@ -76,6 +76,20 @@ SCALE_FLOOR = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 # Smaller blocks are judged together, as the norm of fewer than 32 numbers is no measurement (see above).
 SMALLEST_BLOCK = 32
 
+# T2, errors to one side (`checks/one_sided_errors.py`). b: a correct engine's error has a mean if it is the same at
+# every event. An op has at most two constants, which are made once from its parameters: each is rounded to nearest,
+# half a unit, or is one function (exp of A_log), which the libraries of CPUs compute within one unit (SLEEF, glibc). A
+# function's error over many arguments has a mean far below its bound. Measured means of correct engines that are no
+# accident (4 standard errors) are at most 3.4e-8 in fp32, 0.3 units (`plain` on the main trace).
+CONSTANT_ULPS = 1.0
+
+# The probability that a correct engine is accused in one group (a head or a channel of a place) of a run, over all
+# looks at it. A run of a 9B model has some 3e6 groups, one of our traces 2e4: 3e-5 and 2e-7 false alarms per run.
+ONE_SIDED_RISK = 1e-11
+
+# Fewer samples have no finding: the limit of the first look is 7.3, and |sum e| <= sqrt(n) sqrt(sum e^2) always.
+FEWEST_SAMPLES = 64
+
 # T3. How often the rounded run is drawn again before an error counts. More draws help only if they differ. Another
 # order of summation moves a number by some units of 2^-24. Stored or multiplied in 16 bits, nearly all numbers then
 # round as before, and in a model with few channels 8 draws are identical. So every further draw rounds stochastically
@@ -162,6 +176,11 @@ TIES_ALWAYS = 3
 # order, and exp multiplies it by log2(e): three roundings of at most half a unit of the largest score each, and the
 # power is good to two units. The constant is twice that sum, to allow for two more steps.
 SCORE_ULPS = 4.0
+
+
+def one_sided_limit(look: int) -> float:
+    """t of the look with this number, from 1: 2 exp(-t^2 / 2) is its part 1 / (look (look + 1)) of the risk."""
+    return math.sqrt(2 * math.log(2 * look * (look + 1) / ONE_SIDED_RISK))
 
 
 def sums_error(count: int, eps: float) -> float:

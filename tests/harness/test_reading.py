@@ -84,7 +84,7 @@ def test_streams_print_what_the_page_shows(ragged: Trace) -> None:
 
 
 def test_the_table_names_every_check_in_order_with_its_tier() -> None:
-    labels, numbers = for_labels(), for_numbers(cast(Oracle, None))
+    labels, numbers = for_labels(), for_numbers(cast(Oracle, None), uncalibrated="")
     ranks = (*of_ranks(2), *of_ranks(1, 2)[1:], *of_ranks(1, 1, 2)[1:])  # in runs of both kinds, before all others
     by_name = {check.name: check for check in (labels[0], labels[2], *numbers, *ranks)}
     labels, numbers = (*labels, *ranks), (*numbers, *ranks)
@@ -116,7 +116,9 @@ def test_the_numbers_are_the_constants() -> None:
         f"at most 1/{1 / tier_allowances.PROJECTION_ERROR:g}", f"{tier_allowances.MORE_DRAWS} of them before anything",
         f"drawn up to {tier_allowances.REDRAWS} times more", f"over {tier_allowances.TIES_CAP:.0%} of all choices",
         f"and over {tier_allowances.TIES_ALWAYS}, they are", f"up to {confirm_cause.BEYOND} events on",
-        f"the first {FINDINGS} are written out",
+        f"the first {FINDINGS} are written out", f"beyond {tier_allowances.CONSTANT_ULPS:g} ulp",
+        f"beyond {tier_allowances.one_sided_limit(1):.1f} times the root",
+        f"a probability of {tier_allowances.ONE_SIDED_RISK:g} per head",
     ):
         assert told in flowing
     limits = tier_allowances.PROJECTION_LIMIT, tier_allowances.UNDECIDED_CAP, tier_allowances.MARGIN_ERRORS

@@ -22,6 +22,7 @@ from .host_reads import HostReads
 from .kept_copies import Copies
 from .known_wrong_states import Directed
 from .leaks import Leaks
+from .one_sided_errors import OneSided
 from .op_call_contracts import Contracts
 from .ops_on_own_inputs import OwnInputs
 from .pipeline_stages import Stages
@@ -58,13 +59,16 @@ def for_labels() -> tuple[Check, ...]:
     return (Identity(), Grown(), Labels(), Bytes(), *structure())
 
 
-def for_numbers(oracle: Oracle, repeated_runs: Redraws | None = None) -> tuple[Check, ...]:
+def for_numbers(
+    oracle: Oracle, repeated_runs: Redraws | None = None, uncalibrated: str | None = None,
+) -> tuple[Check, ...]:
     """The checks of a subject that computes. The directed diagnosis of a state comes before its error.
 
-    repeated_runs: further draws of the rounded run; None: none, so that the first draw decides.
+    repeated_runs: further draws of the rounded run; None: none, so that the first draw decides. uncalibrated: why small
+    errors to one side are not judged; empty: they are; None: this run has no such check.
     """
-    experts = Experts(oracle)
-    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), Draws(), experts
+    experts, one_sided = Experts(oracle), () if uncalibrated is None else (OneSided(oracle, uncalibrated),)
+    arithmetic = Directed(oracle), Derived(oracle), OwnInputs(oracle), *one_sided, Draws(), experts
     free = Propagated(repeated_runs, others=experts.parted), Decisions(experts.parted)
     return (Played(), Identity(), Bytes(oracle), *structure(), *arithmetic, *free, Grown())
 

@@ -23,6 +23,7 @@ from instep_reference.contract.engine import AnyEvent, Commit, Draft, Forward
 from instep_reference.contract.errors import InstepError
 from instep_reference.contract.place_names import Place
 
+from ..checks.one_sided_errors import OneSided
 from ..run.replay import Outcome, Replay
 from ..run.run_variants import Patch, Variant, in_memory, spelled
 from ..setting import moves_labels
@@ -41,7 +42,10 @@ ANOTHER = {"state": ("strategy", "snapshot", "rerun"), "conv": ("conv", "windows
 def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = None) -> Located:
     """Confirm the first finding of a run that diverged. layers: the layers that were judged."""
     climb = _Climb(replay, outcome, layers)
-    rungs = (climb.graph, climb.seen_directly, climb.led, climb.op, climb.place, climb.reading, climb.memory)
+    rungs = (
+        climb.all_events, climb.graph, climb.seen_directly, climb.led, climb.op, climb.place, climb.reading,
+        climb.memory,
+    )  # fmt: skip
     found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
     return replace(found, hints=tuple(climb.seen), replays=climb.replays)
 
@@ -64,6 +68,14 @@ class _Climb:
         self.remains = "the engine raised an error" if self.first.check == "serves" else no_tensor
 
     # The rungs
+
+    def all_events(self) -> Located | None:
+        """Report an error that only many events show: further runs judge one round, and would not see it."""
+        if self.first.check != OneSided.name:
+            return None
+        op = next(iter(ops_of(self.at, self.unused)), None)
+        by = f"cause: op `{op}`" if op else "cause: the op that computes it"
+        return self._is("place", op, f"{by} (this check compares every event from the op's own inputs)")
 
     def graph(self) -> Located | None:
         if self.eager:

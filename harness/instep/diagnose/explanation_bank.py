@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..checks.check_interface import NOWHERE
+from ..checks.one_sided_errors import OneSided
 from ..checks.op_call_contracts import Contracts
 from ..checks.ops_on_own_inputs import OwnInputs
 from ..checks.poison import Poison
@@ -87,9 +88,10 @@ def explained(
     said = dict[int, Comparison]()
     if context is not None:
         here = [found for found in findings if found.event == context.index and not found.agrees]
+        tensors = [found for found in here if found.check != OneSided.name]  # this one is about all events
         at: dict[object, Explained | Unexplained | None] = {}  # one explanation for all measurements of a tensor
         with torch.inference_mode():
-            chosen = list(_first(here))
+            chosen = list(_first(tensors))
             for finding in chosen:
                 what = (finding.place, finding.request, finding.tier in NUMERIC)
                 if what not in at:

@@ -29,6 +29,7 @@ from instep_reference.contract.event_facts import kind_of
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..checks import Check, for_free_runs, for_labels, for_numbers, of_ranks
+from ..checks.one_sided_errors import not_judged
 from ..finding_problem import Problem
 from ..options import IN_TURNS
 from ..oracle.free_run_states import FreeOracle
@@ -210,8 +211,8 @@ class Replay:
         oracles = [None if self.checks is not None else oracle_for(plan, participants, variant)
                    for plan, participants in zip(plans, sides, strict=True)]  # fmt: skip
         judges = [
-            [Late(check, judged_from) if judged_from else check for check in self._judges(plan, participants, oracle)
-             if check.tier in tiers]
+            [Late(check, judged_from) if judged_from else check
+             for check in self._judges(plan, participants, oracle, variant) if check.tier in tiers]
             for plan, participants, oracle in zip(plans, sides, oracles, strict=True)
         ]
         second = Lockstep(self.trace, sides[1], follows=part.follows) if len(sides) > 1 else None
@@ -238,14 +239,14 @@ class Replay:
         )
 
     def _judges(
-        self, plan: Plan, participants: Participants, oracle: PatchedOracle | FreeOracle | None
+        self, plan: Plan, participants: Participants, oracle: PatchedOracle | FreeOracle | None, variant: Variant,
     ) -> Sequence[Check]:
         """The checks of one engine."""
         if self.checks is not None:
             return self.checks(plan)
         recorded = RecordedChoices(self.trace.recorded, self.trace.header.recording, plan.setting.mode)
         return checks_for(oracle, participants.repeated_runs, recorded, plan.setting.ranks, plan.setting.stages,
-                          plan.setting.dp)  # fmt: skip
+                          plan.setting.dp, uncalibrated=_uncalibrated(plan.setting, variant))  # fmt: skip
 
     def _unmade(self, failed: SubjectFailed, variant: Variant) -> Outcome:
         """The outcome if building the subject raised: a finding at the first event."""
@@ -264,6 +265,12 @@ def _again(
 ) -> Outcome:
     """Run the same replay in a new process that has nothing of this one."""
     return Replay(read(trace), setting, checkpoint=checkpoint, checks=checks)._run(group, progress=None, also=(), **how)
+
+
+def _uncalibrated(setting: Setting, variant: Variant) -> str:
+    """Why small errors to one side are not judged in a run with this setting; empty: they are."""
+    ours = setting.handed is None and setting.engine is None and not variant.swap
+    return not_judged(setting.ops if ours else "", setting.device)
 
 
 class Late:
@@ -349,16 +356,17 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 def checks_for(
     oracle: PatchedOracle | FreeOracle | None, repeated_runs: RepeatedRuns | None,
     recorded: RecordedChoices | None = None, ranks: int = 1, stages: int = 1, replicas: int = 1,
+    uncalibrated: str | None = None,
 ) -> tuple[Check, ...]:
     """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.
 
     repeated_runs: further draws of the rounded run; None means none. recorded: the check against the choices of a
-    recorded trace, if there are any. ranks, stages, replicas: of the subject
+    recorded trace, if there are any. ranks, stages, replicas: of the subject. uncalibrated: as in `for_numbers`
     """
     if oracle is None:
         return (*of_ranks(ranks, stages, replicas), *for_labels())
     checks = (for_free_runs(oracle, repeated_runs) if isinstance(oracle, FreeOracle)
-              else for_numbers(oracle, repeated_runs))  # fmt: skip
+              else for_numbers(oracle, repeated_runs, uncalibrated))  # fmt: skip
     checks = (*of_ranks(ranks, stages, replicas), *checks)
     return checks if recorded is None else (recorded, *checks)
 

@@ -1,0 +1,162 @@
+"""Errors to one side: a slip that no event shows is found, and rounding of any shape is not.
+
+Leaves out: false alarms of engines (`instep calibrate`).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from instep.checks.one_sided_errors import CALIBRATED, Samples, not_judged
+from instep.diagnose import diagnose
+from instep.run import replay as replays
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, one_sided_limit
+from instep.trace.file import read
+from instep.verdict import Exit
+from instep_optimized import load
+from support.running.covering import TRACES, WHOLE
+
+EPS = torch.finfo(torch.float32).eps
+ROWS, WIDTH = 200, 16
+Draw = Callable[[torch.Generator], torch.Tensor]
+
+NOISE: dict[str, Draw] = {
+    "rounding": lambda chance: EPS / 2 * (2 * torch.rand(ROWS, WIDTH, generator=chance, dtype=torch.float64) - 1),
+    "normal": lambda chance: EPS * torch.randn(ROWS, WIDTH, generator=chance, dtype=torch.float64),
+    "cauchy": lambda chance: EPS * torch.randn(ROWS, WIDTH, generator=chance, dtype=torch.float64)
+    / torch.randn(ROWS, WIDTH, generator=chance, dtype=torch.float64),
+    "one in 50": lambda chance: EPS * (torch.rand(ROWS, WIDTH, generator=chance) < 0.02).double()
+    * torch.randn(ROWS, WIDTH, generator=chance, dtype=torch.float64),
+}  # fmt: skip
+
+
+def _used(error: torch.Tensor, truth: torch.Tensor, component: str = "normed") -> tuple[float, Samples, int]:
+    """The largest part of a limit that these relative errors use; the samples, and the group."""
+    samples = Samples(component, 0, 0)
+    assert samples.add(truth * (1 + error), truth)
+    mean, limit = samples.judged(CONSTANT_ULPS * EPS, one_sided_limit(1))
+    used = np.abs(mean) / limit
+    return float(used.max()), samples, int(used.argmax())
+
+
+def _truth(chance: torch.Generator, rows: int = ROWS) -> torch.Tensor:
+    return torch.randn(rows, WIDTH, generator=chance, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_rounding_of_any_shape_is_not_found(noise: str) -> None:
+    chance = torch.Generator().manual_seed(1)
+    used = [_used(NOISE[noise](chance), _truth(chance))[0] for _ in range(50)]
+    assert 0 < max(used) < 1
+
+
+@pytest.mark.parametrize("size", [2.5e-7, -2.5e-7])
+@pytest.mark.parametrize("noise", ["rounding", "one in 50"])
+def test_a_slip_of_one_channel_is_found_at_that_channel(noise: str, size: float) -> None:
+    chance = torch.Generator().manual_seed(2)
+    error = NOISE[noise](chance)
+    error[:, 5] += size
+    used, samples, group = _used(error, _truth(chance))
+    assert used > 1
+    assert samples.group(group) == (" in channel 5", None)
+    mean = samples.judged(0.0, 1.0)[0][group]
+    assert mean == pytest.approx(size, abs=3e-8), "the message has the size of the slip, with its sign"
+
+
+def test_a_constant_of_a_correct_engine_is_not_found() -> None:
+    chance = torch.Generator().manual_seed(3)
+    error = torch.full((4000, WIDTH), CONSTANT_ULPS * EPS, dtype=torch.float64)
+    assert 0.9 < _used(error, _truth(chance, 4000))[0] < 1
+
+
+def test_rows_that_are_not_finite_are_left_to_other_checks() -> None:
+    chance = torch.Generator().manual_seed(7)
+    error = NOISE["rounding"](chance)
+    error[3, 2], error[4, 1] = torch.nan, torch.inf
+    used, samples, _ = _used(error, _truth(chance))
+    assert used < 1
+    assert samples.count == ROWS - 2
+
+
+def test_the_largest_finding_needs_more_samples_than_the_fewest() -> None:
+    """Without noise, sum A = sqrt(n) sqrt(sum A^2) for equal samples, so t^2 samples bound every finding."""
+    assert one_sided_limit(1) ** 2 < FEWEST_SAMPLES
+    risks = [2 * np.exp(-(one_sided_limit(look) ** 2) / 2) for look in range(1, 2000)]
+    assert sum(risks) == pytest.approx(1e-11, rel=1e-2), "all looks together take the risk once"
+
+
+def test_a_limit_covers_every_constant_up_to_its_bound() -> None:
+    """The limit is the largest over all beta, not only over the two ends that the check computes."""
+    chance = torch.Generator().manual_seed(4)
+    o = _truth(chance)
+    e = o * 1e-7 * torch.randn(ROWS, WIDTH, generator=chance, dtype=torch.float64)
+    _, samples, _ = _used(e / o, o)
+    limit = samples.judged(1e-7, 7.0)[1]
+    a, d = samples._by_row(e.numpy(), o.numpy())
+    betas = np.linspace(-1e-7, 1e-7, 41)
+    every = [beta + 7 * np.sqrt(np.square(a * np.sign(a.sum(0)) - beta * d).sum(0)) / d.sum(0) for beta in betas]
+    np.testing.assert_allclose(limit, np.max(every, axis=0), rtol=1e-9)
+
+
+def test_rows_with_the_same_bits_count_once() -> None:
+    chance = torch.Generator().manual_seed(5)
+    row, error = _truth(chance, 1), 3e-7 * torch.ones(ROWS, WIDTH, dtype=torch.float64)
+    _, samples, _ = _used(error, row.expand(ROWS, WIDTH).contiguous())
+    assert samples.count == 1
+    assert _used(error, _truth(chance))[0] > 1, "in rows that differ it is found"
+
+
+def test_rows_of_one_event_are_one_sample_of_a_state() -> None:
+    chance, samples = torch.Generator().manual_seed(6), Samples("core", 0, 0)
+    for _ in range(32):
+        o = torch.randn(3, 4, 8, generator=chance, dtype=torch.float64)
+        samples.add(o * (1 + 3e-7 * torch.arange(4, dtype=torch.float64)[:, None]), o, 3)
+    assert samples.count == 32
+    mean, _ = samples.judged(0.0, 1.0)
+    np.testing.assert_allclose(mean[1:], 1e-7 * np.arange(4), rtol=1e-6, atol=1e-15)
+    assert samples.group(3) == ("", 2)
+
+
+def test_only_calibrated_op_sets_on_a_cpu_are_judged() -> None:
+    assert [not_judged(name, "cpu") for name in CALIBRATED] == [""] * len(CALIBRATED)
+    assert "not for cuda: tensor cores truncate sums" in not_judged("plain", "cuda")
+    assert "not for this subject" in not_judged("mine:OPS", "cpu")
+
+
+@WHOLE
+@pytest.mark.parametrize("slip", [0.0, 2e-7])
+def test_a_slip_of_one_norm_weight_is_found_and_located(slip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, place = load("plain"), ("trunk", 1, "normed")
+
+    def norm(**given: Any) -> torch.Tensor:
+        row: torch.Tensor = plain.norm(**given)
+        if tuple(given["to"]) == place:
+            row[:, 33] = (row[:, 33].double() * (1 + slip)).to(row.dtype)
+        return row
+
+    monkeypatch.setattr(replays, "not_judged", lambda ops, device: "")
+    setting = Setting("plain", handed=replace(plain, norm=norm))
+    outcome = diagnose(Replay(read(TRACES / "adaptive.jsonl"), setting), until=14, layers=[1], ladder=True)
+    judged = [one for one in outcome.verdict.compared if one.check == "one_sided"]
+    assert len(judged) > 20, "the slip is judged with other places"
+    assert outcome.verdict.exit is (Exit.DIVERGED if slip else Exit.AGREED)
+    assert [tuple(one.place) for one in outcome.verdict.findings] == [place] * bool(slip)
+    if slip:
+        assert outcome.verdict.findings[0].diagnosis.startswith("is 1.9e-07 of its size too large in channel 33")
+        assert outcome.located is not None
+        assert outcome.located.says.startswith("cause: op `norm`")
+
+
+@WHOLE
+def test_a_run_without_calibration_lists_errors_as_not_compared() -> None:
+    trace: Path = TRACES / "faults" / "steps.jsonl"
+    outcome = Replay(read(trace), Setting("plain", handed=load("plain"))).run(until=3)
+    assert not [one for one in outcome.verdict.compared if one.check == "one_sided"]
+    assert len([one for one in outcome.verdict.skipped if one.check == "one_sided"]) == 1
