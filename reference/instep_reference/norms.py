@@ -42,7 +42,7 @@ def gated_group_norm(
     Shapes:  core, z (..., HV, V)   weight (HV*V,)  ->  (..., HV, V); group g has the heads g HV/groups and following
     Mirrors: transformers 5.24 `NemotronHRMSNormGated`, without its casts (HF casts before the weight).
     """
-    gated = (core * F.silu(z)).reshape(*core.shape[:-2], groups, -1)  # (..., groups, HV*V / groups)
+    gated = (core * F.silu(z)).reshape(*core.shape[:-2], groups, len(weight) // groups)  # (..., groups, HV*V / groups)
     return (over_rms(gated, eps).flatten(-2) * weight).reshape(core.shape)
 
 

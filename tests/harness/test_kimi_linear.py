@@ -46,9 +46,8 @@ ling = committed("faults/ling")
 
 @pytest.mark.whole
 @pytest.mark.parametrize("more", [
-    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}, {"overlap": True},
-    {"graphs": True, "overlap": True, "strategy": "lazy_rerun"}, {"drafter": "external"},
-], ids=str)  # fmt: skip
+    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"drafter": "external"},
+    {"graphs": True, "overlap": True, "strategy": "lazy_rerun"}], ids=str)
 def test_ling_agrees_with_narrow_rows_in_graphs_and_overlapped(ling: Trace, more: dict[str, object]) -> None:
     agreed(Replay(ling, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
@@ -63,13 +62,25 @@ def test_kimi_linear_agrees_with_narrow_rows_in_graphs_and_over_ranks(trace: Tra
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("ops", "more"), [
-    ("triton", {"strategy": "columns", "graphs": True, "overlap": True}),
-    ("precise", {"strategy": "lazy_rerun", "conv": "widened", "dtype": "bfloat16"}),
     ("triton", {"dtype": "bfloat16", "ranks": 2}),
     ("invariant", {"strategy": "snapshot", "kv_dtype": "float8_e4m3fn"}),
 ], ids=str)
 def test_kernels_serve_kimi_linear(trace: Trace, ops: str, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting(ops, **more)).run())  # type: ignore[arg-type]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("ops", "strategy", "more"), [
+    ("triton", "columns", {"graphs": True, "overlap": True, "conv": "widened"}),
+    ("precise", "lazy_rerun", {"dtype": "bfloat16"}),
+    ("invariant", "snapshot", {"kv_dtype": "float8_e4m3fn"}),
+    ("triton", "rerun", {"dtype": "bfloat16", "conv": "widened"}),
+], ids=str)
+def test_kernels_serve_ling_under_every_strategy(
+    ling: Trace, ops: str, strategy: str, more: dict[str, object]
+) -> None:
+    verdict = agreed(Replay(ling, Setting(ops, strategy=strategy, **more)).run())  # type: ignore[arg-type]
+    assert {"trunk", "extend", "chain.1"} <= {one.place.stage for one in verdict.compared}
 
 
 GROUPS = "ranks.view(rows, weights.groups, -1).sort(dim=-1, descending=True)"

@@ -225,6 +225,13 @@ def test_expansion_of_latents_and_sigmoid_routers_fit_a_program(taken: Mapping[s
     assert {one.kernel for one in told} == names and all(one.shared <= SHARED and one.stack == 0 for one in told), told
 
 
+def test_rows_of_turned_latents_and_safe_gates_spill_nothing(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["turned_latents"]
+    assert [one.kernel for one in told] == 2 * ["_latent_rows", "_output_gate", "_channel_decays", "_channel_decays"]
+    turns = {True: 32, False: 0}  # a sine of a large angle has an array of seven words, as in `_rotary`
+    assert all(one.stack == turns[one.kernel == "_latent_rows"] and one.shared <= OF_ALL // 8 for one in told), told
+
+
 def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["convs"]
     assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told

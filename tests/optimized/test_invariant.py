@@ -23,6 +23,7 @@ from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.kernels.attention.dispatch import Shape, read
 from instep_optimized.kernels.invariant.linear import multiply
 from instep_optimized.memory_addresses import Address, Pages, Part
+from instep_optimized.ops.attention_protocols import LatentInputs
 from instep_optimized.ops.op_protocols import ExpertWeights, GdnInputs, Ops
 from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.row_invariant_triton import INVARIANT
@@ -123,6 +124,12 @@ SUBJECTS: dict[str, Subject] = {
     "output_gate": Subject("output_gate", lambda draw, count, dtype: {
         "attended": draw.normal(count, HEADS, HEAD, dtype=dtype),
         "projected": draw.normal(count, HEADS, 2, HEAD, dtype=dtype)}, lambda draw, dtype: {"to": at("opened")}),
+    "latent_inputs": Subject("latent_inputs", lambda draw, count, dtype: {
+        "projected": draw.normal(count, HEADS, HEAD + 1, dtype=dtype),
+        "key_raw": draw.normal(count, 1, LATENT + HEAD // 2, dtype=dtype),
+        "positions": raw_heads(draw, count, dtype)["positions"]}, lambda draw, dtype: {
+        "norm": draw.normal(LATENT, dtype=dtype), "eps": 1e-6, "rotary_dim": HEAD // 2, "theta": 6e6,
+        "to": tuple(map(at, LatentInputs._fields))}),
     "pick": Subject("pick", lambda draw, count, dtype: {"logits": draw.normal(count, OUT, dtype=dtype)},
                     lambda draw, dtype: {"to": at("pick")}),
 }  # fmt: skip

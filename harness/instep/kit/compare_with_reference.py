@@ -6,7 +6,7 @@ move bits or count have one right answer. Leaves out: the cases (`cases/`), and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,7 @@ from instep_optimized.ops.result_kinds import unlike
 from instep_optimized.ops.watch_op_calls import around, memory_of, tensors_of
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.place_names import Place, unseen
-from instep_reference.contract.recurrences import GDN, Recurrence
+from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 from instep_reference.weights import Weights
 
 from ..checks.error_measurement import Spot, granted_error, measured
@@ -39,11 +39,12 @@ from ..subject.guarded_calls import SERVES, SubjectFailed, WrongType, calling
 from ..tier_allowances import log_prob_error
 from ..verdict import Comparison, Skipped, Tier, Verdict
 from ..watch.batched_host_copies import alive, settle
-from .cases.case import Call, Case, moved, packed, serve
+from .cases.case import Call, Case, Inputs, moved, packed, serve
 from .cases.guarded_pools import Pool
 from .expected_results import (
     ATTENDS,
     COMPUTED,
+    CONVS,
     RULES,
     Right,
     Rule,
@@ -57,7 +58,19 @@ from .expected_results import (
 from .named_mistakes import Launched, Observed, named
 
 Tensor = torch.Tensor
+FORM = {**dict.fromkeys(ATTENDS, "attend"), **dict.fromkeys(CONVS, "conv"), "squared_mlp": "mlp"}  # of products
 KIND = "launch"  # the kind of event that a case is
+# Op -> fields of an op set without which it does not serve some inputs of the op: which ones, and their name.
+NEEDS: Mapping[str, Mapping[str, tuple[Callable[[Inputs], bool], str]]] = {
+    "gdn_inputs": {
+        "bounds_decay": (lambda given: "decay_bound" in given, "a safe gate"),
+        "bounds_beta": (lambda given: "beta_bound" in given, "a beta of more than 1"),
+        **{row.name: (lambda given: given["a"].dim() == 3, "a decay per channel") for row in RECURRENCES.values()
+           if row.decay == "channel"},
+    },
+    "output_gate": {"latent_inputs": (lambda given: given["projected"].dim() == 3, "a gate per head")},
+    "moe": {"sigmoid": (lambda given: given["weights"].router_bias is not None, "a sigmoid router")},
+}
 WAVERS = (*ATTENDS, "moe")  # ops whose result may depend on the error of one score (`tier_allowances.py`)
 
 
@@ -95,8 +108,11 @@ def lacking(ops: Ops, case: Case) -> str:
     """Why the op set does not serve this case; empty if it does."""
     if not ops.trees and case.op in ALONG_TREES and is_tree(case.build("cpu")):
         return "windows that are trees (`Ops.trees`)"
-    if case.op == "moe" and not ops.sigmoid and case.build("cpu").inputs["weights"].router_bias is not None:
-        return "a sigmoid router (`Ops.sigmoid`)"
+    if case.op in NEEDS:
+        given = case.build("cpu").inputs
+        for needed, (wants, what) in NEEDS[case.op].items():
+            if wants(given) and not getattr(ops, needed):
+                return f"{what} (`Ops.{needed}`)"
     return "" if getattr(ops, case.op, None) else f"{ops.name} has no op {case.op}"
 
 
@@ -185,7 +201,7 @@ class CaseRun:
         config = SimpleNamespace(recurrence=RULES.get(op, GDN))
         operands = Operands(products, cast(Weights, SimpleNamespace(config=config, draft=None, layers=mixture)))
         mode = Reordered(torch.Generator().manual_seed(self.number), operands)
-        form, chunk = operands.forms if op in RULES else ("attend" if op in ATTENDS else op, "")
+        form, chunk = operands.forms if op in RULES else (FORM.get(op, op), "")
         chunked: list[Rule] = [partial(_in_blocks, operands) if chunk in products else by_token]
         draws = chunked * (DRAWS if op in WAVERS else FEWEST_DRAWS)
         if chunk and chunk not in products and _prefills(self.given):
@@ -347,7 +363,8 @@ def _bytes(x: Tensor) -> Tensor:
 
 def _at(case: Case, name: str) -> Place:
     """The place of a result, from the op's name or the result's own name."""
-    component = {**dict.fromkeys(RULES, "core"), **dict.fromkeys(ATTENDS, "attended"), "conv": "mixed",
+    component = {**dict.fromkeys(RULES, "core"), **dict.fromkeys(ATTENDS, "attended"),
+                 **dict.fromkeys(CONVS, "mixed"), "gated_group_norm": "gated", "add_skip": "skip", "squared_mlp": "mlp",
                  "norm": "normed", "gated_norm": "gated", "output_gate": "opened", "moe": "mlp",
                  "lm_head": "logits", "pick": "pick"}.get(case.op, "hidden") if name == "result" else name
     return Place("trunk", 0, component)

@@ -28,6 +28,12 @@ from .cases.guarded_pools import place, runs
 Tensor = torch.Tensor
 RULES: Mapping[str, Recurrence] = {**RECURRENCES, "fused_gdn": GDN}  # op -> the recurrence that it computes
 ATTENDS = ("attend", "attend_latents")
+# Op -> what it makes of the sums of a conv; bias: of the op that has one.
+CONVS: Mapping[str, Callable[[Tensor, Any], Tensor]] = {
+    "conv": lambda sums, bias: F.silu(sums),
+    "biased_conv": lambda sums, bias: F.silu(sums + bias),
+    "short_conv": lambda sums, bias: sums,
+}
 # A recurrence over the rows of one request, (q, k, v, log_decay, beta) and a state -> the read-out, the state after.
 Rule = Callable[[Recurrence, Sequence[Tensor], Tensor], tuple[Tensor, Tensor]]
 
@@ -92,8 +98,9 @@ def right(op: str, inputs: Inputs, call: Call, chunk: Rule = by_token) -> Right:
         inputs = {**inputs, "inputs": GdnInputs(**gates_of(inputs))}
     if op in RULES:
         return _recurrence(RULES[op], inputs["inputs"], inputs["parts"], call, chunk)
-    if op == "conv":
-        return _conv(inputs["x"], inputs["weight"], inputs["parts"], call)
+    if op in CONVS:
+        return _conv(inputs["x"], inputs["weight"], inputs["parts"], call,
+                     lambda sums: CONVS[op](sums, inputs.get("bias")))  # fmt: skip
     if op in ATTENDS:
         return _attend(inputs["query"], inputs["pages"], inputs.get("up"))
     found = ROWS[op](inputs)
@@ -148,14 +155,16 @@ def _recurrence(kind: Recurrence, inputs: GdnInputs, parts: Sequence[Part], call
     return Right({"result": core}, spans, written)
 
 
-def _conv(x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call) -> Right:
+def _conv(
+    x: Tensor, weight: Tensor, parts: Sequence[Part], call: Call, then: Callable[[Tensor], Tensor]
+) -> Right:
     out, spans, written = torch.zeros_like(x), dict[int, range](), list[Written]()
     for number, part, request, parents, memory in walk(parts, x):
         begin, windows = int(part.begin[request]), {-1: memory}
         spans[number] = range(begin, begin + len(parents))
         for row, parent in enumerate(parents):  # a row continues the window of its parent
             convolved, windows[row] = gdn.causal_conv(x[begin + row, None], weight, windows[parent])
-            out[begin + row, None] = F.silu(convolved)
+            out[begin + row, None] = then(convolved)
         written += _written(number, part, request, windows, memory, "conv", call)
     return Right({"result": out}, spans, written)
 
@@ -199,11 +208,36 @@ def gates_of(given: Inputs) -> dict[str, Tensor]:
     keys, width, rows = given["key_heads"] * given["key_dim"], given["key_dim"], len(given["mixed"])
     q, k, v = torch.tensor_split(given["mixed"], (keys, 2 * keys), dim=1)
     q, k = (norms.l2_norm(x.reshape(rows, given["key_heads"], width)) for x in (q, k))
-    rate = given["A_log"].exp().view(-1, *[1] * (given["a"].dim() - 2))
-    log_decay = -rate * F.softplus(given["a"] + given["dt_bias"])
+    log_decay = gdn.forget(given["a"], given["A_log"], given["dt_bias"], given.get("decay_bound"))
     value = v.reshape(rows, len(given["A_log"]), v.shape[1] // len(given["A_log"]))
     beta = given.get("beta_bound", 1.0) * torch.sigmoid(given["b"])
     return {"q": q * width**-0.5, "k": k, "v": value, "log_decay": log_decay, "beta": beta}
+
+
+def _selective_inputs(given: Inputs) -> dict[str, Tensor]:
+    keys, rows = given["key_heads"] * given["key_dim"], len(given["mixed"])
+    v, k, q = torch.tensor_split(given["mixed"], (given["mixed"].shape[1] - 2 * keys, -keys), dim=1)
+    dt = F.softplus(given["a"] + given["dt_bias"])
+    q, k = (x.reshape(rows, given["key_heads"], given["key_dim"]) for x in (q, k))
+    value = v.reshape(rows, len(given["A_log"]), v.shape[1] // len(given["A_log"]))
+    return {"q": q, "k": k, "v": value, "log_decay": -given["A_log"].exp() * dt, "beta": dt}
+
+
+def _lightning_inputs(given: Inputs) -> dict[str, Tensor]:
+    q, k, v = torch.tensor_split(F.silu(given["qkv"]), (given["key_dim"], 2 * given["key_dim"]), dim=-1)
+    decay = given["log_decay"].expand(len(q), -1)
+    return {"q": q, "k": k, "v": v, "log_decay": decay, "beta": torch.ones_like(decay)}
+
+
+def _latent_inputs(given: Inputs) -> dict[str, Tensor]:
+    config = cast(ModelConfig, SimpleNamespace(rotary_dim=given["rotary_dim"], rope_theta=given["theta"]))
+    turns, R = given["rotary_dim"], len(given["norm"])
+    own, turning = given["projected"][..., : -1 - turns], given["projected"][..., -1 - turns : -1]
+    return {
+        "query": torch.cat([own, attention.rotate(turning, given["positions"], config)], -1),
+        "key": attention.rotate(given["key_raw"][..., R:], given["positions"], config),
+        "value": norms.rms_norm(given["key_raw"][..., :R], given["norm"], given["eps"]),
+    }
 
 
 def _attention_inputs(given: Inputs) -> dict[str, Tensor]:
@@ -251,9 +285,19 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "gated_norm": lambda given: norms.gated_norm(*(given[name] for name in ("core", "z", "weight", "eps", "gate"))),
     "attention_inputs": _attention_inputs,
     "key_inputs": _key_inputs,
-    "output_gate": lambda given: given["attended"] * torch.sigmoid(given["projected"][:, :, 1]),
+    "latent_inputs": _latent_inputs,
+    "output_gate": lambda given: given["attended"] * torch.sigmoid(
+        given["projected"][..., -1:] if given["projected"].dim() == 3 else given["projected"][:, :, 1]),
     "mlp": lambda given: mlp.dense(_swiglu(given["gate_up"], given["down"]), given["x"]),
+    "squared_mlp": lambda given: mlp.dense(MlpWeights(None, given["up"], given["down"]), given["x"]),
+    "multiply": lambda given: given["x"] * given["y"],
+    "scaled_add": lambda given: given["alpha"] * given["x"] + given["beta"] * given["y"],
+    "selective_inputs": _selective_inputs,
+    "lightning_inputs": _lightning_inputs,
+    "add_skip": lambda given: given["core"] + given["weight"][:, None] * given["v"],
+    "gated_group_norm": lambda given: norms.gated_group_norm(
+        *(given[name] for name in ("core", "z", "weight", "eps", "groups"))),
     "moe": _moe,
     "lm_head": lambda given: given["x"] @ given["weight"].T,
 }
-COMPUTED = frozenset({*RULES, *ATTENDS, "conv", *ROWS})  # ops with a truth other than `plain`
+COMPUTED = frozenset({*RULES, *ATTENDS, *CONVS, *ROWS})  # ops with a truth other than `plain`

@@ -27,7 +27,8 @@ from .named_mistakes import Observed
 FORMS = {
     **{row.name: row.forms for row in RECURRENCES.values()},
     **{op: (op,) for op in ("conv", "attend", "linear", "mlp", "moe", "lm_head")},
-    "attend_latents": ("attend",),
+    **dict.fromkeys(("biased_conv", "short_conv"), ("conv",)),
+    "attend_latents": ("attend",), "squared_mlp": ("mlp",),
 }  # fmt: skip
 CHUNKS = {row.forms[1] for row in RECURRENCES.values()}
 BLOCKS = (64, 16, 1)  # tokens; the first one is that of the published kernels

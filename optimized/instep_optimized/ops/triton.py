@@ -85,6 +85,7 @@ TRITON = Ops(
     },
     captures=True,
     bounds_beta=True,
+    bounds_decay=True,
     trees=True,
     tiled=True,
     chances=True,

@@ -51,6 +51,9 @@ from instep_optimized.kernels.gdn_windows import token_by_token as tokens_file
 from instep_optimized.kernels.products import few_rows as slim_file
 from instep_optimized.kernels.products import grouped_experts as grouped_file
 from instep_optimized.kernels.products import moe as experts_file
+from instep_optimized.kernels.rowwise import gdn_inputs as gates_file
+from instep_optimized.kernels.rowwise import pointwise as pointwise_file
+from instep_optimized.kernels.rowwise import qk_norm_and_rotary as turns_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
 from instep_optimized.memory_addresses import Address, Chance, Pages, Part, Ring, SplitUpdates, Updates
 from instep_optimized.ops.fused.prefill_gdn import stored
@@ -334,6 +337,31 @@ def latents() -> None:
         latents_file.attend_latents(query=query, pages=pages, up=up, to=Place("trunk", 0, "attended"))
 
 
+def turned_latents() -> None:
+    """Rows of Ling: latents and queries that turn, a gate per head, and a safe gate next to one without a bound."""
+
+    def launch(kernel: Any, *given: Any, **named: Any) -> None:
+        if kernel.__name__ != "_gdn_inputs":  # that of GDN
+            compiled(kernel, *given, **{"warps": 4, "stages": 1, **named})
+
+    for file in (turns_file, pointwise_file, gates_file):
+        file.launch = launch  # type: ignore[attr-defined]
+    for dtype in (torch.bfloat16, torch.float32):
+        rows = torch.zeros(8, 32 * 193 + 512 + 64, dtype=dtype)
+        projected = rows[:, : 32 * 193].view(8, 32, 193)
+        turns_file.latent_inputs(
+            projected=projected, key_raw=rows[:, None, 32 * 193 :], positions=torch.zeros(8, dtype=torch.int64),
+            norm=torch.zeros(512, dtype=dtype), eps=1e-6, rotary_dim=64, theta=6e6,
+            to=(Place("trunk", 0, "query"), Place("trunk", 0, "key"), Place("trunk", 0, "value")))
+        pointwise_file.output_gate(attended=torch.zeros(8, 32, 128, dtype=dtype), projected=projected,
+                                   to=Place("trunk", 0, "opened"))  # fmt: skip
+        for bound in (None, -5.0):
+            gates_file.gdn_inputs(
+                mixed=torch.zeros(8, 3 * HV * K, dtype=dtype), a=torch.zeros(8, HV, K, dtype=dtype),
+                b=torch.zeros(8, HV, dtype=dtype), A_log=torch.zeros(HV), dt_bias=torch.zeros(HV, K), key_heads=HV,
+                key_dim=K, to=(Place("trunk", 0, "q"),) * 5, decay_bound=bound)
+
+
 def routers() -> None:
     """The choice by sigmoid in groups, and a shared expert without a gate, at the sizes of Kimi-Linear."""
 
@@ -443,7 +471,7 @@ def clocks() -> None:
 FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "latents": latents,
          "many_heads": many_heads, "products": products, "prompts": prompts, "routers": routers,
-         "split_rings": split_rings, "windows": windows}  # fmt: skip
+         "split_rings": split_rings, "turned_latents": turned_latents, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

@@ -103,7 +103,9 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 
 
 @seeded
-def conv_case(draw: Draw, shapes: tuple[Shape, ...], C: int, W: int, dtype: torch.dtype, swap: bool) -> Call:
+def conv_case(
+    draw: Draw, shapes: tuple[Shape, ...], C: int, W: int, dtype: torch.dtype, swap: bool, op: str = "conv"
+) -> Call:
     parts, N, pools = make_parts(draw, shapes, (C, W - 1), dtype, swap)
     inputs = {
         "x": draw.normal(N, C, dtype=dtype),
@@ -111,7 +113,7 @@ def conv_case(draw: Draw, shapes: tuple[Shape, ...], C: int, W: int, dtype: torc
         "parts": parts,
         "to": at("mixed"),
     }
-    return Call(inputs, pools)
+    return Call(inputs | ({"bias": draw.normal(C, dtype=dtype)} if op == "biased_conv" else {}), pools)
 
 
 class Heads(NamedTuple):
@@ -188,5 +190,16 @@ CONV: list[Case] = [
         ("prefill", 4, FP32, True),
         ("blocks", 4, BF16, True),
         ("chunk", 1, FP32, True),
+    ])
+] + [
+    Case(op, f"{name}-{'swapped' if swap else 'packed'}-{str(dtype)[6:]}",
+         conv_case(230 + i, SHAPES[name], 48, W, dtype, swap, op), exact_memory=True)
+    for op in ("biased_conv", "short_conv") for i, (name, W, dtype, swap) in enumerate([
+        ("decode", 4, BF16, True),
+        ("verify", 3, FP32, False),
+        ("columns", 4, FP32, True),
+        ("mixed", 4, BF16, False),
+        ("prefill", 4, FP32, True),
+        ("no_parts", 4, FP32, False),
     ])
 ]

@@ -51,8 +51,12 @@ def pair(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": draw.normal(3, 32, dtype=dtype), "y": draw.normal(3, 32, dtype=dtype), "to": at("residual")}
 
 
-def gdn_inputs(H: int, HV: int, K: int, V: int, *channels: int) -> Make:
-    """channels: key channels, if each has its decay."""
+def scaled_pair(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {**pair(draw, dtype), "alpha": 3.5565, "beta": -0.75}
+
+
+def gdn_inputs(H: int, HV: int, K: int, V: int, *channels: int, **bounds: float) -> Make:
+    """channels: key channels, if each has its decay. bounds: of beta, or of a safe gate."""
 
     def make(draw: Draw, dtype: torch.dtype) -> Inputs:
         N = 5
@@ -67,9 +71,36 @@ def gdn_inputs(H: int, HV: int, K: int, V: int, *channels: int) -> Make:
             "key_heads": H,
             "key_dim": K,
             "to": tuple(at(c) for c in ("q", "k", "v", "log_decay", "beta")),
+            **bounds,
         }
 
     return make
+
+
+def selective_inputs(H: int, HV: int, K: int, V: int) -> Make:
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        given = gdn_inputs(H, HV, K, V)(draw, dtype)
+        del given["b"]
+        return {**given, "to": tuple(at(c) for c in ("q", "k", "v", "log_decay", "write"))}
+
+    return make
+
+
+def lightning_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
+    return {"qkv": draw.normal(5, 4, 2 * 16 + 24, dtype=dtype), "log_decay": draw.uniform(4, low=-0.6, high=-0.01),
+            "key_dim": 16, "to": tuple(at(c) for c in ("q", "k", "v", "log_decay", "write"))}  # fmt: skip
+
+
+def add_skip(draw: Draw, dtype: torch.dtype) -> Inputs:
+    core, v = draw.normal(5, 4, 32, dtype=dtype), draw.normal(5, 4, 32)
+    return {"core": core, "v": v, "weight": draw.normal(4), "to": at("skip")}
+
+
+def gated_group_norm(draw: Draw, dtype: torch.dtype) -> Inputs:
+    core, z = draw.normal(5, 6, 16, dtype=dtype), draw.normal(5, 6, 16, dtype=dtype)
+    core[:, :3] *= 8  # groups of three heads, with unequal norms
+    weight = 1 + draw.normal(6 * 16, scale=0.2)
+    return {"core": core, "z": z, "weight": weight, "eps": 1e-5, "groups": 2, "to": at("gated")}
 
 
 def gated_norm(gate: str) -> Make:
@@ -100,14 +131,39 @@ def key_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {**{name: x for name, x in attention_inputs(draw, dtype).items() if name in names}, "to": at("key")}
 
 
-def output_gate(draw: Draw, dtype: torch.dtype) -> Inputs:
-    attended, projected = draw.normal(3, 4, 16, dtype=dtype), draw.normal(3, 4, 2, 16, dtype=dtype)
-    return {"attended": attended, "projected": projected, "to": at("opened")}
+def latent_inputs(draw: Draw, dtype: torch.dtype) -> Inputs:
+    wider = draw.normal(4, 5 * 13 + 20 + 8, dtype=dtype)  # as `linears` gives them: views on something wider
+    return {
+        "projected": wider[:, : 5 * 13].view(4, 5, 13),  # a gate follows the 12 channels of each head
+        "key_raw": wider[:, None, 5 * 13 :],
+        "positions": draw.ints((0, 1, 63, 400)),
+        "norm": draw.normal(20, dtype=dtype, scale=0.2),
+        "eps": 1e-6,
+        "rotary_dim": 8,
+        "theta": 1e4,
+        "to": (at("query"), at("key"), at("value")),
+    }
+
+
+def output_gate(*gate: int) -> Make:
+    """gate: axes of a head's query and gate."""
+
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        attended, projected = draw.normal(3, 4, 16, dtype=dtype), draw.normal(3, 4, *gate, dtype=dtype)
+        return {"attended": attended, "projected": projected, "to": at("opened")}
+
+    return make
 
 
 def mlp(draw: Draw, dtype: torch.dtype) -> Inputs:
     gate_up, down = draw.normal(48, 32, dtype=dtype, scale=0.2), draw.normal(32, 24, dtype=dtype, scale=0.2)
     return {"x": draw.normal(5, 32, dtype=dtype), "gate_up": gate_up, "down": down, "to": at("mlp")}
+
+
+def squared_mlp(draw: Draw, dtype: torch.dtype) -> Inputs:
+    given = mlp(draw, dtype)
+    up = given.pop("gate_up")[:24]
+    return {**given, "up": up}
 
 
 def moe(norm_topk: bool, shared: bool, experts: int = 5) -> Make:
@@ -217,7 +273,7 @@ ROWS = [
         ("gated_norm", "empty", empty_rows(gated_norm("silu"), "core", "z")),
         ("attention_inputs", "rows", attention_inputs),
         ("attention_inputs", "empty", empty_rows(attention_inputs, "projected", "key_raw", "positions")),
-        ("output_gate", "rows", output_gate),
+        ("output_gate", "rows", output_gate(2, 16)),
         ("mlp", "rows", mlp),
         ("mlp", "empty", empty_rows(mlp, "x")),
         ("moe", "shared", moe(True, True)),
@@ -231,6 +287,21 @@ ROWS = [
         ("norm", "latents", norm_of_latents),
         ("moe", "sigmoid-in-groups", sigmoid_moe(4, 2, True)),
         ("moe", "sigmoid", sigmoid_moe(1, 1, False)),
+        ("gdn_inputs", "safe-gate", gdn_inputs(2, 3, 16, 32, 16, decay_bound=-5.0)),
+        ("gdn_inputs", "wide-beta", gdn_inputs(2, 4, 16, 32, beta_bound=2.0)),
+        ("latent_inputs", "rows", latent_inputs),
+        ("latent_inputs", "empty", empty_rows(latent_inputs, "projected", "key_raw", "positions")),
+        ("output_gate", "heads", output_gate(13)),
+        ("multiply", "rows", pair),
+        ("scaled_add", "rows", scaled_pair),
+        ("lightning_inputs", "rows", lightning_inputs),
+        ("lightning_inputs", "empty", empty_rows(lightning_inputs, "qkv")),
+        ("selective_inputs", "rows", selective_inputs(2, 4, 16, 32)),
+        ("selective_inputs", "empty", empty_rows(selective_inputs(2, 4, 16, 32), "mixed", "a")),
+        ("add_skip", "rows", add_skip),
+        ("gated_group_norm", "rows", gated_group_norm),
+        ("gated_group_norm", "empty", empty_rows(gated_group_norm, "core", "z")),
+        ("squared_mlp", "rows", squared_mlp),
     ], start=500)
     for dtype in (FP32, BF16)
 ]

@@ -201,6 +201,8 @@ TREE_ROWS = [
          exact_memory=True),
     Case("conv", "wide-over", shaped(conv_case(805, (WIDE_OVER,), 20, 4, FP32, False), WIDE, over=True),
          exact_memory=True),
+    *(Case(op, "trees", shaped(conv_case(813, (window(RAGGED, skip=1),), 40, 3, FP32, True, op), RAGGED),
+           exact_memory=True) for op in ("biased_conv", "short_conv")),
     Case("attend", "trees-fp32", seen(attend_case(806, READ, FP32), RAGGED)),
     Case("attend", "trees-bf16", seen(attend_case(807, READ, BF16), RAGGED)),
     Case("attend", "trees-and-chain", seen(attend_case(809, READ, FP32), RAGGED, chains=(1, 4))),

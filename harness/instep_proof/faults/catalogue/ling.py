@@ -12,6 +12,8 @@ from .fault import Edit, Fault, Wrap, of_family
 GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend"))
 WEIGHTS, LATENT, MTP = (
     f"instep_optimized/{name}.py" for name in ("weights", "model/latent_attention", "draft/mtp"))
+GATES, OPENED, TURNS = (
+    f"instep_optimized/kernels/rowwise/{name}.py" for name in ("gdn_inputs", "pointwise", "qk_norm_and_rotary"))
 SAFE = "log_decay = decay_bound * sigmoid(rate[:, None] * (a.to(q.dtype) + dt_bias.to(q.dtype)))"
 TURNED = "    query, key = torch.cat([own, _turn(turning, angle)], dim=-1), _turn(shared, angle)\n"
 NORMS = 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")'
@@ -128,5 +130,25 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "mtp-with-the-layer-of-the-trunk", "mtp-latents", "The MTP layer has the weights of a layer of the trunk.",
         Edit(MTP, 'f"mtp.layers.{number}"', '"model.layers.1"'),
+    ),
+    _fault(
+        "safe-gate-kernel-with-a-negative-rate", "safe-gate", "The kernel's rate has the sign of a softplus gate.",
+        Edit.of(GATES, "bound / (1.0 + tl.exp({-rate => rate}[:, None] * drive))"), how=Setting("triton"),
+    ),
+    _fault(
+        "latent-kernel-turns-backwards", "turned-latents", "The kernel has the signs of the opposite turn.",
+        Edit.of(TURNS, "sign = tl.where(few < half, {-1.0, 1.0 => 1.0, -1.0})[None, None, :]\n"
+                "turned = own * cosine[:, None, :] + sign * partner * sine[:, None, :]\n"
+                "tl.store(goal + few[None, None, :], turned.to(goal.dtype.element_ty), mask=inside)"),
+        how=Setting("triton"),
+    ),
+    _fault(
+        "latent-kernel-norms-the-tile", "turned-latents", "The kernel divides by the width of the tile.",
+        Edit.of(TURNS, "tl.sum(value * value, axis=1) / {latent => LT} + eps"), how=Setting("triton"),
+    ),
+    _fault(
+        "head-gate-kernel-of-the-head-before", "head-gate", "The kernel reads the gate of the head before.",
+        Edit.of(OPENED, "gate + row * gate_row + {head => (head + heads - 1) % heads} * gate_head"),
+        how=Setting("triton"),
     ),
 )

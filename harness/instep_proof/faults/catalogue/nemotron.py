@@ -19,7 +19,7 @@ STACKED = (
 STEP = "dt = softplus(a.to(x.dtype) + dt_bias.to(x.dtype))"
 ABSORBED = "    S += write.key * update[..., None, :]\n"
 SKIP = "return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)"
-GROUPS = "    y = opened.reshape(len(core), groups, -1)\n"
+GROUPS = "    y = opened.reshape(len(core), groups, len(weight) // groups)\n"
 
 _fault = of_family("nemotron")
 

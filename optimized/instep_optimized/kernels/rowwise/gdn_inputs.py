@@ -56,11 +56,11 @@ class RuleInputs(NamedTuple):
 
 def gdn_inputs(
     *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0,
+    key_heads: int, key_dim: int, to: tuple[Place, ...], beta_bound: float = 1.0, decay_bound: float | None = None,
 ) -> GdnInputs:  # fmt: skip
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
     found = results(mixed, key_heads, key_dim, len(A_log), channels=a.dim() == 3)
-    made(found, mixed, a, b, A_log, dt_bias, beta_bound)
+    made(found, mixed, a, b, A_log, dt_bias, beta_bound, decay_bound)
     return found
 
 
@@ -80,16 +80,17 @@ def results(
 
 def made(
     found: GdnInputs, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
-    beta_bound: float = 1.0,
+    beta_bound: float = 1.0, decay_bound: float | None = None,
 ) -> None:
     """Write `found`, each tensor in its dtype: a store rounds to nearest."""
+    assert decay_bound is None or a.dim() == 3, "a safe gate has a decay per channel"
     assert mixed.stride(1) == 1, "rows are contiguous"
     (rows, heads), key_dim, width, tall = b.shape, found.q.shape[2], found.v.shape[2], tile(8, 64)
     if a.dim() == 3:
         assert a.stride(2) == 1 and a.stride(1) == key_dim and dt_bias.is_contiguous(), "channels are contiguous"
         launch(
             _channel_decays, (ceil_div(rows * heads, tall),), a, a.stride(0), A_log, dt_bias, found.log_decay,
-            rows, heads, key_dim, RT=tall, CT=power_of_2(key_dim),
+            rows, heads, key_dim, decay_bound, RT=tall, CT=power_of_2(key_dim),
         )  # fmt: skip
         # The kernel below computes a decay per head: it gets b for it, and the result is unused.
         found, a, dt_bias = found._replace(log_decay=torch.empty_like(found.beta)), b, A_log
@@ -134,9 +135,12 @@ def _gdn_inputs(
 
 @triton.jit
 def _channel_decays(
-    a, a_row, A_log, dt_bias, log_decay, rows, HV, K, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
+    a, a_row, A_log, dt_bias, log_decay, rows, HV, K, bound, RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Compute log_decay = -exp(A_log) softplus(a + dt_bias) of RT (row, head) pairs, for every key channel."""
+    """Compute log_decay = -exp(A_log) softplus(a + dt_bias) of RT (row, head) pairs, for every key channel.
+
+    bound: of a safe gate, bound sigmoid(exp(A_log) (a + dt_bias)); where it is None, Triton leaves it out.
+    """
     if EARLY:
         wait()
     pair, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
@@ -145,7 +149,11 @@ def _channel_decays(
     drive = tl.load(a + (row * a_row)[:, None] + channel, mask=inside, other=0.0).to(tl.float32)
     drive += tl.load(dt_bias + channel, mask=inside, other=0.0).to(tl.float32)
     rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
-    tl.store(log_decay + pair[:, None] * K + at[None, :], -rate[:, None] * softplus(drive), mask=inside)
+    goal = log_decay + pair[:, None] * K + at[None, :]
+    if bound is None:
+        tl.store(goal, -rate[:, None] * softplus(drive), mask=inside)
+    else:
+        tl.store(goal, bound / (1.0 + tl.exp(-rate[:, None] * drive)), mask=inside)
 
 
 @triton.jit

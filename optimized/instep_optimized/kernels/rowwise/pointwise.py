@@ -28,12 +28,13 @@ def add(*, x: torch.Tensor, y: torch.Tensor, to: Place) -> torch.Tensor:
 
 
 def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -> torch.Tensor:
-    """`OutputGate` of the seam: attended times sigmoid of the gate half of `projected`."""
+    """`OutputGate` of the seam: attended times sigmoid of the gate half of `projected`, or of a head's last number."""
     out = attended.new_empty(attended.shape)
-    gate = projected[:, :, 1]
+    of_heads = projected.dim() == 3
+    gate = projected[:, :, -1:] if of_heads else projected[:, :, 1]
     heads, width = attended.shape[1:]
     _launch(_output_gate, out, attended, attended.stride(0), attended.stride(1), gate, gate.stride(0), gate.stride(1),
-            heads, width)  # fmt: skip
+            heads, width, OF_HEADS=of_heads)  # fmt: skip
     return out
 
 
@@ -45,10 +46,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _launch(kernel: object, out: torch.Tensor, *arguments: object) -> None:
+def _launch(kernel: object, out: torch.Tensor, *arguments: object, **constants: bool) -> None:
     """Launch over the elements of a contiguous result; rows of the arguments are contiguous."""
     block = tile(ELEMENTS, 1 << 14)
-    launch(kernel, (ceil_div(out.numel(), block),), *arguments, out, out.numel(), BLOCK=block)
+    launch(kernel, (ceil_div(out.numel(), block),), *arguments, out, out.numel(), BLOCK=block, **constants)
 
 
 @triton.jit
@@ -70,12 +71,16 @@ def opening(gate, inside):
 
 @triton.jit
 def _output_gate(
-    x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr
-):
+    x, x_row, x_head, gate, gate_row, gate_head, heads, width, out, elements,
+    OF_HEADS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """OF_HEADS: a head has one gate for all its channels."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     # The result is contiguous and the gate is not: it is every second block of `projected`.
     inside, row, head, column = at < elements, at // (heads * width), at // width % heads, at % width
-    here, there = x + row * x_row + head * x_head + column, gate + row * gate_row + head * gate_head + column
+    here, there = x + row * x_row + head * x_head + column, gate + row * gate_row + head * gate_head
+    if not OF_HEADS:
+        there += column
     if EARLY:  # the wait comes after the divisions, which need no awaited data
         wait_before_product()
     value = tl.load(here, mask=inside, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Attention inputs: queries and keys normed per head, then rotated on their first channels.
+"""Attention inputs: queries and keys normed per head, then rotated on their first channels; and those with latents.
 
 Leaves out: attention itself (`dispatch.py`) and the output gate (`pointwise.py`).
 """
@@ -17,6 +17,7 @@ import triton.language as tl
 
 from instep_reference.contract.place_names import Place
 
+from ...ops.attention_protocols import LatentInputs
 from ...ops.fused import fuses
 from ...ops.op_protocols import AttentionInputs
 from ..device.pool_address import Pool, Rows
@@ -81,6 +82,28 @@ def _turned(
     )  # fmt: skip
 
 
+def latent_inputs(
+    *, projected: torch.Tensor, key_raw: torch.Tensor, positions: torch.Tensor, norm: torch.Tensor, eps: float,
+    rotary_dim: int, theta: float, to: tuple[Place, Place, Place],
+) -> LatentInputs:  # fmt: skip
+    """`MakeLatentInputs` of the seam: programs have heads of queries, or the row's latent and shared key."""
+    (rows, heads, channels), (latent,) = projected.shape, norm.shape
+    made = LatentInputs(projected.new_empty(rows, heads, channels - 1), key_raw.new_empty(rows, 1, rotary_dim),
+                        key_raw.new_empty(rows, 1, latent))  # fmt: skip
+    assert projected.stride(2) == key_raw.stride(2) == 1, "heads are contiguous"
+    assert positions.is_contiguous() and key_raw.shape[2] == latent + rotary_dim, "the shared key turns as a whole"
+    tall, high = tile(HEADS, 32), tile(1, 16)
+    blocks = ceil_div(heads, tall)
+    launch(
+        _latent_rows, (ceil_div(rows, high), blocks + 1), Rows.of(projected), heads, Rows.of(key_raw), norm, *made,
+        blocks, positions, rows, channels - 1, latent, eps, rotary_dim // 2,
+        _halves(-2.0 / rotary_dim * math.log2(theta)), _halves(math.tau),
+        RT=high, HT=tall, CT=power_of_2(max(channels - 1 - rotary_dim, 1)), LT=power_of_2(latent),
+        ST=power_of_2(rotary_dim),
+    )  # fmt: skip
+    return made
+
+
 def _halves(x: float) -> tuple[float, float]:
     """Split x into a sum of two fp32 numbers, exact to about 48 bits: a kernel takes a float argument as fp32."""
     upper: float = struct.unpack("f", struct.pack("f", x))[0]
@@ -140,6 +163,58 @@ def _rotary(
             entry = (place // page_size) * value_out.per_page + (place % page_size) * value_out.per_entry
             goal = value_out.at + entry[:, None, None] + (head * value_out.per_head)[None, :, None] + at[None, None, :]
             tl.store(goal, tl.load(value.at + of_head + at[None, None, :], mask=inside, other=0), mask=inside)
+
+
+@triton.jit
+def _latent_rows(
+    query, heads, raw, norm, query_out, key_out, value_out, blocks, positions, rows, width, latent, eps, half, step,
+    turn, RT: tl.constexpr, HT: tl.constexpr, CT: tl.constexpr, LT: tl.constexpr, ST: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """Turn the last 2 * half channels of RT rows: of HT heads of queries, or of the shared key. Grid (row tiles, ..).
+
+    The last program of the second axis has the shared key, which follows the latent [latent] in `raw`, and norms the
+    latent. width: of a query. CT, LT, ST: widths of tiles of its first channels, of the latent, of what turns.
+    """
+    row, few = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, ST)
+    other = tl.where(few < half, few + half, few - half)  # a channel's partner
+    channel = tl.where(few < half, few, few - half).to(tl.float64)
+    pace = tl.exp2(channel * step[0] + channel * step[1])
+    if EARLY:
+        wait()
+    cosine, sine = _angles(tl.load(positions + row, mask=row < rows, other=0), pace, turn)
+    turning = (few, other, half, cosine, sine)
+    if tl.program_id(1) < blocks:
+        head, first = tl.program_id(1) * HT + tl.arange(0, HT), tl.arange(0, CT)
+        there, own = ((row < rows)[:, None] & (head < heads)[None, :])[:, :, None], width - 2 * half
+        begin = query.at + (row[:, None] * query.per_row + head[None, :] * query.per_head)[:, :, None]
+        goal = query_out + ((row[:, None] * heads + head[None, :]) * width)[:, :, None]
+        copied = there & (first < own)[None, None, :]
+        tl.store(goal + first[None, None, :], tl.load(begin + first[None, None, :], mask=copied, other=0), mask=copied)
+        _turn_all(begin + own, goal + own, there, turning)
+    else:
+        at, live = tl.arange(0, LT), (row < rows)[:, None]
+        source, inside = raw.at + (row * raw.per_row)[:, None], live & (at < latent)[None, :]
+        value = tl.load(source + at[None, :], mask=inside, other=0.0).to(tl.float32)
+        scale = 1.0 + tl.load(norm + at, mask=at < latent, other=0.0).to(tl.float32)
+        value = value * tl.rsqrt(tl.sum(value * value, axis=1) / latent + eps)[:, None] * scale[None, :]
+        normed = value_out + (row * latent)[:, None] + at[None, :]
+        tl.store(normed, value.to(value_out.dtype.element_ty), mask=inside)
+        _turn_all((source + latent)[:, :, None], (key_out + (row * 2 * half)[:, None])[:, :, None], live[:, :, None],
+                  turning)  # fmt: skip
+
+
+@triton.jit
+def _turn_all(source, goal, there, turning):
+    """Turn the 2 * half channels at `source` [RT, heads, 1], unnormed, and store them at `goal`."""
+    few, other, half, cosine, sine = turning
+    inside = there & (few < 2 * half)[None, None, :]
+    own = tl.load(source + few[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    partner = tl.load(source + other[None, None, :], mask=inside, other=0.0).to(tl.float32)
+    # first * cos - second * sin for the first half, second * cos + first * sin for the second
+    sign = tl.where(few < half, -1.0, 1.0)[None, None, :]
+    turned = own * cosine[:, None, :] + sign * partner * sine[:, None, :]
+    tl.store(goal + few[None, None, :], turned.to(goal.dtype.element_ty), mask=inside)
 
 
 @triton.jit

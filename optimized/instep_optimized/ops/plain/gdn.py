@@ -278,8 +278,8 @@ def gated_group_norm(
     Shapes:  core, z (N, HV, V)   weight (HV*V)  ->  (N, HV, V)
     """
     opened = wide(core) * silu(wide(z))
-    y = opened.reshape(len(core), groups, -1)
-    normed = (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).reshape(len(core), -1) * wide(weight)
+    y = opened.reshape(len(core), groups, len(weight) // groups)
+    normed = (y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)).flatten(1) * wide(weight)
     return normed.reshape(core.shape).to(core.dtype)
 
 
