@@ -22,6 +22,7 @@ import torch
 from instep import kit
 from instep.adapters import find
 from instep.adapters.dense import dense
+from instep.adapters.pooled import pooled
 from instep.diagnose import diagnose
 from instep.kit.cases import RECURRENT, Case, serve
 from instep.report.divergence_message import exercised
@@ -36,8 +37,9 @@ from instep_optimized.commit import STRATEGIES
 from instep_optimized.memory.budget import must_fill_pitch
 from instep_optimized.memory.pool import Demand
 from instep_optimized.memory_addresses import StateLayout
-from instep_optimized.ops.op_protocols import Ops
-from instep_reference.contract.errors import Unsupported
+from instep_optimized.ops.op_protocols import GdnInputs, Ops
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.place_names import Place
 from support.independent.op_agreement import agree
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
@@ -313,6 +315,16 @@ def test_kernels_with_a_decay_per_channel_are_adapted(form: str, right: bool, mi
     cases = [case for case in kit.op_cases("kda", dtype="float32") if form == "dense" or "VK" in case.name]
     found = kit.served(cases, "mine:OPS")
     assert found.exit is (Exit.AGREED if right else Exit.DIVERGED), found.message
+
+
+def test_raw_kernel_needs_the_arguments_of_the_op_before_it() -> None:
+    """Of another recurrence than `gdn`, whose fusion has them itself."""
+    ops = pooled(load("plain"), name="mine", window=lambda _: torch.zeros(1), raw=True, op="kda")
+    assert ops.kda is not None
+    with pytest.raises(Unsupported, match="arguments of the op before kda"):
+        ops.kda(inputs=GdnInputs(*torch.zeros(5, 1, 1, 1)), parts=(), dtype=torch.float32, to=Place("trunk", 0, "core"))
+    with pytest.raises(BadInput, match="one of gdn, kda, mamba2"):
+        pooled(load("plain"), name="mine", raw=True, op="lightning")
 
 
 @pytest.mark.slow

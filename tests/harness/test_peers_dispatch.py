@@ -98,6 +98,13 @@ def test_calls_of_tests_and_other_hardware_do_not_count(place: str, tmp_path: Pa
     assert not source(tmp_path, {}, **{place: "def forward():\n    decode()\n"}).calls("decode")
 
 
+@pytest.mark.parametrize(("is_kda", "place"), [(True, "kda_backend"), (False, "gdn_backend")])
+def test_calls_of_the_other_layer_do_not_count(is_kda: bool, place: str, tmp_path: Path) -> None:
+    files = {place: "def forward():\n    decode()\n"}
+    assert source(tmp_path / "own", {"is_kda": is_kda}, **files).calls("decode")
+    assert not source(tmp_path / "other", {"is_kda": not is_kda}, **files).calls("decode")
+
+
 def test_a_dead_function_is_a_row_that_is_not_as_expected(tmp_path: Path) -> None:
     source(tmp_path / "made-1" / "made", GDN)
     about = tmp_path / "made-1" / "made-1.dist-info" / "METADATA"

@@ -17,13 +17,14 @@ import torch
 from instep.adapters.pooled import Launch
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.trace.file import Trace
+from instep.trace.file import Trace, read
 from instep.verdict import Exit, Tier, Verdict
 from instep_reference.contract.errors import Unsupported
 from support.inputs.few_channels import FIXTURES, few_channels
 from support.running.covering import WHOLE, few
 from support.running.verdicts import agreed
 from support.worlds.fake_kernels import FlashInfer, FlashQla, Kernels
+from support.worlds.fake_recurrences import ADAPTERS
 from support.worlds.installed_modules import forgotten, public, put_modules
 
 OPS = "sglang.kernels.ops"
@@ -34,6 +35,8 @@ PLACES = [f"{OPS}.{name}" for name in (
 pytestmark = pytest.mark.slow
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
 Put = Callable[[Any], None]
+TOP = Path(__file__).resolve().parents[2]
+TRACE_OF_KDA = read(TOP / "fixtures" / "traces" / "faults" / "kimi.jsonl")
 THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and committed
 
 
@@ -126,7 +129,7 @@ def test_kit_for_another_tree_lists_the_failing_step_counts(
     slips: bool, put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(Kernels(slip=slips))
-    spec = spec_from_file_location("kit", Path(__file__).resolve().parents[2] / "docs" / "kit" / "test_gdn_kernels.py")
+    spec = spec_from_file_location("kit", TOP / "docs" / "kit" / "test_gdn_kernels.py")
     kit: Any = module_from_spec(spec)
     spec.loader.exec_module(kit)
     assert len(kit.KERNELS) == 4 and all(few_channels(trace, 2) for trace in kit.TRACES.values())
@@ -218,3 +221,47 @@ def test_windows_of_several_lengths_are_served_apart(exact: bool) -> None:
     assert torch.equal(core, torch.cat([one for one, _ in alone]))
     assert torch.equal(kept, sum(one for _, one in alone))
     assert kept.flatten(2).any(-1).sum(1).tolist() == [1, 2, 0, 3, 2]
+
+
+# ---- KDA
+
+
+def kda(adapter: str, ops: str, strategy: str, *faults: str) -> Verdict:
+    """The op set of `tests/peers/kernels` over fakes with these faults."""
+    functions, modules = ADAPTERS[adapter]
+    readers = (f"peers.kernels.{adapter}", "instep.adapters.sglang", "instep.adapters.sglang_ring")
+    with pytest.MonkeyPatch.context() as patch, forgotten(*readers):
+        for package in ("sglang", "vllm"):
+            patch.setattr(f"instep.adapters.stubbed_imports.{package}", lambda: None)
+        own = dict.fromkeys(("fused_recurrent_gated_delta_rule_packed_decode",))  # which the adapter of GDN imports
+        put_modules(patch, dict.fromkeys(modules, own | functions(*faults)), *readers)
+        return verdict(TRACE_OF_KDA, f"peers.kernels.{adapter}:{ops}", strategy)
+
+
+@WHOLE
+@pytest.mark.parametrize(("adapter", "ops", "strategy"), [
+    ("sglang_kda", "DECODE", "snapshot"), ("sglang_kda", "RING", "kda_ring"), ("vllm_kda", "RECURRENT", "columns"),
+    ("fla_kda", "RECURRENT", "snapshot"),
+])  # fmt: skip
+def test_right_kernels_of_kda_agree(adapter: str, ops: str, strategy: str) -> None:
+    agreed(kda(adapter, ops, strategy), events=25)
+
+
+ONE_LESS = "holds the state after 2 tokens; 3 tokens were accepted"
+
+
+@few(1)
+@pytest.mark.parametrize(("adapter", "ops", "strategy", "fault", "kind", "said"), [
+    ("sglang_kda", "VERIFY", "snapshot", "step", "commit", ONE_LESS),
+    ("sglang_kda", "VERIFY", "snapshot", "pads", "forward", "counts the last token twice"),
+    ("sglang_kda", "RING", "kda_ring", "count", "commit", ONE_LESS),
+    ("vllm_kda", "RECURRENT", "columns", "step", "commit", ONE_LESS),
+    ("fla_kda", "CHUNKED", "snapshot", "forgets", "forward", "is all zero"),
+    ("fla_kda", "RECURRENT", "snapshot", "channel", "forward", "relative error"),
+    ("vllm_kda", "RECURRENT", "columns", "bias", "forward", "relative error"),
+])  # fmt: skip
+def test_fault_of_a_kernel_of_kda_is_found(
+    adapter: str, ops: str, strategy: str, fault: str, kind: str, said: str
+) -> None:
+    found = kda(adapter, ops, strategy, fault).findings[0]
+    assert found.kind == kind and said in found.diagnosis, found

@@ -16,6 +16,7 @@ from instep.report.result import Result
 
 from .entry import Entry
 from .environment import TOP, environment, install, python_of, unpack
+from .kernels.recorded import FOLDER, record
 from .run import served
 
 FAMILIES = ("peers.kernels", "peers.engines", "peers.recordings")
@@ -71,6 +72,8 @@ def run(chosen: list[Entry], venv: Path, jobs: int) -> list[dict[str, Any]]:
                  *(unpack(python, unpacked, wheel) for wheel in sorted({w for one in chosen for w in one.unpacked}))):
         if said:
             print(f"peers: {said}", file=sys.stderr, flush=True)  # its entries are listed as missing
+    if any(trace.startswith(f"{{unpacked}}/{FOLDER}") for one in chosen for trace in one.traces):
+        record(unpacked / FOLDER)
 
     def one(entry: Entry) -> dict[str, Any]:
         places = [unpacked / wheel.replace("==", "-") for wheel in entry.unpacked]

@@ -16,7 +16,8 @@ from typing import Any
 
 # Parts of a path whose calls do not serve a model on a GPU: tests, benchmarks, other hardware.
 ASIDE = ("test", "tests", "benchmark", "hardware_backend", "warmup")
-OTHER = ("bench", "test_", "kda")  # beginnings of the names of such files, and of those of another layer
+OTHER = ("bench", "test_")  # beginnings of the names of such files
+LAYERS = {True: "gdn", False: "kda"}  # by the fact `is_kda`: that of files of the other layer
 KERNELS = ("kernels", "third_party", "jit_kernel")  # packages of functions that only others call
 DEEPEST = 8  # callers of callers
 
@@ -73,7 +74,8 @@ class Source:
 
     @cached_property
     def texts(self) -> dict[Path, str]:
-        files = (path for path in self.root.rglob("*.py") if not _aside(path.relative_to(self.root)))
+        other = (*OTHER, LAYERS[bool(self.facts.get("is_kda"))])
+        files = (path for path in self.root.rglob("*.py") if not _aside(path.relative_to(self.root), other))
         return {path: path.read_text(errors="replace") for path in files}
 
     def module(self, path: Path) -> Module:
@@ -205,8 +207,8 @@ class Source:
         return found
 
 
-def _aside(path: Path) -> bool:
-    return path.name.startswith(OTHER) or any(part in ASIDE for part in path.parts)
+def _aside(path: Path, other: tuple[str, ...]) -> bool:
+    return path.name.startswith(other) or any(part in ASIDE for part in path.parts)
 
 
 def _hidden(module: Module, inside: str) -> bool:

@@ -20,7 +20,8 @@ class Entry:
     package, version   whose release
     door      op, keeper, engine, recording, or script: the way by which it comes in
     command   as a shell would have it; {trace} is each of `traces` in turn, {unpacked} where the wheels lie
-    traces    paths from the repository's top; a command without {trace} is run once
+    traces    paths from the repository's top, or {unpacked}/traces/.. (`kernels/recorded.py`); a command without
+              {trace} is run once
     expected  "agree", or words that the finding must contain, one after the other between semicolons
     needs     what pip installs;  unpacked: wheels that are downloaded alone and unpacked, because they pin another
               torch

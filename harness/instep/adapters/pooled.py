@@ -15,13 +15,12 @@ import torch
 from torch.nn.functional import pad
 
 from instep_optimized.memory_addresses import Part, StateLayout
-from instep_optimized.ops.op_protocols import GdnInputs, Ops
-from instep_optimized.ops.plain.gdn import gdn as plain_gdn
-from instep_optimized.ops.plain.gdn import gdn_inputs as plain_inputs
+from instep_optimized.ops.op_protocols import GdnInputs, Ops, Recur
+from instep_optimized.ops.plain import gdn as plain_ops
 from instep_optimized.ops.watch_op_calls import memory_of
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.recurrences import GDN, RECURRENCES
+from instep_reference.contract.recurrences import GDN, RECURRENCES, Recurrence
 
 from ..watch.kernel_calls import adapts, called
 from .read_only_arguments import only_read
@@ -34,7 +33,8 @@ class Launch:
 
     q, k [M, H, K], v [M, HV, V]   for a raw kernel, the output of the conv; else normalised, and q times K ** -0.5
     log_decay, beta [M, HV]        not for a raw kernel;  a, b [M, HV], A_log, dt_bias [HV]: only for a raw one
-                                   (`kda`: log_decay [M, HV, K])
+                                   (`kda`: log_decay, a [M, HV, K], dt_bias [HV, K]; `mamba2` has no b)
+    bound                          `kda`: the bound of a safe gate, in nats
     cu_seqlens [n + 1]             first row of each sequence, and M; all indices are int64
     pool [units, HV, V, K]         states, with the axes in the requested order ("KV": [units, HV, K, V])
     index [n]                      each sequence's unit of the pool: its state before the first row
@@ -64,12 +64,14 @@ class Launch:
     rows: Any = None
     blocks: Any = None
     column: Any = None
+    bound: float | None = None
 
 
 Kernel = Callable[[Launch], torch.Tensor]  # -> core [M, HV, V]; it may change only its pools
 Rows = Callable[[torch.Tensor], dict[str, Any]]  # the fields of a launch with these packed rows
 GUARD = 8192.0  # fills the guards of a mirror: finite, exact in every dtype, and too large for a state
 GATED, RAW = ("log_decay", "beta"), ("a", "b", "A_log", "dt_bias")
+GIVEN = "arguments"  # attribute of q: what the op before a raw kernel was given
 
 
 def pooled(
@@ -79,60 +81,97 @@ def pooled(
     """`base` with kernels over pools: `window` for decode and verify, `chunk` for prefill (None: that of `plain`).
 
     raw      the kernel normalises q and k and computes the gates itself. Its intermediate results are not visible, so
-             instep computes the expected read-out from the kernel's inputs
+             instep computes the expected read-out from the kernel's inputs. With another op than `gdn` it shows
+             q, k, v and the gates that `base` computes from the same arguments
     strided  no mirrors: the kernel gets the engine's own pools, whose units have gaps between them
     packed   the same without gaps: the engine allocates its pools without red zones and padding
     order    layout of the kernel's states: "VK" is [HV, V, K] with K contiguous, as in SGLang and vLLM
-    op       the recurrence that the kernels compute: `gdn` or `kda`; a raw kernel is one of `gdn`
+    op       the recurrence that the kernels compute. A raw kernel is of one whose rows pass through a conv
     """
-    if op not in RECURRENCES or (raw and op != GDN.name):
-        raise BadInput("pooled: op", found=repr(op), expected=GDN.name if raw else f"one of {', '.join(RECURRENCES)}")
+    known = [name for name, row in RECURRENCES.items() if row.conv or not raw]
+    if op not in known:
+        raise BadInput("pooled: op", found=repr(op), expected=f"one of {', '.join(known)}")
     if order not in get_args(StateLayout):
         raise BadInput("pooled: order", found=repr(order), expected=" or ".join(get_args(StateLayout)))
     lend = lent_own(order) if strided or packed else mirrored(order)
     kernels = {"window": window, "chunk": chunk}
+    plain: Recur = getattr(plain_ops, op)
 
     def recur(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
         def rows(taken: torch.Tensor) -> dict[str, Any]:
             return {**GdnInputs(*(x[taken] for x in inputs))._asdict(), **dict.fromkeys(RAW)}
 
-        return serve(rows, inputs.v, parts, dtype, lambda left: plain_gdn(
+        return serve(rows, inputs.v, parts, dtype, lambda left: plain(
+            inputs=inputs, parts=left, dtype=dtype, to=to))  # fmt: skip
+
+    def recur_raw(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+        given = getattr(inputs.q, GIVEN, None)
+        if given is None:
+            raise Unsupported(f"a raw kernel needs the arguments of the op before {op}; that op must be its set's own")
+        return serve(_raw_rows(RECURRENCES[op], **given), inputs.v, parts, dtype, lambda left: plain(
             inputs=inputs, parts=left, dtype=dtype, to=to))  # fmt: skip
 
     def fused(
         *, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
         key_heads: int, key_dim: int, parts: tuple[Part, ...], dtype: torch.dtype, to: Place,
     ) -> torch.Tensor:
-        keys, heads, count = key_heads * key_dim, len(A_log), len(mixed)
-        q, k = (x.reshape(count, key_heads, key_dim) for x in (mixed[:, :keys], mixed[:, keys : 2 * keys]))
-        v = mixed[:, 2 * keys :].reshape(count, heads, -1)
-
-        def rows(taken: torch.Tensor) -> dict[str, Any]:
-            gates = {"a": a[taken], "b": b[taken], "A_log": A_log, "dt_bias": dt_bias}
-            return {"q": q[taken], "k": k[taken], "v": v[taken], **gates, **dict.fromkeys(GATED)}
-
-        return serve(rows, v, parts, dtype, lambda left: plain_gdn(inputs=plain_inputs(
-            mixed=mixed, a=a, b=b, A_log=A_log, dt_bias=dt_bias, key_heads=key_heads, key_dim=key_dim, to=(to,) * 5,
-        ), parts=left, dtype=dtype, to=to))  # fmt: skip
+        given: dict[str, Any] = {"mixed": mixed, "a": a, "b": b, "A_log": A_log, "dt_bias": dt_bias,
+                                 "key_heads": key_heads, "key_dim": key_dim}  # fmt: skip
+        like = mixed[:, 2 * key_heads * key_dim :].reshape(len(mixed), len(A_log), -1)
+        return serve(_raw_rows(GDN, **given), like, parts, dtype, lambda left: plain(
+            inputs=plain_ops.gdn_inputs(**given, to=(to,) * 5), parts=left, dtype=dtype, to=to))  # fmt: skip
 
     def serve(
         rows: Rows, like: torch.Tensor, parts: tuple[Part, ...], dtype: torch.dtype,
-        plain: Callable[[tuple[Part, ...]], torch.Tensor],
+        by_plain: Callable[[tuple[Part, ...]], torch.Tensor],
     ) -> torch.Tensor:
         adapts(op, kernels)
         left = tuple(part for part in parts if kernels[part.form] is None)
-        core = plain(left) if left else torch.zeros_like(like, dtype=dtype)
+        core = by_plain(left) if left else torch.zeros_like(like, dtype=dtype)
         for part in parts:
             if (kernel := kernels[part.form]) is not None:
                 _run(op, kernel, rows, part, lend, core)
         return core
 
-    served: dict[str, Any] = {"fused_gdn": fused} if raw else {op: recur, "fused_gdn": None}
+    served: dict[str, Any] = {op: recur, "fused_gdn": None}
+    if raw and op == GDN.name:
+        served = {"fused_gdn": fused}
+    elif raw:
+        before = "selective_inputs" if RECURRENCES[op].inputs == "selective" else "gdn_inputs"
+        served |= {op: recur_raw, before: _with_arguments(getattr(base, before))}
     products = {form: product for form, product in base.products.items() if form not in RECURRENCES[op].forms}
     return replace(
         base, name=name, keeps="inputs", captures=False, tiled=False, packed=packed or base.packed, trees=False,
         products=products, **served,
     )
+
+
+def _with_arguments(inputs: Callable[..., GdnInputs]) -> Callable[..., GdnInputs]:
+    """Wrap the op before a recurrence: its q also carries the arguments of the call, for a raw kernel."""
+
+    def run(*, to: Any, **given: Any) -> GdnInputs:
+        found = inputs(**given, to=to)
+        setattr(found.q, GIVEN, given)
+        return found
+
+    return run
+
+
+def _raw_rows(
+    row: Recurrence, *, mixed: torch.Tensor, a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    key_heads: int, key_dim: int, b: torch.Tensor | None = None, decay_bound: float | None = None,
+) -> Rows:
+    keys, heads = key_heads * key_dim, len(A_log)
+    widths = [mixed.shape[1] - 2 * keys if name == "v" else keys for name in row.conv]
+    split = dict(zip(row.conv, torch.split(mixed, widths, dim=1), strict=True))
+
+    def rows(taken: torch.Tensor) -> dict[str, Any]:
+        parts = {name: x[taken].reshape(len(taken), heads if name == "v" else key_heads, -1)
+                 for name, x in split.items()}  # fmt: skip
+        gates = {"a": a[taken], "b": None if b is None else b[taken], "A_log": A_log, "dt_bias": dt_bias}
+        return {**parts, **gates, **dict.fromkeys(GATED), "bound": decay_bound}
+
+    return rows
 
 
 Lend = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]  # a pool -> the pool of the kernel, for one call

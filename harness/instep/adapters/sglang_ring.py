@@ -107,11 +107,16 @@ class Rows:
     A_log: torch.Tensor
     dt_bias: torch.Tensor
     starts: torch.Tensor
+    bound: float | None = None
 
 
 class Ring:
-    """A ring of one release: its pools, and the calls of a verify, a commit and a fold."""
+    """A ring of one release: its pools, and the calls of a verify, a commit and a fold.
 
+    op: the recurrence whose verify fills it
+    """
+
+    op = GDN.name
     by: Literal["slot", "request"] = "slot"
     circular = True
     verify_writes: tuple[str, ...] = ()  # in addition to the rings
@@ -303,13 +308,13 @@ def gated(
         core = plain_gdn(inputs=inputs, parts=left, dtype=dtype, to=to)
     for part in parts:
         if isinstance(part, RingPart) and len(part.begin):
-            _verified(part, core, key_heads, key_dim, **given)
+            verified(part, core, key_heads, key_dim, **given)
     return core
 
 
-def _verified(
+def verified(
     part: RingPart, core: torch.Tensor, key_heads: int, key_dim: int, *, mixed: torch.Tensor, a: torch.Tensor,
-    b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor,
+    b: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, decay_bound: float | None = None,
 ) -> None:
     """Serve the windows of a part, which all have `most` rows. Nothing is read on the host, so a graph may hold it."""
     assert part.kind is not None
@@ -322,8 +327,8 @@ def _verified(
     q, k = (x.reshape(-1, key_heads, key_dim).contiguous() for x in (packed[:, :keys], packed[:, keys : 2 * keys]))
     starts = torch.arange(0, len(index) + 1, most, device=mixed.device, dtype=torch.int32)
     rows = Rows(q, k, packed[:, 2 * keys :].reshape(-1, *core.shape[1:]).contiguous(), a[index], b[index], A_log,
-                dt_bias, starts)  # fmt: skip
-    called("gdn.window", [most] * len(part.begin))
+                dt_bias, starts, decay_bound)  # fmt: skip
+    called(f"{part.kind.op}.window", [most] * len(part.begin))
     out = part.kind.verify(rows, state, part).to(core.dtype)
     kept = core[index]
     core[index] = torch.where(idle.repeat_interleave(most)[:, None, None], kept, out)
@@ -366,10 +371,17 @@ def must_have_narrow_rows(kind: Ring, rows: torch.dtype, device: torch.device) -
 
 
 class RingKeeper:
-    """The commit strategy: the slot has a checkpoint, and the ring has the tokens that follow it."""
+    """The commit strategy: the slot has a checkpoint, and the ring has the tokens that follow it.
+
+    release  returns the ring of the release that is found
+    filled   the name of the op set that fills it
+    """
+
+    release: Callable[[], Ring] = staticmethod(ring_of_release)
+    filled = NAME
 
     def __init__(self, config: ModelConfig, sizes: Sizes, memory: Memory, width: int) -> None:
-        self.kind, self.width, self.memory = ring_of_release(), width, memory
+        self.kind, self.width, self.memory = self.release(), width, memory
         must_have_narrow_rows(self.kind, sizes.types.conv, memory.device)
         names = [*self.kind.pools(config, sizes)]
         self.states = {layer: memory["state"].units(layer) for layer in memory.layers("state")}
@@ -381,7 +393,7 @@ class RingKeeper:
 
     @classmethod
     def demands(cls, config: ModelConfig, sizes: Sizes) -> tuple[Demand, ...]:
-        kind, state = ring_of_release(), units("state", config, sizes)
+        kind, state = cls.release(), units("state", config, sizes)
         if sizes.types.state is not torch.float32 and not isinstance(kind, FoldedAtCommit):
             raise Unsupported("SGLang's ring of this release needs states in fp32")
         count = len(sizes.capacity.slots) + 1 if kind.by == "request" else state.units
@@ -393,8 +405,9 @@ class RingKeeper:
         return state, *rings, *cursors, *([mark(ROW, sizes)] if kind.by == "request" else [])
 
     def bind(self, ops: Ops, batch: Batch) -> BoundStrategy:
-        if ops.name != NAME:
-            raise Unsupported(f"SGLang's ring with the op set {ops.name!r}, which does not fill it: use {NAME!r}")
+        if ops.name != self.filled:
+            why = f"SGLang's ring with the op set {ops.name!r}, which does not fill it"
+            raise Unsupported(f"{why}: use {self.filled!r}")
         rows = [self._rows(ops, group.slots) for group in batch.groups]
 
         def ran(ops: Ops) -> None:

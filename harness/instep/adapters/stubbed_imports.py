@@ -13,11 +13,12 @@ import torch
 
 from instep_optimized.kernels.runtime import INTERPRETED
 
-from .wheel_modules import bare
+from .wheel_modules import Absent, bare
 
 # Packages with SGLang's kernels: since 0.5.23, and before.
 SGLANG = ("sglang.kernels.ops", "sglang.srt.layers.attention.fla", "sglang.srt.layers.attention.mamba")
-VLLM = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.mamba.ops.causal_conv1d")
+VLLM = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.mamba.ops",
+        "vllm.models.kimi_k3.nvidia.ops.third_party.kda", "vllm.utils.math_utils")  # fmt: skip
 assert INTERPRETED in (True, False)  # its import decides how Triton runs, so it precedes that of Triton
 
 
@@ -48,6 +49,13 @@ def sglang() -> None:
     bare("sglang", keep=SGLANG, names=names)
 
 
+class Platform(Absent):
+    """vLLM's `current_platform`. Whether a kernel may start before the one before it has ended is passed to kernels."""
+
+    def is_arch_support_pdl(self) -> bool:
+        return not INTERPRETED and torch.cuda.get_device_properties().major >= 9
+
+
 def vllm() -> None:
     """Import vLLM's kernels without its platform code."""
     import triton
@@ -57,5 +65,6 @@ def vllm() -> None:
     ours = {"triton": triton, "tl": tl, "tldevice": libdevice}
     bare("vllm", keep=VLLM, names={
         "vllm.triton_utils": ours, "vllm.v1.attention.backends.utils": {"NULL_BLOCK_ID": 0, "PAD_SLOT_ID": -1},
+        "vllm.platforms": {"current_platform": Platform()},
         "vllm.utils.torch_utils": {"async_tensor_h2d": lambda data, device, dtype: data.to(device, dtype)},
     })  # fmt: skip

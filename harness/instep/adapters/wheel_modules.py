@@ -120,11 +120,13 @@ def mend(module: ModuleType) -> None:
     tuning    the first configuration is used, because tuning needs a driver
     loops     a loop index is a Triton scalar with its methods, as in a compiled kernel
     names     a builtin under another name (exp = tl.exp) is looked up when it is called
+    library   a function of libdevice, which interpreted returns None, is Triton's own of that name
     masks     conditions that were computed as numbers become truth values again
     products  operands in bf16 are widened first: the interpreter multiplies the integers that hold their bits
     """
     import triton.language as tl
     from triton.language.core import is_builtin
+    from triton.language.extra import libdevice
     from triton.runtime.autotuner import Autotuner, Heuristics
     from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
 
@@ -134,7 +136,9 @@ def mend(module: ModuleType) -> None:
             if isinstance(value, Autotuner):
                 value.configs = value.configs[:1]
             value = value.fn
-        if isinstance(value, InterpretedFunction):
+        if value is libdevice:
+            names[name] = tl
+        elif isinstance(value, InterpretedFunction):
             names.setdefault("range", indices)
         elif callable(value) and is_builtin(value):
             names[name] = lambda *args, _name=value.__name__, **options: getattr(tl, _name)(*args, **options)

@@ -3,7 +3,10 @@
 Leaves out: how each kernel is called (the other files here), and native kernels (`tests/perf/`).
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+from .recorded import FOLDER
 
 # The windows of a trace: `wider` 2, 4, 2 in pools of 4; `ragged` 5, rolled back to 3, 1, 5, 2; `lengths` 8, rolled
 # back to every length, then 4, 2, 8; `kept` saves, loads, preempts, resumes and aborts; `steps` has rounds without
@@ -27,6 +30,7 @@ SPECULATIVE = "--speculative-algorithm"
 VERIFY: dict[str, Any] = {"switch": SPECULATIVE, "facts": NO_RING,
                           "calls": ["fused_sigmoid_gating_delta_rule_update(intermediate_states_buffer)"]}  # fmt: skip
 DECODE: dict[str, Any] = {"switch": "default", "calls": ["fused_recurrent_gated_delta_rule_packed_decode"]}
+SPECULATES = {"switch": "--speculative-config"}
 PREFILL: dict[str, Any] = {"switch": "default", "calls": ["chunk_gated_delta_rule"]}
 
 
@@ -121,8 +125,52 @@ def _ring(version: str) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _recorded(kinds: Sequence[str], policies: Sequence[str]) -> list[str]:
+    return [f"{{unpacked}}/{FOLDER}/{kind}-{policy}.jsonl" for kind in kinds for policy in policies]
+
+
+def _kda() -> list[dict[str, Any]]:
+    """Kernels of Kimi Delta Attention: models with a gate per channel without a bound (kimi) and with one (ling)."""
+    both, windows = ("kimi", "ling"), ("wider", "ragged", "kept", "lengths")
+    verify, prompts = _recorded(both, windows), _recorded(both, ("prompts", "mixed"))
+    gated = "fused_sigmoid_gating_delta_rule_update"
+    kda, ring = NO_RING | {"is_kda": True}, RING | {"is_kda": True}
+    tuned: dict[str, Any] = {"seconds": 400}
+    rows: list[tuple[str, str, str, str, dict[str, Any]]] = [
+        (gated, "sglang", "sglang_kda:VERIFY", "snapshot", {"traces": verify, **VERIFY, "facts": kda}),
+        (f"{gated}, bf16 rows", "sglang", "sglang_kda:VERIFY", "snapshot --dtype bfloat16",
+         {"traces": _recorded(both, windows[:2]), **VERIFY, "facts": kda}),
+        ("fused_recurrent_kda_packed_decode", "sglang", "sglang_kda:DECODE", "snapshot",
+         {"traces": _recorded(both, ("steps", "kept")), "switch": "default", "facts": kda,
+          "calls": ["fused_recurrent_kda_packed_decode"]}),
+        ("chunk_kda", "sglang", "sglang_kda:CHUNKED", "snapshot",
+         {"traces": prompts, "switch": "default", "facts": kda, "calls": ["chunk_kda(beta_is_raw)"], **tuned}),
+        ("commit_kda_replayssm_after_verify", "sglang", "sglang_kda:RING", "kda_ring",
+         {"traces": verify, "switch": "--enable-linear-replayssm-spec", "facts": ring, "door": "keeper",
+          "calls": ["commit_kda_replayssm_after_verify", f"{gated}(cache_ring)"]}),
+        ("fused_recurrent_kda and its packed decode, columns", "vllm", "vllm_kda:RECURRENT", "columns",
+         {"traces": [*verify, *_recorded(both, ("steps",))], **SPECULATES, "facts": {"is_kda": True},
+          "calls": ["fused_recurrent_kda(num_accepted_tokens)", "fused_recurrent_kda_packed_decode"]}),
+        ("chunk_kda_with_fused_gate", "vllm", "vllm_kda:CHUNKED", "columns",
+         {"traces": prompts, "switch": "default", "facts": {"is_kda": True},
+          "calls": ["chunk_kda_with_fused_gate", "gather_initial_states"], **tuned}),
+        ("fused_recurrent_kda", "fla-core", "fla_kda:RECURRENT", "snapshot", {"traces": verify, "switch": LIBRARY}),
+        ("fused_kda_gate", "fla-core", "fla_kda:GATED", "snapshot",
+         {"traces": _recorded(both, windows[:2]), "switch": LIBRARY}),
+        ("chunk_kda", "fla-core", "fla_kda:CHUNKED", "snapshot", {"traces": prompts, "switch": LIBRARY, **tuned}),
+    ]  # fmt: skip
+    version = {"sglang": "0.5.23", "vllm": "0.33.0", "fla-core": "0.6.0"}
+    return [_entry(f"KDA: {name}", package, version[package], f"peers.kernels.{ops} --strategy {strategy}",
+                   **more, **_older(package, version[package], "CHUNKED" in ops))
+            for name, package, ops, strategy, more in rows]  # fmt: skip
+
+
+def _older(package: str, version: str, blocks: bool) -> dict[str, Any]:
+    """Wheels for kernels with block pointers, which need a triton before 3.9."""
+    return {"unpacked": [f"{package}=={version}", "einops==0.8.2", "triton==3.6.0"]} if blocks else {}
+
+
 VLLM, COLUMNS, FLA = "peers.kernels.vllm", "--strategy columns", "fla --strategy snapshot"
-SPECULATES = {"switch": "--speculative-config"}
 ENTRIES = [
     *(one for version in ("0.5.12", "0.5.13") for one in _sglang(version)),
     *(one for version in ("0.5.16", "0.5.18", "0.5.20") for one in _ring(version)),
@@ -143,4 +191,5 @@ ENTRIES = [
             switch="default", calls=["chunk_gated_delta_rule"]),
     _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3], switch=LIBRARY),
     _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree", switch=LIBRARY),
+    *_kda(),
 ]  # fmt: skip
