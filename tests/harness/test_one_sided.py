@@ -21,6 +21,8 @@ from instep.tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, one_sided_limi
 from instep.trace.file import read
 from instep.verdict import Exit
 from instep_optimized import load
+from instep_proof.calibrate import long_runs
+from instep_proof.calibrate.allowance_use import variants
 from support.running.covering import TRACES, WHOLE
 
 EPS = torch.finfo(torch.float32).eps
@@ -124,10 +126,30 @@ def test_rows_of_one_event_are_one_sample_of_a_state() -> None:
     assert samples.group(3) == ("", 2)
 
 
+def test_moved_samples_are_those_of_an_engine_with_a_slip() -> None:
+    chance = torch.Generator().manual_seed(8)
+    truth, error = _truth(chance), NOISE["rounding"](chance)
+    moved, planted = _used(error, truth)[1].slipped(3e-7), _used(error + 3e-7, truth)[1]
+    for had, right in zip(moved.judged(EPS, 7.3), planted.judged(EPS, 7.3), strict=True):
+        np.testing.assert_allclose(had, right, rtol=1e-6)
+
+
 def test_only_calibrated_op_sets_on_a_cpu_are_judged() -> None:
     assert [not_judged(name, "cpu") for name in CALIBRATED] == [""] * len(CALIBRATED)
     assert "not for cuda: tensor cores truncate sums" in not_judged("plain", "cuda")
     assert "not for this subject" in not_judged("mine:OPS", "cpu")
+
+
+@WHOLE
+def test_a_long_run_of_a_correct_engine_is_judged_and_tells_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_runs, "LONG", 16)
+    long = long_runs.LongRuns()
+    long.run(next(iter(variants(1))))
+    assert (long.alarms, long.ran[0]["form"]) == ([], "permuted")
+    assert long.looks > 50 and 0 < long.used < 1
+    for component in ("normed", "gated"):
+        groups, *found = long.found[component]
+        assert found == sorted(found) and found[0] < groups / 2 < found[-1], "larger slips are found more often"
 
 
 @WHOLE

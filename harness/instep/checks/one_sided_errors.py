@@ -64,7 +64,7 @@ AMPLIFIED, OF_A_SAFE_GATE = ("attended", "logits"), ("log_decay",)
 ROTATED = ("query", "key")
 # Places without a product of matrices, or of a state with a row: declared formats of products do not matter there.
 NO_PRODUCT = (
-    "normed", "mixed", "q", "k", "v", "log_decay", "beta", "write", "skip", "gated", "opened", "mixer_normed",
+    "normed", "q", "k", "v", "log_decay", "beta", "write", "skip", "gated", "opened", "mixer_normed",
     "residual", "post_normed", "mlp_normed", "hidden", "final", "context",
 )  # fmt: skip
 PER_HEAD = ("a", "b", "log_decay", "beta", "write")  # a number per head: their channels are heads
@@ -212,6 +212,13 @@ class Samples:
             ends = [beta + times * np.sqrt(np.maximum(square, CANCELLED * aa)) / d
                     for beta, square in zip((constant, -constant), squares, strict=True)]  # fmt: skip
             return np.where(d > 0, a / d, 0.0), np.where(d > 0, np.maximum(*ends), np.inf)
+
+    def slipped(self, size: float) -> Samples:
+        """The same samples if every value had a further relative error of this size."""
+        a, d, aa, ad, dd = self._sums
+        moved = Samples(self.component, self._skip, self.first)
+        moved._sums = np.stack((a + size * d, d, aa + 2 * size * ad + size**2 * dd, ad + size * dd, dd))
+        return moved
 
     def group(self, number: int) -> tuple[str, int | None]:
         """The words that name a group, and its head."""

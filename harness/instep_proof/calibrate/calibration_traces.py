@@ -42,6 +42,7 @@ ROOM = Room((5, 1, 3), tuple(range(60, 0, -1)), PAGE_SIZE, 64)
 NODES, TREES = 6, (((0, 0, 1, 2), (0, 0, 1, 2, 4)),)
 PROMPTS = (11, 3, 5)  # tokens of each request
 CHUNKS: tuple[tuple[int, ...], ...] = ((), (1, 10), (5, 6), (4, 3, 4), (9, 2), (2, 2, 7), (10, 1), (3,))
+ROUNDS = 4
 ACCEPT = ((2, 0), (3, 1), (0, 3), (1, 2))
 
 
@@ -57,14 +58,14 @@ class Scene:
         return Plan.of(self.trace.header, self.checkpoint, setting, self.name)
 
 
-def scene(number: int) -> Scene:
+def scene(number: int, rounds: int = ROUNDS) -> Scene:
     """The scene of that number. Models, chunk sizes and accepted counts have different periods, so all combine."""
     chunks, accept = CHUNKS[number % len(CHUNKS)], ACCEPT[number // 2 % len(ACCEPT)]
     checkpoint = random_checkpoint(config(number), seed=number)
     name = f"scene {number}"
-    policy = _policy(name, chunks, accept)
+    policy = _policy(name, chunks, accept, rounds)
     if trees(number):  # a tree has as many steps in every round
-        room = structs.replace(ROOM, num_draft_tokens=NODES)
+        room = structs.replace(policy.capacity, num_draft_tokens=NODES)
         policy = structs.replace(policy, capacity=room, num_steps=WINDOW - 1, adaptive=None, steps=(), trees=TREES)
     lengths = {f"p{request}": length for request, length in enumerate(PROMPTS)}
     return Scene(name, checkpoint, forced_trace(policy, checkpoint, lengths, number))
@@ -82,14 +83,16 @@ def config(number: int) -> ModelConfig:
     return replace(whole, layers=layers, **{**COMMON, **GDN[number % len(GDN)], **experts})  # type: ignore[arg-type]
 
 
-def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...]) -> Policy:
+def _policy(name: str, chunks: tuple[int, ...], accept: tuple[int, ...], rounds: int) -> Policy:
     """Two requests, a third one in the second round, a step without drafts, and a longer window."""
+    most = max(30, rounds * (WINDOW + 1))  # tokens of a request
+    room = ROOM if rounds == ROUNDS else structs.replace(ROOM, pages=tuple(range(3 * (most + max(PROMPTS)), 0, -1)))
     arrivals = (
-        Arrival("a", "p0", chunks=chunks, max_new=30), Arrival("b", "p1", max_new=30),
-        Arrival("c", "p2", arrive=1, chunks=(2,), max_new=30),
+        Arrival("a", "p0", chunks=chunks, max_new=most), Arrival("b", "p1", max_new=most),
+        Arrival("c", "p2", arrive=1, chunks=(2,), max_new=most),
     )  # fmt: skip
     return Policy(
-        name, "Correct engines differ, and none is called wrong.", ROOM,
+        name, "Correct engines differ, and none is called wrong.", room,
         arrivals, num_steps=1, adaptive={"candidate_steps": [1, WINDOW - 1]}, steps=(Steps(1, WINDOW - 1),),
-        accept=accept, plain=(2,), rounds=4,
+        accept=accept, plain=(2,), rounds=rounds,
     )

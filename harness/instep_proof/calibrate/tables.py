@@ -13,6 +13,7 @@ from instep.verdict import Comparison, Exit, Verdict
 
 from .allowance_use import Variant, described
 from .graded_errors import Limit, judged_as
+from .long_runs import LongRuns
 
 # No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
 # that of a Poisson count, from tables.
@@ -68,6 +69,7 @@ class Calibration:
     alarms: list[tuple[Variant, Comparison]] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    long: LongRuns | None = None
 
     def add(self, variant: Variant, verdict: Verdict) -> None:
         storage = variant.storage[0] if variant.storage[1] == "float32" else ", states ".join(variant.storage)
@@ -80,9 +82,9 @@ class Calibration:
 
     @property
     def exit(self) -> Exit:
-        if self.alarms:
+        if self.alarms or (self.long is not None and self.long.alarms):
             return Exit.DIVERGED
-        return Exit.AGREED if self.ran or self.limits else Exit.INCONCLUSIVE
+        return Exit.AGREED if self.ran or self.limits or (self.long and self.long.looks) else Exit.INCONCLUSIVE
 
     def table(self) -> list[Rate]:
         """By tier, then by storage."""
@@ -98,6 +100,7 @@ class Calibration:
                 for variant, one in self.alarms
             ],
             "limits": self.limits, "ran": self.ran,
+            **({} if self.long is None else {"long": self.long.as_data()}),
         }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from instep.report.document import Document, Kind, Listing
 from instep_reference.contract.errors import BadInput
 
 if TYPE_CHECKING:
+    from ..calibrate.long_runs import LongRuns
     from ..calibrate.tables import Calibration
 
 
@@ -31,9 +32,10 @@ def calibrate(
     files: Files,
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
-    seconds: Annotated[float | None, typer.Option(help="Time limit in seconds, half for each table.", min=1.0)] = None,
+    long: Annotated[int, typer.Option(help="Long runs of correct engines, for errors to one side.", min=0)] = 0,
+    seconds: Annotated[float | None, typer.Option(help="Time limit in seconds, in equal parts.", min=1.0)] = None,
 ) -> None:
-    """Make both tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
+    """Make the tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
@@ -42,20 +44,21 @@ def calibrate(
     from ..calibrate import calibrate as run_all
     from ..calibrate.tables import Calibration
 
-    if not variants and not runs:
-        raise BadInput("--variants and --runs", found="0 of both", expected="at least one of either")
+    if not variants and not runs and not long:
+        raise BadInput("--variants, --runs and --long", found="0 of all", expected="at least one of either")
     for name in given.several("ops"):
         given.setting(ops=name).op_set()
     files.must_be_free()
     found = Calibration(given.setting().device)
     with trial_runner("calibrate", None if seconds is None else seconds / 60) as run:
-        run_all(found, variants, run, op_sets=given.several("ops"), runs=runs)
+        run_all(found, variants, run, op_sets=given.several("ops"), runs=runs, long=long)
     alarms = [
         f"false alarm: {one.form} {one.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        for one, alarm in found.alarms
+        for one, alarm in (*found.alarms, *(found.long.alarms if found.long else ()))
     ]
     tables = [_rates(found)] if found.ran else []
     tables += [_limits(found)] if found.limits else []
+    tables += [_slips(found.long)] if found.long else []
     told = Document("Calibration", found.exit, (), messages=alarms, tables=tables)
     result = Result(found.exit, found.device, found.as_data(), files.commit)
     files.finish(result, told, interrupted=run.interrupted)
@@ -72,6 +75,17 @@ def _rates(result: Calibration) -> Listing:
         (rate.tier, f"{rate.blocks:,}", f"{rate.undecided:,}", str(rate.alarms), f"{rate.bound:.1e}",
          f"{rate.worst:.2f}" if rate.worst else "exact", rate.by) for rate in by_tier(result.table())
     ], f"{len(result.ran)} correct engines; the rate is that of false alarms per block")  # fmt: skip
+
+
+def _slips(long: LongRuns) -> Listing:
+    from ..calibrate.long_runs import SLIPS
+
+    heads: dict[str, Kind] = {"place": "word", "groups": "number", **dict.fromkeys((f"{s:g}" for s in SLIPS), "number")}
+    return Listing(heads, [
+        (component, str(groups), *(f"{each / groups:.0%}" for each in found))
+        for component, (groups, *found) in long.found.items()
+    ], f"{len(long.ran)} correct engines in long runs, {len(long.alarms)} accused, {long.used:.2f} of a limit used; at "
+       f"which part of the heads and channels a slip of that size would be found in fp32")  # fmt: skip
 
 
 def _limits(result: Calibration) -> Listing:
