@@ -6,7 +6,7 @@ schedules (`instep faults`).
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise
@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from documentation.calibration_tables import of_a_correct_engine, undecided
 from documentation.tables import RESULTS
 from instep.adapters import find
+from instep.campaign import farm
+from instep.campaign.farm import Ended
 from instep.checks.accumulated_errors import Propagated
 from instep.checks.ops_on_own_inputs import OwnInputs
 from instep.checks.recomputed_values import Derived
@@ -27,6 +29,7 @@ from instep.oracle import recomputation
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Runner as ModelRunner
 from instep.oracle.reordered_arithmetic import FUNCTIONS, REDUCTIONS, Reordered
+from instep.report.result import Result
 from instep.run.build_compared_engines import participants_of, rounded_participant, truth_participant
 from instep.run.compared_engine import Participant, RepeatedRuns
 from instep.run.lockstep import Lockstep, run
@@ -34,15 +37,17 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.tier_allowances import REDRAWS, UNDECIDED_CAP
 from instep.trace.file import read
-from instep.verdict import Comparison, Exit, Tier
+from instep.verdict import Comparison, Exit, Tier, Verdict
 from instep_optimized.ops.op_protocols import ExpertWeights
+from instep_proof import calibrate as calibration
 from instep_proof.calibrate import correct_variants
 from instep_proof.calibrate.allowance_use import STORAGES, STRATEGIES, Stage, Variant, variants
 from instep_proof.calibrate.calibration_traces import scene, trees
-from instep_proof.calibrate.graded_errors import IN_MEMORY, NUMBERS, OWN, limit, names
+from instep_proof.calibrate.graded_errors import IN_MEMORY, NUMBERS, OWN, Limit, limit, names
 from instep_proof.calibrate.graded_errors import STORAGES as ACTIVATIONS
 from instep_proof.calibrate.injected_errors import ERRORS
-from instep_proof.calibrate.tables import Calibration, Rate, by_tier
+from instep_proof.calibrate.long_runs import LongRuns
+from instep_proof.calibrate.tables import Calibration, Rate, by_tier, joined
 from instep_proof.faults.catalogue import TRACES
 from instep_reference import mlp, trunk
 from instep_reference.contract import engine as e
@@ -175,10 +180,50 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage: Stage) -> None:
     variant = Variant(0, "support.wrong.ops:UNMOVED", ("float32", "float32"), "snapshot", "windows", "VK", 1)
     result = Calibration("cpu")
     result.add(variant, stage.run(variant))
-    assert result.alarms and "from before the step" in result.alarms[0][1].diagnosis
+    assert result.alarms and "from before the step" in str(result.alarms[0]["diagnosis"])
     told = result.as_data()
     assert told["alarms"][0]["form"] == "support.wrong.ops:UNMOVED"
     assert sum(rate["alarms"] for rate in told["false_alarms"]) == len(result.alarms)
+
+
+def test_parts_are_all_variants_and_errors_and_join_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variant runs: its verdict has a comparison of its number."""
+    monkeypatch.setattr(Stage, "run", lambda self, one: Verdict([
+        compared(math.nan if one.number == 9 else one.number / 100)]))
+    monkeypatch.setattr(calibration, "limit", lambda name, storage, stages: Limit(name, storage, 0.1, {}, 3, 4))
+
+    def long_run(self: LongRuns, one: Variant) -> None:
+        self.add({"looks": 2, "groups": 3, "used": one.number / 100, "by": str(one.number), "alarms": [],
+                  "ran": [{"number": one.number}], "found": {"core": [4, one.number]}})  # fmt: skip
+
+    monkeypatch.setattr(LongRuns, "run", long_run)
+    parts = [Calibration("cpu") for _ in range(4)]
+    for number, part in enumerate(parts[1:], 1):
+        calibration.calibrate(part, 20, part=(number, 3), long=9)
+    calibration.calibrate(whole := parts[0], 20, long=9)
+    again = joined("cpu", (Result(0, "cpu", one.as_data()).data() for one in parts[:0:-1]))
+    left, right = (Result(0, "cpu", one.as_data() | {"seconds": 0}).data() for one in (whole, again))
+    assert left | {"date": 0} == right | {"date": 0} and len(left["ran"]) == 20 and len(left["alarms"]) == 1
+    assert len(left["limits"]) == 2 * len([*names()])
+    assert left["long"]["looks"] == 18 and left["long"]["by"] == "8" and left["long"]["found"] == {"core": [36, 36]}
+
+
+def test_farm_has_a_trial_per_scene(instep: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = list[str]()
+
+    def told(words: Sequence[str], more: object) -> Ended:
+        ran.append(" ".join(words))
+        one = Calibration("cpu", 5, ran=[{"number": len(ran)}])
+        return Ended(0, json.dumps(Result(0, "cpu", one.as_data()).data()).encode(), "", farm.source_of(words))
+
+    monkeypatch.setattr(farm, "run_trial", told)
+    words = ("calibrate", "--variants", 20, "--runs", 0, "--farm", tmp_path / "farm", "--json", tmp_path / "all.json")
+    assert instep(*words).code == Exit.AGREED
+    assert ran == [f"calibrate --variants 20 --runs 0 --part {number}/3" for number in (1, 2, 3)]
+    found = json.loads((tmp_path / "all.json").read_text())
+    assert (found["pairs"], found["variants"]) == (15, 3)
+    for part in ("0/3", "4/3", "3"):
+        assert "3/16" in complaint(instep("calibrate", "--part", part))
 
 
 # -- injected errors ---------------------------------------------------------------------------------------

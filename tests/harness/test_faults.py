@@ -9,13 +9,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 
+from instep.campaign import farm
+from instep.campaign.farm import Ended
 from instep.campaign.runner import TrialRunner
 from instep.diagnose.mistakes import CATALOGUE
 from instep.report.result import read
@@ -23,7 +26,7 @@ from instep.report.svg import picture
 from instep.run.replay import served
 from instep.setting import Setting
 from instep.verdict import Exit
-from instep_proof.commands.faults import _part
+from instep_proof.commands.faults import A_TRIAL, _trials
 from instep_proof.faults import plant, result_data, run_in_forks
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
@@ -484,20 +487,36 @@ def test_file_is_read_as_it_was_written() -> None:
     assert all(found[name] == again[name] for name in ("exit", "faults", "named_by", "failures"))
 
 
-def test_parts_are_all_of_it_and_share_no_control() -> None:
-    parts = [_part(EVERY, f"{number}/16") for number in range(1, 17)]
-    assert sorted(fault.id for part in parts for fault in part) == sorted(by_id()) and all(parts)
-    where = {(fault.trace, *fault.how.words()): number for number, part in enumerate(parts) for fault in part}
-    assert all(where[fault.trace, *fault.how.words()] == n for n, part in enumerate(parts) for fault in part)
+def test_trials_of_a_farm_are_all_faults_next_to_those_with_their_control(
+    tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = [one["names"] for one in _trials(EVERY)]
+    order = [name for names in trials for name in names]
+    assert sorted(order) == sorted(by_id()) and {len(names) for names in trials[:-1]} == {A_TRIAL}
+    controls = [(one.trace, *one.how.words()) for one in map(by_id().__getitem__, order)]
+    assert len([*groupby(controls)]) == len(set(controls))
+
+    def planted(words: Sequence[str], more: object) -> Ended:
+        ids = [word for word in words[1:] if word in by_id()]
+        assert words[-2:] == ("--jobs", "1") and "--no-text" in words
+        content = written(tmp_path / f"{ids[0]}.json", *(row(name, 1) for name in ids)).read_bytes()
+        return Ended(0, content, "", farm.source_of(words))
+
+    monkeypatch.setattr(farm, "run_trial", planted)
+    out = written(tmp_path / "all.json", row(FIRST.id, 1))
+    asked = [FIRST.id, SECOND.id, THIRD.id]
+    ran = instep("faults", *asked, "--farm", tmp_path / "farm", "--missing", "--no-text", "--json", out, "--jobs", 2)
+    assert ran.code == Exit.AGREED and "1 of 1 trials are there" in ran.out, ran
+    assert [one["id"] for one in json.loads(out.read_text())["results"]] == asked
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--part", "0/3"), "--part"), (("--part", "4/3"), "--part"), (("--part", "3"), "3/16"),
-        (("--part", "1/99999999999"), "3/16"), (("--missing",), "--json"), (("--join", "{there}"), "--json"),
+        (("--jobs", "0"), "0 without --farm"), (("--farm", "{out}", "--update"), "--update"),
+        (("--missing",), "--json"), (("--join", "{there}"), "--json"),
         *((("--json", "{out}", "--join", "{there}", *more), "to join plants nothing")
-          for more in (("--part", "1/2"), ("--list",), ("--dtype", "bfloat16"))),
+          for more in (("--farm", "farm"), ("--list",), ("--dtype", "bfloat16"))),
         (("--json", "{out}", "--join", "{out}.none"), "no file"),
         (("--json", "{out}", "--join", "{other}"), "instep faults"),
     ],

@@ -18,6 +18,7 @@ from instep_reference.contract.errors import BadInput
 from ..bundled import model
 from ..options import DRAFTER
 from ..verdict import Exit
+from .farm_options import Farming, takes_farm
 from .finish_with_result import Files, writes
 from .progress import trial_runner
 from .subject_options import Given, Model, takes_setting
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = 400  # for each op set, if neither a number nor a time is given
 SEEDS = 2**31
+A_TRIAL = 200  # runs of a trial of --farm; the second 100 are drawn towards what the first did not meet
 
 
 @writes("json", "html", "commit")
+@takes_farm()
 @takes_setting(
     several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"),
     ops="Op set, engine or module:attribute; left out: ledger, then plain.",
@@ -39,6 +42,7 @@ SEEDS = 2**31
 def fuzz(
     given: Given,
     files: Files,
+    farm: Farming,
     checkpoint: Model = None,
     examples: Annotated[int | None, typer.Option(help="Runs per op set; 400 unless a time is given.", min=1)] = None,
     minutes: Annotated[float | None, typer.Option(help="Time limit, shared by the op sets.", min=0.0)] = None,
@@ -54,14 +58,17 @@ def fuzz(
 
     from ..campaign.fuzz.campaign import Result, Settings, campaign
     from ..campaign.fuzz.draw_events import SAMPLED
-    from ..campaign.fuzz.result_data import of
+    from ..campaign.fuzz.result_data import joined, of
 
     files.must_be_free()
     directory, sampled = checkpoint or model(), given.left_to_draw(SAMPLED)
     if transfers and trees:
         raise BadInput("--transfers", found="--trees, too", expected="one of them: windows of two engines are chains")
-    start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     count = examples or (EXAMPLES if minutes is None else None)
+    if farm.farm is not None:
+        served = farm.serve_seeds(given, "examples", count, A_TRIAL, seed or 0, minutes)
+        files.finish(joined(served.paths, files.commit), interrupted=not served.complete)
+    start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()
     with tempfile.TemporaryDirectory(prefix="instep-fuzz-") as scratch, trial_runner(

@@ -14,12 +14,16 @@ from instep_reference.contract.errors import BadInput
 
 from ..bundled import model
 from ..options import DRAFTER
+from .farm_options import Farming, takes_farm
 from .finish_with_result import Files, joins_alone, writes
 from .progress import trial_runner
 from .subject_options import Given, Model, takes_setting
 
+A_TRIAL = 2000  # rounds of a trial of --farm: as long as engines live, with the default of --stretch
+
 
 @writes("commit", json="The result file; a soak in it is resumed.")
+@takes_farm()
 @takes_setting(
     several=("ops",), also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"),
     ops="Op set, engine or module:attribute; left out: ledger, then plain.",
@@ -29,6 +33,7 @@ from .subject_options import Given, Model, takes_setting
 def soak(
     given: Given,
     files: Files,
+    farm: Farming,
     checkpoint: Model = None,
     minutes: Annotated[float | None, typer.Option(help="Time limit of this session, shared by the op sets.",
                                                   min=0.0)] = None,
@@ -58,14 +63,18 @@ def soak(
     elif minutes is None and rounds is None:
         raise BadInput("--minutes", found="neither a time nor --rounds", expected="how far to go: one of them, or both")
     files.must_be_free(*join or ())
-    runs, found = totals.read(files.json), None
-    for path in join or ():
+    served = None
+    if farm.farm is not None and not join:
+        served = farm.serve_seeds(given, "rounds", rounds, A_TRIAL, seed, minutes)
+    joins = join if served is None else served.paths
+    runs, found = [] if served is not None else totals.read(files.json), None
+    for path in joins or ():
         totals.join(runs, path)
 
     def result() -> Result:
         return totals.result(runs, files.commit)
 
-    subjects, directory = () if join else given.subjects("ledger", "plain"), checkpoint or model()
+    subjects, directory = () if joins else given.subjects("ledger", "plain"), checkpoint or model()
     opened, sampled = Checkpoint.open(directory), given.left_to_draw(SAMPLED)
     with trial_runner("soak", minutes, files.json, result) as run, threads_for(opened.config.hidden):
         for name in run.shares(subjects):
@@ -77,4 +86,4 @@ def soak(
             soaking.run()
             if (found := soaking.found) is not None:
                 break
-    files.finish(result(), totals.document(runs, found))
+    files.finish(result(), totals.document(runs, found), interrupted=served is not None and not served.complete)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Options that name an output file or folder.
 PLACES = (
-    "--baselines", "--html", "--json", "--out", "--picture", "--plots", "--sarif", "--save-tensors", "--trace",
-    "--trail",
+    "--baselines", "--farm", "--html", "--json", "--out", "--picture", "--plots", "--sarif", "--save-tensors",
+    "--trace", "--trail",
 )  # fmt: skip
 
 

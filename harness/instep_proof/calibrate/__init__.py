@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from instep.campaign.runner import TrialRunner
 
-from .allowance_use import Stage, variants
+from .allowance_use import A_SCENE, Stage, Variant, variants
 from .graded_errors import RUNS, STORAGES, limit, names
 from .long_runs import LongRuns
 from .tables import Calibration
@@ -17,28 +17,33 @@ from .tables import Calibration
 
 def calibrate(
     result: Calibration, count: int, run: TrialRunner | None = None, *, op_sets: Iterable[str] = (), runs: int = RUNS,
-    long: int = 0,
+    long: int = 0, part: tuple[int, int] = (1, 1),
 ) -> None:
     """Add this many correct variants to the result, then graded injected errors, each in this many runs, and then this
     many long runs of correct variants.
 
-    All that are wanted get equal parts of the time.
+    All that are wanted get equal parts of the time. part: (3, 16) runs the third of 16 parts; a scene is in one part.
     """
     run, stage, stages = run or TrialRunner(), Stage(result.device), [Stage(result.device) for _ in range(runs)]
-    errors = [(name, storage) for storage in STORAGES for name in names()]
+    number, parts = part
+    errors = [(name, storage) for storage in STORAGES for name in names()][number - 1 :: parts]
+
+    def several(count: int) -> list[Variant]:
+        return [one for one in variants(count, op_sets) if one.number // A_SCENE % parts == number - 1]
+
     result.seconds |= {"variants": 0.0, "limits": 0.0}
     wanted = {"variants": count, "limits": runs, "long": long}
-    for part in run.shares([name for name, number in wanted.items() if number]):
-        if part == "variants":
-            for variant in run.trials(list(variants(count, op_sets)), lambda one: "correct variants"):
+    for share in run.shares([name for name, trials in wanted.items() if trials]):
+        if share == "variants":
+            for variant in run.trials(several(count), lambda one: "correct variants"):
                 result.add(variant, stage.run(variant))
-                result.pairs, result.seconds[part] = stage.pairs, run.seconds
-        elif part == "long":
+                result.pairs, result.seconds[share] = stage.pairs, run.seconds
+        elif share == "long":
             result.long = LongRuns()
-            for variant in run.trials(list(variants(long, op_sets)), lambda one: "long runs"):
+            for variant in run.trials(several(long), lambda one: "long runs"):
                 result.long.run(variant)
-                result.seconds[part] = run.seconds
+                result.seconds[share] = run.seconds
         else:
             for name, storage in run.trials(errors, lambda one: "graded errors"):
                 result.limits.append(limit(name, storage, stages))
-                result.seconds[part] = run.seconds
+                result.seconds[share] = run.seconds

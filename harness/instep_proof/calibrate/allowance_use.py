@@ -17,7 +17,7 @@ from instep.run.lockstep import Lockstep
 from instep.run.lockstep import run as run_all
 from instep.run.replay import checks_for, oracle_for
 from instep.setting import Setting
-from instep.verdict import Verdict
+from instep.verdict import Comparison, Verdict
 from instep_optimized.memory_addresses import StateLayout
 
 from .calibration_traces import Scene, scene, trees
@@ -109,6 +109,12 @@ class Stage:
         if self._scene is None or number != self._scene[0]:
             self._scene = number, scene(number)
         return self._scene[1]
+
+
+def alarm(variant: Variant, one: Comparison) -> Mapping[str, object]:
+    """A finding about a correct variant as data."""
+    return {**described(variant), "event": one.event, "place": str(one.place), "check": one.check, "tier": one.tier,
+            "diagnosis": one.diagnosis}  # fmt: skip
 
 
 def described(variant: Variant) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,9 @@ from instep.run.lockstep import Lockstep
 from instep.run.lockstep import run as run_all
 from instep.run.replay import oracle_for
 from instep.tier_allowances import CONSTANT_ULPS, one_sided_limit
-from instep.verdict import Comparison
 from instep_reference.contract.place_names import Place
 
-from .allowance_use import Variant, described
+from .allowance_use import Variant, alarm, described
 from .calibration_traces import Scene, scene
 
 LONG = 24  # rounds
@@ -46,7 +46,7 @@ class LongRuns:
     used: float = 0.0
     by: str = ""
     ran: list[Mapping[str, object]] = field(default_factory=list)
-    alarms: list[tuple[Variant, Comparison]] = field(default_factory=list)
+    alarms: list[Mapping[str, object]] = field(default_factory=list)
     found: dict[str, list[int]] = field(default_factory=dict)
     _scene: tuple[int, Scene] | None = None
 
@@ -69,7 +69,7 @@ class LongRuns:
         for one in judged:
             if one.used > self.used:
                 self.used, self.by = one.used, f"{variant.form} {variant.number}, {one.place}"
-        self.alarms += [(variant, one) for one in verdict.findings]
+        self.alarms += [alarm(variant, one) for one in verdict.findings]
         self.ran.append({**described(variant), "events": verdict.events, "looks": len(judged),
                          "used": max((one.used for one in judged), default=0.0)})  # fmt: skip
         if variant.storage == ("float32", "float32"):
@@ -86,14 +86,21 @@ class LongRuns:
             found[1 + number] += int((np.abs(mean) > limit).sum())
         found[0] += len(mean)
 
+    def add(self, data: Mapping[str, Any]) -> None:
+        """Add what another process found, as its `as_data`."""
+        self.looks, self.groups = self.looks + data["looks"], self.groups + data["groups"]
+        if data["used"] > self.used:
+            self.used, self.by = data["used"], data["by"]
+        self.ran += data["ran"]
+        self.alarms += data["alarms"]
+        for component, counts in data["found"].items():
+            had = self.found.setdefault(component, [0] * len(counts))
+            self.found[component] = [one + other for one, other in zip(had, counts, strict=True)]
+
     def as_data(self) -> dict[str, object]:
         return {
             "rounds": LONG, "engines": len(self.ran), "looks": self.looks, "groups": self.groups, "used": self.used,
-            "by": self.by, "slips": SLIPS, "found": self.found, "ran": self.ran,
-            "alarms": [
-                {**described(variant), "event": one.event, "place": str(one.place), "diagnosis": one.diagnosis}
-                for variant, one in self.alarms
-            ],
+            "by": self.by, "slips": SLIPS, "found": self.found, "ran": self.ran, "alarms": self.alarms,
         }  # fmt: skip
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from instep.verdict import Comparison, Exit, Verdict
 
-from .allowance_use import Variant, described
-from .graded_errors import Limit, judged_as
+from .allowance_use import Variant, alarm, described
+from .graded_errors import STORAGES, Limit, judged_as, names
 from .long_runs import LongRuns
 
 # No event in n trials: the rate is under 3 / n with 95% confidence (0.95 = 1 - exp(-3)); with k events the bound is
@@ -66,7 +69,7 @@ class Calibration:
     pairs: int = 0  # of a block and a wrong state: what T2d decided or could not
     rates: dict[tuple[str, str], Rate] = field(default_factory=dict)
     ran: list[Mapping[str, object]] = field(default_factory=list)
-    alarms: list[tuple[Variant, Comparison]] = field(default_factory=list)
+    alarms: list[Mapping[str, object]] = field(default_factory=list)
     limits: list[Limit] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     long: LongRuns | None = None
@@ -76,7 +79,7 @@ class Calibration:
         for one in verdict.compared:
             key = judged_as(one), storage
             self.rates[key] = self.rates.get(key, Rate(*key)).with_one(one, variant.form)
-        self.alarms += [(variant, finding) for finding in verdict.findings]
+        self.alarms += [alarm(variant, one) for one in verdict.findings]
         self.ran.append({**described(variant), "events": verdict.events, "elements": verdict.elements,
                          "alarms": len(verdict.findings)})
 
@@ -94,14 +97,33 @@ class Calibration:
         return {
             "device": self.device, "variants": len(self.ran), "pairs": self.pairs, "seconds": self.seconds,
             "false_alarms": [{**asdict(rate), "rate_under": rate.bound} for rate in self.table()],
-            "alarms": [
-                {**described(variant), "event": one.event, "place": str(one.place), "check": one.check,
-                 "tier": one.tier, "diagnosis": one.diagnosis}
-                for variant, one in self.alarms
-            ],
-            "limits": self.limits, "ran": self.ran,
+            "alarms": self.alarms, "limits": self.limits, "ran": self.ran,
             **({} if self.long is None else {"long": self.long.as_data()}),
         }  # fmt: skip
+
+
+def joined(device: str, parts: Iterable[Mapping[str, Any]]) -> Calibration:
+    """The calibration whose parts are these result files."""
+    whole = Calibration(device)
+    for one in parts:
+        whole.pairs += one["pairs"]
+        for told in one["false_alarms"]:
+            rate = msgspec.convert(told, Rate, strict=False)  # NaN is a text there
+            key = rate.tier, rate.storage
+            whole.rates[key] = whole.rates.get(key, Rate(*key)).plus(rate)
+        whole.ran += one["ran"]
+        whole.alarms += one["alarms"]
+        if "long" in one:
+            whole.long = whole.long or LongRuns()
+            whole.long.add(one["long"])
+        whole.limits += msgspec.convert(one["limits"], list[Limit])
+        for name, seconds in one["seconds"].items():
+            whole.seconds[name] = whole.seconds.get(name, 0.0) + seconds
+    for listed in (whole.ran, whole.alarms, *((whole.long.ran, whole.long.alarms) if whole.long else ())):
+        listed.sort(key=lambda variant: int(str(variant["number"])))
+    places = list(names())
+    whole.limits.sort(key=lambda one: (STORAGES.index(one.storage), places.index(one.place)))
+    return whole
 
 
 def by_tier(rates: Iterable[Rate]) -> list[Rate]:

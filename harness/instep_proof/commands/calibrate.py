@@ -5,10 +5,13 @@ Leaves out: the runs (`instep_proof.calibrate`).
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from instep.cli.farm_options import Farming, takes_farm
 from instep.cli.finish_with_result import Files, writes
 from instep.cli.progress import trial_runner
 from instep.cli.subject_options import Given, takes_setting
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
     from ..calibrate.tables import Calibration
 
 
+MOST_PARTS = 25  # trials of --farm with injected errors, or one per scene if there are more of them
+
+
 @writes("json", "commit")
+@takes_farm()
 @takes_setting(
     several=("ops",),
     without=("dtype", "state_dtype", "state_rounding", "kv_dtype", "kept_dtype", "chunk_dtype", "ring_dtype", "layout",
@@ -30,38 +37,56 @@ if TYPE_CHECKING:
 def calibrate(
     given: Given,
     files: Files,
+    farm: Farming,
     variants: Annotated[int, typer.Option(help="Correct engines, no two alike.", min=0)] = 200,
     runs: Annotated[int, typer.Option(help="Runs per size of an injected error; 0: none.", min=0)] = 3,
     long: Annotated[int, typer.Option(help="Long runs of correct engines, for errors to one side.", min=0)] = 0,
+    part: Annotated[str | None, typer.Option(help="One part of several, as 3/16: some variants, some errors.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Time limit in seconds, in equal parts.", min=1.0)] = None,
 ) -> None:
     """Make the tables; exit 0: no correct engine was called wrong, 1: one was, 3: nothing was compared.
 
     The bound of a rate assumes independent blocks; those of one engine are not quite, so it is a guide, not a proof.
     """
-    from instep.report.result import Result
+    from instep.report.result import Result, read
 
     from ..calibrate import calibrate as run_all
-    from ..calibrate.tables import Calibration
+    from ..calibrate.allowance_use import A_SCENE
+    from ..calibrate.tables import Calibration, joined
 
     if not variants and not runs and not long:
         raise BadInput("--variants, --runs and --long", found="0 of all", expected="at least one of either")
     for name in given.several("ops"):
         given.setting(ops=name).op_set()
     files.must_be_free()
-    found = Calibration(given.setting().device)
-    with trial_runner("calibrate", None if seconds is None else seconds / 60) as run:
-        run_all(found, variants, run, op_sets=given.several("ops"), runs=runs, long=long)
+    found, minutes = Calibration(given.setting().device), None if seconds is None else seconds / 60
+    if farm.farm is not None:
+        parts = max(math.ceil(max(variants, long) / A_SCENE), MOST_PARTS if runs else 1)
+        trials = [{"part": f"{number}/{parts}"} for number in range(1, parts + 1)]
+        served = farm.serve(lambda: trials, varied=("part",), total=parts, minutes=minutes)
+        found, interrupted = joined(found.device, map(read, served.paths)), not served.complete
+    else:
+        with trial_runner("calibrate", minutes) as run:
+            run_all(found, variants, run, op_sets=given.several("ops"), runs=runs, long=long, part=_part(part))
+        interrupted = run.interrupted
     alarms = [
-        f"false alarm: {one.form} {one.number}, {alarm.check}, event {alarm.event}, {alarm.place}: {alarm.diagnosis}"
-        for one, alarm in (*found.alarms, *(found.long.alarms if found.long else ()))
+        f"false alarm: {one['form']} {one['number']}, {one['check']}, event {one['event']}, {one['place']}: "
+        f"{one['diagnosis']}" for one in (*found.alarms, *(found.long.alarms if found.long else ()))
     ]
     tables = [_rates(found)] if found.ran else []
     tables += [_limits(found)] if found.limits else []
     tables += [_slips(found.long)] if found.long else []
     told = Document("Calibration", found.exit, (), messages=alarms, tables=tables)
     result = Result(found.exit, found.device, found.as_data(), files.commit)
-    files.finish(result, told, interrupted=run.interrupted)
+    files.finish(result, told, interrupted=interrupted)
+
+
+def _part(typed: str | None) -> tuple[int, int]:
+    asked = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", typed or "1/1")
+    number, parts = map(int, asked.groups()) if asked else (0, 0)
+    if not 1 <= number <= parts:
+        raise BadInput("--part", found=typed, expected="a part and how many there are, as 3/16")
+    return number, parts
 
 
 def _rates(result: Calibration) -> Listing:

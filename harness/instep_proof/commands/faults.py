@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from instep.atomic_write import write_atomically
+from instep.cli.farm_options import Farming, takes_farm
 from instep.cli.finish_with_result import Files, joins_alone, writes
 from instep.cli.progress import trial_runner
 from instep.cli.subject_options import Given, takes_setting
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 
     from ..faults.catalogue.fault import Fault
 
+A_TRIAL = 12  # faults of a trial of --farm
+
 
 @writes("json", "html", "commit")
+@takes_farm(jobs=False)
 @takes_setting(without=("ops",))
 def faults(
     given: Given,
     files: Files,
+    farm: Farming,
     names: Annotated[list[str] | None, typer.Argument(help="Faults by name; default: all.")] = None,
     catalogue: Annotated[Path | None, typer.Option(metavar="DIR", help="Plant the faults of the JSON files in this "
                                                    "folder instead of instep's own.")] = None,
@@ -39,9 +44,8 @@ def faults(
     checkpoint: Annotated[Path | None, typer.Option(
         "--model", "--checkpoint", help="Record the traces again with this model, for example one with "
                                                          "experts; default: the shipped traces.")] = None,
-    jobs: Annotated[int | None, typer.Option(help="Parallel processes; default: the number of cores.", min=1)] = None,
-    part: Annotated[str | None, typer.Option(help="Plant one part of several, as in 3/16, to spread them over "
-                                                  "processes or machines.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Parallel processes; default: the number of cores. With --farm: "
+                                                  "trials at once; 0: run none, merge the results.", min=0)] = None,
     missing: Annotated[bool, typer.Option("--missing", help="Plant faults that the --json file lacks or has as void; "
                                                             "its other rows stay.")] = False,
     no_text: Annotated[bool, typer.Option("--no-text", help="Skip the free runs of the texts.")] = False,
@@ -78,12 +82,12 @@ def faults(
     from ..faults.run_in_forks import warm
 
     if join:
-        more = names or family or ops or part or missing or checkpoint or list_only or update or given.named
+        more = names or family or ops or farm.farm or missing or checkpoint or list_only or update or given.named
         joins_alone(join, "faults", "plants", json=files.json, with_options=bool(more))
     if missing and files.json is None:
         raise BadInput("--missing", found="no --json", expected="the file that holds the other rows")
-    if update and (checkpoint or given.named):
-        raise BadInput("--update", found="another model or setting", expected="those of the catalogue")
+    if update and (checkpoint or given.named or farm.farm):
+        raise BadInput("--update", found="another model or setting, or --farm", expected="those of the catalogue")
     if catalogue is not None and (checkpoint or update):
         raise BadInput("--catalogue", found="--checkpoint or --update, too",
                        expected="one of them: a catalogue names its traces and its expected findings")  # fmt: skip
@@ -92,11 +96,14 @@ def faults(
 
         if catalogue is None:
             raise BadInput("--draw", found="no --catalogue", expected="the folder that the faults are written to")
-        if names or family or ops or part or missing or list_only or picture or files.json or files.html or given.named:
+        if (names or family or ops or farm.farm or missing or list_only or picture or files.json or files.html
+                or given.named):
             raise BadInput("--draw", found="options of a campaign, too", expected="--catalogue and --seed alone, "
                            "as it plants nothing")  # fmt: skip
         print(f"{write_catalogue(catalogue, draw, seed)}: {draw} faults")
         raise typer.Exit(0)
+    if farm.farm is None and jobs == 0:
+        raise BadInput("--jobs", found="0 without --farm", expected="at least 1")
     files.must_be_free(*join or (), more=[picture])
     known = FAMILIES if catalogue is None else families(catalogue)
     kept = files.json if missing or join else None
@@ -106,11 +113,15 @@ def faults(
     if missing:
         here = {one.fault.id for result in there for one in result.fired}
         chosen = [fault for fault in chosen if fault.id not in here]
-    if part is not None:
-        chosen = _part(chosen, part)
     if list_only:
         _list(chosen, Console())
         raise typer.Exit(0)
+    served, count = None, (os.cpu_count() or 1) if jobs is None else jobs
+    if farm.farm is not None and chosen:
+        trials, varied = _trials(chosen), ("names", "family", "ops", "missing")
+        served = replace(farm, jobs=count).serve(lambda: trials, varied=varied, total=len(trials))
+        there += [result_data.read(path) for path in served.paths]
+        chosen = []
     model = UNSET if checkpoint is None else Checkpoint.open(checkpoint).digest
     judged = list[Judged]()
     result_data.of_one_model(there, None if join else model)
@@ -127,7 +138,7 @@ def faults(
           trial_runner("faults", None, files.json, lambda: result_data.of(result(), files.commit)) as run):
         if checkpoint is not None:
             retraced(TRACES, (fault.trace for fault in chosen), checkpoint, Path(folder))
-        traces, count = TRACES if checkpoint is None else Path(folder), jobs or os.cpu_count() or 1
+        traces = TRACES if checkpoint is None else Path(folder)
         for one in campaign(chosen, traces, run, jobs=count, text=not no_text, commit=files.commit, model=model):
             judged.append(one)  # one by one: the file is written in between
     told = result_data.of(result(), files.commit)
@@ -137,7 +148,7 @@ def faults(
         write_atomically({EXPECTED: ("{\n" + ",\n".join(lines) + "\n}\n").encode()})
     if picture is not None:
         write_atomically({picture: svg.picture(matrix_of(told.data()))})
-    files.finish(told, interrupted=run.interrupted)
+    files.finish(told, interrupted=run.interrupted or (served is not None and not served.complete))
 
 
 def _chosen(
@@ -167,24 +178,12 @@ def _chosen(
     return found
 
 
-def _part(chosen: list[Fault], part: str) -> list[Fault]:
-    """Distribute groups that share a control, the largest first: each goes into the smallest part so far."""
-    import re
-
-    from ..faults.campaign import SLOW
-
-    asked = re.fullmatch("([0-9]{1,4})/([0-9]{1,4})", part)
-    number, parts = map(int, asked.groups()) if asked else (0, 0)
-    if not 1 <= number <= parts:
-        raise BadInput("--part", found=part, expected="a part and how many there are, as 3/16")
-    groups: dict[tuple[str, ...], list[Fault]] = {}
-    for fault in chosen:
-        groups.setdefault((fault.trace, *fault.how.words()), []).append(fault)
-    dealt: list[list[Fault]] = [[] for _ in range(parts)]
-    for group in sorted(groups.values(), key=len, reverse=True):
-        min(dealt, key=lambda faults: sum(5 if fault.how.ops == SLOW else 1 for fault in faults)).extend(group)
-    mine = {fault.id for fault in dealt[number - 1]}
-    return [fault for fault in chosen if fault.id in mine]
+def _trials(chosen: list[Fault]) -> list[dict[str, Any]]:
+    """The trials of --farm: faults that share a control are in one trial, or in consecutive ones."""
+    first: dict[tuple[str, ...], int] = {}
+    order = sorted(chosen, key=lambda one: first.setdefault((one.trace, *one.how.words()), len(first)))
+    groups = [order[begin : begin + A_TRIAL] for begin in range(0, len(order), A_TRIAL)]
+    return [{"names": [fault.id for fault in group], "jobs": 1} for group in groups]
 
 
 def _list(chosen: list[Fault], console: Console) -> None:

@@ -5,12 +5,15 @@ Leaves out: drawing and counting (`campaign.py`, `coverage.py`), and tables (`re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ...report.divergence_message import divergence
 from ...report.outcome_data import finding, listed_findings
 from ...report.result import Result as File
+from ...report.result import read
 from ...verdict import Exit
 from .campaign import Result, place
 
@@ -20,6 +23,33 @@ def of(results: Sequence[Result], commit: str | None = None) -> File:
     worst = Exit.worst(result.exit for result in results)
     return File(worst, results[0].settings.setting.device, {"campaigns": [_data(result) for result in results]},
                 commit)  # fmt: skip
+
+
+# Fields of a campaign of several trials. The pairs of two trials may be the same ones, so only the most are known.
+SUMS, MOST, COUNTS = ("examples", "events", "elements", "seconds", "refused"), ("pairs", "histories"), ("met", "kinds")
+
+
+def joined(paths: Sequence[Path], commit: str | None = None) -> File:
+    """The result of several trials: one campaign per op set, and each trial with a finding separately."""
+    found, device = dict[tuple[object, ...], dict[str, Any]](), ""
+    for one in (one for path in paths for one in read(path)["campaigns"]):
+        key = (one["ops"], one.get("engine"), one["seed"] if one["exit"] == Exit.DIVERGED else None)
+        there, device = found.setdefault(key, one), one["device"]
+        if there is one:
+            there["trials"] = 1
+            continue
+        there["trials"] += 1
+        for name in SUMS:
+            there[name] = round(there[name] + one[name], 1)
+        for name in MOST:
+            there[name] = max(there[name], one[name])
+        for name in COUNTS:
+            there[name] = dict(Counter(there[name]) + Counter(one[name]))
+        there["interrupted"] |= one["interrupted"]
+        there["untested"] = [says for says in there.get("untested", ()) if says in one.get("untested", ())]
+        there["exit"] = int(Exit.AGREED if there["elements"] and not there["untested"] else Exit.INCONCLUSIVE)
+    campaigns = list(found.values())
+    return File(Exit.worst(Exit(one["exit"]) for one in campaigns), device, {"campaigns": campaigns}, commit)
 
 
 def _data(result: Result) -> dict[str, Any]:

@@ -29,8 +29,9 @@ def document(found: Data) -> Document:
 def _verdict(name: str, one: Data) -> str:
     much = f"{short(one['elements'])} numbers compared" if one["elements"] else "nothing was compared"
     why = "".join(f"; {says}" for says in one.get("untested", ()) if one["elements"])
-    return (f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events{why}; "
-            f"--seed {one['seed']} draws the same runs")  # fmt: skip
+    trials = one.get("trials", 1)
+    seeds = f"--seed {one['seed']} draws the same runs" if trials == 1 else f"{trials} trials from --seed {one['seed']}"
+    return f"{name} {word(one['exit'])}: {much} in {one['examples']:,} runs, {one['events']:,} events{why}; {seeds}"
 
 
 def _campaigns(names: list[str], campaigns: list[Data]) -> Listing:
