@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import instep_optimized.kernels  # noqa: F401  decides how Triton runs, before transformers imports it natively
-from support.running.covering import left_to_the_whole, mark_the_others
+from support.running.covering import left_out, mark_the_others
 from support.running.golden import CHANGED, Golden
 from support.running.processes import warm_copies
 
@@ -48,11 +48,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
     yield
-    if not config.getoption("whole") and any(isinstance(item, pytest.Function) for item in items):
-        left = [item for item in items if left_to_the_whole(item)]
+    if any(isinstance(item, pytest.Function) for item in items):
+        whole = bool(config.getoption("whole"))
+        left = [item for item in items if left_out(item, whole=whole)]
         config.hook.pytest_deselected(items=left)
-        config.stash[LEFT] = len(left)
-        items[:] = [item for item in items if not left_to_the_whole(item)]
+        config.stash[LEFT] = 0 if whole else len(left)
+        items[:] = [item for item in items if not left_out(item, whole=whole)]
 
 
 @pytest.fixture

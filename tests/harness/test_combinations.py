@@ -17,7 +17,7 @@ import pytest
 from documentation.tables import RESULTS
 from instep.run.replay import Replay
 from instep.setting import Setting
-from instep.trace.file import Trace, read
+from instep.trace.file import Trace
 from instep.verdict import Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_optimized import load
@@ -27,7 +27,6 @@ from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Commit, Draft, Forward, Load
 from instep_reference.contract.errors import InstepError
 from support.inputs.checkpoints import config_of, write, write_block
-from support.inputs.few_channels import few_channels, same_events
 from support.inputs.option_combinations import (
     BY_CHANCE,
     CONSTRAINED,
@@ -46,18 +45,7 @@ from support.inputs.option_combinations import (
     whole,
     words,
 )
-from support.running.covering import (
-    BEGUN,
-    BY_REPLAY,
-    ON_FEW_CHANNELS,
-    SAME_EVENTS,
-    THROUGH_PLAIN,
-    TRACES,
-    WHOLE,
-    every_trace,
-    few,
-    met,
-)
+from support.running.covering import BY_REPLAY, COVERING, THROUGH_PLAIN, WHOLE, begun, every_trace, few, met
 
 pytestmark = pytest.mark.slow  # whole replays or commands
 
@@ -192,22 +180,12 @@ def test_the_result_has_every_pair_of_the_whole_product() -> None:
     assert (found["exit"], found["found"]) == (0, []) and run == of > 500
 
 
-def begun(name: str) -> Trace:
-    """The events of a trace that are among the few."""
-    if name in BEGUN:
-        whole, most = read(TRACES / "faults" / f"{name}.jsonl"), BEGUN[name]
-    else:
-        counts = {**ON_FEW_CHANNELS, **SAME_EVENTS}
-        whole, most = (same_events if name in SAME_EVENTS else few_channels)(name, 2), counts[name]
-    return replace(whole, events=whole.events[:most])
-
-
 def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
     """The drawn traces are left to `test_histories.py`: their pairs of events are random."""
     every = {name: trace for name, trace in every_trace().items() if "histories" not in name}
     found = {name: met(trace) for name, trace in every.items()}
     few = {name: found[name] for name in (*BY_REPLAY, *THROUGH_PLAIN)}
-    few |= {name: met(begun(name)) for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS)}
+    few |= {name: met(begun(name)) for name in COVERING}
     assert set().union(*few.values()) == set().union(*found.values())
     for name in few.keys() - {*BY_REPLAY}:  # and none is there for nothing
         others = set().union(*(few[other] for other in few if other not in (name, *BY_REPLAY[1:])))
@@ -219,7 +197,7 @@ LONG = ("block", "crossing", "prompts", "transfer", "unread")  # their numbers a
 
 @pytest.mark.parametrize(("name", "ops"), [
     pytest.param(name, ops, marks=WHOLE if (ops == "ledger") != (name in LONG) else ())
-    for name in (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS) for ops in ("plain", "ledger")
+    for name in COVERING for ops in ("plain", "ledger")
     if (name, ops) != ("handed", "plain")  # `test_engines.py` looks at that run more closely
 ])
 def test_correct_engine_agrees_on_the_covering_traces(name: str, ops: str) -> None:

@@ -5,7 +5,6 @@ Leaves out: what one family has besides (`test_kimi_linear.py`, `test_lfm2.py`, 
 """
 
 from functools import cache
-from itertools import product
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from instep.verdict import Exit, Verdict
 from instep_optimized.commit import CONV_FORMS, STRATEGIES
 from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults.catalogue import TRACES
-from support.running.covering import WHOLE, few
+from support.running.covering import WHOLE, each_pair, few
 from support.running.verdicts import agreed
 
 FAMILIES = ("kimi", "ling", "olmo", "nemotron", "lfm2", "minimax")
@@ -33,10 +32,10 @@ def trace_of(name: str) -> Trace:
 
 
 @few(8)
-@pytest.mark.parametrize(("name", "ops", "strategy", "conv"), [
-    row for row in product(FAMILIES, ("ledger", "plain"), STRATEGIES, CONV_FORMS)
-    if row[0] not in WITHOUT_CONV or row[3] == "windows"
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "ops", "strategy", "conv"), each_pair(
+    FAMILIES, ("ledger", "plain"), STRATEGIES, CONV_FORMS,
+    refused=lambda name, ops, strategy, conv: name in WITHOUT_CONV and conv != "windows",
+))  # fmt: skip
 def test_family_agrees_under_every_strategy(name: str, ops: str, strategy: str, conv: str) -> None:
     """Chunks, ragged windows, a plain step, a copy that another request loads, and a request that was preempted."""
     trace = trace_of(name)

@@ -77,11 +77,9 @@ def hold(name: str, trace: Trace, ops: str, **given: Any) -> Held:
 
 
 @WHOLE
-@pytest.mark.parametrize(("ops", "until"), [
-    ("plain", SECOND_COMMIT), pytest.param("plain", None, marks=WHOLE), pytest.param("ledger", None, marks=WHOLE),
-])  # fmt: skip
-def test_all_relations_agree_for_a_correct_engine(trace: Trace, ops: str, until: int | None) -> None:
-    found = held(case(trace, ops, until=until), relations())
+@pytest.mark.parametrize("ops", ["plain", "ledger"])
+def test_all_relations_agree_for_a_correct_engine(trace: Trace, ops: str) -> None:
+    found = held(case(trace, ops), relations())
     assert worst(found) is Exit.AGREED, [one.verdict.findings[:1] for one in found]
     without = {one.relation.name for one in found if one.lacks is not None}
     assert without == {"fused", "kept_once", "ring_parts"} | ({"drift"} if ops == "ledger" else set())

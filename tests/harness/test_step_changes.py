@@ -86,10 +86,9 @@ ON_GPU = IN_GRAPHS | {"device": "cuda"}
 
 
 @pytest.mark.parametrize(("ops", "strategy", "options", "tried"), [
-    *(pytest.param("ledger", strategy, options, (), marks=WHOLE)
-      for strategy in STRATEGIES["state"] for options in ({}, IN_GRAPHS)),
-    *(pytest.param("plain", strategy, options, (), marks=WHOLE)
-      for strategy, options in zip(STRATEGIES["state"], (IN_GRAPHS, {}, IN_GRAPHS, {}), strict=True)),
+    *(pytest.param(ops, strategy, options, (), marks=WHOLE)
+      for ops, turn in (("ledger", ({}, IN_GRAPHS)), ("plain", (IN_GRAPHS, {})))
+      for strategy, options in zip(STRATEGIES["state"], 2 * turn, strict=True)),
     *(pytest.param(ops, "lazy_rerun", {}, RISE, marks=(WHOLE, pytest.mark.interpreted))
       for ops in ("invariant", "triton")),
     *(pytest.param(ops, strategy, ON_GPU, NATIVE, marks=pytest.mark.gpu)

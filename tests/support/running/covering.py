@@ -6,28 +6,47 @@ ones with few channels.
 Leaves out: options of the engine (`option_combinations.py`).
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from instep.campaign.covering_array import CoveringArray
 from instep.campaign.fuzz.coverage import Coverage
 from instep.plugin import TraceItem
 from instep.trace.event_rules import EventRules
 from instep.trace.file import Trace, read
+from support.inputs.few_channels import few_channels, same_events
 
 TRACES = Path(__file__).resolve().parents[3] / "fixtures" / "traces"
 BY_REPLAY = ("adaptive", "slots", "slots-overlapped")  # `make replay` runs them through `ledger` and `plain`
 WHOLE = pytest.mark.whole  # of a test, or of a row, that `make test` leaves out
 THROUGH_PLAIN = ("faults/shared",)
+# Long drawn traces that only labels run through.
+BY_LABELS = (("lifecycle/histories-chains", "plain"), ("lifecycle/histories-trees", "plain"))
 # Traces that tests replay -> the number of events that they need to cover all conditions. `test_engines.py`
 # replays `handed`. Traces of a larger model are recorded again on one with two layers.
 BEGUN = {"handed": 36, "block": 19, "transfer": 62, "unread": 17, "four-heads": 5, "one-head": 5, "kimi": 12,
          "olmo": 12, "lfm2": 12, "minimax": 12, "ling": 12, "nemotron": 12}  # fmt: skip
 ON_FEW_CHANNELS = {"leaving": 34, "overlapped": 13, "refused": 33, "trees": 30, "drawn": 9, "grown": 11}
 SAME_EVENTS = {"tiers": 45, "crossing": 32, "prompts": 34, "inner": 8, "caps": 11}  # with their recorded choices
+
+COVERING = (*BEGUN, *ON_FEW_CHANNELS, *SAME_EVENTS)
+
+
+def begun(name: str) -> Trace:
+    """The events of a trace that are among the few; all events of another one."""
+    if name in ON_FEW_CHANNELS or name in SAME_EVENTS:
+        counts = {**ON_FEW_CHANNELS, **SAME_EVENTS}
+        whole = (same_events if name in SAME_EVENTS else few_channels)(name, 2)
+        return replace(whole, events=whole.events[: counts[name]])
+    if name in BEGUN:
+        whole = read(TRACES / "faults" / f"{name}.jsonl")
+        return replace(whole, events=whole.events[: BEGUN[name]])
+    return read(TRACES / f"{name}.jsonl")
 
 
 def each_value(*values: Iterable[Any]) -> list[Any]:
@@ -39,6 +58,17 @@ def each_value(*values: Iterable[Any]) -> list[Any]:
         pytest.param(*(factor[at] for factor, at in zip(factors, row, strict=True)), marks=() if row in few else WHOLE)
         for row in rows
     ]
+
+
+def each_pair(*values: Iterable[Hashable], refused: Callable[..., bool] = lambda *row: False) -> list[tuple[Any, ...]]:
+    """Few rows of a product that contain every pair of values, as parameters of a test. refused: rows that cannot be"""
+    array = CoveringArray({str(at): tuple(each) for at, each in enumerate(values)},
+                          lambda row: "refused" * refused(*row.values()))  # fmt: skip
+    rows = list[tuple[Any, ...]]()
+    for row in array:
+        rows.append(tuple(row[name] for name in array.factors))
+        array.met(row)
+    return rows
 
 
 def few(rows: int) -> pytest.MarkDecorator:
@@ -61,13 +91,12 @@ def mark_the_others(items: Iterable[pytest.Item]) -> None:
                 row.add_marker(WHOLE)
 
 
-def left_to_the_whole(item: pytest.Item) -> bool:
-    """A row of a product, or a recorded trace, that is not among the few."""
-    if item.get_closest_marker(WHOLE.name) is not None:
-        return True
+def left_out(item: pytest.Item, *, whole: bool) -> bool:
+    """A row of a product, or a recorded trace, that `make test` does not run; whole: that `make whole` does not run."""
     if not isinstance(item, TraceItem) or not item.path.is_relative_to(TRACES):
-        return False
-    return str(item.path.relative_to(TRACES).with_suffix("")) not in THROUGH_PLAIN
+        return not whole and item.get_closest_marker(WHOLE.name) is not None
+    name = str(item.path.relative_to(TRACES).with_suffix(""))
+    return name in BY_REPLAY or (name, item.name) in BY_LABELS if whole else name not in THROUGH_PLAIN
 
 
 def every_trace() -> dict[str, Trace]:
