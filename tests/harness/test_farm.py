@@ -36,7 +36,7 @@ from support.running.covering import WHOLE
 from support.running.farm_trials import SOURCE, ended, run
 
 TINY = Path(__file__).resolve().parents[2] / "fixtures" / "tiny"
-RUN_TRIAL = farming.run_trial
+RUN_TRIAL, SOURCE_OF = farming.run_trial, farming.source_of
 ELSEWHERE = "another-machine"
 Trials = Callable[[], Iterable[tuple[str, ...]]]
 
@@ -45,6 +45,7 @@ Trials = Callable[[], Iterable[tuple[str, ...]]]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is run, and no process waits long."""
     monkeypatch.setattr(farming, "run_trial", run)
+    monkeypatch.setattr(farming, "source_of", lambda words: SOURCE)
 
 
 def worker(folder: Path, trials: int = 4, host: str = ELSEWHERE, **more: Any) -> Farm:
@@ -81,7 +82,7 @@ def test_workers_share_all_trials_and_each_runs_once(tmp_path: Path, monkeypatch
     assert sorted(map(int, ran)) == [*range(12)]
     assert [numbers(one) for one in workers] == [[*range(12)]] * 3 and not workers[0].left()
     work(worker(tmp_path, 12))
-    assert len(ran) == len(claims(tmp_path)) == 12, "a worker that comes late runs nothing"
+    assert len(ran) == 12, "a worker that comes late runs nothing"
     work(worker(tmp_path, 14))
     assert numbers(workers[0]) == [*range(14)], "a longer list of the same campaign continues it"
 
@@ -114,6 +115,18 @@ def test_one_of_many_workers_gets_a_claim(stale: bool, tmp_path: Path) -> None:
     (taken,) = filter(None, got)
     assert taken.path.name.endswith(".2" if stale else ".1")
     assert len(claims(tmp_path)) == 1 + stale, "nothing is left of the others"
+
+
+def test_result_that_came_before_the_claim_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This worker listed the results, then another one finished the trial, then this one took its claim."""
+    work(worker(tmp_path, 1, "other"))
+    one, listed = worker(tmp_path, 1), Farm.done
+    monkeypatch.setattr(Farm, "done", lambda self: monkeypatch.undo() or set())
+    assert one._claim_next() == (None, True) and Farm.done is listed
+    assert [farming._claim(tmp_path / "claims" / name).ended for name in claims(tmp_path)] == [
+        farming.KEPT, farming.GIVEN_BACK
+    ]
+    assert one._claim_next() == (None, False)
 
 
 def test_claim_of_a_dead_process_of_this_machine_is_free_at_once(tmp_path: Path) -> None:
@@ -198,7 +211,7 @@ def damage(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "says"), [
     ("edited", "was edited or written in part"), ("half", "was edited or written in part"),
-    ("empty", "was edited or written in part"), ("source", "is of source another, the campaign of 0123456789abcdef"),
+    ("empty", "was edited or written in part"), ("source", "is of source another, this campaign of 0123456789abcdef"),
     ("trial", "is of another trial, `instep toy 1`"), ("conflict", "are different results of `instep toy 1`"),
 ])  # fmt: skip
 def test_results_that_cannot_be_merged_are_named(kind: str, says: str, tmp_path: Path) -> None:
@@ -363,14 +376,24 @@ def test_dask_runs_trials_though_a_worker_dies_and_a_result_is_lost(
     assert numbers(one) == [*range(4)] and not one.left()
 
 
-def test_files_of_a_trial_name_the_source_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_of_a_trial_has_the_modules_of_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farming, "source_of", SOURCE_OF)
     monkeypatch.chdir(tmp_path)
     (mine := tmp_path / "mine.py").write_text("OPS = 1")
-    words = ("fuzz", "--ops", "mine:OPS", "--state-rounding", "stochastic:7")
-    before, path = farming.source_of(words), farming.source_of(("fuzz", "--ops", "mine.py:OPS"))
-    assert before == farming.source_of(words) and len(before) == 16
+    lines = ("--ops", "mine:OPS"), ("--ops", "mine.py:OPS"), ("--ops", "plain", "--state-rounding", "stochastic:7")
+    before = [SOURCE_OF(words) for words in lines]
+    assert before == [SOURCE_OF(words) for words in lines] and before[2] == SOURCE_OF(())
+    one = worker(tmp_path / "farm", 1)
+    one.trials = lambda: [lines[0]]
+    monkeypatch.setattr(farming, "run_trial", lambda words, more: ended()._replace(source=SOURCE_OF(words)))
+    work(one)
+    assert len(one.results()) == 1
     mine.write_text("OPS = 2")
-    assert before != farming.source_of(words) and path != farming.source_of(("fuzz", "--ops", "mine.py:OPS"))
+    after = [SOURCE_OF(words) for words in lines]
+    assert before[0] != after[0] and before[1] != after[1] and before[2] == after[2]
+    assert len(one.results()) == 1, "this worker began with the source before"
+    with pytest.raises(BadInput, match=f"is of source {before[0]}, this campaign of {after[0]}"):
+        worker(tmp_path / "farm", 1)
 
 
 # ---- the commands
@@ -471,6 +494,7 @@ def test_killed_worker_is_replaced_and_its_trial_runs_again(
 ) -> None:
     """Both processes of the worker are killed between the claim and the result."""
     monkeypatch.setattr(farming, "run_trial", RUN_TRIAL)
+    monkeypatch.setattr(farming, "source_of", SOURCE_OF)
     words = ("soak", "--farm", str(tmp_path), "--model", str(TINY), "--rounds", "1", "--ops", "ledger")
     killed = subprocess.Popen([sys.executable, "-m", "instep", *words], start_new_session=True)
     while not [*tmp_path.glob("claims/*.1")]:

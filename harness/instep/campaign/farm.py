@@ -115,7 +115,7 @@ def source_of(words: Iterable[str]) -> str:
     from ..run.replay import source_digest
 
     digest = sha256()
-    for name in (*PACKAGES, *sorted({word.rpartition(":")[0] for word in words if ":" in word})):
+    for name in (*PACKAGES, *modules_of(words)):
         top, file = name.partition(".")[0], Path(name)  # `mine`, `mine.ops` or `folder/mine.py`
         if not name.endswith(".py"):
             file = Path(f"{top}.py")
@@ -128,6 +128,11 @@ def source_of(words: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+def modules_of(words: Iterable[str]) -> tuple[str, ...]:
+    """The modules of addresses among the words, as `mine` of `mine:OPS`."""
+    return tuple(sorted({word.rpartition(":")[0] for word in words if ":" in word}))
+
+
 def digest_of(content: bytes) -> str:
     return sha256(content).hexdigest()[:16]
 
@@ -136,7 +141,7 @@ def digest_of(content: bytes) -> str:
 class Farm:
     """A worker of the farm.
 
-    record       what all workers of the campaign share: "command", "source", ...
+    record       what all workers share: the words that all trials have, the source of instep
     trials       the command lines in order; it may be called again, and may have no end
     total        their number; None: no end
     found        options for the folder of traces, which do not change a result
@@ -155,6 +160,7 @@ class Farm:
     diverged: bool = False
     _seen: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
     _read: dict[str, str] = field(default_factory=dict)
+    _sources: dict[tuple[str, ...], str] = field(default_factory=dict)
     _beaten: float = 0.0
 
     def open(self) -> None:
@@ -172,7 +178,14 @@ class Farm:
 
     def name(self, words: Sequence[str]) -> str:
         """The name of a trial."""
-        return digest_of(msgspec.json.encode([self.record["source"], *words]))
+        return digest_of(msgspec.json.encode([self.source(words), *words]))
+
+    def source(self, words: Sequence[str]) -> str:
+        """The source of a trial, as it was when this worker first needed it."""
+        modules = modules_of(words)
+        if modules not in self._sources:
+            self._sources[modules] = source_of(words)
+        return self._sources[modules]
 
     # ---- the work
 
@@ -233,15 +246,15 @@ class Farm:
             del running[future]
 
     def _keep(self, taken: Taken, ended: Ended) -> None:
-        if ended.source != self.record["source"]:
+        if ended.source != (source := self.source(taken.words)):
             raise BadInput(f"--farm {self.folder}", found=f"source {ended.source} after a trial",
-                           expected=f"source {self.record['source']}, with which the campaign began",
+                           expected=f"source {source}, with which it was claimed",
                            hint="change no source while a campaign runs; --executor needs the same one")  # fmt: skip
         if ended.code == Exit.BAD_INPUT:
             raise BadInput(f"instep {' '.join(taken.words)}", found=ended.said.removeprefix("instep: "),
                            expected="a trial that runs")  # fmt: skip
         try:
-            found = msgspec.json.decode(ended.content.replace(f"{self.folder}/".encode(), b""))
+            found = msgspec.json.decode(ended.content)
             code = found["exit"]
         except (msgspec.DecodeError, KeyError, TypeError):
             self._end(taken, f"exit code {ended.code} without a result: {ended.said}")
@@ -266,10 +279,10 @@ class Farm:
 
     def _claim_next(self) -> tuple[Taken | None, bool]:
         """The first trial that is free; and whether another worker has one that may become free."""
-        done, waits = self.done(), False
+        there, waits = set(os.listdir(self.folder / "claims")), False
+        done = self.done()  # after the claims: a claim ends after its result is there
         if self.diverged:
             return None, False
-        there = set(os.listdir(self.folder / "claims"))
         for words in self.trials():
             name = self.name(words)
             if name in done:
@@ -326,17 +339,18 @@ class Farm:
             found: Any = _decoded(path)
             if digest_of(content) != digest or not isinstance(found, dict) or "trial" not in found:
                 wrong.append(f"{path.name} was edited or written in part")
-            elif (source := found["trial"]["source"]) != self.record["source"]:
-                wrong.append(f"{path.name} is of source {source}, the campaign of {self.record['source']}")
-            elif name != self.name(words := tuple(found["trial"]["words"])):
+            elif (other := found["trial"]["source"]) != (source := self.source(words := found["trial"]["words"])):
+                wrong.append(f"{path.name} is of source {other}, this campaign of {source}")
+            elif name != self.name(words):
                 wrong.append(f"{path.name} is of another trial, `instep {' '.join(words)}`")
             else:
-                outcomes.setdefault(words, {}).setdefault(msgspec.json.encode(_lasting(found), order="sorted"), path)
+                lasting = msgspec.json.encode(_lasting(found), order="sorted")
+                outcomes.setdefault(tuple(words), {}).setdefault(lasting, path)
         wrong += [f"{' and '.join(path.name for path in several.values())} are different results of `instep "
                   f"{' '.join(words)}`" for words, several in outcomes.items() if len(several) > 1]  # fmt: skip
         if wrong:
             raise BadInput(f"{self.folder / 'results'}", found="; ".join(wrong), expected="one result of each trial",
-                           hint="delete the wrong files and start a worker again")  # fmt: skip
+                           hint="delete the wrong files and start a worker again, or name another folder")  # fmt: skip
         return [next(iter(outcomes[words].values())) for words in sorted(outcomes, key=_in_order)]
 
     def left(self) -> list[str]:

@@ -63,9 +63,9 @@ class Farming:
 
         assert self.farm is not None
         base = [self.context.info_name or "", *self._words({*varied, *fixed}), *self._rendered(fixed)]
-        record = {"command": " ".join(base), "source": source_of(base), "version": installed("instep")}
+        record = {"command": " ".join(base), "source": source_of(()), "version": installed("instep")}
         out = any(each.name == "out" for each in self.context.command.params)
-        farm = Farm(self.farm.absolute(), record, lambda: ((*base, *self._rendered(one)) for one in trials()), total,
+        farm = Farm(self.farm, record, lambda: ((*base, *self._rendered(one)) for one in trials()), total,
                     out, until_found)  # fmt: skip
         farm.open()
         interrupted = False
