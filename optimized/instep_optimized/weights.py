@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.block_drafter import PREFIX
-from instep_reference.contract.checkpoint_tensor_shapes import expert_names
+from instep_reference.contract.checkpoint_tensor_shapes import expert_names, prefix_of_block
 from instep_reference.contract.config import ModelConfig
 
 from .ops.op_protocols import ExpertWeights
@@ -266,7 +266,7 @@ def attention(stored: Stored, prefix: str, config: ModelConfig) -> AttentionWeig
 def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWeights | ExpertWeights:
     at = f"{prefix}.mlp"
     if not config.mlp_gate:
-        return _ungated(stored, f"{prefix}.mixer", layer, config)
+        return _ungated(stored, prefix_of_block(config, prefix, layer, config.layers[layer][-1]), layer, config)
     if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
     if config.router == "sigmoid":

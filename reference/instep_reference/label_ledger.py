@@ -134,7 +134,7 @@ class LabelModel:
     def head(
         self, layer: int, tokens: Sequence[int], hidden: TargetRows, cache: KvLabels, start: int, stage: str, see: See
     ) -> tuple[Labels, KvLabels]:
-        tell = Teller(stage, self.config, see)
+        tell = Teller(stage, self.config.drafter(), see)
         embedded = tell.of(STAGE_LEVEL, "normed", tell.embed(tokens))
         joined = tell.of(STAGE_LEVEL, "joined", embedded, tell.of(STAGE_LEVEL, "post_normed", _finals(hidden)))
         x, kept = _layer(tell, layer, tell.of(STAGE_LEVEL, "fused", joined), cache, start)
@@ -300,7 +300,7 @@ def _layer(
     if isinstance(memory, GdnLabels):
         mixer, kept = (_gdn if layer in tell.config.recurrent else _short_conv)(tell, layer, normed, memory)
     else:
-        attends = _as_projected if "nope" in blocks else _latent if tell.config.latent else _attention
+        attends = {"nope": _as_projected, "mla": _latent}.get(tell.config.mixers[layer], _attention)
         mixer, kept = attends(tell, layer, normed, memory, start, both_ways)
     if len(blocks) == 1:
         return tell.of(layer, "hidden", hidden, mixer), kept

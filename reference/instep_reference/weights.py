@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from .contract.checkpoint import Checkpoint
-from .contract.checkpoint_tensor_shapes import expert_names, layer_norms, ngram_tables, norm_name
+from .contract.checkpoint_tensor_shapes import expert_names, layer_norms, ngram_tables, norm_name, prefix_of_block
 from .contract.config import LATENT_TYPES, MLPS, OLMO, ModelConfig
 from .contract.nemotron_config import NEMOTRON
 from .contract.recurrences import PLE
@@ -278,10 +278,12 @@ def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], g
     blocks = [block for block in config.layers[index] if block != PLE]
     for block, name in zip(blocks, layer_norms(config, index), strict=True):
         norms[block in MLPS] = read_of(config, f"{at}.{name}", get)
-        if block == "moe":
+        if block in MLPS and config.model_type == NEMOTRON:
+            mlp = (_ungated if block == "moe" else _mlp)(config, prefix_of_block(config, at, index, block), get)
+        elif block == "moe":
             mlp = _moe(config, at, stored, get)
         elif block == "mlp":
-            mlp = _mlp(config, f"{at}.mixer" if config.model_type == NEMOTRON else f"{at}.mlp", get)
+            mlp = _mlp(config, f"{at}.mlp", get)
         else:
             mixer = _mixer(config, index, at, get)
     ple = _ple(config, index, f"{at}.ple", stored, get) if PLE in config.layers[index] else None
@@ -496,8 +498,6 @@ def _sparse(config: ModelConfig, layer: str, get: Get) -> MoeWeights:
 
 
 def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> MoeWeights:
-    if config.model_type == NEMOTRON:
-        return _ungated(config, f"{layer}.mixer", get)
     if config.router == "sigmoid":
         return _sparse(config, layer, get)
     at = f"{layer}.mlp"

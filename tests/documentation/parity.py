@@ -211,6 +211,10 @@ DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Ling", "ling", {}),
     ("MTP head, Ling, one group, top 3, softplus gate", "ling", {
         "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "kda_safe_gate": False}),
+    ("MTP head, Nemotron-H, two layers of transformers", "nemotron", {"num_nextn_predict_layers": 1}),
+    ("MTP head, Nemotron-H, top 3 of 6 in one group, one KV head", "nemotron", {
+        "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 6, "n_group": 1,
+        "topk_group": 1, "num_experts_per_tok": 3, "num_key_value_heads": 1, "layer_norm_epsilon": 0.1}),
 )
 CASES = (*(Case(*drawn) for drawn in DRAWN), Case("fixtures/tiny, trained", "dense", {}, TINY))
 HEADS = (*(Case(*drawn) for drawn in DRAWN_HEADS), Case("MTP head, fixtures/tiny, trained", "dense", {}, TINY))
@@ -267,10 +271,12 @@ def _head(case: Case, width: str) -> Parity:
         weights = Weights.of(Checkpoint.open(directory), dtype)
         if case.kind == "ling":
             oracle.rename_mtp_norm(directory)
-        model = oracle.load(directory, case.kind, dtype)
         tokens = _tokens(weights.config.vocab)
         final, _ = trunk.advance(weights, tokens[:-1], trunk.empty_memories(weights), 0)
-        theirs = oracle.run_head(model, final, tokens[1:], CHAIN)
+        if case.kind == "nemotron":
+            theirs = oracle.run_head_of_two_blocks(directory, dtype, final, tokens[1:], CHAIN)
+        else:
+            theirs = oracle.run_head(oracle.load(directory, case.kind, dtype), final, tokens[1:], CHAIN)
     ours = _run_head(weights, final, tokens[1:], CHAIN)
     y, logits = (_relative(mine, true) for mine, true in zip(ours, theirs, strict=True))
     return _fold(case, width, [{"hidden": y, "logits": logits}])

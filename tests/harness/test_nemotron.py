@@ -26,7 +26,7 @@ from support.running.command import Runner, complaint
 from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
-trace = committed("faults/nemotron")
+trace, mtp = committed("faults/nemotron"), committed("faults/nemotron-mtp")
 
 
 @pytest.mark.whole
@@ -37,6 +37,19 @@ trace = committed("faults/nemotron")
 ], ids=str)  # fmt: skip
 def test_nemotron_h_agrees_with_narrow_rows_in_graphs_and_in_stages(trace: Trace, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(("ops", "more"), [
+    ("ledger", {"strategy": "snapshot", "conv": "widened"}),
+    ("plain", {"strategy": "lazy_rerun", "conv": "widened", "dtype": "bfloat16"}),
+    ("plain", {"strategy": "columns", "graphs": True, "overlap": True}),
+], ids=str)
+def test_an_mtp_layer_of_two_blocks_drafts_under_every_strategy(
+    mtp: Trace, ops: str, more: dict[str, object]
+) -> None:
+    verdict = agreed(Replay(mtp, Setting(ops, **more)).run())  # type: ignore[arg-type]
+    assert {"trunk", "extend", "chain.1", "chain.2"} <= {one.place.stage for one in verdict.compared}
 
 
 def test_op_sets_without_the_ops_of_nemotron_h_are_refused_by_name(instep: Runner, trace: Trace) -> None:

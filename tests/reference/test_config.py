@@ -346,12 +346,25 @@ def test_a_file_of_nemotron_h_is_read() -> None:
                   ["mamba", "mlp", "mamba", "attention", "moe"]):
         named = config_of("nemotron", hybrid_override_pattern=None, layers_block_type=names, num_hidden_layers=5)
         assert ModelConfig.from_dict(named) == config
+    assert config.drafter().layers == ()
+    for stated in ({}, {"mtp_hybrid_override_pattern": "*E"}, {"mtp_layers_block_type": ["full_attention", "moe"]}):
+        heads = ModelConfig.from_dict(config_of("nemotron", num_nextn_predict_layers=1, **stated))
+        assert heads.drafter().layers == (("nope", "moe"),)
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("mtp_hybrid_override_pattern", "*E*E"), ("mtp_hybrid_override_pattern", "ME"), ("mtp_layers_block_type", ["moe"]),
+    ("mtp_layers_block_type", []), ("n_routed_experts", None)])
+def test_an_mtp_layer_that_nemotron_h_cannot_have_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=field):
+        ModelConfig.from_dict(config_of("nemotron", **{
+            "num_nextn_predict_layers": 1, "hybrid_override_pattern": "M*", field: value}))
 
 
 NEMOTRON_REFUSED: dict[str, list[Any]] = {
     "hybrid_override_pattern": [None, "", "MX", ["M"]], "layers_block_type": ["M*", [], ["conv"]],
     "num_hidden_layers": [4], "mamba_num_heads": [3, None], "mlp_hidden_act": ["silu"], "moe_latent_size": [8],
-    "num_nextn_predict_layers": [1], "tie_word_embeddings": [True], "use_bias": [True], "n_group": [3, 8],
+    "num_nextn_predict_layers": [2, -1], "tie_word_embeddings": [True], "use_bias": [True], "n_group": [3, 8],
     "time_step_limit": [[0.001, 0.1]], "num_experts_per_tok": [9, 5], "n_shared_experts": [2], "ssm_state_size": [0],
 }
 

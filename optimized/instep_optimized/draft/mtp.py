@@ -14,10 +14,10 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 
 from .. import weights as w
 from ..memory import Memory
-from ..model.attention import AttentionLayer
+from ..model.attention import AttentionLayer, ProjectedAttentionLayer
 from ..model.latent_attention import LatentLayer
 from ..model.residual import Residual
-from ..model.trunk import Head
+from ..model.trunk import ATTENDING, Head
 from ..ops.fused import draft_inputs
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
@@ -32,7 +32,7 @@ class MtpLayer:
 
     head: Head
     weights: w.DraftWeights
-    layer: AttentionLayer | LatentLayer
+    layer: AttentionLayer | LatentLayer | ProjectedAttentionLayer
     config: ModelConfig
 
     @classmethod
@@ -42,9 +42,8 @@ class MtpLayer:
         `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.
         """
         own, weights = config.drafter(), w.draft(stored, config)
-        kind = LatentLayer if config.latent else AttentionLayer
         return tuple(
-            cls(head, weights, kind.of(
+            cls(head, weights, ATTENDING[own.mixers[number]].of(
                 stored, f"mtp.layers.{number}", number, own,
                 *(memory.units(name, number) for name in ("draft_keys", "draft_values")),
             ), own)

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from math import prod
 
 from .block_drafter import PREFIX
-from .config import BAILING, KIMI, LATENT_TYPES, OLMO, Block, ModelConfig
+from .config import BAILING, KIMI, LATENT_TYPES, MLPS, OLMO, Block, ModelConfig
 from .lfm2_config import LFM2
 from .minimax_config import MINIMAX
 from .nemotron_config import NEMOTRON
@@ -37,6 +37,13 @@ RELEASED: dict[str, tuple[tuple[str, str], ...]] = {
         (".e_score_correction_bias", ".expert_bias"), ("mtp.fc.", "mtp.eh_proj."),
         ("mtp.pre_fc_norm_embedding.", "mtp.enorm."), ("mtp.pre_fc_norm_hidden.", "mtp.hnorm."),
         ("mtp.norm.", "mtp.final_layernorm."),
+    ),
+    # Its MTP layer is two layers of one block each, and has the head's own tensors in the first and the last one.
+    # Mirrors: `nemotron_h_mtp.py` of SGLang 0.5.23, and of vLLM at 01ca2773
+    NEMOTRON: (
+        ("mtp.fc.", "mtp.layers.0.eh_proj."), ("mtp.pre_fc_norm_embedding.", "mtp.layers.0.enorm."),
+        ("mtp.pre_fc_norm_hidden.", "mtp.layers.0.hnorm."), ("mtp.norm.", "mtp.layers.1.final_layernorm."),
+        ("mtp.layers.0.mlp.", "mtp.layers.1."),
     ),
 }
 # Endings of tensors that some files have and that are not read: they follow from the configuration, or choose among
@@ -144,12 +151,20 @@ def layer_norms(config: ModelConfig, index: int) -> tuple[str, ...]:
     if config.streams > 1:
         names = ("attn_hyper_connection", "mlp_hyper_connection")
     if config.model_type == NEMOTRON:
-        names = ("norm", "norm")
+        names = ("norm", "mlp.norm")
     elif config.mixers[index] in config.norm_after:
         names = ("post_attention_layernorm", "post_feedforward_layernorm")
     elif config.model_type == OLMO:
         names = ("attention_layer_norm", "feedforward_layer_norm")
     return names[: sum(block != PLE for block in config.layers[index])]
+
+
+def prefix_of_block(config: ModelConfig, at: str, index: int, block: Block) -> str:
+    """Return the prefix of a block's tensors in a layer of Nemotron-H. at: that of the layer
+
+    A layer of the trunk is one block. That of its MTP head is two, of which the second one is the MLP.
+    """
+    return f"{at}.mlp.mixer" if block in MLPS and len(config.layers[index]) > 1 else f"{at}.mixer"
 
 
 def _layer(
@@ -163,7 +178,7 @@ def _layer(
     if config.model_type == NEMOTRON:
         yield from shapes.items()
         for block in config.layers[index]:
-            yield from _nemotron(config, f"{at}.mixer", block)
+            yield from _nemotron(config, prefix_of_block(config, at, index, block), block)
         return
     if config.mixers[index] in RECURRENCES and config.recurrence.inputs == "projected":
         shapes |= _lightning(config, f"{at}.self_attn")

@@ -217,7 +217,7 @@ class ModelConfig:
     @property
     def attention(self) -> Block:
         """The mixer of layers with attention."""
-        return "mla" if self.latent else "attention"
+        return "mla" if self.latent else "nope" if self.model_type == NEMOTRON else "attention"
 
     @property
     def stored_rows(self) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -35,8 +35,9 @@ MODES: Mapping[str, DrafterFacts] = {
     "eagle": DrafterFacts(heads=True), "vanilla": DrafterFacts(heads=True), EXTERNAL: DrafterFacts(heads=False),
     BLOCK: DrafterFacts(heads=False, block=True),
 }
-MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "bailing_hybrid")  # dense and MoE models draft alike
-HEADLESS = ("kimi_linear", "olmo_hybrid", "nemotron_h", "lfm2", "minimax", "qwen4_exp")  # without MTP layers
+# Dense and MoE models draft alike.
+MODEL_TYPES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "bailing_hybrid", "nemotron_h")
+HEADLESS = ("kimi_linear", "olmo_hybrid", "lfm2", "minimax", "qwen4_exp")  # without MTP layers
 DRAFTERS: Mapping[tuple[str, str], DrafterFacts] = {
     (kind, mode): facts for kind in (*MODEL_TYPES, *HEADLESS) for mode, facts in MODES.items()
     if kind not in HEADLESS or not facts.heads

@@ -14,24 +14,27 @@ NEMOTRON = "nemotron_h"
 
 
 def read_nemotron(f: Fields) -> dict[str, Any]:
-    """Read a file of Nemotron-H: every layer is one block. Its MTP layers, and experts over latents, are refused.
+    """Read a file of Nemotron-H: every layer is one block. Experts over latents are refused.
 
+    Its MTP layer is two blocks, attention and experts. One is served, as in SGLang and vLLM.
     Mirrors: transformers 5.24 `NemotronHConfig`, with its defaults; the releases state a pattern of letters.
     """
     for name, value in (
         ("attention_bias", False), ("mlp_bias", False), ("use_bias", False), ("mamba_proj_bias", False),
         ("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2"), ("residual_in_fp32", False),
-        ("sliding_window", None), ("moe_latent_size", None), ("num_nextn_predict_layers", 0),
+        ("sliding_window", None), ("moe_latent_size", None),
         ("tie_word_embeddings", False), ("n_shared_experts", 1),
     ):
         only(name, f.get(name), value)
     limit = f.get("time_step_limit")
     if limit is not None and list(limit) != [0.0, float("inf")]:
         raise bad("time_step_limit", limit, "[0.0, Infinity]: steps are not clamped")
-    blocks = _blocks(f)
+    blocks, mtp_layers = _blocks(f), f.whole("num_nextn_predict_layers", least=0, default=0, most=1)
+    if mtp_layers and (stated := _blocks(f, *OF_MTP, default=["attention", "moe"])) != ("nope", "moe"):
+        raise bad(" or ".join(OF_MTP), stated, "attention, then experts (*E)")
     value_heads, groups = multiple(f, "mamba_num_heads", "n_groups")
     heads, kv_heads = multiple(f, "num_attention_heads", "num_key_value_heads")
-    experts = f.whole("n_routed_experts") if "moe" in blocks else 0
+    experts = f.whole("n_routed_experts") if "moe" in blocks or mtp_layers else 0
     routing = _routing(f, experts) if experts else {"experts_per_token": 0, "norm_topk": False}
     return dict(
         model_type=NEMOTRON,
@@ -48,7 +51,7 @@ def read_nemotron(f: Fields) -> dict[str, Any]:
         experts=experts,
         expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
         shared_intermediate=f.whole("moe_shared_expert_intermediate_size") if experts else 0,
-        mtp_layers=0, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
+        mtp_layers=mtp_layers, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
     )
 
 
@@ -60,16 +63,24 @@ BLOCKS: dict[str, str] = {
 }  # by the letter of the pattern, and by today's and the older name
 
 
-def _blocks(f: Fields) -> tuple[str, ...]:
-    """Read the block of every layer, from a list of names or a pattern of letters."""
-    listed, pattern = f.get("layers_block_type"), f.get("hybrid_override_pattern")
-    name, stated = ("hybrid_override_pattern", pattern) if listed is None else ("layers_block_type", listed)
+OF_TRUNK = ("layers_block_type", "hybrid_override_pattern")  # fields with names, and with letters
+OF_MTP = ("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+
+
+def _blocks(
+    f: Fields, names: str = OF_TRUNK[0], letters: str = OF_TRUNK[1], default: list[str] | None = None
+) -> tuple[str, ...]:
+    """Read the block of every layer, from a list of names or a pattern of letters. default: if neither is stated."""
+    listed, pattern = f.get(names), f.get(letters)
+    if pattern is None and listed is None:
+        listed = default
+    name, stated = (letters, pattern) if listed is None else (names, listed)
     if not isinstance(stated, str if listed is None else list) or not stated:
         raise bad(name, stated, "a pattern such as M-M*ME" if listed is None else "a list of names")
     for index, kind in enumerate(stated):
         if not isinstance(kind, str) or kind not in BLOCKS:
             raise bad(f"{name}[{index}]", kind, f"one of {', '.join(BLOCKS)}")
-    count = f.get("num_hidden_layers")
+    count = f.get("num_hidden_layers") if names == OF_TRUNK[0] else None
     if count is not None and count != len(stated):
         raise bad("num_hidden_layers", count, f"{len(stated)}, the length of {name}")
     return tuple(BLOCKS[kind] for kind in stated)

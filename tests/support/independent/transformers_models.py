@@ -6,8 +6,10 @@ unchanged they compute in fp32 inside. Leaves out: tolerances and tables (`docum
 
 import importlib
 import importlib.util
+import json
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -140,6 +142,42 @@ def run_head(model: Any, final: torch.Tensor, tokens: Sequence[int], chain: int)
         ys.append(y[0])
         scores.append(model.lm_head(y)[0])
         position += ids.shape[1]
+        hidden, ids = y[:, -1:], scores[-1][-1:].argmax(-1)[None]
+    return torch.cat(ys), torch.cat(scores)
+
+
+@torch.no_grad()
+def run_head_of_two_blocks(
+    directory: Path, dtype: torch.dtype, final: torch.Tensor, tokens: Sequence[int], chain: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`run_head` for Nemotron-H, whose MTP head transformers 5.24 does not compute.
+
+    Its blocks and its last norm are a Nemotron-H of two layers, which reads a projection of the normed embedding and
+    the normed hidden row. Mirrors: `nemotron_h_mtp.py` of SGLang 0.5.23, and of vLLM at 01ca2773.
+    """
+    stored, config = load_file(directory / "model.safetensors"), json.loads((directory / "config.json").read_text())
+    pattern = {"hybrid_override_pattern": "*E", "layers_block_type": None, "num_nextn_predict_layers": 0}
+    with tempfile.TemporaryDirectory() as temporary:
+        Path(temporary, "config.json").write_text(json.dumps(
+            {name: value for name, value in (config | pattern).items() if value is not None}))
+        blocks = {name.replace("mtp.", "backbone."): x for name, x in stored.items()
+                  if re.match(r"mtp\.layers\.\d\.(norm|mixer)\.", name)}  # fmt: skip
+        last = {"backbone.norm_f.weight": stored["mtp.layers.1.final_layernorm.weight"]}
+        shared = {name: stored[name] for name in ("backbone.embeddings.weight", "lm_head.weight")}
+        save_file(blocks | last | shared, Path(temporary, "model.safetensors"), {"format": "pt"})
+        model = load(Path(temporary), "nemotron", dtype)
+    from transformers import DynamicCache
+
+    enorm, hnorm = (type(model.model.norm_f)(len(final[0]), config["layer_norm_epsilon"]).to(dtype) for _ in range(2))
+    enorm.weight.copy_(stored["mtp.layers.0.enorm.weight"])
+    hnorm.weight.copy_(stored["mtp.layers.0.hnorm.weight"])
+    past, project = DynamicCache(config=model.config), stored["mtp.layers.0.eh_proj.weight"].to(dtype)
+    hidden, ids, ys, scores = final[None], torch.tensor([tokens]), [], []
+    for _ in range(chain + 1):
+        fused = torch.cat([enorm(model.model.get_input_embeddings()(ids)), hnorm(hidden)], dim=-1) @ project.T
+        y = model.model(None, fused, None, past, use_cache=True).last_hidden_state
+        ys.append(y[0])
+        scores.append(model.lm_head(y)[0])
         hidden, ids = y[:, -1:], scores[-1][-1:].argmax(-1)[None]
     return torch.cat(ys), torch.cat(scores)
 

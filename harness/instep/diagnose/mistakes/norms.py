@@ -86,13 +86,15 @@ def norms(case: Case) -> Iterator[Explanation]:
 
 
 def _weights_of_others(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of the layer's other norm of rows of the same width."""
+    """The weights of the layer's other norm of rows of the same width; of the draft head's last norm, the trunk's."""
     layer, place = layer_of(case), case.finding.place
     first, second = ("normed", "mixer_normed"), ("post_normed", "mlp_normed")
     if layer is not None and case.component in (*first, *second) and place.layer != STAGE_LEVEL:
         other = layer.post_norm if case.component in first else layer.input_norm
         if isinstance(other, torch.Tensor):
             yield "the weight of the layer's other norm", other
+    if case.component == "final" and place.stage != "trunk" and isinstance(case.weights.final_norm, torch.Tensor):
+        yield "the weight of the trunk's last norm", case.weights.final_norm
 
 
 def _of_rows(case: Case, x: torch.Tensor, eps: float) -> Iterator[Explanation]:

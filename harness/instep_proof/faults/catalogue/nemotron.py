@@ -21,7 +21,11 @@ ABSORBED = "    S += write.key * update[..., None, :]\n"
 SKIP = "return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)"
 GROUPS = "    y = opened.reshape(len(core), groups, len(weight) // groups)\n"
 
-_fault = of_family("nemotron")
+DRAFT = "instep_optimized/ops/fused/draft_inputs.py"
+OF_MLP = "_ungated(stored, prefix_of_block(config, prefix, layer, config.layers[layer][-1])%s, layer, config)"
+OF_HEAD = 'stored.norm(f"mtp.{name}.weight"%s, config)'
+
+_fault, _of_two_blocks = of_family("nemotron"), of_family("nemotron-mtp")
 
 FAULTS: tuple[Fault, ...] = (
     _fault(
@@ -190,5 +194,30 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "mlp-added-to-the-norm", "one-block", "A layer that is an MLP alone adds its result to the normed rows.",
         Edit.of(BLOCKS, "Residual({rows => x}, self._mlp(ops, x, mlp), answer)"),
+    ),
+    _of_two_blocks(
+        "mtp-experts-of-the-trunk", "two-blocks", "The MTP layer has the experts of a layer of the trunk.",
+        Edit(WEIGHTS, OF_MLP % "", OF_MLP % '.replace("mtp.layers.0.mlp", "model.layers.2")'),
+    ),
+    _of_two_blocks(
+        "mtp-experts-with-the-norm-of-attention", "two-blocks", "The norm before attention also precedes the experts.",
+        Edit.of(BLOCKS, "layer_norms(config, layer)[{-1 => 0}]"),
+    ),
+    _of_two_blocks(
+        "mtp-projection-not-added", "two-blocks", "The residual stream begins with attention, not with the projection.",
+        Edit.of(BLOCKS, 'self._sum(ops, self.config.mixers[self.layer], hidden{ => * 0}, mixer, at("residual"))'),
+    ),
+    _of_two_blocks(
+        "mtp-hidden-before-embedding", "two-blocks", "The projection reads the hidden row first, then the embedding.",
+        Edit.of(DRAFT, "ops.concat(x={left => right}, y={right => left}, to=to[3])"),
+    ),
+    _of_two_blocks(
+        "mtp-with-the-last-norm-of-the-trunk", "two-blocks", "Rows of the MTP head pass the last norm of the trunk.",
+        Edit(WEIGHTS, OF_HEAD % "", OF_HEAD % '.replace("mtp.norm", "model.norm")'),
+    ),
+    _of_two_blocks(
+        "mtp-norms-of-its-inputs-swapped", "two-blocks", "The norms of embedding and hidden row are swapped.",
+        Edit(WEIGHTS, 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")',
+             'norms = ("pre_fc_norm_hidden", "pre_fc_norm_embedding", "norm")'),
     ),
 )
