@@ -292,12 +292,14 @@ def _strength_of_the_stream_before(monkeypatch: pytest.MonkeyPatch) -> None:
 KINDS: tuple[Kind, ...] = ("kimi", "olmo", "nemotron", "lfm2", "minimax", "qwen4")
 TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX, QWEN4 = CASES[0].name, HEADS[0].name, *(
     next(case.name for case in CASES if case.kind == kind) for kind in KINDS)
+NEMOTRON_HEAD = next(case.name for case in HEADS if case.kind == "nemotron")
 
 
 @few(3)
 @pytest.mark.parametrize(("plant", "name"), [
     (_decay_of_one_head, TRUNK), (_eps_of_l2_outside_the_root, TRUNK), (_positions_one_further, TRUNK),
     (_rotary_angles_in_fp32, TRUNK), (_a_row_in_fp32, TRUNK), (_hidden_before_embedding, HEAD),
+    (_hidden_before_embedding, NEMOTRON_HEAD),
     (_latent_of_the_token_before, KIMI), (_latent_with_the_eps_of_the_model, KIMI), (_decay_of_the_next_channel, KIMI),
     (_decay_of_the_head, KIMI), (_bias_in_the_shares, KIMI), (_groups_ranked_by_their_best_expert, KIMI),
     (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
