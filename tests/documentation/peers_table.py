@@ -24,7 +24,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     served = f"{row['decided']} of {row['tokens']} tokens" if row.get("tokens") else served
     return (
         row["name"], f"{row['package']} {row['version']}", row.get("switch", ""), row["door"],
-        " ".join(row["tiers"]), served, f"{row['verdict']}{odd}", f"{row['finding']}{since}", f"`{row['command']}`",
+        " ".join(row["tiers"]), served, f"{row['verdict']}{odd}", f"{row['finding']}{since}",
+        f"`{row['command']}`" if row["command"] else "",
     )  # fmt: skip
 
 

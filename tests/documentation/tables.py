@@ -21,6 +21,7 @@ from instep_reference.contract.drafters import DRAFTERS, EXTERNAL
 from instep_reference.contract.errors import Unsupported
 from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
 from instep_reference.contract.shards import UNDECLARED
+from peers.run import UNJUDGED
 from support.inputs.checkpoints import Kind, config_of
 
 from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
@@ -284,7 +285,8 @@ def others() -> str:
     """Judged kernels and engines of other people, by package: how many entries agree, and which have a finding."""
     by: dict[str, list[dict[str, Any]]] = {}
     for row in (*_read("peers.json")["rows"], *_read("peers-native.json")["rows"]):
-        by.setdefault(row["package"], []).append(row)
+        if row["verdict"] != UNJUDGED:
+            by.setdefault(row["package"], []).append(row)
     lines = ["| package | versions | tested | agree | findings |", "|---|---|---|---|---|"]
     for package, rows in by.items():
         versions = ", ".join(dict.fromkeys(row["version"] for row in rows))

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_commit", "peers.kernels.vllm")
 Put = Callable[[Any], None]
 TOP = Path(__file__).resolve().parents[2]
-TRACE_OF_KDA = read(TOP / "fixtures" / "traces" / "faults" / "kimi.jsonl")
+FIXED = TOP / "fixtures" / "traces" / "faults"
 THREE_WINDOWS = 12  # event of `wider`: a window of each width was verified and committed
 
 
@@ -223,28 +223,30 @@ def test_windows_of_several_lengths_are_served_apart(exact: bool) -> None:
     assert kept.flatten(2).any(-1).sum(1).tolist() == [1, 2, 0, 3, 2]
 
 
-# ---- KDA
+# ---- KDA and Mamba2
 
 
-def kda(adapter: str, ops: str, strategy: str, *faults: str) -> Verdict:
+def judged(adapter: str, ops: str, strategy: str, *faults: str) -> Verdict:
     """The op set of `tests/peers/kernels` over fakes with these faults."""
     functions, modules = ADAPTERS[adapter]
     readers = (f"peers.kernels.{adapter}", "instep.adapters.sglang", "instep.adapters.sglang_ring")
     with pytest.MonkeyPatch.context() as patch, forgotten(*readers):
         for package in ("sglang", "vllm"):
             patch.setattr(f"instep.adapters.stubbed_imports.{package}", lambda: None)
-        own = dict.fromkeys(("fused_recurrent_gated_delta_rule_packed_decode",))  # which the adapter of GDN imports
-        put_modules(patch, dict.fromkeys(modules, own | functions(*faults)), *readers)
-        return verdict(TRACE_OF_KDA, f"peers.kernels.{adapter}:{ops}", strategy)
+        of_gdn = ("fused_recurrent_gated_delta_rule_packed_decode", "fused_sigmoid_gating_delta_rule_update")
+        put_modules(patch, dict.fromkeys(modules, dict.fromkeys(of_gdn) | functions(*faults)), *readers)
+        trace = read(FIXED / ("kimi.jsonl" if "kda" in adapter else "nemotron.jsonl"))
+        return verdict(trace, f"peers.kernels.{adapter}:{ops}", strategy)
 
 
 @WHOLE
 @pytest.mark.parametrize(("adapter", "ops", "strategy"), [
     ("sglang_kda", "DECODE", "snapshot"), ("sglang_kda", "RING", "kda_ring"), ("vllm_kda", "RECURRENT", "columns"),
-    ("fla_kda", "RECURRENT", "snapshot"),
+    ("fla_kda", "RECURRENT", "snapshot"), ("sglang_mamba2", "UPDATE", "snapshot"),
+    ("vllm_mamba2", "UPDATE", "columns"),
 ])  # fmt: skip
-def test_right_kernels_of_kda_agree(adapter: str, ops: str, strategy: str) -> None:
-    agreed(kda(adapter, ops, strategy), events=25)
+def test_right_kernels_of_other_recurrences_agree(adapter: str, ops: str, strategy: str) -> None:
+    agreed(judged(adapter, ops, strategy), events=25)
 
 
 ONE_LESS = "holds the state after 2 tokens; 3 tokens were accepted"
@@ -259,9 +261,12 @@ ONE_LESS = "holds the state after 2 tokens; 3 tokens were accepted"
     ("fla_kda", "CHUNKED", "snapshot", "forgets", "forward", "is all zero"),
     ("fla_kda", "RECURRENT", "snapshot", "channel", "forward", "relative error"),
     ("vllm_kda", "RECURRENT", "columns", "bias", "forward", "relative error"),
+    ("sglang_mamba2", "UPDATE", "snapshot", "stride", "forward", "this event writes only"),
+    ("sglang_mamba2", "UPDATE", "snapshot", "group", "forward", "relative error"),
+    ("vllm_mamba2", "UPDATE", "columns", "step", "forward", "elements are poison"),
 ])  # fmt: skip
-def test_fault_of_a_kernel_of_kda_is_found(
+def test_fault_of_a_kernel_of_another_recurrence_is_found(
     adapter: str, ops: str, strategy: str, fault: str, kind: str, said: str
 ) -> None:
-    found = kda(adapter, ops, strategy, fault).findings[0]
+    found = judged(adapter, ops, strategy, fault).findings[0]
     assert found.kind == kind and said in found.diagnosis, found

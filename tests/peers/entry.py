@@ -18,7 +18,8 @@ AGREE = "agree"
 class Entry:
     """name      what was judged: a function, or an engine and how it was led
     package, version   whose release
-    door      op, keeper, engine, recording, or script: the way by which it comes in
+    door      op, keeper, engine, recording, or script: the way by which it comes in. A kernel of the door native needs
+              a card: it is not judged, and `expected` is the reason
     command   as a shell would have it; {trace} is each of `traces` in turn, {unpacked} where the wheels lie
     traces    paths from the repository's top, or {unpacked}/traces/.. (`kernels/recorded.py`); a command without
               {trace} is run once

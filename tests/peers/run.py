@@ -24,7 +24,7 @@ from .recordings.judged import counted
 TOP = Path(__file__).resolve().parents[2]
 SAID = {Exit.AGREED: AGREE, Exit.DIVERGED: "diverged", Exit.BAD_INPUT: "refused", Exit.INCONCLUSIVE: "nothing compared",
         Exit.HARNESS_FAILED: "the harness failed"}  # fmt: skip
-MISSING, FAILED, UNCALLED = "missing", "the runner failed", "not called"
+MISSING, FAILED, UNCALLED, UNJUDGED = "missing", "the runner failed", "not called", "not judged"
 MILD = ("diverged", "nothing compared", AGREE)  # every other verdict is worse than these
 ASKED = """
 import sys, importlib.metadata as metadata, importlib.util as util
@@ -52,6 +52,8 @@ def served(
             runs = [_row(None, MISSING, missing, entry.command)]
         elif dead := uncalled(entry, unpacked):
             runs = [_row(None, UNCALLED, dead, entry.command)]
+        elif entry.door == "native":
+            runs = [_row(None, UNJUDGED, entry.expected, entry.command)]
         else:
             runs = [_one(entry, trace, environment, unpacked, python) for trace in entry.runs()]
     except Exception as error:  # whatever it is, the other entries are run and the result is written

@@ -62,9 +62,9 @@ def vllm() -> None:
     import triton.language as tl
     from triton.language.extra import libdevice
 
-    ours = {"triton": triton, "tl": tl, "tldevice": libdevice}
+    ours = {"triton": triton, "tl": tl, "tldevice": libdevice, "HAS_TRITON": True}
     bare("vllm", keep=VLLM, names={
         "vllm.triton_utils": ours, "vllm.v1.attention.backends.utils": {"NULL_BLOCK_ID": 0, "PAD_SLOT_ID": -1},
-        "vllm.platforms": {"current_platform": Platform()},
+        "vllm.platforms": {"current_platform": Platform()}, "vllm.envs": {"VLLM_TUNED_CONFIG_FOLDER": None},
         "vllm.utils.torch_utils": {"async_tensor_h2d": lambda data, device, dtype: data.to(device, dtype)},
     })  # fmt: skip

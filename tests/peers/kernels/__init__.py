@@ -131,15 +131,16 @@ def _recorded(kinds: Sequence[str], policies: Sequence[str]) -> list[str]:
 
 def _kda() -> list[dict[str, Any]]:
     """Kernels of Kimi Delta Attention: models with a gate per channel without a bound (kimi) and with one (ling)."""
-    both, windows = ("kimi", "ling"), ("wider", "ragged", "kept", "lengths")
-    verify, prompts = _recorded(both, windows), _recorded(both, ("prompts", "mixed"))
+    both = ("kimi", "ling")
+    verify = [*_recorded(both[:1], ("wider", "kept", "lengths")), *_recorded(both[1:], ("wider", "ragged"))]
+    prompts = [*_recorded(both, ("prompts",)), *_recorded(both[:1], ("mixed",))]
     gated = "fused_sigmoid_gating_delta_rule_update"
     kda, ring = NO_RING | {"is_kda": True}, RING | {"is_kda": True}
     tuned: dict[str, Any] = {"seconds": 400}
     rows: list[tuple[str, str, str, str, dict[str, Any]]] = [
         (gated, "sglang", "sglang_kda:VERIFY", "snapshot", {"traces": verify, **VERIFY, "facts": kda}),
         (f"{gated}, bf16 rows", "sglang", "sglang_kda:VERIFY", "snapshot --dtype bfloat16",
-         {"traces": _recorded(both, windows[:2]), **VERIFY, "facts": kda}),
+         {"traces": _recorded(both, ("wider",)), **VERIFY, "facts": kda}),
         ("fused_recurrent_kda_packed_decode", "sglang", "sglang_kda:DECODE", "snapshot",
          {"traces": _recorded(both, ("steps", "kept")), "switch": "default", "facts": kda,
           "calls": ["fused_recurrent_kda_packed_decode"]}),
@@ -149,25 +150,72 @@ def _kda() -> list[dict[str, Any]]:
          {"traces": verify, "switch": "--enable-linear-replayssm-spec", "facts": ring, "door": "keeper",
           "calls": ["commit_kda_replayssm_after_verify", f"{gated}(cache_ring)"]}),
         ("fused_recurrent_kda and its packed decode, columns", "vllm", "vllm_kda:RECURRENT", "columns",
-         {"traces": [*verify, *_recorded(both, ("steps",))], **SPECULATES, "facts": {"is_kda": True},
+         {"traces": [*verify, *_recorded(both[:1], ("steps",))], **SPECULATES, "facts": {"is_kda": True},
           "calls": ["fused_recurrent_kda(num_accepted_tokens)", "fused_recurrent_kda_packed_decode"]}),
         ("chunk_kda_with_fused_gate", "vllm", "vllm_kda:CHUNKED", "columns",
          {"traces": prompts, "switch": "default", "facts": {"is_kda": True},
           "calls": ["chunk_kda_with_fused_gate", "gather_initial_states"], **tuned}),
         ("fused_recurrent_kda", "fla-core", "fla_kda:RECURRENT", "snapshot", {"traces": verify, "switch": LIBRARY}),
         ("fused_kda_gate", "fla-core", "fla_kda:GATED", "snapshot",
-         {"traces": _recorded(both, windows[:2]), "switch": LIBRARY}),
+         {"traces": _recorded(both, ("wider",)), "switch": LIBRARY}),
         ("chunk_kda", "fla-core", "fla_kda:CHUNKED", "snapshot", {"traces": prompts, "switch": LIBRARY, **tuned}),
     ]  # fmt: skip
-    version = {"sglang": "0.5.23", "vllm": "0.33.0", "fla-core": "0.6.0"}
-    return [_entry(f"KDA: {name}", package, version[package], f"peers.kernels.{ops} --strategy {strategy}",
-                   **more, **_older(package, version[package], "CHUNKED" in ops))
-            for name, package, ops, strategy, more in rows]  # fmt: skip
+    return [_newest(f"KDA: {name}", *one) for name, *one in rows]  # type: ignore[arg-type]
 
 
-def _older(package: str, version: str, blocks: bool) -> dict[str, Any]:
-    """Wheels for kernels with block pointers, which need a triton before 3.9."""
-    return {"unpacked": [f"{package}=={version}", "einops==0.8.2", "triton==3.6.0"]} if blocks else {}
+NEWEST = {"sglang": "0.5.23", "vllm": "0.33.0", "fla-core": "0.6.0"}
+
+
+def _newest(name: str, package: str, ops: str, strategy: str, more: dict[str, Any]) -> dict[str, Any]:
+    """An entry of the newest release. Prefill has block pointers, which need a triton before 3.9."""
+    version = NEWEST[package]
+    older = {"unpacked": [f"{package}=={version}", "einops==0.8.2", "triton==3.6.0"]} if "CHUNKED" in ops else {}
+    return _entry(name, package, version, f"peers.kernels.{ops} --strategy {strategy}", **more, **older)
+
+
+def _mamba2() -> list[dict[str, Any]]:
+    """Kernels of Mamba2: windows of one width and of several, steps dt of at least 0.3, and small ones (committed)."""
+    update, mamba = "selective_state_update", ("nemotron",)
+    verify, prompts = {"switch": SPECULATIVE, "calls": [f"{update}(intermediate_states_buffer)"]}, ("prompts", "mixed")
+    windows = _recorded(mamba, ("wider", "ragged", "kept", "lengths"))
+    rows: list[tuple[str, str, str, str, dict[str, Any]]] = [
+        (f"{update}, windows of several widths", "sglang", "sglang_mamba2:UPDATE", "snapshot",
+         {"traces": windows[:1], **verify, "expected": WIDTH, "since": "0.5.12"}),
+        (f"{update}, snapshots as wide as the window", "sglang", "sglang_mamba2:EXACT", "snapshot",
+         {"traces": [*windows, *_recorded(mamba, ("steps",))], **verify}),
+        (f"{update}, steps dt of 0.0001", "sglang", "sglang_mamba2:EXACT", "snapshot",
+         {"traces": ["fixtures/traces/faults/nemotron.jsonl"], **verify, "expected": "read-out; relative error; T2"}),
+        ("mamba_chunk_scan_combined", "sglang", "sglang_mamba2:CHUNKED", "snapshot",
+         {"traces": _recorded(mamba, prompts), "switch": "default", "calls": ["mamba_chunk_scan_combined"]}),
+        (f"{update}, columns", "vllm", "vllm_mamba2:UPDATE", "columns",
+         {"traces": [*windows, *_recorded(mamba, ("steps",))], **SPECULATES,
+          "calls": [f"{update}(num_accepted_tokens)"]}),
+        ("mamba_chunk_scan_combined_varlen", "vllm", "vllm_mamba2:CHUNKED", "columns",
+         {"traces": _recorded(mamba, prompts), "switch": "default",
+          "calls": ["mamba_chunk_scan_combined_varlen(final_states_out)"]}),
+    ]  # fmt: skip
+    alone = [_script("sglang_mamba2_stride", "Mamba2: a verify narrower than its snapshots, alone", "sglang", version,
+                     "diverged; belong: False; request 0: True", since="0.5.12", **verify)
+             for version in ("0.5.12", "0.5.13", *RINGS)]  # fmt: skip
+    return [*(_newest(f"Mamba2: {name}", *one) for name, *one in rows), *alone]  # type: ignore[arg-type]
+
+
+# Live kernels that need a card: name, package, option, functions that the release calls, and why.
+NATIVE: list[tuple[str, str, str, list[str], str]] = [
+    ("KDA: kda_packed_decode, large batches", "sglang", "default", ["kda_packed_decode"], "CUDA kernel, K = V = 128"),
+    ("KDA: recurrent_kda of FlashInfer, fused accept", "sglang", "--linear-attn-verify-backend",
+     ["recurrent_kda", "build_fused_accept_indices"], "CuTe kernel, SM100"),
+    ("Mamba2: selective_state_update of FlashInfer", "sglang", "--mamba-backend", ["FlashInferSSUBackend"],
+     "CUDA kernel"),
+    ("Mamba2: checkpointing_ssu of FlashInfer", "vllm", "--mamba-backend",
+     ["selective_state_update_replayssm_flashinfer"], "CUDA kernel"),
+]  # fmt: skip
+
+
+def _native(name: str, package: str, switch: str, calls: list[str], why: str) -> dict[str, Any]:
+    made = _entry(name, package, NEWEST[package], "", switch=switch, calls=calls, door="native", traces=[],
+                  expected=f"needs a card: {why}", facts={"is_kda": name.startswith("KDA")})  # fmt: skip
+    return {**made, "command": ""}
 
 
 VLLM, COLUMNS, FLA = "peers.kernels.vllm", "--strategy columns", "fla --strategy snapshot"
@@ -192,4 +240,6 @@ ENTRIES = [
     _entry("fused_recurrent_gated_delta_rule", "fla-core", "0.6.0", FLA, traces=WINDOWS[:3], switch=LIBRARY),
     _script("sglang_empty_sequence", EMPTY, "fla-core", "0.6.0", "agree", switch=LIBRARY),
     *_kda(),
+    *_mamba2(),
+    *(_native(*one) for one in NATIVE),
 ]  # fmt: skip

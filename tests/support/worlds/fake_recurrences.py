@@ -1,8 +1,9 @@
-"""Kernels of KDA with the arguments of SGLang's, vLLM's and FLA's, a few lines of torch, for tests of their adapters.
+"""Kernels of KDA and Mamba2 with the arguments of SGLang's, vLLM's and FLA's, in torch, for tests of their adapters.
 
 Faults, by name: "channel": the first channel's decay for all; "bias": the first head's bias of the gate for all;
 "step": the states of a window are stored a step late; "pads": the request that pads a batch is written; "count": a
-commit folds a token less; "forgets": the last state of a sequence is not stored. States are [units, HV, V, K]. Leaves
+commit folds a token less; "forgets": the last state of a sequence is not stored; "stride": rows of snapshots are as
+far apart as the window is wide; "group": B of the next group. States are [units, HV, V, K]. Leaves
 out: GDN (`fake_kernels.py`), trees, speed.
 """
 
@@ -137,6 +138,58 @@ def fla(*faults: str) -> dict[str, Any]:
     return {"fused_recurrent_kda": recurrent, "chunk_kda": recurrent}
 
 
+def selective(S: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, bias: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(state [HV, V, K] after a token, read-out); arguments as the kernels have them, for one token."""
+    heads, dt = len(x), softplus(dt + bias)
+    B, C = (rows.float().repeat_interleave(heads // len(rows), dim=0)[:, None] for rows in (B, C))
+    S = (A * dt[..., None]).exp() * S.float() + B * (dt * x)[..., None]
+    return S, (S * C).sum(-1) + D * x
+
+
+def sglang_mamba2(*faults: str) -> dict[str, Any]:
+    def update(
+        state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, *, D: Any, dt_bias: Any, out: Any, dt_softplus: bool,
+        z: None = None, state_batch_indices: Any = None, pad_slot_id: int = -1, disable_state_update: bool = False,
+        intermediate_states_buffer: Any = None, cache_steps: int = 0, retrieve_parent_token: None = None,
+        intermediate_state_indices: Any = None,
+    ) -> None:
+        rows = [rows if x.dim() == 4 else rows[:, None] for rows in (x, dt, B, C, out)]
+        index = range(len(x)) if state_batch_indices is None else state_batch_indices.tolist()
+        for n, unit in enumerate(index):
+            if unit != pad_slot_id:
+                S = state[unit]
+                for t in range(rows[0].shape[1]):
+                    x_, dt_, B_, C_ = (one[n, t] for one in rows[:4])
+                    B_ = B_.roll(1, 0) if "group" in faults else B_
+                    S, rows[4][n, t] = selective(S, x_, dt_, A, B_, C_, D, dt_bias)
+                    if intermediate_states_buffer is not None:
+                        steps = cache_steps if "stride" in faults else intermediate_states_buffer.shape[1]
+                        kept = intermediate_states_buffer.view(-1, *S.shape)
+                        kept[int(intermediate_state_indices[n]) * steps + t] = S
+                if not disable_state_update:
+                    state[unit] = S
+
+    return {"selective_state_update": update}
+
+
+def vllm_mamba2(*faults: str) -> dict[str, Any]:
+    def update(
+        state: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, dt_bias: Any, *, dt_softplus: bool,
+        state_batch_indices: Any, dst_state_batch_indices: Any, out: Any, cu_seqlens: Any, num_accepted_tokens: Any,
+        is_blackwell: bool,
+    ) -> None:
+        for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
+            table = state_batch_indices[n].reshape(-1)
+            unit = int(table[0 if num_accepted_tokens is None else num_accepted_tokens[n] - 1 + ("step" in faults)])
+            S = state[unit]
+            for at in range(begin, end if unit else begin):
+                B_ = B[at].roll(1, 0) if "group" in faults else B[at]
+                S, out[at] = selective(S, x[at], dt[at], A, B_, C[at], D, dt_bias)
+                state[table[at - begin]] = S
+
+    return {"selective_state_update": update}
+
+
 def _split(mixed: Any, states: Any) -> dict[str, Any]:
     return dict(zip("qkv", mixed.unflatten(1, (3, states.shape[1], -1)).unbind(1), strict=True))
 
@@ -153,4 +206,8 @@ ADAPTERS = {
                             "sglang.kernels.ops.attention.linear.kda_replayssm_spec_decode")),
     "vllm_kda": (vllm, (KDA,)),
     "fla_kda": (fla, ("fla.ops.kda", "fla.ops.kda.gate")),
+    "sglang_mamba2": (sglang_mamba2, ("sglang.kernels.ops.mamba.triton_ops.mamba_ssm",
+                                      "sglang.kernels.ops.attention.fla.fused_recurrent",
+                                      "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent")),
+    "vllm_mamba2": (vllm_mamba2, ("vllm.model_executor.layers.mamba.ops.mamba_ssm",)),
 }  # fmt: skip
