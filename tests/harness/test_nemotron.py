@@ -48,7 +48,8 @@ def test_nemotron_h_agrees_with_narrow_rows_in_graphs_and_in_stages(trace: Trace
 def test_an_mtp_layer_of_two_blocks_drafts_under_every_strategy(
     mtp: Trace, ops: str, more: dict[str, object]
 ) -> None:
-    verdict = agreed(Replay(mtp, Setting(ops, **more)).run())  # type: ignore[arg-type]
+    until = None if ops == "ledger" else 11  # a plain step after two rounds: all events take longer
+    verdict = agreed(Replay(mtp, Setting(ops, **more)).run(until=until))  # type: ignore[arg-type]
     assert {"trunk", "extend", "chain.1", "chain.2"} <= {one.place.stage for one in verdict.compared}
 
 
