@@ -15,6 +15,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from instep.campaign.fuzz import campaign as fuzz
 from instep.campaign.fuzz import result_data
 from instep.campaign.runner import TrialRunner
 from instep.campaign.soak import totals
+from instep.cli import farm_options
 from instep.report.result import Result
 from instep.setting import Setting
 from instep.verdict import Exit
@@ -121,8 +123,9 @@ def test_result_that_came_before_the_claim_counts(tmp_path: Path, monkeypatch: p
     """This worker listed the results, then another one finished the trial, then this one took its claim."""
     work(worker(tmp_path, 1, "other"))
     one, listed = worker(tmp_path, 1), Farm.done
-    monkeypatch.setattr(Farm, "done", lambda self: monkeypatch.undo() or set())
-    assert one._claim_next() == (None, True) and Farm.done is listed
+    with monkeypatch.context() as once:
+        once.setattr(Farm, "done", lambda self: once.undo() or set())
+        assert one._claim_next() == (None, True) and Farm.done is listed
     assert [farming._claim(tmp_path / "claims" / name).ended for name in claims(tmp_path)] == [
         farming.KEPT, farming.GIVEN_BACK
     ]
@@ -160,6 +163,10 @@ def test_wrong_clock_frees_no_claim_and_keeps_none(
         taken.claim.beats += 1
         other._write(taken)
     assert one._claim_next() == (None, True), "it was renewed"
+    now[0] += 500
+    taken.claim.beats += 1
+    other._write(taken)
+    assert one._claim_next() == (None, True), "nobody looked for longer than its limit, and it was renewed"
     now[0] += 60
     assert one._claim_next() == (None, True), "exactly its limit"
     now[0] += 0.1
@@ -167,6 +174,12 @@ def test_wrong_clock_frees_no_claim_and_keeps_none(
     assert numbers(one) == [] and f"process {os.getpid()} of mine" in one.left()[0]
     other._keep(taken, ended(0, date="late"))
     assert numbers(one) == [0], "the result of a worker that was only slow counts"
+
+
+def test_worker_waits_for_the_claims_of_others_and_takes_over_a_stale_one(tmp_path: Path) -> None:
+    taken, _ = worker(tmp_path, 1, "other", limit_s=0.05)._claim_next()
+    work(one := worker(tmp_path, 1))
+    assert taken is not None and numbers(one) == [0] and len(claims(tmp_path)) == 2
 
 
 def test_running_trial_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,10 +322,13 @@ def test_ctrl_c_gives_claims_back_without_an_attempt(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr(farming, "run_trial", lambda words, more: (stop.wait(30), run(words))[1])
+    child, ended = SimpleNamespace(terminate=lambda: ended.append(True)), list[bool]()
+    monkeypatch.setattr(farming, "_children", [child])
     for _ in range(ATTEMPTS):
         with monkeypatch.context() as patched:
             patched.setattr(Farm, "_collect", pressed)
             assert work(one).interrupted
+    assert ended == [True] * ATTEMPTS
     assert not numbers(one) and "free (given back)" in one.left()[0]
     work(one)
     assert numbers(one) == [*range(4)]
@@ -446,6 +462,41 @@ def test_fuzz_shares_its_seeds_and_adds_up_their_runs(
     assert "DIVERGED there" in found.out and "ledger agrees: 600 numbers" in found.out
     for other in (("--trees", 8), ("--examples", 7)):
         assert "a campaign with command fuzz --model" in complaint(instep(*words, *other)), "7: seeds drawn twice"
+
+
+def test_ctrl_c_in_a_campaign_without_an_end_is_inconclusive(
+    tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(options: dict[str, str]) -> Result:
+        if options["--seed"] == "2":
+            raise KeyboardInterrupt
+        return drawn(options)
+
+    Told(monkeypatch, pressed)
+    ran = instep("fuzz", "--farm", tmp_path, "--model", TINY, "--ops", "ledger", "--minutes", 1)
+    assert ran.code == Exit.INCONCLUSIVE and "2 trials are there" in ran.out and "interrupted" in ran.out, ran
+
+
+def test_sigterm_does_what_ctrl_c_does() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), farm_options._terminated():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_merged_runs_have_tested_what_one_of_them_tested(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    for number, (path, untested) in enumerate(zip(paths, (["a", "b"], ["a", "b", "c"], ["a"]), strict=True)):
+        found = drawn({"--ops": "ledger", "--seed": str(number), "--examples": "5"})
+        (data,) = found.found["campaigns"]
+        data |= {"untested": untested, "exit": 3, "pairs": 7 - number, "met": {"a condition": number}}
+        found.write(path)
+    (one,) = result_data.joined(paths).found["campaigns"]
+    assert (one["untested"], one["exit"], one["pairs"], one["met"]) == (["a"], 3, 7, {"a condition": 3})
+    drawn({"--ops": "ledger", "--seed": "3", "--examples": "5"}).write(path := tmp_path / "3.json")
+    (one,) = result_data.joined([*paths, path]).found["campaigns"]
+    assert (one["untested"], one["exit"], one["examples"]) == ([], 0, 20)
 
 
 def test_soak_shares_its_seeds_and_lists_each(
