@@ -186,6 +186,7 @@ def test_a_wrong_engine_is_a_false_alarm_with_a_name(stage: Stage) -> None:
     assert sum(rate["alarms"] for rate in told["false_alarms"]) == len(result.alarms)
 
 
+@WHOLE
 def test_parts_are_all_variants_and_errors_and_join_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """No variant runs: its verdict has a comparison of its number."""
     monkeypatch.setattr(Stage, "run", lambda self, one: Verdict([
@@ -221,7 +222,7 @@ def test_farm_has_a_trial_per_scene(instep: Runner, tmp_path: Path, monkeypatch:
     assert instep(*words).code == Exit.AGREED
     assert ran == [f"calibrate --variants 20 --runs 0 --part {number}/3" for number in (1, 2, 3)]
     found = json.loads((tmp_path / "all.json").read_text())
-    assert (found["pairs"], found["variants"]) == (15, 3)
+    assert (found["pairs"], found["variants"], found["machines"][0]["trials"]) == (15, 3, 3)
     for part in ("0/3", "4/3", "3"):
         assert "3/16" in complaint(instep("calibrate", "--part", part))
 

@@ -1,6 +1,6 @@
-"""A farm: each trial runs once, whoever dies, and results that cannot be merged are refused by name.
+"""A farm: each trial gets one result though workers die, and results that cannot be merged are refused by name.
 
-Leaves out: the merge of each command's results (its own tests), and machines whose clocks stand still.
+Leaves out: the merge of each command's results (its own tests), and network file systems.
 """
 
 import json
@@ -166,7 +166,7 @@ def test_wrong_clock_frees_no_claim_and_keeps_none(
     now[0] += 500
     taken.claim.beats += 1
     other._write(taken)
-    assert one._claim_next() == (None, True), "nobody looked for longer than its limit, and it was renewed"
+    assert one._claim_next() == (None, True), "this worker did not look for longer than the limit, and it was renewed"
     now[0] += 60
     assert one._claim_next() == (None, True), "exactly its limit"
     now[0] += 0.1
@@ -248,10 +248,15 @@ def test_equal_results_of_two_workers_are_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", ["command", "source"])
-def test_folder_of_another_campaign_or_source_is_refused(field: str, tmp_path: Path) -> None:
+def test_folder_of_another_campaign_or_source_is_refused(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work(worker(tmp_path))
     with pytest.raises(BadInput, match=rf"a campaign with {field} .*, expected {field} other.*another folder"):
         worker(tmp_path, record={field: "other"})
+    with monkeypatch.context() as patched, pytest.raises(BadInput, match="claims, which cannot be written"):
+        patched.setattr(os, "access", lambda path, mode: False)
+        worker(tmp_path)
     (tmp_path / "campaign" / "record.json").write_text("{")
     with pytest.raises(BadInput, match="a campaign with command None"):
         worker(tmp_path)
@@ -394,6 +399,9 @@ def test_dask_runs_trials_though_a_worker_dies_and_a_result_is_lost(
 
 def test_source_of_a_trial_has_the_modules_of_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farming, "source_of", SOURCE_OF)
+    whole = SOURCE_OF(())
+    monkeypatch.setattr(farming, "PACKAGES", farming.PACKAGES[:1])
+    assert len({whole, SOURCE_OF(())}) == 2, "every package of instep counts"
     monkeypatch.chdir(tmp_path)
     (mine := tmp_path / "mine.py").write_text("OPS = 1")
     lines = ("--ops", "mine:OPS"), ("--ops", "mine.py:OPS"), ("--ops", "plain", "--state-rounding", "stochastic:7")
@@ -449,7 +457,9 @@ def test_fuzz_shares_its_seeds_and_adds_up_their_runs(
     ran = instep(*words, "--ops", "ledger", "--examples", 500, "--json", tmp_path / "all.json")
     assert ran.code == Exit.AGREED and "3 of 3 trials are there" in ran.out, ran
     assert told.ran == [f"fuzz --model {TINY} --examples 200 --ops ledger --seed {seed}" for seed in range(3)]
-    (one,) = json.loads((tmp_path / "all.json").read_text())["campaigns"]
+    told_all = json.loads((tmp_path / "all.json").read_text())
+    (one,), (machine,) = told_all["campaigns"], told_all["machines"]
+    assert machine == {"trials": 3, **told_all["machine"]}
     assert (one["examples"], one["elements"], one["kinds"], one["trials"]) == (600, 600, {"commit": 600}, 3)
     assert "600 runs, 600 events; 3 trials from --seed 0" in ran.out
     again = instep(*words, "--ops", "ledger", "--examples", 500, "--jobs", 0)
@@ -457,7 +467,7 @@ def test_fuzz_shares_its_seeds_and_adds_up_their_runs(
     more = instep(*words, "--ops", "ledger", "--ops", "plain", "--examples", 900, "--jobs", 0)
     assert more.code == Exit.INCONCLUSIVE and more.out.count("not claimed") == 7, more
     assert len(told.ran) == 3, "--jobs 0 runs none"
-    found = instep(*words, "--ops", "plain", "--seed", 1, "--minutes", 1, "--html", tmp_path / "page.html")
+    found = instep(*words, "--ops", "plain", "--seed", 1, "--minutes", 1)
     assert found.code == Exit.DIVERGED and "--seed 2" in told.ran[-1] and len(told.ran) == 5, found
     assert "DIVERGED there" in found.out and "ledger agrees: 600 numbers" in found.out
     for other in (("--trees", 8), ("--examples", 7)):
@@ -492,13 +502,14 @@ def test_merged_runs_have_tested_what_one_of_them_tested(tmp_path: Path) -> None
         (data,) = found.found["campaigns"]
         data |= {"untested": untested, "exit": 3, "pairs": 7 - number, "met": {"a condition": number}}
         found.write(path)
-    (one,) = result_data.joined(paths).found["campaigns"]
+    (one,) = result_data.joined(paths, ()).found["campaigns"]
     assert (one["untested"], one["exit"], one["pairs"], one["met"]) == (["a"], 3, 7, {"a condition": 3})
     drawn({"--ops": "ledger", "--seed": "3", "--examples": "5"}).write(path := tmp_path / "3.json")
-    (one,) = result_data.joined([*paths, path]).found["campaigns"]
+    (one,) = result_data.joined([*paths, path], ()).found["campaigns"]
     assert (one["untested"], one["exit"], one["examples"]) == ([], 0, 20)
 
 
+@WHOLE
 def test_soak_shares_its_seeds_and_lists_each(
     tmp_path: Path, instep: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,10 @@ class Farm:
     def open(self) -> None:
         """Make the folder, or refuse the folder of another campaign or source, and results that cannot be merged."""
         for name in ("claims", "results", *([FOUND] if self.found else [])):
-            folder_for(self.folder / name, "--farm")
+            folder_for(folder := self.folder / name, "--farm")
+            if not os.access(folder, os.W_OK):
+                raise BadInput("--farm", found=f"{folder}, which cannot be written",
+                               expected="a folder that every worker's user may write")  # fmt: skip
         if not _place(self.folder / "campaign", msgspec.json.encode(self.record)):
             there: Any = _decoded(self.folder / "campaign" / RECORD)
             for name, value in self.record.items():

@@ -34,10 +34,16 @@ MOST_SHOWN = 20  # missing trials that are listed
 
 @dataclass(frozen=True)
 class Served:
-    """The end of a worker. paths: the results of all workers; complete: whether no trial is missing."""
+    """The end of a worker.
+
+    paths     the results of all workers
+    complete  whether no trial is missing
+    machines  the machines of the trials, each with its number of trials, for the result file
+    """
 
     paths: Sequence[Path]
     complete: bool
+    machines: Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Farming:
         """
         from ..campaign.farm import NOT_CLAIMED, Farm, source_of
         from ..report.machine import installed
+        from ..report.result import read
 
         assert self.farm is not None
         base = [self.context.info_name or "", *self._words({*varied, *fixed}), *self._rendered(fixed)]
@@ -80,7 +87,9 @@ class Farming:
         print(f"farm {self.farm}: {len(paths)}{of} trials are there", *shown, sep="\n  ")
         if not paths:
             raise typer.Exit(3)
-        return Served(paths, not (left or interrupted))
+        ran = [read(path)["machine"] for path in paths]
+        several = [one for number, one in enumerate(ran) if one not in ran[:number]]
+        return Served(paths, not (left or interrupted), [{"trials": ran.count(one), **one} for one in several])
 
     def serve_seeds(
         self, given: Given, length: str, sum_of_all: int | None, longest: int, seed: int, minutes: float | None,

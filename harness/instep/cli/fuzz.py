@@ -67,7 +67,7 @@ def fuzz(
     count = examples or (EXAMPLES if minutes is None else None)
     if farm.farm is not None:
         served = farm.serve_seeds(given, "examples", count, A_TRIAL, seed or 0, minutes)
-        files.finish(joined(served.paths, files.commit), interrupted=not served.complete)
+        files.finish(joined(served.paths, served.machines, files.commit), interrupted=not served.complete)
     start = random.SystemRandom().randrange(SEEDS) if seed is None else seed
     print(f"seed {start}", flush=True)  # printed first, so that a killed run can be repeated
     results = list[Result]()

@@ -59,12 +59,14 @@ def calibrate(
     for name in given.several("ops"):
         given.setting(ops=name).op_set()
     files.must_be_free()
+    machines: dict[str, object] = {}
     found, minutes = Calibration(given.setting().device), None if seconds is None else seconds / 60
     if farm.farm is not None:
         parts = max(math.ceil(max(variants, long) / A_SCENE), MOST_PARTS if runs else 1)
         trials = [{"part": f"{number}/{parts}"} for number in range(1, parts + 1)]
         served = farm.serve(lambda: trials, varied=("part",), total=parts, minutes=minutes)
         found, interrupted = joined(found.device, map(read, served.paths)), not served.complete
+        machines = {"machines": served.machines}
     else:
         with trial_runner("calibrate", minutes) as run:
             run_all(found, variants, run, op_sets=given.several("ops"), runs=runs, long=long, part=_part(part))
@@ -77,7 +79,7 @@ def calibrate(
     tables += [_limits(found)] if found.limits else []
     tables += [_slips(found.long)] if found.long else []
     told = Document("Calibration", found.exit, (), messages=alarms, tables=tables)
-    result = Result(found.exit, found.device, found.as_data(), files.commit)
+    result = Result(found.exit, found.device, found.as_data() | machines, files.commit)
     files.finish(result, told, interrupted=interrupted)
 
 

@@ -6,7 +6,7 @@ Leaves out: drawing and counting (`campaign.py`, `coverage.py`), and tables (`re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def of(results: Sequence[Result], commit: str | None = None) -> File:
 SUMS, MOST, COUNTS = ("examples", "events", "elements", "seconds", "refused"), ("pairs", "histories"), ("met", "kinds")
 
 
-def joined(paths: Sequence[Path], commit: str | None = None) -> File:
+def joined(paths: Sequence[Path], machines: Sequence[Mapping[str, object]], commit: str | None = None) -> File:
     """The result of several trials: one campaign per op set, and each trial with a finding separately."""
     found, device = dict[tuple[object, ...], dict[str, Any]](), ""
     for one in (one for path in paths for one in read(path)["campaigns"]):
@@ -49,7 +49,8 @@ def joined(paths: Sequence[Path], commit: str | None = None) -> File:
         there["untested"] = [says for says in there.get("untested", ()) if says in one.get("untested", ())]
         there["exit"] = int(Exit.AGREED if there["elements"] and not there["untested"] else Exit.INCONCLUSIVE)
     campaigns = list(found.values())
-    return File(Exit.worst(Exit(one["exit"]) for one in campaigns), device, {"campaigns": campaigns}, commit)
+    worst = Exit.worst(Exit(one["exit"]) for one in campaigns)
+    return File(worst, device, {"campaigns": campaigns, "machines": machines}, commit)
 
 
 def _data(result: Result) -> dict[str, Any]:
