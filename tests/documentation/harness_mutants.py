@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import json
 import os
 import resource
@@ -113,6 +114,8 @@ def main() -> None:
             print(rows[one.id]["killed_by"] or "SURVIVED", flush=True)
 
     REACHED.mkdir(parents=True, exist_ok=True)
+    gc.collect()
+    gc.freeze()  # a fork collects nothing of this
     run = TrialRunner(None if asked.minutes is None else 60 * asked.minutes, advance)
     with run, TemporaryDirectory() as folder:
         for share in run.shares((map_tests, run_mutants)):
@@ -223,12 +226,15 @@ class Planted:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.progress.write_text(nodeid)
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
         if report.failed and not self.killed_by:
             crash = getattr(report.longrepr, "reprcrash", None)
             says = crash.message if crash is not None else str(report.longrepr)
-            self.killed_by, self.says = report.nodeid, says.strip().splitlines()[0][:160] if says.strip() else ""
+            self.killed_by, self.says = name_of(item), (says.strip().splitlines() or [""])[0][:160]
         self.passed += report.passed and report.when == "call"
+        return report
 
     def pytest_unconfigure(self) -> None:
         self.until.close()
@@ -363,9 +369,17 @@ def row_of(one: Mutant, tried: Tried, folder: Path, commit: str) -> dict[str, An
     if found is None:
         at = progress.read_text()
         return {**row, "killed_by": at, "says": "does not end" if at else "NOTHING RAN"}
+    if found["killed_by"] and not passes_alone(found["killed_by"], folder):
+        return {**row, "says": f"{found['killed_by']} fails alone without a mutant"}
     if found["code"] not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {found['code']} for {tried.tests[:3]}")
     return {**row, "killed_by": found["killed_by"], "says": found["says"], "tests": found["tests"]}
+
+
+@cache
+def passes_alone(test: str, folder: Path) -> bool:
+    """Whether a test passes without a mutant when no other test ran before it."""
+    return in_fork(lambda: run_pytest(object(), [test], folder), folder, OF_A_FILE) == pytest.ExitCode.OK
 
 
 def lower_bound(killed: int, of: int) -> float:
