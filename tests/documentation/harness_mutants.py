@@ -3,9 +3,10 @@
     PYTHONPATH=reference:tests:harness:optimized python -m documentation.harness_mutants --mutants 300 --minutes 60
 
 First each test file runs without a mutant, which records the lines that every test reaches, in `build/reached/`. A
-mutant then gets the tests that reach its statement, up to a limit of processor time. The tests that reach the fewest
-lines come first. It is killed if one of them fails. Several calls go on where the last one stopped; a survivor runs
-again if its tests have changed. Leaves out: drawing edits (`instep_proof/faults/draw_mutants.py`).
+mutant then gets the tests that reach its statement, up to a limit of processor time; those that reach the fewest lines
+come first. It is killed if one of them fails. They run in forks that share their fixtures, and those of a survivor run
+again from the start. Several calls go on where the last one stopped; a survivor runs again if its tests have changed.
+Leaves out: drawing edits (`instep_proof/faults/draw_mutants.py`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
 from instep.atomic_write import write_atomically
 from instep.campaign.runner import TrialRunner
+from instep.lru_cache import forget
 from instep_proof.faults.catalogue.fault import ExactText
 from instep_proof.faults.draw_mutants import edits_in_turns
 from instep_reference.contract.errors import BadInput
-from support.running.planting import planted_here
+from support.running.planting import planted_here, swaps_of
 
 TOP = Path(__file__).resolve().parents[2]
 HARNESS = TOP / "harness"
@@ -50,6 +52,7 @@ CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "
 FORK = get_context("fork")
 OF_A_FILE = 600  # processor seconds of a test file without a mutant
 SLOWER, STARTS = 3, 20  # a mutant that makes its tests this much slower, and this many seconds in addition, hangs
+OF_A_BODY = 60  # processor seconds of one test with a mutant
 WAITS = 8  # wall clock per processor second
 CONFIDENCE = 0.95
 
@@ -106,6 +109,11 @@ def main() -> None:
         several = tests_of(mutants, asked.tests, asked.seconds)
         left = [one for one in mutants if worth(rows.get(one.id), several[one.id])]
         run.keep = keep
+        for file in run.trials(by_imports(asked.tests), lambda file: f"{file.name} with mutants"):
+            for one, tried, test, says in killed_in_forks(file, left, several, Path(folder)):
+                rows[one.id] = {**row(one, tried, asked.commit), "killed_by": test, "says": says}
+                left.remove(one)
+                print(test, "kills", one.edit.file, one.line, one.what, flush=True)
         for one in run.trials(left, lambda one: f"{one.edit.file} line {one.line}: {one.what}"):
             reason = rows.get(one.id, {}).get("reason", "")
             rows[one.id] = row_of(one, several[one.id], Path(folder), asked.commit)
@@ -240,6 +248,53 @@ class Planted:
         self.until.close()
 
 
+class OneFork:
+    """A pytest plugin: runs each test once per mutant, in a fork that its fixtures were made before.
+
+    A fixture is made once for all mutants, so that most of them cost a fork and the body of a test. killed: id of a
+    mutant -> the test that failed, and its error; only if the test passes in a last fork without a mutant
+    """
+
+    def __init__(self, mutants: Mapping[str, list[Mutant]], progress: Path) -> None:
+        self.mutants, self.progress, self.killed = mutants, progress, dict[str, tuple[str, str]]()
+        self.swaps: dict[str, list[tuple[FunctionType, CodeType]]] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
+        name, found = name_of(pyfuncitem), dict[str, tuple[str, str]]()
+        for one in self.mutants.get(name, ()):
+            if one.id not in self.killed:
+                if one.id not in self.swaps:
+                    self.swaps[one.id] = swaps_of(one.edit)
+                if says := self._fails(pyfuncitem, self.swaps[one.id]):
+                    found[one.id] = name, says
+        if found and not self._fails(pyfuncitem, []):
+            self.killed |= found
+        return True
+
+    def _fails(self, item: pytest.Function, swaps: Iterable[tuple[FunctionType, CodeType]]) -> str:
+        """The error with which a test ends; empty: it passes."""
+        self.progress.write_text("")
+        child = os.fork()
+        if not child:
+            resource.setrlimit(resource.RLIMIT_CPU, (OF_A_BODY, OF_A_BODY + 5))
+            says = ""
+            try:
+                for function, code in swaps:
+                    function.__code__ = code
+                forget()
+                item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+            except pytest.skip.Exception:
+                pass
+            except BaseException as error:
+                says = f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
+            finally:
+                self.progress.write_text(says)
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        return self.progress.read_text() or ("does not end" if status else "")
+
+
 def run_pytest(plugin: object, tests: Iterable[str], folder: Path, *more: str) -> int:
     without = ("-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing")
     words = ["-q", "-c", str(TOP / "pyproject.toml"), *without, "--basetemp", str(folder / "tests"), *more, *tests]
@@ -351,12 +406,38 @@ def digest(tried: Tried) -> str:
     return sha256(repr((tried.tests, sorted(texts.items()))).encode()).hexdigest()[:12]
 
 
+def row(one: Mutant, tried: Tried, commit: str) -> dict[str, Any]:
+    return {"id": one.id, "file": one.edit.file, "line": one.line, "kind": one.kind, "what": one.what, "killed_by": "",
+            "says": "", "tests": 0, "left": tried.left, "ran": digest(tried), "commit": commit}  # fmt: skip
+
+
+def killed_in_forks(
+    file: Path, mutants: Iterable[Mutant], several: Mapping[str, Tried], folder: Path
+) -> list[tuple[Mutant, Tried, str, str]]:
+    """Run the tests of a file in forks with mutants -> those that are killed, by which test, and its error."""
+    tests: dict[str, list[Mutant]] = {}
+    by_id = {one.id: one for one in mutants}
+    for one in by_id.values():
+        for test in several[one.id].tests:
+            if test.startswith(f"{os.path.relpath(file, TOP)}::"):
+                tests.setdefault(test, []).append(one)
+    if not tests:
+        return []
+    plugin = OneFork(tests, folder / "fork")
+
+    def work() -> dict[str, tuple[str, str]]:
+        run_pytest(plugin, tests, folder)
+        return plugin.killed
+
+    found = in_fork(work, folder, OF_A_FILE) or {}
+    return [(by_id[name], several[name], *killed) for name, killed in found.items()]
+
+
 def row_of(one: Mutant, tried: Tried, folder: Path, commit: str) -> dict[str, Any]:
-    """Run the tests of a mutant. killed_by: the test that failed; empty: none did."""
-    row = {"id": one.id, "file": one.edit.file, "line": one.line, "kind": one.kind, "what": one.what, "killed_by": "",
-           "says": "", "tests": 0, "left": tried.left, "ran": digest(tried), "commit": commit}  # fmt: skip
+    """Run the tests of a mutant from the start, fixtures too. killed_by: the test that failed; empty: none did."""
+    untried = row(one, tried, commit)
     if not tried.tests:
-        return row
+        return untried
     progress = folder / "progress"
     plugin = Planted(one.edit, progress)
 
@@ -368,12 +449,12 @@ def row_of(one: Mutant, tried: Tried, folder: Path, commit: str) -> dict[str, An
     found = in_fork(work, folder, SLOWER * tried.seconds + STARTS)
     if found is None:
         at = progress.read_text()
-        return {**row, "killed_by": at, "says": "does not end" if at else "NOTHING RAN"}
+        return {**untried, "killed_by": at, "says": "does not end" if at else "NOTHING RAN"}
     if found["killed_by"] and not passes_alone(found["killed_by"], folder):
-        return {**row, "says": f"{found['killed_by']} fails alone without a mutant"}
+        return {**untried, "says": f"{found['killed_by']} fails alone without a mutant"}
     if found["code"] not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {found['code']} for {tried.tests[:3]}")
-    return {**row, "killed_by": found["killed_by"], "says": found["says"], "tests": found["tests"]}
+    return {**untried, "killed_by": found["killed_by"], "says": found["says"], "tests": found["tests"]}
 
 
 @cache

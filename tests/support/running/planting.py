@@ -31,14 +31,9 @@ COPY = "plant it in a copy of the source: `plant.planted`"
 @contextmanager
 def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
     """The edits hold within the block."""
-    texts: dict[str, tuple[str, str]] = {}
-    for edit in edits:
-        module = _module(edit.file)
-        original, text = texts.get(edit.file) or 2 * (Path(str(module.__file__)).read_text(),)
-        texts[edit.file] = original, edited(text, edit)
-    swaps = [swap for file, both in texts.items() for swap in _swaps(file, *both)]
+    swaps = swaps_of(*edits)
     before = [function.__code__ for function, _ in swaps]
-    shared = any(not file.startswith("instep_optimized") for file in texts)  # with runs of the reference
+    shared = any(not edit.file.startswith("instep_optimized") for edit in edits)  # with runs of the reference
     try:
         for function, code in swaps:
             function.__code__ = code
@@ -50,6 +45,16 @@ def planted_here(*edits: Edit | Wrap) -> Iterator[None]:
             function.__code__ = code
         if shared:
             forget()
+
+
+def swaps_of(*edits: Edit | Wrap) -> list[tuple[FunctionType, CodeType]]:
+    """The functions that the edits change, and the code that each gets."""
+    texts: dict[str, tuple[str, str]] = {}
+    for edit in edits:
+        module = _module(edit.file)
+        original, text = texts.get(edit.file) or 2 * (Path(str(module.__file__)).read_text(),)
+        texts[edit.file] = original, edited(text, edit)
+    return [swap for file, both in texts.items() for swap in _swaps(file, *both)]
 
 
 def found_as_expected(fault: Fault, trace: Trace, tiers: Collection[Tier], *, given: bool = False) -> Comparison:
