@@ -15,7 +15,7 @@ import torch
 from instep.campaign.fuzz.draw_events import SAMPLINGS as FUZZED
 from instep.checks.sampled_tokens import CHILDREN, Said, against, choices, wrong_way
 from instep.checks.sampling_bounds import Row as DrawnRow
-from instep.checks.sampling_bounds import part, reachable
+from instep.checks.sampling_bounds import part, reachable, sure
 from instep.trace import seeded_coins
 from instep.trace.event_rules import EventRules, verified
 from instep.trace.policy import Arrival, read_policy
@@ -70,10 +70,13 @@ def test_a_token_of_another_uniform_is_not_reachable(parents: tuple[int, ...]) -
         right = drawn(logits, drawing)
         for node, row in enumerate(logits):
             one = DrawnRow(row, drawing, node)
-            assert reachable(one, right[node], 0.0, torch.float32)
-            others = [token for token in range(VOCAB) if token != right[node]]
-            granted += sum(reachable(one, token, 1e-5, torch.float32) for token in others)
-            total += len(others)
+            assert one.drawn == right[node] and reachable(one, right[node], 0.0, torch.float32)
+            for error in (1e-5, 0.3):
+                others = [token for token in range(VOCAB) if token != right[node]
+                          and reachable(one, token, error, torch.float32)]  # fmt: skip
+                assert sure(one, error, torch.float32) == (not others)
+                granted += len(others) * (error == 1e-5)
+            total += VOCAB - 1
     assert granted <= total // 1000
 
 

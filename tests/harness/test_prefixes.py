@@ -13,8 +13,9 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.request_timelines import alone, timelines_of
 from instep.campaign.streams.stamped_trace import relabelled
-from instep.checks.prefix_findings import wrong_slots, wrong_step
+from instep.checks.prefix_findings import with_last, wrong_slots, wrong_step
 from instep.diagnose import diagnose
+from instep.finding_problem import Problem
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.engines.engine_from_verbs import DerivedEngine
@@ -22,13 +23,14 @@ from instep.trace.event_rules import verified
 from instep.trace.event_scheduler import drive
 from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival
-from instep.verdict import Exit, Tier
+from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Wrap
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
+from instep_reference.contract.place_names import Place
 from instep_reference.label_ledger import LedgerEngine
 from support.inputs.few_channels import same_events
 from support.inputs.rounds import config
@@ -191,6 +193,20 @@ def test_a_wrong_tracked_step_is_recognised(found: int, right: int, says: str) -
 def test_wrong_track_slots_are_recognised(found: dict[str, int], says: str) -> None:
     known = wrong_slots(found, {"x": 2, "y": 1})
     assert ("" if known is None else known.says) == says
+
+
+@pytest.mark.parametrize(("stage", "layer", "due", "says"), [
+    ("draft", 0, 2, "keeps the draft head's last row, which depends on the token after the prefix"),
+    ("draft", 1, 1, "keeps 2 rows of MTP layer 1, which depend on tokens after the prefix"),
+    ("draft", 1, 4, "lacks 1 row of MTP layer 1, which depends on no token after the prefix"),
+    ("draft", 1, 3, "differs"), ("trunk", 1, 4, "differs"),
+])  # fmt: skip
+def test_wrong_counts_of_rows_that_a_prefix_keeps_are_recognised(stage: str, layer: int, due: int, says: str) -> None:
+    """3 rows are kept."""
+    result = Comparison("bytes", Tier.BITWISE, 0, "save", Place(stage, layer, "keys"), 1, 1.0, 0.0,
+                        problem=Problem("differs", "differs"))  # fmt: skip
+    for found, said in ((torch.zeros(3, 2, 2), says), (torch.zeros(3, 2), "differs"), (None, "differs")):
+        assert with_last(result, found, due).diagnosis == said
 
 
 @pytest.mark.parametrize("how", [

@@ -6,6 +6,7 @@ Leaves out: copies on the host of one engine (`test_offloaded_prefixes.py`), and
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from msgspec import structs
 from instep.bundled import model
 from instep.campaign.relations import hold, relations
 from instep.campaign.relations.case import Case
+from instep.checks.transfer_findings import wrong_transfers
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.report.divergence_message import divergence
@@ -35,6 +37,7 @@ from instep_proof.faults.catalogue.transfers import WIRE
 from instep_reference.contract import engine as e
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
+from instep_reference.contract.place_names import Place
 from support.inputs.checkpoints import TWO_LAYERS, write
 from support.inputs.traces import VOCAB, committed
 from support.running.command import Runner
@@ -171,6 +174,28 @@ def test_copies_of_before_leaks_and_earlier_rows_are_named(trace: Trace) -> None
         with planted_here(edit):
             said = divergence(diagnose(Replay(trace, Setting()), until=event)) or ""
         assert f"event {event} " in said and says in said, said
+
+
+def test_wrong_contents_of_moved_rows_are_listed() -> None:
+    """3 rows of values, moved by one: with the last ones again at the other end, and with nothing there."""
+    mine, keys, draft = Place("trunk", 0, "values"), Place("trunk", 0, "keys"), Place("draft", 0, "values")
+    right = torch.arange(1.0, 13.0).view(3, 2, 2)
+    kept = SimpleNamespace(ranks=None, sent=None, state=SimpleNamespace(
+        length=3, parts=lambda: [(mine, right), (keys, -right), (draft, right[:2])]))  # fmt: skip
+    context = SimpleNamespace(ranks=None, event=e.Load("a", "kept"), subject=SimpleNamespace(after={}),
+                              earlier=SimpleNamespace(saved={}, dropped={}))  # fmt: skip
+    first, second, third, none = *right, torch.zeros(2, 2)
+    wrong = [(known.says, [*rows]) for known, rows in wrong_transfers(context, "kept", kept, mine, right)]  # type: ignore
+    due = {"has its rows 1 position further": ([third, first, second], [none, first, second]),
+           "has its rows 1 position earlier": ([second, third, first], [second, third, none]),
+           "has its rows 2 positions further": ([second, third, first], [none, none, first]),
+           "holds the keys (trunk layer 0 keys) of the copy": ([*-right],)}
+    for says, contents in due.items():
+        found = [rows for known, rows in wrong if known == says]
+        assert len(found) == len(contents), (says, [known for known, _ in wrong])
+        assert all(torch.equal(x, y) for some, rows in zip(found, contents, strict=True)
+                   for x, y in zip(some, rows, strict=True)), says  # fmt: skip
+    assert not any("values" in says for says, _ in wrong), "a part of itself, or of another shape"
 
 
 def test_commands_for_one_engine_refuse_two(instep: Runner, tmp_path: Path) -> None:
