@@ -1,4 +1,4 @@
-"""Draw mutants of the harness's own code, and run against each the tests that reach it.
+"""Draw mutants of the harness's own code, and run against each the tests of `make whole` that reach it.
 
     PYTHONPATH=reference:tests:harness:optimized python -m documentation.harness_mutants --mutants 300 --minutes 60
 
@@ -50,7 +50,7 @@ REACHED = TOP / "build" / "reached"
 CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "trace/event_rules.py",
         "trace/request_table.py", "trace/write_bound.py", "oracle/*_states.py", "oracle/state_oracle.py")  # fmt: skip
 FORK = get_context("fork")
-OF_A_FILE = 600  # processor seconds of a test file without a mutant
+OF_A_FILE = 3600  # processor seconds of a test file without a mutant
 SLOWER, STARTS = 3, 20  # a mutant that makes its tests this much slower, and this many seconds in addition, hangs
 OF_A_BODY = 60  # processor seconds of one test with a mutant
 WAITS = 8  # wall clock per processor second
@@ -297,7 +297,8 @@ class OneFork:
 
 def run_pytest(plugin: object, tests: Iterable[str], folder: Path, *more: str) -> int:
     without = ("-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing")
-    words = ["-q", "-c", str(TOP / "pyproject.toml"), *without, "--basetemp", str(folder / "tests"), *more, *tests]
+    ours = ("--whole", "-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"))
+    words = ["-q", *ours, *without, *more, *tests]
     return int(pytest.main(words, plugins=[plugin]))
 
 

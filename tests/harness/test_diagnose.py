@@ -28,6 +28,7 @@ from instep.diagnose import RunHistory, explained, explanation_bank
 from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.finding_case import Case, Explanation
 from instep.diagnose.mistakes.misplaced_entries import elsewhere
+from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
@@ -426,7 +427,7 @@ def test_poison_gets_the_explanation_of_another_request(monkeypatch: pytest.Monk
     assert 'is all zero (seen in request "a"); is poison' in second.diagnosis
 
 
-@pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0 of keys"), (None, None)])
+@pytest.mark.parametrize(("owner", "says"), [("b", "to page 3, position 0"), (None, None)])
 def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, says: str | None) -> None:
     """Two requests begin alike, so page 2 holds what page 1 lacks; page 3 does, too."""
     units, right = torch.zeros(4, 2, 1, 4), torch.ones(1, 1, 4)
@@ -439,7 +440,21 @@ def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, say
     case = SimpleNamespace(finding=SimpleNamespace(place=place, request="a"), granted=None, right=right,
                            found=torch.zeros_like(right), context=context)  # fmt: skip
     came = [one.sentence for one in elsewhere(case)]
-    assert len(came) == (says is not None) and all(says in one for one in came)
+    assert came == [f"was written 4 positions too late, {says} of keys, not to page 1, position 0"] * (says is not None)
+
+
+def test_narrow_numbers_are_rounded_ones_if_all_that_are_wrong_are_near() -> None:
+    """3 rows of 8 columns; the first row has numbers that every dtype has."""
+    right = torch.randn(3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    right[0] = torch.arange(8.0)
+    narrow = right.bfloat16().float()
+    far, wide = narrow.clone(), narrow.clone()
+    far[2] = 64.0
+    wide[2] *= 1 + 1e-5
+    for found, says in ((narrow, ["as if stored in bfloat16"]), (far, []), (wide, []), (right.float(), [])):
+        case = SimpleNamespace(component="hidden", found=found, right=right, granted=(1e-6, torch.full((3,), 1e-7)),
+                               context=SimpleNamespace(log=SimpleNamespace(poison=None)))  # fmt: skip
+        assert [one.sentence for one in appearance(case) if "stored" in one.sentence] == says
 
 
 def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:

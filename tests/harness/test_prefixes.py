@@ -13,9 +13,10 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.campaign.relations.request_timelines import alone, timelines_of
 from instep.campaign.streams.stamped_trace import relabelled
-from instep.checks.prefix_findings import with_last, wrong_slots, wrong_step
+from instep.checks.prefix_findings import misrounded, nearest_misrounding, with_last, wrong_slots, wrong_step
 from instep.diagnose import diagnose
 from instep.finding_problem import Problem
+from instep.oracle.storage_rounding import kept_states
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.subject.engines.engine_from_verbs import DerivedEngine
@@ -27,6 +28,7 @@ from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
 from instep_proof.faults.catalogue import TRACES, by_id
 from instep_proof.faults.catalogue.fault import Edit, Wrap
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Admit, Capacity, Commit, Forward, Load
 from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
@@ -207,6 +209,20 @@ def test_wrong_counts_of_rows_that_a_prefix_keeps_are_recognised(stage: str, lay
                         problem=Problem("differs", "differs"))  # fmt: skip
     for found, said in ((torch.zeros(3, 2, 2), says), (torch.zeros(3, 2), "differs"), (None, "differs")):
         assert with_last(result, found, due).diagnosis == said
+
+
+def test_a_state_that_is_rounded_wrongly_is_named_by_its_rounding() -> None:
+    """8 key channels, each rounded with its scale. A few bytes differ by the order of a sum."""
+    state = torch.randn(3, 8, 40, generator=torch.Generator().manual_seed(4))
+    rounds = {"kept": Blocked(torch.int8, (1, None))}
+    right, named = kept_states(state, rounds, forward=False), []
+    for known, wrong in misrounded(state, None, rounds, forward=False, kept={}):
+        few, found = wrong.clone(), nearest_misrounding(wrong, state, rounds, forward=False)
+        few[0, 0, :9] += 1
+        assert found == known == nearest_misrounding(few, state, rounds, forward=False), (found, known)
+        assert nearest_misrounding((wrong + right) / 2, state, rounds, forward=False) is None, known
+        named.append(known.name)
+    assert len(named) > 7 and nearest_misrounding(right, state, rounds, forward=False) is None
 
 
 @pytest.mark.parametrize("how", [
