@@ -28,7 +28,6 @@ from instep.diagnose import RunHistory, explained, explanation_bank
 from instep.diagnose.mistakes.explanation_fit import best
 from instep.diagnose.mistakes.finding_case import Case, Explanation
 from instep.diagnose.mistakes.misplaced_entries import elsewhere
-from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.finding_problem import UNEXPLAINED, Explained, Problem
 from instep.oracle.oracle import Oracle
 from instep.oracle.recomputation import Recomputation
@@ -441,20 +440,6 @@ def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, say
                            found=torch.zeros_like(right), context=context)  # fmt: skip
     came = [one.sentence for one in elsewhere(case)]
     assert came == [f"was written 4 positions too late, {says} of keys, not to page 1, position 0"] * (says is not None)
-
-
-def test_narrow_numbers_are_rounded_ones_if_all_that_are_wrong_are_near() -> None:
-    """3 rows of 8 columns; the first row has numbers that every dtype has."""
-    right = torch.randn(3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    right[0] = torch.arange(8.0)
-    narrow = right.bfloat16().float()
-    far, wide = narrow.clone(), narrow.clone()
-    far[2] = 64.0
-    wide[2] *= 1 + 1e-5
-    for found, says in ((narrow, ["as if stored in bfloat16"]), (far, []), (wide, []), (right.float(), [])):
-        case = SimpleNamespace(component="hidden", found=found, right=right, granted=(1e-6, torch.full((3,), 1e-7)),
-                               context=SimpleNamespace(log=SimpleNamespace(poison=None)))  # fmt: skip
-        assert [one.sentence for one in appearance(case) if "stored" in one.sentence] == says
 
 
 def of_memory(scene: Scenario, field: str, layer: int, change: Callable[[EventContext, str, Any], torch.Tensor]) -> str:

@@ -1,11 +1,12 @@
 """Mistakes inside one op: each is planted in a kernel's text and named by `instep op`, by the kit and by a replay.
 
-Leaves out: explanations of other ops and memory (`test_diagnose.py`).
+Also formulas of explanations that need no run. Leaves out: explanations of other ops and memory (`test_diagnose.py`).
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from instep import kit
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
+from instep.diagnose.mistakes import constants, wrong_ranks
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
 from instep.diagnose.mistakes.step_controller import RULES
+from instep.diagnose.mistakes.transformed_tensors import appearance
+from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
@@ -192,3 +196,47 @@ def test_a_tree_goes_on_from_its_parents() -> None:
     call = replace(sample(), parents=(-1, 0, 0, 1, -1))
     alone = replace(call, parents=(), **{name: getattr(call, name)[[0, 2]] for name in ROWS})
     torch.testing.assert_close(walk(call).states[3], walk(alone).states[2])
+
+
+# -- explanations of other results, each alone ---------------------------------------------------------
+
+
+def test_narrow_numbers_are_rounded_ones_if_all_that_are_wrong_are_near() -> None:
+    """3 rows of 8 columns; the first row has numbers that every dtype has."""
+    right = torch.randn(3, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    right[0] = torch.arange(8.0)
+    narrow = right.bfloat16().float()
+    far, wide = narrow.clone(), narrow.clone()
+    far[2] = 64.0
+    wide[2] *= 1 + 1e-5
+    for found, says in ((narrow, ["as if stored in bfloat16"]), (far, []), (wide, []), (right.float(), [])):
+        case = SimpleNamespace(component="hidden", found=found, right=right, granted=(1e-6, torch.full((3,), 1e-7)),
+                               context=SimpleNamespace(log=SimpleNamespace(poison=None)))  # fmt: skip
+        assert [one.sentence for one in appearance(case) if "stored" in one.sentence] == says
+
+
+def test_wrong_scales_and_bounds_are_multiples_of_the_right_value() -> None:
+    bound, rate, opened = -5.0, torch.tensor([0.5, 2.0]), torch.tensor([-1.0, 0.3])
+    right = bound * torch.sigmoid(rate * opened)
+    gates = {one.sentence: one.wrong for one in constants._of_bound(bound, rate, opened)}
+    torch.testing.assert_close(gates["has the bound of the safe gate twice"], -bound * right)
+    torch.testing.assert_close(gates["lacks the bound of the safe gate as a factor"], right / -bound)
+    config = SimpleNamespace(recurrence=SimpleNamespace(inputs="normed"), key_dim=16)
+    case = SimpleNamespace(weights=SimpleNamespace(config=config), right=torch.ones(1))
+    scales = {one.sentence: float(one.wrong) for one in constants._q(case)}  # type: ignore[arg-type]
+    assert scales == {"lacks the scale K^-1/2": 4.0, "has the scale K^-1/2 twice": 0.25}
+
+
+def test_embeddings_of_a_rank_are_missing_only_if_it_has_a_token() -> None:
+    """6 tokens of the vocabulary over 2 ranks."""
+    table = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    weights = SimpleNamespace(embedding=table, config=SimpleNamespace(vocab=6))
+    lacks, more = "lacks the embedding of rank {}'s tokens", "has the embedding of token {}, rank {}'s first one, added"
+    for tokens, says in (([0, 4], {lacks.format(0), lacks.format(1), more.format(0, 0), more.format(3, 1)}),
+                         ([1, 2], {lacks.format(0), more.format(3, 1)})):  # fmt: skip
+        case = SimpleNamespace(component="embedding", weights=weights, right=table[tokens])
+        assert {one.sentence for one in wrong_ranks._tokens(case, 2)} == says  # type: ignore[arg-type]
+
+
+def test_the_label_of_a_row_is_its_first_one() -> None:
+    assert heads(torch.tensor([[[3], [9]], [[-1], [2]]])) == [3, (1 << 64) - 1] and heads(torch.empty(0, 2)) == []
