@@ -37,6 +37,7 @@ import msgspec
 from instep_reference.contract.errors import BadInput, bytes_of
 
 from ..atomic_write import folder_for, write_atomically
+from ..report.result import content_of
 from ..verdict import Exit
 from .runner import TrialRunner
 
@@ -263,7 +264,7 @@ class Farm:
             self._end(taken, f"exit code {ended.code} without a result: {ended.said}")
             return
         found["trial"] = {"words": taken.words, "source": ended.source, "host": taken.claim.host}
-        content = msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+        content = content_of(found)
         write_atomically({self.folder / "results" / f"{self.name(taken.words)}-{digest_of(content)}.json": content})
         self._end(taken, KEPT)
         self.diverged |= self.until_found and code == Exit.DIVERGED

@@ -50,7 +50,12 @@ class Result:
 
     def write(self, path: Path) -> None:
         """Write the file; after an error no part of it is there."""
-        write_atomically({path: msgspec.json.format(msgspec.json.encode(self.data()), indent=1) + b"\n"})
+        write_atomically({path: content_of(self.data())})
+
+
+def content_of(data: Mapping[str, Any]) -> bytes:
+    """The bytes of a result file."""
+    return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
 
 
 class Session(msgspec.Struct, forbid_unknown_fields=True):
