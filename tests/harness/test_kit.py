@@ -107,6 +107,13 @@ def test_wrong_op_is_found_by_its_cases_and_named(op: str, ops: Any, says: str) 
     assert "instep op" not in str(failed.value)  # no command finds an object that has no name
 
 
+@pytest.mark.parametrize("op", [
+    "norm", "gated_norm", "gated_group_norm", "attention_inputs", "key_inputs", "latent_inputs"])
+def test_norm_without_its_eps_is_found(op: str) -> None:
+    wrong = changed(op, lambda given: {**given, "eps": 0.0})
+    assert kit.served(kit.op_cases(op, dtype="float32"), wrong).exit is kit.Exit.DIVERGED
+
+
 KINDS = {
     "tuple": ("gdn", lambda out, given: (out, None), "a tuple came back, a tensor is due"),
     "none": ("gdn", lambda out, given: None, "None came back, a tensor is due"),
