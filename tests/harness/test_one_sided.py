@@ -55,7 +55,7 @@ def _truth(chance: torch.Generator, rows: int = ROWS) -> torch.Tensor:
 @pytest.mark.parametrize("noise", NOISE)
 def test_rounding_of_any_shape_is_not_found(noise: str) -> None:
     chance = torch.Generator().manual_seed(1)
-    used = [_used(NOISE[noise](chance), _truth(chance))[0] for _ in range(50)]
+    used = [_used(NOISE[noise](chance), _truth(chance))[0] for _ in range(20)]
     assert 0 < max(used) < 1
 
 
@@ -141,7 +141,7 @@ def test_only_calibrated_op_sets_on_a_cpu_are_judged() -> None:
 
 
 @WHOLE
-def test_a_long_run_of_a_correct_engine_is_judged_and_tells_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_judges_a_correct_engine_and_finds_larger_slips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_runs, "LONG", 16)
     long = long_runs.LongRuns()
     long.run(next(iter(variants(1))))
@@ -153,32 +153,31 @@ def test_a_long_run_of_a_correct_engine_is_judged_and_tells_its_power(monkeypatc
 
 
 @WHOLE
-@pytest.mark.parametrize("slip", [0.0, 2e-7])
-def test_a_slip_of_one_norm_weight_is_found_and_located(slip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slip_of_one_norm_weight_is_found_and_located(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the slip the same events agree (`make replay`)."""
     plain, place = load("plain"), ("trunk", 1, "normed")
 
     def norm(**given: Any) -> torch.Tensor:
         row: torch.Tensor = plain.norm(**given)
         if tuple(given["to"]) == place:
-            row[:, 33] = (row[:, 33].double() * (1 + slip)).to(row.dtype)
+            row[:, 33] = (row[:, 33].double() * (1 + 2e-7)).to(row.dtype)
         return row
 
-    monkeypatch.setattr(replays, "not_judged", lambda ops, device: "")
+    monkeypatch.setattr(replays, "_uncalibrated", lambda setting, variant: "")
     setting = Setting("plain", handed=replace(plain, norm=norm))
-    outcome = diagnose(Replay(read(TRACES / "adaptive.jsonl"), setting), until=14, layers=[1], ladder=True)
+    outcome = diagnose(Replay(read(TRACES / "adaptive.jsonl"), setting), until=14, ladder=True)
+    assert outcome.verdict.exit is Exit.DIVERGED
+    assert [(one.check, tuple(one.place)) for one in outcome.verdict.findings] == [("one_sided", place)]
+    assert outcome.verdict.findings[0].diagnosis.startswith("is 1.9e-07 of its size too large in channel 33, ")
+    assert outcome.located is not None
+    assert outcome.located.says.startswith("cause: op `norm`")
     judged = [one for one in outcome.verdict.compared if one.check == "one_sided"]
     assert len(judged) > 20, "the slip is judged with other places"
-    assert outcome.verdict.exit is (Exit.DIVERGED if slip else Exit.AGREED)
-    assert [tuple(one.place) for one in outcome.verdict.findings] == [place] * bool(slip)
-    if slip:
-        assert outcome.verdict.findings[0].diagnosis.startswith("is 1.9e-07 of its size too large in channel 33")
-        assert outcome.located is not None
-        assert outcome.located.says.startswith("cause: op `norm`")
 
 
 @WHOLE
 def test_a_run_without_calibration_lists_errors_as_not_compared() -> None:
     trace: Path = TRACES / "faults" / "steps.jsonl"
-    outcome = Replay(read(trace), Setting("plain", handed=load("plain"))).run(until=3)
+    outcome = Replay(read(trace), Setting("plain", handed=load("plain"))).run(until=1)
     assert not [one for one in outcome.verdict.compared if one.check == "one_sided"]
     assert len([one for one in outcome.verdict.skipped if one.check == "one_sided"]) == 1

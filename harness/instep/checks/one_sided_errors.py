@@ -106,20 +106,22 @@ class OneSided(TellsOnce):
         for piece in self.oracle.at(context):
             if not isinstance(piece, Recomputation) or piece.prefix:
                 continue
-            for place, found, truth in _errors(context, piece):
+            for place, found, truth, stored in _errors(context, piece):
                 if place.component in left_out or not (exact or place.component in NO_PRODUCT):
                     continue
                 key = place.stage.partition(".")[0], place.layer, place.component
                 samples = self.samples.setdefault(key, Samples(place.component, self._rotated(), context.index))
                 if samples.add(found, truth, piece.span.count) and samples.due():
-                    yield from self._look(context, place, piece.request, samples)
+                    yield from self._look(context, place, piece.request, samples, stored)
 
     def _rotated(self) -> int:
         """The channels of a head that positions turn: all of them with latent attention."""
         config = self.oracle.config
         return config.rotary_dim if "mla" not in config.mixers else 1 << 16
 
-    def _look(self, context: EventContext, place: Place, request: str, samples: Samples) -> Iterator[Comparison]:
+    def _look(
+        self, context: EventContext, place: Place, request: str, samples: Samples, stored: torch.dtype
+    ) -> Iterator[Comparison]:
         samples.looks, samples.looked = samples.looks + 1, samples.count
         eps = torch.finfo(self.oracle.runner.rounded.embedding.dtype).eps
         mean, limit = samples.judged(CONSTANT_ULPS * eps, one_sided_limit(samples.looks))
@@ -127,6 +129,8 @@ class OneSided(TellsOnce):
             worst = int(np.where(mean == 0, 0.0, np.abs(mean) / limit).argmax())
         off, granted = float(mean[worst]), float(limit[worst])
         where, head = samples.group(worst)
+        if narrower(stored, torch.float32):
+            where += f" beyond its rounding to {str(stored).removeprefix('torch.')}"
         yield Comparison(
             self.name, self.tier, context.index, context.kind, place, elements=samples.count, blocks=len(mean),
             worst=abs(off), allowed=granted, request=request, slot=slot_of(context, request), head=head,
@@ -138,17 +142,20 @@ class OneSided(TellsOnce):
         )  # fmt: skip
 
 
-def _errors(context: EventContext, piece: Recomputation) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor]]:
-    """Every place of a piece with the subject's value, before its rounding to 16 bits, and the truth."""
+def _errors(
+    context: EventContext, piece: Recomputation
+) -> Iterator[tuple[Place, torch.Tensor, torch.Tensor, torch.dtype]]:
+    """Every place of a piece with the subject's value before its rounding to 16 bits, the truth, and how it is stored.
+    """
     near = piece.from_own_inputs or piece
     for place, truth in near.truth.places.items():
         found = rows(context.subject, place, piece.span) if due(context, place, piece.span) else None
         if found is not None and found.shape == truth.shape and len(truth) and truth.is_floating_point():
-            yield place, _unrounded(found, truth), truth
+            yield place, _unrounded(found, truth), truth, found.dtype
     if near.writes_state and near.truth.state is not None:
         found, truth = near.left(context.subject).state.get(near.layer), near.truth.state
         if found is not None and found.shape == truth.shape and not narrower(found.dtype, torch.float32):
-            yield piece.place("state"), found[None].to(truth), truth[None]
+            yield piece.place("state"), found[None].to(truth), truth[None], found.dtype
 
 
 def _unrounded(found: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
