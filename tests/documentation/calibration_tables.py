@@ -1,4 +1,4 @@
-"""Two tables of calibration for docs/results.md, from `fixtures/results/calibration.json`.
+"""Tables of calibration for docs/results.md, from `fixtures/results/calibration.json` and `one-sided.json`.
 
 Leaves out: measuring (`instep calibrate`).
 """
@@ -44,3 +44,19 @@ def limits(result: dict[str, Any]) -> str:
         cells = limit["place"], limit["storage"], f"{of_a_correct_engine(limit):.0e}", *sizes
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+SHOWN = ("log_decay", "beta", "normed", "post_normed", "gated", "q", "k", "mixed", "qkv", "mixer", "mlp", "state")
+
+
+def slips(result: dict[str, Any]) -> str:
+    """The part of the heads and channels of a place at which a slip of each size is found in one long run."""
+    long = result["long"]
+    lines = ["| place | heads and channels |" + "".join(f" {size:g} |" for size in long["slips"]),
+             "|---" * (2 + len(long["slips"])) + "|"]  # fmt: skip
+    for place in SHOWN:
+        groups, *found = long["found"][place]
+        lines.append(f"| {place} | {groups} |" + "".join(f" {each / groups:.0%} |" for each in found))
+    accused = f"{len(long['alarms'])} of {long['engines']} correct engines accused"
+    used = f"at most {long['used']:.2f} of a limit was used ({long['by']})"
+    return f"{accused} in {long['groups']:,} judged heads and channels; {used}.\n\n" + "\n".join(lines)

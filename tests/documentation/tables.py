@@ -260,6 +260,12 @@ def calibration() -> str:
     return f"{made}\n\n{calibration_tables.alarms(result)}\n\n{calibration_tables.limits(result)}"
 
 
+def slips() -> str:
+    """Whether correct engines err to one side, and the smallest slip that is found."""
+    result = _read("one-sided.json")
+    return f"`{result['command']}`:\n\n{calibration_tables.slips(result)}"
+
+
 def effect() -> str:
     """Gain of adaptive step counts in layers of a 9B model; medians of laps over the same forced events."""
     return bench_tables.effect(_read(BENCH))
@@ -333,7 +339,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
     "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
-    "calibration": calibration, "combined": combined, "others": others,
+    "calibration": calibration, "slips": slips, "combined": combined, "others": others,
     "scripts": scripts, "served": served,
     "others_in_full": lambda: peers_table.table(_read("peers.json")),
     "controllers": lambda: peers_table.controllers(_read("controllers.json")),

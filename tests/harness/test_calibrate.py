@@ -23,6 +23,7 @@ from instep.adapters import find
 from instep.campaign import farm
 from instep.campaign.farm import Ended
 from instep.checks.accumulated_errors import Propagated
+from instep.checks.one_sided_errors import CALIBRATED
 from instep.checks.ops_on_own_inputs import OwnInputs
 from instep.checks.recomputed_values import Derived
 from instep.oracle import recomputation
@@ -340,6 +341,18 @@ def test_the_committed_result_is_of_enough_engines_and_called_none_wrong() -> No
         correct = of_a_correct_engine(one)
         assert correct == of_a_correct_engine({"correct": correct}) == of_a_correct_engine({"honest": correct})
         assert correct < one["found"]["T2"] <= 100 * correct + 1e-5, "T2 looks at every place, and closely"
+
+
+def test_the_committed_long_runs_accused_no_engine_and_find_small_slips() -> None:
+    long = json.loads((RESULTS / "one-sided.json").read_text())["long"]
+    assert long["engines"] == len(long["ran"]) >= 45 and long["alarms"] == []
+    assert long["used"] < 0.7 and long["groups"] > 300_000
+    assert {one["form"] for one in long["ran"]} >= {*correct_variants.FORMS}
+    assert set(CALIBRATED) == {"plain"}, "for others more engines must run first"
+    at = long["slips"].index(2e-7)
+    for place in ("log_decay", "normed", "gated"):
+        groups, *found = long["found"][place]
+        assert found == sorted(found) and found[at] > groups / 2
 
 
 MLP = Place("trunk", 0, "mlp")
