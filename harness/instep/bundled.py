@@ -15,8 +15,8 @@ CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "t
            "kimi/model.safetensors", "ling/config.json", "ling/model.safetensors", "olmo/config.json",
            "olmo/model.safetensors", "lfm2/config.json", "lfm2/model.safetensors", "minimax/config.json",
            "minimax/model.safetensors", "nemotron/config.json", "nemotron/model.safetensors",
-           "nemotron-mtp/config.json", "nemotron-mtp/model.safetensors", "traces",
-           "example")  # fmt: skip
+           "nemotron-mtp/config.json", "nemotron-mtp/model.safetensors",
+           "qwen4/config.json", "qwen4/model.safetensors", "traces", "example")  # fmt: skip
 
 
 def fixtures() -> Path:

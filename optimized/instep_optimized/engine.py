@@ -144,7 +144,8 @@ class OptimizedEngine:
         capacity = replace(capacity, block=options.drafter == BLOCK)
         made = controller(controlled, num_steps, adaptive, lag)
         check(options, checkpoint.config, made.candidates[-1], ops, capacity.num_draft_tokens, topk=capacity.topk,
-              interval=capacity.track_interval, device_widths=capacity.device_widths)
+              interval=capacity.track_interval, device_widths=capacity.device_widths,
+              positions=capacity.request_positions)
         if capacity.trees and (adaptive is not None if controlled is None else controlled.varies):
             raise Unsupported("windows that are trees with adaptive step counts: the controller counts chains")
         return Settled(checkpoint, ops, options, capacity, made)

@@ -141,6 +141,8 @@ REFUSED: tuple[tuple[Rule, str, tuple[str, ...]], ...] = (
      "graphs of prompts are captured for 1 packed row or more", ("prompt_graphs",)),
     (lambda o, c, n: o.prompt_graphs is not None and not o.graphs,
      "graphs of prompts need graphs of rounds", ("prompt_graphs", "graphs")),
+    (lambda o, c, n: o.drafter == BLOCK and c.streams > 1,
+     "a block drafter reads one row per token of a layer, not several streams", ("drafter",)),
     (lambda o, c, n: o.experts not in EXPERTS, "a rank has columns of experts or whole ones", ("experts",)),
     (lambda o, c, n: torch.device(o.device).type == "cuda" and not torch.cuda.is_available(),
      "there is no CUDA device here", ("device",)),
@@ -195,12 +197,12 @@ NAMED: tuple[tuple[str, Component, str], ...] = (
 
 def check(
     options: Options, config: ModelConfig, steps: int, ops: Ops, nodes: int | None = None, *, topk: int | None = None,
-    interval: int | None = None, device_widths: bool = False,
+    interval: int | None = None, device_widths: bool = False, positions: int | None = None,
 ) -> None:
     """Refuse settings that this side does not support, before anything is allocated.
 
-    steps: maximum drafts of a round;  nodes, topk, interval, device_widths: `num_draft_tokens`, `topk`,
-    `track_interval`, `device_widths` of the capacity
+    steps: maximum drafts of a round;  nodes, topk, interval, device_widths, positions: `num_draft_tokens`, `topk`,
+    `track_interval`, `device_widths`, `request_positions` of the capacity
     """
     for field, component, what in NAMED:
         names = known(component, ops)
@@ -234,7 +236,10 @@ def check(
         (config.residual_factors and ops.scaled_add is None, "have no factors of residuals (`Ops.scaled_add`)"),
         (config.recurrence.inputs == "projected" and ops.lightning_inputs is None,
          "make no inputs of lightning attention (`Ops.lightning_inputs`)"),
-        (config.streams > 1, "mix no residual streams and embed no n-grams"),
+        (config.streams > 1 and None in (ops.embed_streams, ops.read_streams, ops.add_streams),
+         "lack one of `Ops.embed_streams`, `read_streams`, `add_streams`"),
+        (config.ple and None in (ops.ngrams, ops.gate_streams, ops.norm_streams, ops.dilated_conv),
+         "lack one of `Ops.ngrams`, `gate_streams`, `norm_streams`, `dilated_conv`"),
     ):  # fmt: skip
         if misses:
             raise Unsupported(f"the ops of {ops.name} {what}, which {config.model_type} needs")
@@ -256,6 +261,10 @@ def check(
                           "without tracked prefixes")  # fmt: skip
     if options.drafter == BLOCK and not ops.trees:
         raise Unsupported(f"the ops of {ops.name} have no attention in which a row sees later rows (`Ops.trees`)")
+    if config.most_positions is not None and (positions or 0) > config.most_positions:
+        raise Unsupported(f"up to {positions} positions of a request (capacity.max_positions): from token "
+                          f"{config.most_positions + 1} on the attention of {config.model_type} may read chosen tokens "
+                          "alone, which is not computed here (max_position_embeddings)")  # fmt: skip
     if interval is not None and interval < 1:
         raise BadInput("capacity.track_interval", found=interval, expected="at least 1")
     if topk is not None:

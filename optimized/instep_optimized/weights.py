@@ -14,9 +14,16 @@ from dataclasses import dataclass
 import torch
 
 from instep_reference.contract.block_drafter import PREFIX
-from instep_reference.contract.checkpoint_tensor_shapes import expert_names, prefix_of_block
+from instep_reference.contract.checkpoint_tensor_shapes import (
+    expert_names,
+    ngram_tables,
+    norm_name,
+    prefix_of_block,
+)
 from instep_reference.contract.config import ModelConfig
+from instep_reference.contract.qwen4_config import PleShape
 
+from .ops.family_op_protocols import Hashes, StreamWeights
 from .ops.op_protocols import ExpertWeights
 
 
@@ -105,6 +112,19 @@ class DenseWeights:
 
 
 @dataclass(frozen=True)
+class PleWeights:
+    """inputs [S*D + D, E]: of the key, of the value; conv [S*D, W]; norms [S*D]; tables, one after another."""
+
+    tables: torch.Tensor
+    hashes: Hashes
+    inputs: torch.Tensor
+    key_norm: torch.Tensor
+    query_norm: torch.Tensor
+    conv_norm: torch.Tensor
+    conv: torch.Tensor
+
+
+@dataclass(frozen=True)
 class DraftWeights:
     """fc [D, 2D]; the norms [D] of the embedding, of the hidden row, and before the head."""
 
@@ -141,6 +161,16 @@ class Stored:
     def norm(self, name: str, config: ModelConfig) -> torch.Tensor:
         """The weight of a norm that multiplies by 1 + weight: a stored factor, minus 1 in at least fp32."""
         return self.take(name) if config.centred_norms else self.wide(name) - 1
+
+    def read(self, name: str, config: ModelConfig) -> torch.Tensor | StreamWeights:
+        """The weight of a norm before a block, by its name; with streams, the matrices that mix them in its place."""
+        if config.streams == 1:
+            return self.norm(f"{name}.weight", config)
+        at = norm_name(config, name)
+        norm, down, up = (self.take(f"{at}.{part}.weight")
+                          for part in ("hc_norm", "input_mix_weight_down", "input_mix_weight_up"))  # fmt: skip
+        inject = f"{at}.block_inject_weight.weight"
+        return StreamWeights(norm, down, up, self.take(inject) if self.has(inject) else None, config.streams)
 
     def has(self, name: str) -> bool:
         return name in self.tensors
@@ -200,6 +230,31 @@ def lightning(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> L
         torch.cat([stored.take(f"{at}.{name}.weight") for name in ("qkv_proj", "output_gate")]),
         log_decay=(-depth * torch.exp2(power)).to(norm), norm=norm, out=stored.take(f"{at}.out_proj.weight"),
     )
+
+
+def per_layer_embedding(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> PleWeights:
+    at, shape = f"{prefix}.ple", config.ple_before(layer)
+    tables = torch.cat([stored.take(name) for name in ngram_tables(at, shape, stored.tensors)])
+    inputs = torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in ("key", "value")])
+    return PleWeights(
+        tables, Hashes(multipliers(shape), shape.sizes, shape.heads, shape.eos), inputs,
+        key_norm=stored.take(f"{at}.norm_key.weight"), query_norm=stored.take(f"{at}.norm_query.weight"),
+        conv_norm=stored.take(f"{at}.norm_conv.weight"), conv=stored.take(f"{at}.conv1d.weight").squeeze(1),
+    )
+
+
+def multipliers(shape: PleShape) -> tuple[int, ...]:
+    """Draw one odd number per place of an n-gram with SplitMix64, small enough that no product leaves 63 bits."""
+    step, full = 0x9E3779B97F4A7C15, (1 << 64) - 1
+    most, start = max(1, (2**63 - 1) // shape.vocab // 2), shape.seed + 10007 * shape.index
+    found = []
+    for place in range(shape.ngram):
+        # The generator's state before a number is `step` more for each place; one more is added as it is drawn.
+        bits = (start + step * (place + 2)) & full
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits = ((bits ^ (bits >> shift)) * factor) & full
+        found.append(2 * ((bits ^ (bits >> 31)) % most) + 1)
+    return tuple(found)
 
 
 def short_conv(stored: Stored, prefix: str) -> ShortConvWeights:

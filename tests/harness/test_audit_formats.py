@@ -321,7 +321,7 @@ def file(dump: Path, step: int, name: str) -> Path:
 
 @pytest.mark.parametrize(("kind", "more"), [
     ("dense", {}), ("next", {}), ("moe", {}), ("dense", {"tie_word_embeddings": True}),
-    *((kind, {}) for kind in ("kimi", "ling", "olmo", "nemotron", "lfm2", "minimax")),
+    *((kind, {}) for kind in ("kimi", "ling", "olmo", "nemotron", "lfm2", "minimax", "qwen4")),
 ])  # fmt: skip
 def test_the_walk_equals_the_reference(tmp_path: Path, kind: str, more: dict[str, bool]) -> None:
     model = write_checkpoint(tmp_path / "model", kind, **more)

@@ -1,7 +1,7 @@
 """Each model family agrees on both sides under every strategy that it can have; so do its states alone.
 
 Leaves out: what one family has besides (`test_kimi_linear.py`, `test_lfm2.py`, `test_minimax.py`, `test_nemotron.py`,
-`test_olmo_hybrid.py`), and Qwen's, which the other traces have.
+`test_olmo_hybrid.py`, `test_qwen4.py`), and Qwen's, which the other traces have.
 """
 
 from functools import cache
@@ -22,7 +22,7 @@ from instep_proof.faults.catalogue import TRACES
 from support.running.covering import WHOLE, each_pair, few
 from support.running.verdicts import agreed
 
-FAMILIES = ("kimi", "ling", "olmo", "nemotron", "lfm2", "minimax")
+FAMILIES = ("kimi", "ling", "olmo", "nemotron", "lfm2", "minimax", "qwen4")
 WITHOUT_CONV = ("minimax",)
 
 
@@ -31,7 +31,7 @@ def trace_of(name: str) -> Trace:
     return read(TRACES / f"{name}.jsonl")
 
 
-@few(8)
+@few(9)
 @pytest.mark.parametrize(("name", "ops", "strategy", "conv"), each_pair(
     FAMILIES, ("ledger", "plain"), STRATEGIES, CONV_FORMS,
     refused=lambda name, ops, strategy, conv: name in WITHOUT_CONV and conv != "windows",

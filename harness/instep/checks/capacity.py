@@ -136,8 +136,10 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
 
 
 def _layout(region: Region, room: Room, blocks: Collection[tuple[int, ...]]) -> Iterator[Need]:
-    """States [.., HV, K, V] in their physical order."""
-    units = region.units
+    """States [.., HV, K, V] in their physical order. A pool that says what it holds is asked, not guessed by shape."""
+    units, means = region.units, region.means
+    if means is not None and (means.component != "state" or means.keeps):
+        return
     if room.layouts is None or tuple(units.shape[-3:]) not in blocks or min(units.shape[-2:]) == 1:
         return
     due, lies = room.layouts[region.by in ("row", "request")], "KV" if units.stride(-1) == 1 else "VK"

@@ -16,7 +16,7 @@ from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.declared_rounding import Product, Storage
 from instep_reference.contract.engine import RequestState
 from instep_reference.contract.place_names import Place
-from instep_reference.weights import Weights, layer_of
+from instep_reference.weights import Weights, layer_of, read_of
 
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.rows_by_request import rows
@@ -94,6 +94,6 @@ def _lean(checkpoint: Checkpoint, gdn_layers: Sequence[int], dtype: torch.dtype,
         return stored[name][: 1 if name.endswith(ONE_ROW) else None].to(device=device, dtype=dtype)
 
     layers = tuple(layer_of(config, f"model.layers.{layer}", layer, stored, get) for layer in gdn_layers)
-    embedding, norm = get("model.embed_tokens.weight"), get("model.norm.weight")
+    embedding, norm = get("model.embed_tokens.weight"), read_of(config, "model.norm", get, last=True)
     config = replace(config, layers=tuple(config.layers[layer] for layer in gdn_layers))
     return Weights(config, embedding, layers, norm, embedding, None)

@@ -269,7 +269,7 @@ def checked_state(engine: Any, request: str, labels: bool = False, asked: str = 
         value, axes = getattr(found, name), component.dimensions
         must(isinstance(value, dict), f"state: {name}", value, "a dict of layers with tensors")
         for layer, held in value.items():
-            must_hold(f"state: {name} of layer {layer}", held, labels)
+            must_hold(f"state: {name} of layer {layer}", held, labels or component.whole)
             must(held.dim() == axes, f"state: {name} of layer {layer}", held, f"{axes} axes")
     must(_whole(found.length), "state: length", found.length, "a whole number")
     for what, token in (("root", found.root), ("proposal", found.proposal)):

@@ -139,10 +139,10 @@ def _board(config: ModelConfig, sizes: Sizes) -> Iterator[Demand]:
 def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
     """A conv window [C, W-1], a state [HV, K, V], or another block, per slot and layer that keeps it.
 
-    Only states have a dtype of their own. Every other block has that of conv windows.
+    Only states and numbers of tokens have a dtype of their own. Every other block has that of conv windows.
     """
-    state = component == "state"
-    dtype, tiles = _stored(sizes.types.state) if state else (sizes.types.conv, None)
+    state, other = component == "state", torch.int64 if MEMORY_FACTS[component].whole else sizes.types.conv
+    dtype, tiles = _stored(sizes.types.state) if state else (other, None)
     return Demand(
         component, "slot", config.keeping(component), max(sizes.capacity.slots) + 1,
         config.lengths(MEMORY_FACTS[component].axes), dtype, transposed=state and sizes.transposed,

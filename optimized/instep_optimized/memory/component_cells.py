@@ -23,7 +23,7 @@ from typing import Literal, TypeVar, get_args
 from instep_reference.contract.answers import MEMORY_FACTS
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
+from instep_reference.contract.recurrences import KEPT_BY
 
 Mover = Literal["copy", "clear", "fork", "offload", "transfer", "commit", "padding", "budget"]
 MOVERS: tuple[Mover, ...] = get_args(Mover)
@@ -38,8 +38,8 @@ def cells(*, block: Handler, rows: Handler, last: Handler) -> dict[str, Handler]
 
 def kept_by(config: ModelConfig) -> dict[str, str]:
     """Return component -> the part of the model that keeps it: every component of a request of this model."""
-    found = {name: f"layer {layer} ({mixer})" for layer, mixer in reversed([*enumerate(config.mixers)])
-             if mixer in WITH_FIXED_MEMORY for name in WITH_FIXED_MEMORY[mixer].memory}  # fmt: skip
+    found = {name: f"layer {layer} ({block})" for layer, blocks in reversed([*enumerate(config.layers)])
+             for block in blocks for name in KEPT_BY.get(block, ())}  # fmt: skip
     parts = [("", "the attention layers", bool(config.attending)), ("draft_", "the draft head", config.mtp_layers > 0),
              ("block_", "the block drafter", config.block is not None)]  # fmt: skip
     found |= {f"{prefix}{name}": what for prefix, what, there in parts if there for name in ("keys", "values")}

@@ -17,7 +17,7 @@ from ..ops.fused import gated_attend, kv_inputs, linears
 from ..ops.op_protocols import Ops
 from ..packed_batch import Batch
 from .layer import StoringLayer
-from .residual import Residual
+from .residual import Residual, Rows
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class AttentionLayer(StoringLayer[w.AttentionWeights]):
 
         weights, config = self.weights, self.config
         key_shape = (config.kv_heads, config.head_dim)
+        rows: Rows
         if self.half.after:
             rows = x = hidden.summed(ops).x  # [N, D]
         else:
@@ -81,6 +82,7 @@ class AttentionLayer(StoringLayer[w.AttentionWeights]):
         ) if config.attention_gate else ops.attend(query=query, pages=pages, to=at("attended"))  # [N, heads, head_dim]
         mixer = ops.linear(x=opened, weight=weights.o, shape=(config.hidden,), to=at("mixer"))  # [N, D]
         if self.half.after:
+            assert isinstance(self.norm, torch.Tensor), "such a layer has no streams"
             mixer = ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at("mixer_normed"))
         return self.half(ops, x if config.residual_factors else rows, mixer, stage)
 

@@ -15,6 +15,7 @@ from instep_reference.contract.config import ModelConfig
 
 from .. import weights as w
 from ..memory.tiled_units import Units
+from ..ops.family_op_protocols import StreamWeights
 from .mlp import Half
 
 W = TypeVar("W")
@@ -25,7 +26,7 @@ class Layer(Generic[W]):
     """One layer, frozen. norm: of its input; weights: of its mixer"""
 
     layer: int
-    norm: torch.Tensor
+    norm: torch.Tensor | StreamWeights
     weights: W
     half: Half
     config: ModelConfig
@@ -38,7 +39,7 @@ class Layer(Generic[W]):
     @classmethod
     def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig, *pools: Units) -> Self:
         """Load a layer. pools: its own memory, if the layer addresses it itself"""
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[0]}.weight", config)
+        norm = stored.read(f"{prefix}.{layer_norms(config, layer)[0]}", config)
         half = Half.of(stored, prefix, layer, config)
         return cls(layer, norm, cls.read(stored, prefix, layer, config), half, config, *pools)
 

@@ -14,8 +14,9 @@ from instep_reference.contract.config import MLPS, Block, ModelConfig
 from instep_reference.contract.place_names import Place
 
 from .. import weights as w
+from ..ops.family_op_protocols import StreamWeights
 from ..ops.op_protocols import ExpertWeights, Ops
-from .residual import Residual
+from .residual import Residual, Rows, Streams
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Half:
     """
 
     layer: int
-    norm: torch.Tensor | None
+    norm: torch.Tensor | StreamWeights | None
     mlp: w.DenseWeights | ExpertWeights | None
     config: ModelConfig
     after: bool
@@ -38,30 +39,32 @@ class Half:
         after = config.mixers[layer] in config.norm_after
         if config.layers[layer][-1] not in MLPS:
             return cls(layer, None, None, config, after)
-        norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[-1]}.weight", config)
+        norm = stored.read(f"{prefix}.{layer_norms(config, layer)[-1]}", config)
         return cls(layer, norm, w.mlp(stored, prefix, layer, config), config, after)
 
-    def __call__(self, ops: Ops, hidden: torch.Tensor, mixer: torch.Tensor, stage: str) -> Residual:
+    def __call__(self, ops: Ops, hidden: Rows, mixer: torch.Tensor, stage: str) -> Residual:
         """Map hidden, mixer [N, D] -> the layer's answer [N, D] as a residual pair; the next norm adds it up."""
 
         def at(component: str) -> Place:
             return Place(stage, self.layer, component)
 
         if self.norm is None:
-            return Residual(hidden, mixer, at("hidden"))
+            return self._sum(ops, "", hidden, mixer, at("hidden"))
         factors = bool(self.config.residual_factors)
         total = self._sum(ops, self.config.mixers[self.layer], hidden, mixer, at("residual"))
-        if self.after:
-            residual = total.summed(ops).x
+        if self.after and not isinstance(self.norm, StreamWeights):
+            before = total.summed(ops).x
             made = ops.norm(
-                x=self._mlp(ops, residual, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
-            return Residual(residual, made, at("hidden"))
+                x=self._mlp(ops, before, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
+            return Residual(before, made, at("hidden"))
         residual, normed = total.normed(ops, self.norm, self.config.eps, at("post_normed"))
         made = self._mlp(ops, normed, at("mlp"))
         return self._sum(ops, self.config.layers[self.layer][-1], normed if factors else residual, made, at("hidden"))
 
-    def _sum(self, ops: Ops, block: Block, x: torch.Tensor, y: torch.Tensor, to: Place) -> Residual:
-        """Add the result y of a block. With factors the sum is computed here, as no norm computes it."""
+    def _sum(self, ops: Ops, block: Block, x: Rows, y: torch.Tensor, to: Place) -> Residual:
+        """Add the result y of a block. With factors or streams the sum is computed here, as no norm computes it."""
+        if isinstance(x, Streams):
+            return x.plus(ops, y, to)
         factors = self.config.factors(block)
         if factors is None:
             return Residual(x, y, to)
@@ -73,6 +76,7 @@ class Half:
         assert self.norm is not None, "the layer is an MLP"
         normed, mlp, answer = (Place(stage, self.layer, name) for name in ("post_normed", "mlp", "hidden"))
         rows, x = hidden.normed(ops, self.norm, self.config.eps, normed)
+        assert isinstance(rows, torch.Tensor), "such a layer has no streams"
         return Residual(rows, self._mlp(ops, x, mlp), answer)
 
     def _mlp(self, ops: Ops, x: torch.Tensor, to: Place) -> torch.Tensor:

@@ -12,11 +12,12 @@ import torch
 
 from instep_reference.contract.config import MLPS, Block, ModelConfig
 from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
-from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
+from instep_reference.contract.recurrences import PLE, RECURRENCES, SHORT_CONV
 
 from .. import weights as w
 from ..commit.strategy_pair import Mixes
 from ..memory import Memory
+from ..ops.family_op_protocols import StreamWeights
 from ..ops.fused import head_pick
 from ..ops.integer_op_protocols import TopkTokens
 from ..ops.op_protocols import Ops
@@ -27,6 +28,7 @@ from .gdn import GdnLayer
 from .latent_attention import LatentLayer
 from .lightning import LightningLayer
 from .mlp import Half
+from .per_layer_embedding import PerLayerEmbedding
 from .residual import Residual
 from .short_conv import ShortConvLayer
 
@@ -56,6 +58,13 @@ def _attention(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory
     return lambda ops, hidden, batch, bound: mixer(ops, hidden, batch, STAGE)
 
 
+def _ple(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
+    ple = PerLayerEmbedding.of(stored, f"model.layers.{layer}", layer, config)
+    then = LAYERS[config.mixers[layer]](stored, layer, config, memory)
+    return lambda ops, hidden, batch, bound: then(
+        ops, ple(ops, hidden, batch.tokens, bound, STAGE), batch, bound)
+
+
 def _mlp(stored: w.Stored, layer: int, config: ModelConfig, memory: Memory) -> Layer:
     half = Half.of(stored, f"model.layers.{layer}", layer, config)
     return lambda ops, hidden, batch, bound: half.alone(ops, hidden, STAGE)
@@ -72,24 +81,29 @@ ATTENDING: Mapping[Block, type[AttentionLayer | LatentLayer | ProjectedAttention
 LAYERS: Mapping[Block, Callable[[w.Stored, int, ModelConfig, Memory], Layer]] = {
     **{name: _lightning if row.inputs == "projected" else _gdn for name, row in RECURRENCES.items()},
     SHORT_CONV.name: _short_conv, **dict.fromkeys(ATTENDING, _attention), **dict.fromkeys(MLPS, _mlp),
-    "": _elsewhere,
+    PLE: _ple, "": _elsewhere,
 }
 
 
 @dataclass(frozen=True)
 class Head:
-    """Embedding and lm_head of the target, which the draft head shares."""
+    """Embedding and lm_head of the target, which the draft head shares. streams: of the target"""
 
     embedding: torch.Tensor
     lm_head: torch.Tensor
+    streams: int = 1
 
     @classmethod
     def of(cls, stored: w.Stored, config: ModelConfig) -> Head:
         embedding = stored.take("model.embed_tokens.weight")
-        return cls(embedding, embedding if config.tied else stored.take("lm_head.weight"))
+        return cls(embedding, embedding if config.tied else stored.take("lm_head.weight"), config.streams)
 
     def embed(self, ops: Ops, tokens: torch.Tensor, stage: str) -> torch.Tensor:
-        return ops.embed(tokens=tokens, table=self.embedding, to=Place(stage, STAGE_LEVEL, "embedding"))
+        to = Place(stage, STAGE_LEVEL, "embedding")
+        if self.streams > 1:
+            assert ops.embed_streams is not None, "checked when the engine was built"
+            return ops.embed_streams(tokens=tokens, table=self.embedding, streams=self.streams, to=to)
+        return ops.embed(tokens=tokens, table=self.embedding, to=to)
 
     def pick(self, ops: Ops, rows: torch.Tensor, stage: str) -> torch.Tensor:
         """Pick from rows [M, D] after the final norm -> argmax [M] int64."""
@@ -115,7 +129,7 @@ class Trunk:
 
     head: Head
     layers: tuple[Layer, ...]
-    norm: torch.Tensor
+    norm: torch.Tensor | StreamWeights
     eps: float
     read: tuple[int, ...] = ()  # layers whose rows a block drafter reads
 
@@ -124,7 +138,7 @@ class Trunk:
         first = (next(iter(blocks), "") for blocks in config.layers)
         layers = tuple(LAYERS[block](stored, layer, config, memory) for layer, block in enumerate(first))
         read = () if config.block is None else config.block.target_layer_ids
-        return cls(Head.of(stored, config), layers, stored.norm("model.norm.weight", config), config.eps, read)
+        return cls(Head.of(stored, config), layers, stored.read("model.norm", config), config.eps, read)
 
     def __call__(self, ops: Ops, batch: Batch, bound: Mixes) -> TargetRows:
         """Run the target over the rows of a launch."""

@@ -21,6 +21,7 @@ from instep_reference.contract.place_names import COMPONENTS, Place
 
 from ..memory_addresses import Inputs, Pages, Part, Updates
 from .attention_protocols import LatentInputs
+from .family_op_protocols import Hashes, StreamWeights
 from .integer_op_protocols import TopkTokens
 from .label_algebra import code, expand, mix, read, shift_right
 from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Types, ops_of
@@ -178,25 +179,34 @@ def biased_conv(
 
 def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: Place) -> torch.Tensor:
     """acc = code, then acc = mix(acc, tap) over the W taps, oldest first; a tap before the first token is 0."""
+    return dilated_conv(x=x, weight=weight, distance=1, parts=parts, to=to)
+
+
+def dilated_conv(
+    *, x: torch.Tensor, weight: torch.Tensor, distance: int, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """As `conv`, over taps that are `distance` rows apart."""
     out, labels = torch.zeros_like(x), read(x)
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _conv_part(labels, weight.shape[1], part, who, out, code(to))
+            _conv_part(labels, (weight.shape[1] - 1) * distance + 1, part, who, out, code(to), distance)
     return out
 
 
 short_conv = conv
 
 
-def _conv_part(labels: torch.Tensor, width: int, part: Part, who: Lanes, out: torch.Tensor, stamp: int) -> None:
+def _conv_part(
+    labels: torch.Tensor, width: int, part: Part, who: Lanes, out: torch.Tensor, stamp: int, distance: int
+) -> None:
     history, channels = width - 1, out.shape[1]
     window = read(before(part, who, torch.int64).transpose(1, 2), keep=2)  # [n, W-1]
     line = torch.cat([window, labels[who.rows]], dim=1)  # [n, W-1 + most]
     parents = ancestry(part, who)
     taps = line.unfold(1, width, 1) if parents is None else _gathered(line, taps_of(parents, width))  # [n, most, W]
     mixed = torch.full_like(who.rows, stamp)
-    for tap in range(width):
+    for tap in range(0, width, distance):
         mixed = mix(mixed, taps[:, :, tap])
     scatter(out, who, expand(mixed, channels))
     for token, alive in enumerate(who.alive):
@@ -311,6 +321,64 @@ def _absorbed(chain: torch.Tensor, token: Updates) -> torch.Tensor:
     """mix(chain, mix(mix(k, log_decay), update))."""
     k, decay, update = (read(x) for x in token)
     return mix(chain, mix(mix(k, decay), update))
+
+
+# ---- residual streams and n-grams ------------------------------------------------------------------------------
+
+
+def embed_streams(*, tokens: torch.Tensor, table: torch.Tensor, streams: int, to: Place) -> torch.Tensor:
+    """mix(token, code) per row."""
+    return expand(mix(tokens, code(to)), streams * table.shape[1])
+
+
+def read_streams(
+    *, x: torch.Tensor, weights: StreamWeights, eps: float, to: tuple[Place, ...]
+) -> tuple[torch.Tensor, ...]:
+    """mix(x, code) for each result."""
+    widths = (x.shape[1] // weights.streams, weights.streams)
+    return tuple(_stamp(x, p, width) for p, width in zip(to, widths, strict=False))
+
+
+def add_streams(*, x: torch.Tensor, y: torch.Tensor, strength: torch.Tensor, to: Place) -> torch.Tensor:
+    """mix(mix(mix(x, y), strength), code)."""
+    return expand(mix(mix(mix(read(x), read(y)), read(strength)), code(to)), x.shape[1])
+
+
+def norm_streams(*, x: torch.Tensor, weight: torch.Tensor, streams: int, eps: float, to: Place) -> torch.Tensor:
+    """mix(x, code)."""
+    return _stamp(x, to, *x.shape[1:])
+
+
+def gate_streams(
+    *, x: torch.Tensor, key: torch.Tensor, value: torch.Tensor, key_norm: torch.Tensor, query_norm: torch.Tensor,
+    eps: float, to: Place,
+) -> torch.Tensor:
+    """mix(mix(mix(x, key), value), code)."""
+    return expand(mix(mix(mix(read(x), read(key)), read(value)), code(to)), x.shape[1])
+
+
+def ngrams(
+    *, tokens: torch.Tensor, tables: torch.Tensor, hashes: Hashes, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """Mix the N last tokens, each plus one, oldest first; a token before the first one is 0. Then mix(.., code)."""
+    longest, width = len(hashes.multipliers), len(hashes.sizes) * tables.shape[1]
+    out = tokens.new_zeros(len(tokens), width)
+    for part in parts:
+        who = lanes(part)
+        if not len(who.which):
+            continue
+        line = torch.cat([before(part, who, torch.int64), tokens[who.rows] + 1], dim=1)  # [n, N-1 + most]
+        parents = ancestry(part, who)
+        taps = line.unfold(1, longest, 1) if parents is None else _gathered(line, taps_of(parents, longest))
+        label = taps[:, :, 0]
+        for tap in range(1, longest):
+            label = mix(label, taps[:, :, tap])
+        scatter(out, who, expand(mix(label, code(to)), width))
+        for token, alive in enumerate(who.alive):
+            along(part.per_row, who, token, taps[:alive, token, 1:])
+        ends = who.length[:, None] + torch.arange(longest - 1, device=out.device)
+        after(part.store, who, line.gather(1, ends))
+    return out
 
 
 # ---- attention ------------------------------------------------------------------------------------------------

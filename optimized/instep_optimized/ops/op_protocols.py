@@ -28,7 +28,22 @@ from instep_reference.contract.recurrences import RECURRENCES, Recurrence
 
 from ..memory_addresses import Keeps, Pages, Part
 from .attention_protocols import Attend, AttendLatents, MakeLatentInputs, OutputGate
-from .family_op_protocols import AddSkip, BiasedConv, GatedGroupNorm, Multiply, ScaledAdd, ShortConv, SquaredMlp
+from .family_op_protocols import (
+    AddSkip,
+    AddStreams,
+    BiasedConv,
+    DilatedConv,
+    EmbedStreams,
+    GatedGroupNorm,
+    GateStreams,
+    Multiply,
+    Ngrams,
+    NormStreams,
+    ReadStreams,
+    ScaledAdd,
+    ShortConv,
+    SquaredMlp,
+)
 from .integer_op_protocols import (
     Accept,
     Advance,
@@ -436,7 +451,8 @@ class FusedGdn(Protocol):
 
 # The ops that receive the shapes of trees: see `Ops.trees`.
 ALONG_TREES = (
-    "conv", "biased_conv", "short_conv", "conv_inputs", *RECURRENCES, "fused_gdn", "attend", "attend_latents")
+    "conv", "biased_conv", "short_conv", "dilated_conv", "ngrams", "conv_inputs", *RECURRENCES, "fused_gdn", "attend",
+    "attend_latents")
 
 
 @dataclass(frozen=True)
@@ -454,6 +470,8 @@ class Ops:
     short_conv, multiply: of layers with a gated short convolution, if it serves them: `conv` without silu, and x * y
     lightning_inputs, scaled_add: the ops of MiniMax in addition to `lightning`, if it serves them
     biased_conv, selective_inputs, add_skip, gated_group_norm, squared_mlp: ops for Nemotron-H alone, if it serves them
+    embed_streams, read_streams, add_streams: of models with residual streams; ngrams, gate_streams, norm_streams,
+    dilated_conv: of their embeddings of n-grams, if it serves them
     tiled          its ops read and write the scales of pools that are stored in tiles (`Blocked`)
     chances        its ops support stochastic rounding of what they store (`Blocked.seed`)
     split          its windows serve rings of updates in two parts (`SplitUpdates`)
@@ -536,6 +554,13 @@ class Ops:
     add_skip: AddSkip | None = None
     gated_group_norm: GatedGroupNorm | None = None
     squared_mlp: SquaredMlp | None = None
+    embed_streams: EmbedStreams | None = None
+    read_streams: ReadStreams | None = None
+    add_streams: AddStreams | None = None
+    ngrams: Ngrams | None = None
+    gate_streams: GateStreams | None = None
+    norm_streams: NormStreams | None = None
+    dilated_conv: DilatedConv | None = None
     tiled: bool = False
     chances: bool = False
     split: bool = False

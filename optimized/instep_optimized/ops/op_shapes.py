@@ -81,6 +81,46 @@ def _conv(given: Given) -> Iterator[Fit]:
     yield from _parents(given, given["x"].shape[0])
 
 
+def _dilated_conv(given: Given) -> Iterator[Fit]:
+    channels, taps = given["weight"].shape
+    line = torch.empty(channels, (taps - 1) * given["distance"] + 1, device="meta")
+    yield from _conv({**given, "weight": line})
+
+
+def _streams(given: Given) -> Iterator[Fit]:
+    streams = given["streams"] if "weight" in given else given["weights"].streams
+    yield "channels of x, by streams,", given["x"].shape[1] % streams, 0
+    if "weight" in given:
+        yield "weight", tuple(given["weight"].shape), tuple(given["x"].shape[1:])
+    else:
+        yield "norm", tuple(given["weights"].norm.shape), tuple(given["x"].shape[1:])
+
+
+def _add_streams(given: Given) -> Iterator[Fit]:
+    rows, streams = given["strength"].shape
+    yield "y", tuple(given["y"].shape), (rows, given["x"].shape[1] // streams)
+    yield "x", tuple(given["x"].shape), (rows, given["y"].shape[1] * streams)
+
+
+def _gate_streams(given: Given) -> Iterator[Fit]:
+    yield "key", tuple(given["key"].shape), tuple(given["x"].shape)
+    yield "channels of x, by those of value,", given["x"].shape[1] % given["value"].shape[1], 0
+    for name in ("key_norm", "query_norm"):
+        yield name, tuple(given[name].shape), tuple(given["x"].shape[1:])
+
+
+def _ngrams(given: Given) -> Iterator[Fit]:
+    before, rows = len(given["hashes"].multipliers) - 1, len(given["tokens"])
+    yield "heads of all orders", len(given["hashes"].sizes), before * given["hashes"].heads
+    yield "tables", min(len(given["tables"]), sum(given["hashes"].sizes)), sum(given["hashes"].sizes)
+    for part in given["parts"]:
+        for name in ("read", "store", "per_row"):
+            if (address := getattr(part, name)) is not None:
+                yield f"tokens of {name}", (tuple(address.pool.shape[-1:]), address.pool.dtype), (
+                    (before,), torch.int64)  # fmt: skip
+    yield from _parents(given, rows)
+
+
 def _biased_conv(given: Given) -> Iterator[Fit]:
     yield from _conv(given)
     yield "bias", tuple(given["bias"].shape), tuple(given["weight"].shape[:1])
@@ -357,7 +397,8 @@ FITS: dict[str, Callable[[Given], Iterator[Fit]]] = {
     "add_norm": _add_norm, "conv_inputs": _conv_inputs, "linears": _linears, "kv_inputs": _kv_inputs,
     "gated_attend": _gated_attend, "draft_inputs": _draft_inputs, "moves": _moves, "prefill_gdn": _prefill_gdn,
     "verify_gdn": _verify_gdn, "window_gdn": _window_gdn, "selective_inputs": _selective_inputs,
-    "biased_conv": _biased_conv,
+    "biased_conv": _biased_conv, "dilated_conv": _dilated_conv, "ngrams": _ngrams, "norm_streams": _streams,
+    "read_streams": _streams, "add_streams": _add_streams, "gate_streams": _gate_streams,
     "add_skip": _add_skip, "gated_group_norm": _gated_group_norm, "squared_mlp": _squared_mlp,
     "draw": _draw, "select_beams": _select_beams, "build_tree": _of_trees("tokens", "parents", "scores"),
 }  # fmt: skip
@@ -392,6 +433,11 @@ def _candidates(given: Given) -> Shape:
 
 GIVES: dict[str, Callable[[Given], tuple[Shape, ...]]] = {
     "embed": lambda g: ((g["tokens"].shape[0], g["table"].shape[1]),),
+    "embed_streams": lambda g: ((g["tokens"].shape[0], g["streams"] * g["table"].shape[1]),),
+    "read_streams": lambda g: tuple((len(g["x"]), width) for _, width in zip(
+        g["to"], (g["x"].shape[1] // g["weights"].streams, g["weights"].streams), strict=False)),
+    "ngrams": lambda g: ((len(g["tokens"]), len(g["hashes"].sizes) * g["tables"].shape[1]),),
+    **dict.fromkeys(("add_streams", "norm_streams", "gate_streams", "dilated_conv"), _like("x")),
     **dict.fromkeys(("norm", "add", "multiply", "scaled_add", "conv", "short_conv", "mlp", "moe"), _like("x")),
     "linear": lambda g: ((g["x"].shape[0], *g["shape"]),),
     "concat": lambda g: ((g["x"].shape[0], g["x"].shape[1] + g["y"].shape[1]),),

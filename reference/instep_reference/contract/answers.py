@@ -84,10 +84,12 @@ class ComponentFacts:
     form  "block": one tensor, after the last token. The layer's mixer determines which blocks there are
           (`Recurrence.memory`);  "rows": a row per token of an attention layer;  "last": rows of the last tokens
     axes  of a block, in the alphabet of `ModelConfig.lengths`. Ranks share the first axis, if it has heads or channels
+    whole whether it has numbers of tokens, int64, whatever the dtypes of an engine
     """
 
     form: Literal["block", "rows", "last"]
     axes: Axes = ()
+    whole: bool = False
 
     @property
     def dimensions(self) -> int:
@@ -142,7 +144,8 @@ class RequestState:
     block_keys: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
     block_values: dict[int, torch.Tensor] = field(default_factory=dict, metadata=_ROWS.of_field)
     tail: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("last").of_field)
-    ngram: dict[int, torch.Tensor] = field(default_factory=dict, metadata=ComponentFacts("block", ("N-1",)).of_field)
+    ngram: dict[int, torch.Tensor] = field(
+        default_factory=dict, metadata=ComponentFacts("block", ("N-1",), whole=True).of_field)
     ple_conv: dict[int, torch.Tensor] = field(
         default_factory=dict, metadata=ComponentFacts("block", ("SD", "R")).of_field)
     final: torch.Tensor | None = field(default=None, kw_only=True)

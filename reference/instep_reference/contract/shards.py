@@ -26,6 +26,7 @@ from .lfm2_config import LFM2
 from .minimax_config import MINIMAX
 from .nemotron_config import NEMOTRON
 from .place_names import Place
+from .qwen4_config import QWEN4
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Shard:
 
 
 COLUMNS, WHOLE = EXPERTS = "columns", "whole"  # the part of experts that a rank has: of each, or some experts
-UNDECLARED = (BAILING, OLMO, NEMOTRON, LFM2, MINIMAX)  # model types whose tensors have no declared parts
+UNDECLARED = (BAILING, OLMO, NEMOTRON, LFM2, MINIMAX, QWEN4)  # model types whose tensors have no declared parts
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 

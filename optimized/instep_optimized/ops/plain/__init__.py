@@ -26,13 +26,14 @@ from . import (
     mlp,
     rerun_ring,
     rerun_ring_plan,
+    residual_streams,
     row_places_and_lengths,
     top_k_top_p_sampling,
 )
 from .compute_width import width
 
 KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "write", "logits")  # not rounded to the activation dtype
-WHOLE_NUMBERS = ("pick", "length", "root")
+WHOLE_NUMBERS = ("pick", "length", "root", "ngram")
 
 
 def types(activation: torch.dtype, state: Storage) -> Types:
@@ -55,7 +56,7 @@ PLAIN = Ops(
     rounds=rounds,
     **ops_of(
         argmax_and_acceptance, attend, causal_conv, copy_units, embed_norm_linear_head, gdn, grow_draft_tree, mlp,
-        rerun_ring, rerun_ring_plan, row_places_and_lengths, top_k_top_p_sampling,
+        rerun_ring, rerun_ring_plan, residual_streams, row_places_and_lengths, top_k_top_p_sampling,
     ),
     keeps="update",
     trees=True,

@@ -43,26 +43,34 @@ def short_conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...]
     return _over(x, weight, parts, lambda total: total)
 
 
+def dilated_conv(
+    *, x: torch.Tensor, weight: torch.Tensor, distance: int, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """Do `conv` with taps that are `distance` rows apart. Windows in memory are (C, (W-1) * distance)."""
+    return _over(x, weight, parts, _silu, distance)
+
+
 def _over(
-    x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], then: Callable[[torch.Tensor], torch.Tensor]
+    x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], then: Callable[[torch.Tensor], torch.Tensor],
+    distance: int = 1,
 ) -> torch.Tensor:
     out = torch.zeros_like(x)
     for part in parts:
         who = lanes(part)
         if len(who.which):
-            _run(x, weight, part, who, out, then)
+            _run(x, weight, part, who, out, then, distance)
     return out
 
 
 def _run(
     x: torch.Tensor, weight: torch.Tensor, part: Part, who: Lanes, out: torch.Tensor,
-    then: Callable[[torch.Tensor], torch.Tensor],
+    then: Callable[[torch.Tensor], torch.Tensor], distance: int,
 ) -> None:
-    history = weight.shape[1] - 1
+    history = (weight.shape[1] - 1) * distance
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
     # One line per request holds its history and its rows; every result and every window is a slice of the line.
-    pieces = _pieces(line, part, who, weight.shape[1])  # [n, C, most, W]
-    taps = zip(wide(pieces).unbind(-1), wide(weight).unbind(-1), strict=True)
+    pieces = _pieces(line, part, who, history + 1)  # [n, C, most, W]; with a distance W-1 of them between two taps
+    taps = zip(wide(pieces[..., ::distance]).unbind(-1), wide(weight).unbind(-1), strict=True)
     # torch's own sum and silu are not used: on a device their bits depend on the shape of the whole call.
     mixed = then(reduce(torch.add, (tap * by[:, None] for tap, by in taps)))
     scatter(out, who, mixed.transpose(1, 2))

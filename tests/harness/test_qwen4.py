@@ -1,0 +1,68 @@
+"""Qwen4-Exp: further settings, trees of given drafts, prefixes; what is not served is refused by name.
+
+Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+(`tests/reference/test_oracle.py`), and planted faults (`qwen4` of the catalogue).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from instep.run.replay import Replay
+from instep.setting import Setting
+from instep.trace.file import Trace
+from instep_optimized.ops.plain import PLAIN
+from instep_optimized.ops.plain.residual_streams import rows_of
+from instep_optimized.ops.triton import TRITON
+from instep_optimized.options import Options, check
+from instep_optimized.weights import Stored, per_layer_embedding
+from instep_reference.contract.checkpoint import Checkpoint
+from instep_reference.contract.errors import BadInput, Unsupported
+from instep_reference.contract.shards import config_of as of_rank
+from instep_reference.per_layer_embedding import entries
+from support.inputs.checkpoints import write
+from support.inputs.traces import committed
+from support.running.covering import WHOLE
+from support.running.verdicts import agreed
+
+trace = committed("faults/qwen4")
+
+
+@WHOLE
+@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True}], ids=str)
+def test_qwen4_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
+    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
+
+
+def test_both_sides_hash_the_same_n_grams(tmp_path: Path) -> None:
+    """Two writings of one hash, over texts that end, and after tokens that a chunk before left."""
+    checkpoint = Checkpoint.open(write(tmp_path / "qwen4", "qwen4", ngram_size=4, ple_embed_dim=12))
+    stored = Stored(checkpoint.tensors, torch.float32, torch.device("cpu"))
+    draw = torch.Generator().manual_seed(1)
+    for shape in checkpoint.config.ple:
+        hashes = per_layer_embedding(stored, f"model.layers.{shape.layer}", shape.layer, checkpoint.config).hashes
+        line = torch.randint(4, 12, (200,), generator=draw)  # the end of a text is token 7
+        pieces = (line + 1).unfold(0, shape.ngram, 1)
+        right = entries(shape, tuple(line[shape.ngram - 1 :].tolist()), tuple(line[: shape.ngram - 1].tolist()))
+        assert torch.equal(rows_of(pieces, hashes), right)
+        first = rows_of(torch.tensor([[0] * (shape.ngram - 1) + [6]]), hashes)
+        assert torch.equal(first, entries(shape, (5,), (shape.eos,) * (shape.ngram - 1)))
+
+
+def test_op_sets_ranks_and_positions_that_qwen4_lacks_are_refused_by_name(tmp_path: Path) -> None:
+    config = Checkpoint.open(write(tmp_path / "qwen4", "qwen4")).config
+    for ops, what in (
+        (TRITON, "`Ops.embed_streams`"), (replace(PLAIN, add_streams=None), "`read_streams`"),
+        (replace(PLAIN, ngrams=None), "`Ops.ngrams`"),
+    ):
+        with pytest.raises(Unsupported, match=f"the ops of {ops.name} .*{what}.*qwen4_exp"):
+            check(Options(drafter="external"), config, 1, ops)
+    check(Options(drafter="external"), config, 1, PLAIN, positions=4096)
+    with pytest.raises(Unsupported, match=r"up to 4097 positions .* of qwen4_exp may read chosen tokens alone"):
+        check(Options(drafter="external"), config, 1, PLAIN, positions=4097)
+    with pytest.raises(Unsupported, match="not several streams"):
+        check(Options(drafter="block"), config, 1, PLAIN)
+    with pytest.raises(BadInput, match="parts of qwen4_exp's tensors are not declared"):
+        of_rank(config, 2)
