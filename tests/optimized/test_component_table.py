@@ -18,10 +18,10 @@ from instep_reference.contract.answers import MEMORY_FACTS, ComponentFacts
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import MEMORY, Capacity
 from instep_reference.contract.errors import Unsupported
-from instep_reference.contract.recurrences import WITH_FIXED_MEMORY
+from instep_reference.contract.recurrences import KEPT_BY, PLE
 from support.inputs.checkpoints import config_of
 
-PLAIN, OPTIONS = load("plain"), Options(drafter="vanilla")
+PLAIN, OPTIONS, GIVEN = load("plain"), Options(drafter="vanilla"), Options(drafter="external")
 ROOM = Capacity(slots=(1,), pages=(1, 2, 3, 4), page_size=4, max_tokens=16, track_interval=4)
 
 
@@ -43,7 +43,17 @@ def test_a_model_with_an_empty_cell_is_refused(
     mover: Mover, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty the cells of a mover one by one, and fill them again."""
+    preceded = ModelConfig.from_dict(config_of("qwen4"))
     for name in MEMORY:
+        if name in KEPT_BY[PLE]:
+            with monkeypatch.context() as patch:
+                patch.delitem(TABLE[mover], name)  # type: ignore[arg-type]
+                check(OPTIONS, config, 2, PLAIN)
+                said = rf"layer 0 \(ple\) of this model keeps '{name}', .* on {mover}: "
+                with pytest.raises(Unsupported, match=said):
+                    check(GIVEN, preceded, 2, PLAIN)
+            check(GIVEN, preceded, 2, PLAIN)
+            continue
         with monkeypatch.context() as patch:
             patch.delitem(TABLE[mover], name)  # type: ignore[arg-type]
             if name.startswith("block_"):  # this model has no block drafter
@@ -60,8 +70,7 @@ def test_a_component_of_an_unknown_name_or_form_is_refused(
     with monkeypatch.context() as patch:
         patch.setitem(MEMORY_FACTS, "conv", ComponentFacts("ring"))  # type: ignore[arg-type]
         assert set(MEMORY) - set(component_cells.cells(block=1, rows=1, last=1)) == {"conv"}
-    row = replace(config.recurrence, memory=("conv", "state", "echo"))
-    monkeypatch.setitem(WITH_FIXED_MEMORY, row.name, row)  # type: ignore[arg-type]
+    monkeypatch.setitem(KEPT_BY, config.recurrence.name, ("conv", "state", "echo"))  # type: ignore[arg-type]
     with pytest.raises(Unsupported, match=r"layer 0 \(\w+\) keeps 'echo', which is no field of `RequestState`"):
         check(OPTIONS, config, 2, PLAIN)
 
@@ -70,8 +79,7 @@ def test_a_component_without_an_option_has_a_pool_and_a_strategy(
     config: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Give the layers one more block. Its pools are in the demands of both conv forms."""
-    row = replace(config.recurrence, memory=("conv", "state", "echo"))
-    monkeypatch.setitem(WITH_FIXED_MEMORY, row.name, row)  # type: ignore[arg-type]
+    monkeypatch.setitem(KEPT_BY, config.recurrence.name, ("conv", "state", "echo"))  # type: ignore[arg-type]
     monkeypatch.setitem(MEMORY_FACTS, "echo", ComponentFacts("block", ("H", "K", "W-1")))  # type: ignore[arg-type]
     for conv in ("windows", "widened"):
         _, _, kept = all_demands(config, PLAIN, replace(OPTIONS, conv=conv), ROOM, (2,))
