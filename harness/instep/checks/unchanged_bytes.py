@@ -43,7 +43,7 @@ from .prefix_findings import (
     with_last,
 )
 from .transfer_findings import wrong_transfers
-from .wrong_conv_windows import shifted, wrong_windows
+from .wrong_conv_windows import in_channels, inputs_of, remembered, shifted, wrong_windows
 
 # (field of RequestState, stage whose rows feed it, component of those rows, component of the memory). The context of a
 # block drafter is computed in the stage extend, whatever the layer.
@@ -140,15 +140,15 @@ class Bytes:
         """The memory is that of before, followed by exactly the rows at `nodes` of the forward."""
         side, ran = forward.subject, forward.spans[span.request]
         before, after = side.before[span.request], context.subject.after[span.request]
-        for layer, window in before.conv.items():
-            found = after.conv.get(layer)
+        for place, window in remembered(before):
+            found = dict(after.parts()).get(place)
             if not window.numel() and found is not None and found.shape == window.shape:
                 yield Skipped(self.name, context.index, "a conv of width 1 keeps no inputs: no window is compared")
                 continue
-            fed = rows(side, Place("trunk", layer, "qkv"), ran)
+            fed = inputs_of(forward, place, span.request)
             if fed is not None and len(fed) > max(nodes):
                 start = window if span.start else torch.zeros_like(window)
-                yield self._window(context, span, layer, start, fed, nodes, forward)
+                yield self._window(context, span, place, start, fed, nodes, forward)
         extend = next((other for other in row_spans(context, "extend") if other.request == span.request), None)
         for field, stage, source, component in CACHES:
             for layer, cache in getattr(before, field).items():
@@ -213,10 +213,10 @@ class Bytes:
                 others = partial(self._in_its_place, context, span.request, place, right)
                 result = self._same(context, place, span.request, found.get(place), right, others)
                 yield with_last(result, found.get(place), len(right))
-        for layer, window in forward.subject.before[span.request].conv.items() if prefix.length != after.length else ():
-            fed = rows(forward.subject, Place("trunk", layer, "qkv"), span)
+        for place, window in remembered(forward.subject.before[span.request]) if prefix.length != after.length else ():
+            fed = inputs_of(forward, place, span.request)
             if fed is not None and len(fed) > max(taken) and window.numel():
-                yield self._window(context, span, layer, window, fed, taken, forward, prefix)
+                yield self._window(context, span, place, window, fed, taken, forward, prefix)
         final = rows(forward.subject, FINAL, span)
         if final is not None and len(final) > taken[-1]:
             others = partial(other_rows, final, forward, span.request)
@@ -281,21 +281,22 @@ class Bytes:
         return self._same(context, TAIL, request, found, line[-most:], partial(older_rows, line, most))
 
     def _window(
-        self, context: EventContext, span: RowSpan, layer: int, before: torch.Tensor, fed: torch.Tensor,
+        self, context: EventContext, span: RowSpan, place: Place, before: torch.Tensor, fed: torch.Tensor,
         nodes: list[int], forward: LastForward, prefix: RequestState | None = None,
     ) -> Comparison:
-        """A conv window [C, W-1] after the rows `nodes` of fed [n, C]; a wrong count of rows is recognised."""
+        """A window [C, inputs] after the rows `nodes` of fed [n, C]; a wrong count of rows is recognised."""
         fits = fed.dim() == before.dim() and fed.shape[1] == before.shape[0]
         right = shifted(before, fed[nodes]) if fits else fed[nodes]
-        found = (prefix or context.subject.after[span.request]).conv.get(layer)
+        found = dict((prefix or context.subject.after[span.request]).parts()).get(place)
+        found = None if found is None else in_channels(found)
 
         def wrongs() -> Iterable[tuple[WrongContent, torch.Tensor]]:
             verb = "tracked" if prefix is not None else "accepted" if span.kind == "commit" else "given"
-            others = tuple(_others(forward, span.request, layer))
+            others = tuple(_others(forward, span.request, place))
             tree = branching(forward.parents.get(span.request, ())) if span.kind == "commit" else None
             return wrong_windows(before, fed, nodes, verb, others, tree) if fits else ()
 
-        result = self._same(context, Place("trunk", layer, "conv"), span.request, found, right, wrongs)
+        result = self._same(context, place, span.request, found, right, wrongs)
         return self._as_declared(result, found, fed.dtype)
 
     def _entries(self, source: str, row: torch.Tensor) -> torch.Tensor:
@@ -467,11 +468,11 @@ def _stage(family: str, layer: int) -> str:
     return draft_stage(layer) if family == "extend" else "extend" if family == "context" else family
 
 
-def _others(forward: LastForward, request: str, layer: int) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The other requests of a forward: name, conv window before it, and rows that the conv read."""
-    for name, span in forward.spans.items():
-        before, fed = forward.subject.before[name], rows(forward.subject, Place("trunk", layer, "qkv"), span)
-        window = before.conv.get(layer)
+def _others(forward: LastForward, request: str, place: Place) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """The other requests of a forward: name, window before it, and inputs that the op read."""
+    for name in forward.spans:
+        before, fed = forward.subject.before[name], inputs_of(forward, place, name)
+        window = dict(remembered(before)).get(place)
         if name != request and window is not None and fed is not None:
             yield name, window if before.length else torch.zeros_like(window), fed
 

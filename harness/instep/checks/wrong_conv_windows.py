@@ -10,19 +10,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from instep_reference.contract.engine import Commit
+from instep_reference.contract.engine import Commit, RequestState
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import NamedMistake, WrongContent
 from ..oracle.miscounted_states import FROM_ZERO
 from ..tier_allowances import NEAR
-from ..watch.event_context import EventContext, branching
+from ..watch.event_context import EventContext, LastForward, branching
 from ..watch.facts_for_later_events import last_forward
 from ..watch.rows_by_request import row_spans, rows
 from .check_interface import counted, held
 from .wrong_state_bank import ZERO
 from .wrong_tree_states import beside
 
+# Component of memory that is the last inputs of an op -> its rows that are these inputs; "": the tokens, each plus one.
+INPUTS = {"conv": "qkv", "ple_conv": "ple_normed", "ngram": ""}
 NEWEST_FIRST = NamedMistake("newest-input-first", "has the newest input first")
 SHIFTED = NamedMistake("window-shifted", "is shifted by one to {} inputs")
 OF_ANOTHER = NamedMistake("window-of-another-request", 'holds the window of request "{}" {}')
@@ -82,6 +84,24 @@ def wrong_windows(
         for count in range(len(theirs) + 1):
             after = f"after {counted(count)}" if count else "from before the step"
             yield OF_ANOTHER.known(name, after), shifted(window, theirs[:count])
+
+
+def remembered(state: RequestState) -> Iterator[tuple[Place, torch.Tensor]]:
+    """The memory of a request that is the last inputs of an op [C, inputs], oldest first; tokens are one channel."""
+    for component in INPUTS:
+        for layer, window in getattr(state, component).items():
+            yield Place("trunk", layer, component), in_channels(window)
+
+
+def in_channels(window: torch.Tensor) -> torch.Tensor:
+    return window if window.dim() > 1 else window[None]
+
+
+def inputs_of(forward: LastForward, place: Place, request: str) -> torch.Tensor | None:
+    """The inputs of the op that keeps this memory, in the subject's rows of a forward: [rows, C]."""
+    if not INPUTS[place.component]:
+        return torch.tensor(forward.tokens[request])[:, None] + 1
+    return rows(forward.subject, place._replace(component=INPUTS[place.component]), forward.spans[request])
 
 
 def shifted(window: torch.Tensor, fed: torch.Tensor) -> torch.Tensor:

@@ -37,6 +37,7 @@ from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
 from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
 from .mistakes.product_rounding import products
+from .mistakes.residual_streams import residual_streams
 from .mistakes.rotary_and_visible_positions import positions
 from .mistakes.run_history import RunHistory
 from .mistakes.selective_states import selective
@@ -73,6 +74,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (
         result_rows, read_rows, inputs, mixing, norms, products, constants, half_of_recurrence, positions, shares,
         memory, states, tokens, windows, labels, addresses, trees, experts, selective,
+        residual_streams,
     ),
     (slips,),
     (fitted, other_experts),

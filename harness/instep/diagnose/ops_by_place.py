@@ -13,13 +13,17 @@ from instep_reference.contract.recurrences import RECURRENCES, SHORT_CONV
 
 # The products of a layer's normed rows.
 OF_NORMED = ("in_gate", "out_gate", "x", "qkv", "z", "b", "a", "z_low", "a_low", "projected", "key_raw")
+OF_NGRAMS = ("ple_key", "ple_value")
 # Op -> the components that it returns. `linear` returns one at a time.
 RESULTS: dict[str, tuple[str, ...]] = {
-    "embed": ("embedding",),
+    "embed": ("embedding",), "embed_streams": ("embedding",),
+    "read_streams": ("normed", "strength", "post_normed", "post_strength", "final"),
+    "add_streams": ("residual", "hidden"), "ngrams": ("ngrams",), "gate_streams": ("ple_written",),
+    "norm_streams": ("ple_normed",), "dilated_conv": ("ple_mixed",),
     "concat": ("joined", "features"),
     "norm": ("normed", "post_normed", "final", "context", "mixer_normed", "mlp_normed"),
-    "linears": (*OF_NORMED, "value"),
-    "linear": ("fused", *OF_NORMED, "value", "mixer"),
+    "linears": (*OF_NORMED, "value", *OF_NGRAMS),
+    "linear": ("fused", *OF_NORMED, "value", "mixer", *OF_NGRAMS),
     "multiply": ("qkv", "gated"),
     "scaled_add": ("residual", "hidden"),
     "lightning_inputs": ("q", "k", "v", "log_decay", "write"),
@@ -39,7 +43,7 @@ RESULTS: dict[str, tuple[str, ...]] = {
     "attend": ("attended",),
     "attend_latents": ("attended",),
     "output_gate": ("opened",),
-    "add": ("residual", "hidden"),
+    "add": ("residual", "hidden", "ple_made", "ple"),
     "mlp": ("mlp",),
     "squared_mlp": ("mlp",),
     "moe": ("mlp",),
@@ -57,6 +61,10 @@ OF_HEADS = frozenset({"attention_inputs", "key_inputs", "output_gate", "attend_l
 # The ops of layers with a short convolution, and those that only other layers with a conv use.
 OF_SHORT_CONV = frozenset({SHORT_CONV.name, "multiply"})
 OF_STATES = frozenset({*RECURRENCES, "conv", "gdn_inputs", "gated_norm", "fused_gdn", "plan_ring"})
+# The ops of models with residual streams alone, and those that their layers do not use.
+OF_STREAMS = frozenset({"embed_streams", "read_streams", "add_streams", "ngrams", "gate_streams", "norm_streams",
+                        "dilated_conv"})  # fmt: skip
+NOT_OF_STREAMS = frozenset({"embed", "norm"})
 # The ops of MiniMax alone, and those that its layers do not use.
 OF_MINIMAX = frozenset({"scaled_add", "lightning_inputs"})
 NOT_OF_MINIMAX = frozenset({"conv", "gdn_inputs", "add", "output_gate"})
@@ -68,12 +76,14 @@ OF_MAMBA2 = frozenset({"biased_conv", "selective_inputs", "add_skip", "gated_gro
 # Ops whose results come from one call.
 TOGETHER = ("gdn_inputs", "selective_inputs", "lightning_inputs", *RECURRENCES, "attention_inputs", "latent_inputs")
 
-READERS = ("mixed", "core", "update", "attended")  # results that depend on reads from memory
+READERS = ("ngrams", "ple_mixed", "mixed", "core", "update", "attended")  # results that depend on reads from memory
 
 # Component of memory -> the ops that write it or compute its address, the nearest first.
 WRITERS: dict[str, tuple[str, ...]] = {
     "conv": ("conv", "biased_conv", SHORT_CONV.name, "move"),
     "state": (*RECURRENCES, "fused_gdn", "move", "plan_ring"),
+    "ngram": ("ngrams", "move"),
+    "ple_conv": ("dilated_conv", "move"),
     "keys": ("store_rows", "place_rows"),
     "values": ("store_rows", "place_rows"),
     "length": ("advance", "accept"),
@@ -82,7 +92,7 @@ WRITERS: dict[str, tuple[str, ...]] = {
 }
 
 # Component of memory -> its name in sentences, where the two differ.
-NAMES = {"conv": "conv windows", "state": "states"}
+NAMES = {"conv": "conv windows", "state": "states", "ngram": "tokens of n-grams", "ple_conv": "windows of n-grams"}
 
 
 def ops_of(place: Place, others: Collection[str] = ()) -> tuple[str, ...]:
@@ -102,8 +112,9 @@ def unused_by(config: ModelConfig) -> frozenset[str]:
     else:
         attention = OF_HEADS if config.row_norms else frozenset({"attend_latents", "latent_inputs"})
     recurrent = OF_SHORT_CONV if config.recurrence.has_state else OF_STATES
+    recurrent |= OF_STREAMS if config.streams == 1 else NOT_OF_STREAMS
     if config.recurrence.inputs == "selective":
-        return OF_GATES | OF_SHORT_CONV | OF_MINIMAX | (RECURRENCES.keys() - {config.recurrence.name})
+        return OF_GATES | OF_SHORT_CONV | OF_MINIMAX | OF_STREAMS | (RECURRENCES.keys() - {config.recurrence.name})
     recurrent |= OF_MAMBA2 | (NOT_OF_MINIMAX if config.residual_factors else OF_MINIMAX)
     return attention | recurrent | (RECURRENCES.keys() - {config.recurrence.name})
 

@@ -30,7 +30,7 @@ from ..trace.tree_shape import lines
 from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from ..watch.grown_tree import head_tree, step_of
-from ..watch.rows_by_request import paths, row_spans, rows
+from ..watch.rows_by_request import paths, row_spans, rows, tokens_of
 from ..watch.rows_subject_must_show import due
 from .single_layer_run import LayerWork, Work, block_of, context_of, draft_of, keys_and_values, to_state
 from .storage_rounding import entries
@@ -457,11 +457,7 @@ class Planner:
         return self.context.expected.tree(span.request) if span.kind == "verify" else None
 
     def _tokens(self, span: RowSpan) -> list[int]:
-        if span.kind == "verify":
-            return list(self.context.expected.windows[span.request])
-        if span.kind == "prefill":
-            return list(self.context.expected.prompts[span.request][span.start : span.start + span.count])
-        return [cast(int, self.context.truth.before[span.request].root)]
+        return list(tokens_of(self.context, span))
 
 
 def part_of(span: RowSpan, begin: int, end: int) -> RowSpan:

@@ -105,7 +105,7 @@ class LastForward:
 
     spans             request -> its rows of the target
     subject, truth    the two sides there: answers, rows of the target, and the states of these requests before
-    windows, parents  as in `Expected`
+    windows, parents  as in `Expected`;  tokens: of the rows of each request
     uniforms          request -> those of its row, if it draws
     """
 
@@ -115,6 +115,7 @@ class LastForward:
     windows: Mapping[str, tuple[int, ...]]
     parents: Mapping[str, tuple[int, ...]]
     uniforms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

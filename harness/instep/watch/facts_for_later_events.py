@@ -15,7 +15,7 @@ from instep_reference.contract.place_names import Place
 
 from ..player import Side
 from .event_context import Earlier, EventContext, KeptCopy, LastForward
-from .rows_by_request import row_spans, rows
+from .rows_by_request import row_spans, rows, tokens_of
 
 MOST_DROPPED = 4  # copies of one name that are remembered
 
@@ -51,7 +51,8 @@ def last_forward(context: EventContext) -> LastForward | None:
     spans = {span.request: span for span in row_spans(context, "trunk")}
     subject, truth = (_brought(side, spans) for side in (context.subject, context.truth))
     uniforms = {row.request: row.uniforms for row in context.event.rows if row.uniforms}
-    return LastForward(spans, subject, truth, context.expected.windows, context.expected.parents, uniforms)
+    tokens = {name: tokens_of(context, span) for name, span in spans.items() if subject.before[name].ngram}
+    return LastForward(spans, subject, truth, context.expected.windows, context.expected.parents, uniforms, tokens)
 
 
 def _brought(side: Side, names: Collection[str]) -> Side:

@@ -175,3 +175,14 @@ def _pack(pieces: list[_Piece]) -> list[RowSpan]:
         packed.append(RowSpan(request, kind, begin, count, start, logit_begin, logit_rows, nodes))
         begin, logit_begin = begin + count, logit_begin + logit_rows
     return packed
+
+
+def tokens_of(context: EventContext, span: RowSpan) -> tuple[int, ...]:
+    """The tokens of a request's rows of the target."""
+    if span.kind == "verify":
+        return context.expected.windows[span.request]
+    if span.kind == "prefill":
+        return context.expected.prompts[span.request][span.start : span.start + span.count]
+    root = context.truth.before[span.request].root
+    assert root is not None, "a request decodes its root"
+    return (root,)

@@ -47,6 +47,7 @@ FILES = {
     "ling": "ling",
     "olmo": "olmo_hybrid",
     "minimax": "minimax",
+    "qwen4": "qwen4",
     "ranks": "ranks",
     "transfers": "transfers",
     "stages": "stages",

@@ -236,6 +236,13 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "residual-factors": "a residual stream lacks its factors, or continues from other rows",
         "softmax-layer": "softmax attention or experts follow the formulas of other families",
     },
+    "qwen4": {
+        "ple-left-behind": "a mover forgets the memory of n-grams, or moves that of another token",
+        "ngram": "n-grams have other tokens than the text, or are looked up elsewhere",
+        "ple-gate": "n-grams are gated by another score than that of key and stream",
+        "ple-conv": "the dilated conv has other taps, other rows, or another end",
+        "streams": "streams are read, mixed or added to by another formula",
+    },
     "ranks": {
         "partial-sum": "a sum over ranks lacks a part, has it twice, or is rounded more than declared",
         "rank-part": "a rank has the part of a tensor that is another rank's, or no rank's",
