@@ -141,8 +141,10 @@ def units(component: Component, config: ModelConfig, sizes: Sizes) -> Demand:
 
     Only states and numbers of tokens have a dtype of their own. Every other block has that of conv windows.
     """
-    state, other = component == "state", torch.int64 if MEMORY_FACTS[component].whole else sizes.types.conv
-    dtype, tiles = _stored(sizes.types.state) if state else (other, None)
+    state = component == "state"
+    dtype, tiles = _stored(sizes.types.state) if state else (sizes.types.conv, None)
+    if MEMORY_FACTS[component].whole:
+        dtype = torch.int64
     return Demand(
         component, "slot", config.keeping(component), max(sizes.capacity.slots) + 1,
         config.lengths(MEMORY_FACTS[component].axes), dtype, transposed=state and sizes.transposed,

@@ -52,11 +52,12 @@ class Half:
             return self._sum(ops, "", hidden, mixer, at("hidden"))
         factors = bool(self.config.residual_factors)
         total = self._sum(ops, self.config.mixers[self.layer], hidden, mixer, at("residual"))
+        residual: Rows
         if self.after and not isinstance(self.norm, StreamWeights):
-            before = total.summed(ops).x
+            residual = total.summed(ops).x
             made = ops.norm(
-                x=self._mlp(ops, before, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
-            return Residual(before, made, at("hidden"))
+                x=self._mlp(ops, residual, at("mlp")), weight=self.norm, eps=self.config.eps, to=at("mlp_normed"))
+            return Residual(residual, made, at("hidden"))
         residual, normed = total.normed(ops, self.norm, self.config.eps, at("post_normed"))
         made = self._mlp(ops, normed, at("mlp"))
         return self._sum(ops, self.config.layers[self.layer][-1], normed if factors else residual, made, at("hidden"))

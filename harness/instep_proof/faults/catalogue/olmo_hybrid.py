@@ -16,7 +16,7 @@ WEIGHTS, ATTENTION, HALF, VERIFY, KERNEL = (
 BOUND = "found if beta_bound == 1.0 else found._replace(beta=beta_bound * found.beta)"
 PROJECTIONS = 'torch.cat([stored.take(f"{at}.{name}_proj.weight") for name in "qkvgba"])'
 NORMED = "ops.norm(x=mixer, weight=self.norm, eps=config.eps, to=at(\"mixer_normed\"))"
-FIRST = 'norm = stored.norm(f"{prefix}.{layer_norms(config, layer)[NUMBER]}.weight", config)'
+FIRST = 'norm = stored.read(f"{prefix}.{layer_norms(config, layer)[NUMBER]}", config)'
 HEADS = "x.view(-1, config.head_dim)"
 ATTENDED = 'ops.attend(query=query, pages=pages, to=at("attended"))'
 
