@@ -321,7 +321,7 @@ def test_raw_kernel_needs_the_arguments_of_the_op_before_it() -> None:
     """Of another recurrence than `gdn`, whose fusion has them itself."""
     ops = pooled(load("plain"), name="mine", window=lambda _: torch.zeros(1), raw=True, op="kda")
     assert ops.kda is not None
-    with pytest.raises(Unsupported, match="arguments of the op before kda"):
+    with pytest.raises(Unsupported, match="own op before kda, which a replay has"):
         ops.kda(inputs=GdnInputs(*torch.zeros(5, 1, 1, 1)), parts=(), dtype=torch.float32, to=Place("trunk", 0, "core"))
     with pytest.raises(BadInput, match="one of gdn, kda, mamba2"):
         pooled(load("plain"), name="mine", raw=True, op="lightning")

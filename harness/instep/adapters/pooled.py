@@ -107,7 +107,8 @@ def pooled(
     def recur_raw(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
         given = getattr(inputs.q, GIVEN, None)
         if given is None:
-            raise Unsupported(f"a raw kernel needs the arguments of the op before {op}; that op must be its set's own")
+            why = f"a raw kernel needs the arguments of its set's own op before {op}, which a replay has"
+            raise Unsupported(f"{why}: use `instep replay`, and swap no other op")
         return serve(_raw_rows(RECURRENCES[op], **given), inputs.v, parts, dtype, lambda left: plain(
             inputs=inputs, parts=left, dtype=dtype, to=to))  # fmt: skip
 

@@ -37,7 +37,7 @@ def served(form: Callable[..., Any], gated: bool) -> Callable[[Launch], torch.Te
         for row in range(x.window) if x.snapshots is not None else (None,):
             alive = torch.nonzero(lengths > (row or 0))[:, 0]
             rows = slice(None) if row is None else x.cu_seqlens[alive] + row
-            ends = x.cu_seqlens if row is None else torch.arange(len(alive) + 1)
+            ends = x.cu_seqlens if row is None else torch.arange(len(alive) + 1, device=alive.device)
             core[rows], states[alive] = _call(form, x, rows, states[alive], ends, gated)
             if x.snapshots is not None:
                 x.snapshots[x.rows[alive], row] = states[alive]

@@ -37,7 +37,7 @@ def _even(x: Launch, run: Any) -> torch.Tensor:
     core, lengths = torch.empty_like(x.v), x.cu_seqlens.diff()
     for length in lengths.unique().tolist():
         which = torch.nonzero(lengths == length)[:, 0]
-        rows = x.cu_seqlens[which, None] + torch.arange(length)
+        rows = x.cu_seqlens[which, None] + torch.arange(length, device=which.device)
         core[rows] = run(rows, which)
     return core
 
@@ -85,7 +85,7 @@ def chunked(x: Launch) -> torch.Tensor:
     _, states, _ = take("mamba_chunk_scan_combined", f"{SCAN}.ssd_combined")(
         rows["v"][None], x.a[None], -x.A_log.float().exp(), rows["k"][None], rows["q"][None], chunk_size=CHUNK,
         D=torch.zeros_like(x.A_log), z=None, dt_bias=x.dt_bias,
-        seq_idx=torch.arange(len(x.index), dtype=torch.int32).repeat_interleave(x.cu_seqlens.diff())[None],
+        seq_idx=torch.arange(len(starts) - 1).to(starts).repeat_interleave(starts.diff())[None],
         chunk_indices=index, chunk_offsets=offsets, cu_seqlens=starts, initial_states=x.pool[x.index],
         return_varlen_states=True, return_final_states=False, return_track_states=True, track_seq_idx=None,
         track_end_locs=None, dt_softplus=True, dt_limit=(0.0, float("inf")), out=out[None],

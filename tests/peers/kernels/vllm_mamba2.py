@@ -56,7 +56,7 @@ def chunked(x: Launch) -> torch.Tensor:
     owner = [request for request, chunks in enumerate(lengths) for _ in chunks]
     starts = [0, *accumulate(size for chunks in lengths for size in chunks)]
     last = [sum(map(len, lengths[: request + 1])) - 1 for request in range(len(lengths))]
-    index = [torch.tensor(numbers, dtype=torch.int32) for numbers in (owner, starts, last)]
+    index = [torch.tensor(numbers, dtype=torch.int32, device=out.device) for numbers in (owner, starts, last)]
     _take("mamba_chunk_scan_combined_varlen", "ssd_combined")(
         rows["v"], x.a, -x.A_log.float().exp(), rows["k"], rows["q"], chunk_size=CHUNK, D=torch.zeros_like(x.A_log),
         z=None, dt_bias=x.dt_bias, seq_idx=index[0], cu_seqlens=x.cu_seqlens.int(), cu_chunk_seqlens=index[1],

@@ -1,10 +1,9 @@
 """Kernels of KDA and Mamba2 with the arguments of SGLang's, vLLM's and FLA's, in torch, for tests of their adapters.
 
-Faults, by name: "channel": the first channel's decay for all; "bias": the first head's bias of the gate for all;
-"step": the states of a window are stored a step late; "pads": the request that pads a batch is written; "count": a
-commit folds a token less; "forgets": the last state of a sequence is not stored; "stride": rows of snapshots are as
-far apart as the window is wide; "group": B of the next group. States are [units, HV, V, K]. Leaves
-out: GDN (`fake_kernels.py`), trees, speed.
+Faults, by name: "bias": the first head's bias of the gate for all; "step": the states of a window are stored a step
+late; "pads": the request that pads a batch is written; "count": a commit folds a token less; "forgets": the last state
+of a sequence is not stored; "stride": rows of snapshots are as far apart as the window is wide; "group": B of the next
+group. States are [units, HV, V, K]. Leaves out: GDN (`fake_kernels.py`), trees, speed.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +36,7 @@ class Kda:
         a = x["a"][at].reshape(heads, -1).float() + (bias[:1] if "bias" in self.faults else bias)
         rate, bound = x["A_log"].exp()[:, None], x["lower_bound"]
         g = -rate * softplus(a) if bound is None else bound * (rate * a).sigmoid()
-        return g[:, :1].expand_as(g) if "channel" in self.faults else g, x["b"][at].float().sigmoid()
+        return g, x["b"][at].float().sigmoid()
 
     def tokens(self, S: Any, x: dict[str, Any], rows: range) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """(row, state after it, read-out) of these rows."""
