@@ -145,6 +145,12 @@ def test_claim_of_a_dead_process_of_this_machine_is_free_at_once(tmp_path: Path)
     assert numbers(one) == [0] and [name[-2:] for name in claims(tmp_path)] == [".1", ".2"]
 
 
+def test_claim_of_a_worker_with_this_number_before_a_restart_is_free_at_once(tmp_path: Path) -> None:
+    assert worker(tmp_path, 1)._claim_next()[0] is not None
+    work(one := worker(tmp_path, 1))
+    assert numbers(one) == [0] and len(claims(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_wrong_clock_frees_no_claim_and_keeps_none(
     hours: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -162,6 +162,7 @@ class Farm:
     _seen: dict[Path, tuple[bytes, float]] = field(default_factory=dict)
     _read: dict[str, str] = field(default_factory=dict)
     _sources: dict[tuple[str, ...], str] = field(default_factory=dict)
+    _keys: set[str] = field(default_factory=set)  # of the claims of this worker
     _beaten: float = 0.0
 
     def open(self) -> None:
@@ -298,6 +299,7 @@ class Farm:
                 path = self._path(name, len(earlier) + 1)
                 claim = Claim(self.host, os.getpid(), datetime.now(UTC).isoformat(timespec="seconds"), self.limit_s,
                               uuid4().hex)  # fmt: skip
+                self._keys.add(claim.key)
                 if _place(path, msgspec.json.encode(claim)):
                     taken = Taken(tuple(words), path, claim)
                     if name not in self.done():
@@ -318,13 +320,17 @@ class Farm:
 
     def _is_free(self, path: Path, claim: Claim) -> bool:
         """Whether the claim has ended, its worker died on this machine, or it is stale."""
-        if claim.ended or (claim.host == self.host and not _lives(claim.pid)):
+        if claim.ended or (claim.host == self.host and not self._lives(claim)):
             return True
         content, now = msgspec.json.encode(claim), time.monotonic()
         seen, since = self._seen.setdefault(path, (content, now))
         if seen != content:
             self._seen[path] = content, now
         return seen == content and now - since > claim.limit_s
+
+    def _lives(self, claim: Claim) -> bool:
+        """Whether the worker of a claim on this machine may live. A restarted container has its old process number."""
+        return claim.key in self._keys if claim.pid == os.getpid() else _lives(claim.pid)
 
     def _end(self, taken: Taken, why: str) -> None:
         taken.claim.ended = why
