@@ -31,7 +31,9 @@ trace = committed("faults/qwen4")
 
 
 @WHOLE
-@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True}], ids=str)
+@pytest.mark.parametrize("more", [
+    {"dtype": "bfloat16"}, {"graphs": True, "overlap": True}, {"graphs": True, "prompt_graphs": (16,)},
+], ids=str)
 def test_qwen4_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
     agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
@@ -49,6 +51,11 @@ def test_both_sides_hash_the_same_n_grams(tmp_path: Path) -> None:
         assert torch.equal(rows_of(pieces, hashes), right)
         first = rows_of(torch.tensor([[0] * (shape.ngram - 1) + [6]]), hashes)
         assert torch.equal(first, entries(shape, (5,), (shape.eos,) * (shape.ngram - 1)))
+
+
+def test_stages_of_residual_streams_are_refused_by_name(trace: Trace) -> None:
+    with pytest.raises(Unsupported, match="pipeline stages with residual streams"):
+        Replay(trace, Setting("plain", stages=2)).run()
 
 
 def test_op_sets_ranks_and_positions_that_qwen4_lacks_are_refused_by_name(tmp_path: Path) -> None:

@@ -213,8 +213,10 @@ def _ran(context: EventContext, replay: GraphReplay) -> Iterator[str]:
     """Compare the segments of a graph, and the eager calls between them, with the GDN layers of the model."""
     if replay.key[0] not in (PROMPT, TREES):
         return
-    layers = len({place.layer for place in context.truth.places
-                  if place.stage == "trunk" and place.component in EAGER})  # fmt: skip
+    places = [place for place in context.truth.places if place.stage == "trunk"]
+    # An embedding of n-grams runs eagerly too, before the mixer of its layer.
+    layers = len({place.layer for place in places if place.component in EAGER})
+    layers += sum(place.component == "ngrams" for place in places)
     right = [("segment", 0)]
     for layer in range(layers):
         right += [("eager", layer), ("segment", 1 + layer)]

@@ -58,6 +58,7 @@ def of_stage(
         (capacity.topk is not None, "trees that the drafter grows: their shapes are not relayed"),
         (capacity.track_interval is not None, "tracked prefixes: their tokens are not relayed"),
         (options.prompt_graphs is not None, "forwards with prompts in graphs"),
+        (checkpoint.config.streams > 1, "residual streams: a stage passes one row per token"),
         (not {options.strategy, options.conv}.isdisjoint(ops.keepers), "a commit strategy that an op set brings"),
     ):
         if refused:
