@@ -377,9 +377,11 @@ def test_a_contract_that_is_broken_there_is_quoted(scene: Scenario) -> None:
     found = scene.said(m.with_rows(context, place, lambda x: 2 * x))[0]
     broken = Comparison("contracts", Tier.IDENTITY, context.index, context.kind, place, 1, 1.0, 0.0,
                         problem=Problem("broken_contract", "op gated_norm: z is torch.bfloat16"))  # fmt: skip
-    both = explained([broken, replace(found, problem=Problem("differs", "far off"))], context, None, RunHistory())
-    assert both[0] == broken
-    assert both[1].diagnosis.endswith(f"; a contract is broken at the same place: {broken.diagnosis}")
+    other = replace(broken, place=place._replace(layer=GDN + 1))
+    found = replace(found, problem=Problem("differs", "far off"))
+    several = explained([broken, other, found], context, None, RunHistory())
+    assert several[:2] == [broken, other]
+    assert several[2].diagnosis.endswith(f"far off; a contract is broken at the same place: {broken.diagnosis}")
 
 
 def test_a_consequence_of_a_wrong_input_is_reported_as_one(scene: Scenario) -> None:

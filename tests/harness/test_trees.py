@@ -19,6 +19,7 @@ from instep.campaign.relations import held, relations
 from instep.campaign.relations.case import Case
 from instep.checks.grown_trees import Grown, Scores
 from instep.checks.trace_bookkeeping import Identity
+from instep.checks.wrong_tree_states import kin
 from instep.cli.record import make
 from instep.diagnose import diagnose
 from instep.run.replay import Replay
@@ -337,3 +338,11 @@ def test_own_drafts_need_a_drafter() -> None:
             other.apply(event)
         with pytest.raises(BadInput, match="drafts that nobody gave"):
             other.check(own)
+
+
+def test_a_node_off_the_path_is_described_by_its_relation_to_the_path() -> None:
+    parents, path = (-1, 0, 0, 1, 3, 4, 1, 4), (0, 1, 3)
+    assert {node: kin(parents, path, node) for node in (2, 4, 5, 6, 7)} == {
+        2: "whose number is the depth of the path", 4: "a child of node 3", 5: "a node off the path",
+        6: "a sibling of node 3", 7: "the last node of the window",
+    }  # fmt: skip
