@@ -6,7 +6,7 @@ First each test file runs without a mutant, which records the lines that every t
 mutant then gets the tests that reach its statement, up to a limit of processor time; those that reach the fewest lines
 come first. It is killed if one of them fails. They run in forks that share their fixtures, and those of a survivor run
 again from the start. Several calls go on where the last one stopped; a survivor runs again if its tests have changed.
-Leaves out: drawing edits (`instep_proof/faults/draw_mutants.py`).
+Edits of closures that exist since an import are not planted. Leaves out: drawing (`faults/draw_mutants.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def main() -> None:
     rows = {row["id"]: row for row in json.loads(asked.json.read_text())["rows"]} if asked.json.exists() else {}
     mutants = list(islice(drawn(asked.seed, rows), asked.mutants))
     result = {"command": "python -m documentation.harness_mutants " + " ".join(
-        f"--{name} {getattr(asked, name):g}" for name in ("mutants", "seed", "seconds")), "asked": asked.mutants}
+        f"--{name} {getattr(asked, name):g}" for name in ("mutants", "seed", "seconds")), "asked": asked.mutants,
+        "commit": asked.commit}
 
     def keep() -> None:
         write_atomically({asked.json: spelled(result, [rows[one.id] for one in mutants if one.id in rows]).encode()})

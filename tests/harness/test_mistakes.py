@@ -16,7 +16,7 @@ from instep import kit
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
-from instep.diagnose.mistakes import constants, wrong_ranks
+from instep.diagnose.mistakes import constants, norms, wrong_ranks
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
@@ -24,6 +24,7 @@ from instep.diagnose.mistakes.step_controller import RULES
 from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
+from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -225,6 +226,41 @@ def test_wrong_scales_and_bounds_are_multiples_of_the_right_value() -> None:
     case = SimpleNamespace(weights=SimpleNamespace(config=config), right=torch.ones(1))
     scales = {one.sentence: float(one.wrong) for one in constants._q(case)}  # type: ignore[arg-type]
     assert scales == {"lacks the scale K^-1/2": 4.0, "has the scale K^-1/2 twice": 0.25}
+
+
+def test_the_input_of_a_draft_head_with_its_halves_exchanged_is_explained() -> None:
+    case = SimpleNamespace(right=torch.arange(6.0)[None])
+    (one,) = constants._joined(case)  # type: ignore[arg-type]
+    assert one.wrong.tolist() == [[3.0, 4.0, 5.0, 0.0, 1.0, 2.0]]
+
+
+def test_the_input_of_a_key_norm_are_the_channels_of_keys() -> None:
+    """2 heads of 3 channels of q, as many of k, and values."""
+    mixed = torch.arange(40.0).view(2, 20)
+    config = SimpleNamespace(key_heads=2, key_dim=3, recurrence=SimpleNamespace(inputs="normed"))
+    case = SimpleNamespace(component="k", weights=SimpleNamespace(config=config), own=lambda name: mixed, piece=None,
+                           finding=SimpleNamespace(place=Place("trunk", 0, "k")))  # fmt: skip
+    found = norms.norm_input(case)  # type: ignore[arg-type]
+    assert found is not None and found.tolist() == mixed[:, 6:12].view(2, 2, 3).tolist()
+
+
+def test_parts_of_a_projection_are_confused_only_with_others_of_their_shape() -> None:
+    qkv = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(5))
+    config = SimpleNamespace(key_dim=2, value_dim=5, recurrence=SimpleNamespace(inputs="projected"))
+    case = SimpleNamespace(component="q", weights=SimpleNamespace(config=config), own=lambda name: qkv,
+                           right=torch.nn.functional.silu(qkv[..., :2]))  # fmt: skip
+    said = {one.sentence for one in constants._q(case)}  # type: ignore[arg-type]
+    assert {one for one in said if "part of" in one} == {"is made of the part of k"}
+
+
+def test_the_last_layer_before_a_final_norm_is_its_input() -> None:
+    place = Place("trunk", AFTER_LAYERS, "final")
+    hidden = {layer: torch.full((2, 4), layer + 1.0) for layer in range(2)}
+    pieces = [SimpleNamespace(stage="trunk", layer=layer, request="a", own={layer: hidden.get(layer)},
+                              place=lambda name, layer=layer: layer) for layer in (0, 1, AFTER_LAYERS)]  # fmt: skip
+    case = SimpleNamespace(pieces=pieces, finding=SimpleNamespace(place=place, request="a"))
+    found = norms._before_final(case)  # type: ignore[arg-type]
+    assert found is not None and torch.equal(found, hidden[1].double())
 
 
 def test_embeddings_of_a_rank_are_missing_only_if_it_has_a_token() -> None:
