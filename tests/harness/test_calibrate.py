@@ -361,8 +361,8 @@ HIDDEN = Place("extend", 0, "hidden")
 # Ops with one rounding or none, which the reference calls in addition to sums and inexact functions.
 EXACT = {
     "__get__", "__getitem__", "__len__", "add", "any", "arange", "as_tensor", "cat", "div", "flatten", "masked_fill",
-    "mul", "neg", "nonzero", "ones", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack", "sub", "to",
-    "tolist", "triu", "unbind", "zeros_like",
+    "mul", "neg", "nonzero", "ones", "repeat", "repeat_interleave", "reshape", "scatter", "sort", "split", "stack",
+    "sub", "to", "tolist", "triu", "unbind", "zeros_like",
 }  # fmt: skip
 
 

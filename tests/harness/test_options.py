@@ -41,6 +41,8 @@ def options() -> dict[str, dict[str, tuple[str, str | None]]]:
     found: dict[str, dict[str, tuple[str, str | None]]] = {}
     for made in app.registered_commands:
         for each in inspect.signature(made.callback, eval_str=True).parameters.values():
+            if each.annotation is typer.Context:
+                continue
             kind, said = get_args(each.annotation)[:2]
             one = next((inner for inner in get_args(kind) if inner is not NoneType), kind)
             one = next(iter(get_args(one)), one)  # of a list
