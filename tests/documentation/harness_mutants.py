@@ -298,7 +298,9 @@ class OneFork:
 
 def run_pytest(plugin: object, tests: Iterable[str], folder: Path, *more: str) -> int:
     without = ("-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing")
-    ours = ("--whole", "-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"))
+    tests = [*tests]
+    whole = ("--whole",) * (TOP / "tests" in (TOP / tests[0].partition("::")[0]).resolve().parents)  # has its conftest
+    ours = (*whole, "-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"))
     words = ["-q", *ours, *without, *more, *tests]
     return int(pytest.main(words, plugins=[plugin]))
 
