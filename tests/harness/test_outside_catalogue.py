@@ -215,7 +215,7 @@ def test_mutants_are_killed_by_tests_that_reach_them_or_listed(
 ) -> None:
     """An edit that a test fails for, one that all tests pass, and one that no test reaches."""
     file, code = "instep/tier_allowances.py", harness_mutants.code_files()["instep/tier_allowances.py"]
-    edits = [("sqrt(count) * eps", "sqrt(count) + eps"), ("2 * math", "3 * math"), ("(vocab) + 1", "(vocab) - 1")]
+    edits = [("sqrt(count) * eps", "sqrt(count) + eps"), ("return 2 *", "return 3 *"), ("(vocab) + 1", "(vocab) - 1")]
     several = [harness_mutants.Mutant(ExactText(file, old, new), "operator", f"{old} is {new}", at, range(at, at + 1))
                for old, new in edits for at in [code[: code.index(old)].count("\n") + 1]]  # fmt: skip
     (tmp_path / "test_sums.py").write_text(TESTED)
