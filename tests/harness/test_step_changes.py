@@ -86,9 +86,11 @@ ON_GPU = IN_GRAPHS | {"device": "cuda"}
 
 
 @pytest.mark.parametrize(("ops", "strategy", "options", "tried"), [
-    *(pytest.param(ops, strategy, options, (), marks=WHOLE)
-      for ops, turn in (("ledger", ({}, IN_GRAPHS)), ("plain", (IN_GRAPHS, {})))
-      for strategy, options in zip(STRATEGIES["state"], 2 * turn, strict=True)),
+    *(pytest.param("ledger", strategy, options, (), marks=WHOLE)
+      for strategy, options in zip(STRATEGIES["state"], ({}, IN_GRAPHS, {}, IN_GRAPHS), strict=True)),
+    *(pytest.param("plain", strategy, options, (*CHANGES, *OURS)[number :: len(STRATEGIES["state"])], marks=WHOLE)
+      for number, (strategy, options) in enumerate(
+          zip(STRATEGIES["state"], (IN_GRAPHS, {}, IN_GRAPHS, {}), strict=True))),
     *(pytest.param(ops, "lazy_rerun", {}, RISE, marks=(WHOLE, pytest.mark.interpreted))
       for ops in ("invariant", "triton")),
     *(pytest.param(ops, strategy, ON_GPU, NATIVE, marks=pytest.mark.gpu)
