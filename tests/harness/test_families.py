@@ -1,6 +1,6 @@
 """Each model family agrees on both sides under every strategy that it can have; so do its states alone.
 
-Leaves out: what one family has besides (`test_kimi_linear.py`, `test_lfm2.py`, `test_minimax.py`, `test_nemotron.py`,
+Leaves out: what only one family has (`test_kimi_linear.py`, `test_lfm2.py`, `test_minimax.py`, `test_nemotron.py`,
 `test_olmo_hybrid.py`, `test_qwen4.py`), and Qwen's, which the other traces have.
 """
 

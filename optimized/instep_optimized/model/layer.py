@@ -1,4 +1,4 @@
-"""What every layer has: its number, weights, config and second half, and how they are read from a checkpoint.
+"""The parts that every layer has: its number, weights, config and second half, and how they are read from a checkpoint.
 
 Leaves out: running it, which each kind of layer does in its own way.
 """
