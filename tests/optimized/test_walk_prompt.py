@@ -26,7 +26,7 @@ from instep_optimized.ops.fused.prefill_gdn import stored
 from instep_optimized.ops.plain import PLAIN
 from instep_reference.contract.place_names import Place
 from support.kernels.planted import planted_kernels
-from support.running.covering import each_value, few
+from support.running.covering import each_pair, few
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [
@@ -144,7 +144,7 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
 
 
 @few(2)
-@pytest.mark.parametrize(("shape", "name", "kind"), each_value(SHAPES, BATCHES, KINDS), indirect=["shape"], ids=str)
+@pytest.mark.parametrize(("shape", "name", "kind"), each_pair(SHAPES, BATCHES, KINDS), indirect=["shape"], ids=str)
 def test_rows_and_windows_have_the_bits_of_conv(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str
 ) -> None:
@@ -162,7 +162,7 @@ def test_rows_and_windows_have_the_bits_of_conv(
 @few(1)
 @pytest.mark.parametrize(
     ("shape", "name", "kind", "dtypes"),
-    each_value(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
+    each_pair(SHAPES, BATCHES, KINDS[:3], (WIDE, stored(torch.bfloat16))), indirect=["shape"], ids=str)  # fmt: skip
 def test_inputs_of_the_rule_have_the_bits_of_conv(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str, dtypes: tuple[torch.dtype, ...]
 ) -> None:
