@@ -27,7 +27,7 @@ replay: $(READY)  ## the main job: the trained model, every event, both sides, a
 	$(BIN)/instep replay fixtures/traces/slots-overlapped.jsonl
 
 # The main trace is `make replay`, which CI runs, too.
-test: $(READY)  ## the tests that cover every check and command, in five minutes; its last line counts the others
+test: $(READY)  ## the tests that cover every check and command, in seven minutes; its last line counts the others
 	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
 	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS) -m "not timing" $(EVERYTHING)
 
