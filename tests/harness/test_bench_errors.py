@@ -31,6 +31,8 @@ from support.inputs.bench_runs import CPU, FP32, make_up_peer, measured_cells, t
 from support.running.command import Runner
 from support.running.covering import few
 
+pytestmark = pytest.mark.slow  # whole replays
+
 TO = kind("prefill").bar
 Gdn = Callable[..., torch.Tensor]
 SMALL, LARGE = 2e-7, 1e-3  # within what is allowed of fp32, and far outside

@@ -25,6 +25,8 @@ from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 REPLICA, OVER = (f"instep_optimized/data_parallel/{name}.py" for name in ("replica_engine", "ops_of_group"))
 
 

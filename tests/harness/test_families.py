@@ -22,6 +22,8 @@ from instep_proof.faults.catalogue import TRACES
 from support.running.covering import WHOLE, each_pair, few
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays
+
 FAMILIES = ("qwen4", "kimi", "ling", "olmo", "nemotron", "lfm2", "minimax")
 WITHOUT_CONV = ("minimax",)
 

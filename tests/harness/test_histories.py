@@ -26,6 +26,8 @@ from support.inputs.recordings import TINY
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 TRACES = Path("fixtures/traces")
 HEADER = Header(
     schema=SCHEMA, name="by hand", claim="", checkpoint=Model(".", "", "", 256, 1),

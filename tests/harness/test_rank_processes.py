@@ -44,6 +44,8 @@ from support.running.command import Runner
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 OVER, PROCESSES = "instep_optimized/ranks/ops_over_ranks.py", "instep_optimized/ranks/processes.py"
 REDUCED = "return {added(rows, to) => %s} if to.component == BY_ROW else rows"
 MLP = "return {added(ops.mlp(to=to, **given), to) => added(%s, to)}"

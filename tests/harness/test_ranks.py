@@ -39,6 +39,8 @@ from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 OVER, LOCKSTEP, ENGINE = (
     f"instep_optimized/{name}.py" for name in ("ranks/ops_over_ranks", "ranks/lockstep", "engine"))
 SHARDS = "instep_reference/contract/shards.py"

@@ -16,6 +16,8 @@ from instep_reference.contract import engine as e
 from support.running.covering import few
 from support.running.verdicts import agreed
 
+pytestmark = pytest.mark.slow  # whole replays
+
 
 def replayed(trace: Trace, name: str = "RIGHT", ops: str = "ledger") -> Outcome:
     return Replay(trace, Setting(ops, strategy=f"support.wrong.request_snapshots:{name}")).run()

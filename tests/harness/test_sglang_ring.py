@@ -28,6 +28,8 @@ from support.running.covering import few
 from support.worlds.fake_ring import modules
 from support.worlds.installed_modules import forgotten, put_modules
 
+pytestmark = pytest.mark.slow  # whole replays
+
 OPS, STRATEGY = "instep.adapters.sglang_ring:RING", "sglang_ring"
 OURS = ("instep.adapters.sglang", "instep.adapters.sglang_ring")
 # Release -> schedule -> the first wrong window, counted from 0.

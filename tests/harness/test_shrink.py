@@ -32,6 +32,8 @@ from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 FOLDER = TRACES.parent
 ANSWERS = {"a": [32, 114, 101, 115, 117], "b": [10, 32, 32, 32, 32], "c": [44, 32, 51, 44, 32]}  # of fixtures/tiny
 

@@ -37,6 +37,8 @@ from support.inputs.traces import brief, first, policy, recorded, recording
 from support.running.covering import TRACES, WHOLE
 from support.running.planting import planted_here
 
+pytestmark = pytest.mark.slow  # whole replays
+
 STAGE, OVER = (f"instep_optimized/pipeline/{name}.py" for name in ("stage_engine", "ops_of_stage"))
 THREE: dict[str, Any] = {"stages": 3, "micro_batches": 2}
 

@@ -44,6 +44,8 @@ from support.running.covering import WHOLE, each_value, few
 from support.worlds import engine_and_reference as sides
 from support.worlds.engine_and_reference import TwoSides, snapshot
 
+pytestmark = pytest.mark.slow  # whole replays
+
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 FILE = AdaptiveFile(flat=Bracket(candidate_steps=CANDIDATES, warmup_batches=1, update_interval=2))
 FEW = settings(
