@@ -318,7 +318,7 @@ def test_kernels_with_a_decay_per_channel_are_adapted(form: str, right: bool, mi
 
 
 def test_raw_kernel_needs_the_arguments_of_the_op_before_it() -> None:
-    """Of another recurrence than `gdn`, whose fusion has them itself."""
+    """The fusion of `gdn` has them itself; that of another recurrence has not."""
     ops = pooled(load("plain"), name="mine", window=lambda _: torch.zeros(1), raw=True, op="kda")
     assert ops.kda is not None
     with pytest.raises(Unsupported, match="own op before kda, which a replay has"):

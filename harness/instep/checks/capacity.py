@@ -136,7 +136,7 @@ def _needs(region: Region, room: Room, window: int) -> Iterator[Need]:
 
 
 def _layout(region: Region, room: Room, blocks: Collection[tuple[int, ...]]) -> Iterator[Need]:
-    """States [.., HV, K, V] in their physical order. A pool that says what it holds is asked, not guessed by shape."""
+    """States [.., HV, K, V] in their physical order. A shape counts only if a pool does not name its content."""
     units, means = region.units, region.means
     if means is not None and (means.component != "state" or means.keeps):
         return

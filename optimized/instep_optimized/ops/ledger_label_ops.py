@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -27,10 +28,11 @@ from .label_algebra import code, expand, mix, read, shift_right
 from .op_protocols import AttentionInputs, ExpertWeights, GdnInputs, Types, ops_of
 from .plain import PLAIN
 from .plain.attend import entries, extents, nodes_seen
-from .plain.causal_conv import taps_of
+from .plain.causal_conv import pieces_of
 from .plain.gdn import Trail
 from .plain.requests_of_part import Lanes, after, along, ancestry, before, lanes, scatter
 from .plain.rerun_ring import keep, recalled
+from .plain.residual_streams import pieces_of_tokens
 from .plain.top_k_top_p_sampling import owned
 
 
@@ -203,8 +205,7 @@ def _conv_part(
     history, channels = width - 1, out.shape[1]
     window = read(before(part, who, torch.int64).transpose(1, 2), keep=2)  # [n, W-1]
     line = torch.cat([window, labels[who.rows]], dim=1)  # [n, W-1 + most]
-    parents = ancestry(part, who)
-    taps = line.unfold(1, width, 1) if parents is None else _gathered(line, taps_of(parents, width))  # [n, most, W]
+    taps = pieces_of(line, part, who, width)  # [n, most, W]
     mixed = torch.full_like(who.rows, stamp)
     for tap in range(0, width, distance):
         mixed = mix(mixed, taps[:, :, tap])
@@ -213,10 +214,6 @@ def _conv_part(
         along(part.per_row, who, token, _columns(taps[:alive, token, 1:], channels))
     ends = who.length[:, None] + torch.arange(history, device=out.device)
     after(part.store, who, _columns(line.gather(1, ends), channels))
-
-
-def _gathered(line: torch.Tensor, spots: torch.Tensor) -> torch.Tensor:
-    return line.gather(1, spots.flatten(1)).view_as(spots)
 
 
 def _columns(labels: torch.Tensor, channels: int) -> torch.Tensor:
@@ -361,23 +358,10 @@ def ngrams(
     *, tokens: torch.Tensor, tables: torch.Tensor, hashes: Hashes, parts: tuple[Part, ...], to: Place
 ) -> torch.Tensor:
     """Mix the N last tokens, each plus one, oldest first; a token before the first one is 0. Then mix(.., code)."""
-    longest, width = len(hashes.multipliers), len(hashes.sizes) * tables.shape[1]
-    out = tokens.new_zeros(len(tokens), width)
-    for part in parts:
-        who = lanes(part)
-        if not len(who.which):
-            continue
-        line = torch.cat([before(part, who, torch.int64), tokens[who.rows] + 1], dim=1)  # [n, N-1 + most]
-        parents = ancestry(part, who)
-        taps = line.unfold(1, longest, 1) if parents is None else _gathered(line, taps_of(parents, longest))
-        label = taps[:, :, 0]
-        for tap in range(1, longest):
-            label = mix(label, taps[:, :, tap])
-        scatter(out, who, expand(mix(label, code(to)), width))
-        for token, alive in enumerate(who.alive):
-            along(part.per_row, who, token, taps[:alive, token, 1:])
-        ends = who.length[:, None] + torch.arange(longest - 1, device=out.device)
-        after(part.store, who, line.gather(1, ends))
+    out = tokens.new_zeros(len(tokens), len(hashes.sizes) * tables.shape[1])
+    for who, pieces in pieces_of_tokens(tokens, len(hashes.multipliers), parts):
+        label = reduce(mix, pieces.unbind(-1))
+        scatter(out, who, expand(mix(label, code(to)), out.shape[1]))
     return out
 
 

@@ -69,6 +69,7 @@ def each_pair(*values: Iterable[Hashable], refused: Callable[..., bool] = lambda
     for row in array:
         rows.append(tuple(row[name] for name in array.factors))
         array.met(row)
+    assert rows, "the first values are refused together, so there would be no test"
     return rows
 
 

@@ -69,7 +69,7 @@ def _run(
     history = (weight.shape[1] - 1) * distance
     line = torch.cat([before(part, who, x.dtype), x[who.rows].transpose(1, 2)], dim=2)  # [n, C, W-1 + most]
     # One line per request holds its history and its rows; every result and every window is a slice of the line.
-    pieces = _pieces(line, part, who, history + 1)  # [n, C, most, W]; with a distance W-1 of them between two taps
+    pieces = pieces_of(line, part, who, history + 1)  # [n, C, most, W]; with a distance W-1 of them between two taps
     taps = zip(wide(pieces[..., ::distance]).unbind(-1), wide(weight).unbind(-1), strict=True)
     # torch's own sum and silu are not used: on a device their bits depend on the shape of the whole call.
     mixed = then(reduce(torch.add, (tap * by[:, None] for tap, by in taps)))
@@ -81,17 +81,20 @@ def _run(
     after(part.store, who, line.gather(2, ends[:, None, :].expand(-1, x.shape[1], -1)))
 
 
-def _pieces(line: torch.Tensor, part: Part, who: Lanes, width: int) -> torch.Tensor:
-    """[n, C, most, W]: the inputs that every row reads, its own last. In a chain these are neighbours on the line."""
+def pieces_of(line: torch.Tensor, part: Part, who: Lanes, width: int) -> torch.Tensor:
+    """The W inputs that every row reads, its own last. In a chain these are neighbours on the line.
+
+    Shapes:  line (n, .., W-1 + most)  ->  (n, .., most, W)
+    """
     parents = ancestry(part, who)
     if parents is None:
-        return line.unfold(2, width, 1)
-    spots = taps_of(parents, width)
-    rows = line.gather(2, spots.flatten(1)[:, None].expand(-1, line.shape[1], -1))
-    return rows.view(*line.shape[:2], *spots.shape[1:])
+        return line.unfold(-1, width, 1)
+    spots = _taps_of(parents, width)
+    each = spots.flatten(1).view(len(line), *(1,) * (line.dim() - 2), -1)
+    return line.gather(-1, each.expand(*line.shape[:-1], -1)).view(*line.shape[:-1], *spots.shape[1:])
 
 
-def taps_of(parents: torch.Tensor, width: int) -> torch.Tensor:
+def _taps_of(parents: torch.Tensor, width: int) -> torch.Tensor:
     """Locate a row's inputs on its request's line, oldest first: parents [n, most] -> [n, most, W].
 
     Row t is at W-1 + t, after the history. A row is preceded by its parent, and the root by the history.

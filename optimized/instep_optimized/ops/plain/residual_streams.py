@@ -5,15 +5,17 @@ Leaves out: the dilated conv (`causal_conv.py`). Sums are in at least fp32, with
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from instep_reference.contract.place_names import Place
 
 from ...memory_addresses import Part
 from ..family_op_protocols import Hashes, StreamWeights
-from .causal_conv import taps_of
+from .causal_conv import pieces_of
 from .compute_width import wide
-from .requests_of_part import after, along, ancestry, before, lanes, scatter
+from .requests_of_part import Lanes, after, along, before, lanes, scatter
 
 LEAST = 1e-6  # a score that is closer to 0 counts as this far from it
 
@@ -74,24 +76,29 @@ def ngrams(
     Shapes:  tokens (N,)   tables (rows, width)   tokens in memory (N-1,)  ->  (N, heads in all * width)
     """
     out = tables.new_zeros(len(tokens), len(hashes.sizes) * tables.shape[1])
-    longest = len(hashes.multipliers)
+    for who, pieces in pieces_of_tokens(tokens, len(hashes.multipliers), parts):
+        scatter(out, who, tables[rows_of(pieces, hashes)].flatten(2))
+    return out
+
+
+def pieces_of_tokens(
+    tokens: torch.Tensor, longest: int, parts: tuple[Part, ...]
+) -> Iterator[tuple[Lanes, torch.Tensor]]:
+    """The N last tokens at every token of each part, each plus one, oldest first; 0: none. Then the memory is written.
+
+    longest: N. Shapes:  tokens (all rows,)  ->  (n, most, N)
+    """
     for part in parts:
         who = lanes(part)
         if not len(who.which):
             continue
         line = torch.cat([before(part, who, torch.int64), tokens[who.rows] + 1], dim=1)  # [n, N-1 + most]
-        parents = ancestry(part, who)
-        if parents is None:
-            pieces = line.unfold(1, longest, 1)  # [n, most, N], the own token last
-        else:
-            spots = taps_of(parents, longest)
-            pieces = line.gather(1, spots.flatten(1)).view_as(spots)
-        scatter(out, who, tables[rows_of(pieces, hashes)].flatten(2))
+        pieces = pieces_of(line, part, who, longest)
+        yield who, pieces
         for token, alive in enumerate(who.alive):
             along(part.per_row, who, token, pieces[:alive, token, 1:])
         ends = who.length[:, None] + torch.arange(longest - 1, device=line.device)
         after(part.store, who, line.gather(1, ends))
-    return out
 
 
 def rows_of(pieces: torch.Tensor, hashes: Hashes) -> torch.Tensor:
