@@ -32,7 +32,7 @@ ROOTS = {
     "instep_proof": TOP / "harness" / "instep_proof",
     "instep_speed": TOP / "harness" / "instep_speed",
 }
-TESTS = {"support", "documentation", "perf"}  # packages that only tests and studies may import
+TESTS = {"support", "campaigns", "documentation", "perf"}  # packages that only tests and studies may import
 LONGEST_FILE = 600
 LONGEST_PARAMETERS = 30  # of a kernel
 SMALL_FILE = 80  # lines; a shorter file with one importer, in its own folder, belongs in that importer

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from documentation import harness_mutants
+from campaigns import harness_mutants
 from instep.trace.file import write
 from instep.verdict import Exit
 from instep_proof.faults import plant

@@ -1,10 +1,10 @@
 """Run every committed trace in pairs of settings, and print the pairs that were not run.
 
-    PYTHONPATH=reference:tests:harness:optimized python -m documentation.settings_campaign --cpu-minutes 25
+    PYTHONPATH=reference:tests:harness:optimized python -m campaigns.pairs_of_settings --cpu-minutes 25
 
 The traces are those of `fixtures/results/settings-cpu.json` that were run with all values of each setting; a covering
 array of pairs is added for each. Several calls go on where the last one stopped. Leaves out: choosing and running rows
-(`instep.campaign.all_settings`), and the table in the documentation (`tables.py`).
+(`instep.campaign.all_settings`), and the table in the documentation (`documentation/tables.py`).
 """
 
 from __future__ import annotations

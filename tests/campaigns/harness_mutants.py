@@ -1,6 +1,6 @@
 """Draw mutants of the harness's own code, and run against each the tests of `make whole` that reach it.
 
-    PYTHONPATH=reference:tests:harness:optimized python -m documentation.harness_mutants --mutants 300 --minutes 60
+    PYTHONPATH=reference:tests:harness:optimized python -m campaigns.harness_mutants --mutants 300 --minutes 60
 
 First each test file runs without a mutant, which records the lines that every test reaches, in `build/reached/`. A
 mutant then gets the tests that reach its statement, up to a limit of processor time; those that reach the fewest lines
@@ -91,7 +91,7 @@ def main() -> None:
     asked = asks.parse_args()
     rows = {row["id"]: row for row in json.loads(asked.json.read_text())["rows"]} if asked.json.exists() else {}
     mutants = list(islice(drawn(asked.seed, rows), asked.mutants))
-    result = {"command": "python -m documentation.harness_mutants " + " ".join(
+    result = {"command": "python -m campaigns.harness_mutants " + " ".join(
         f"--{name} {getattr(asked, name):g}" for name in ("mutants", "seed", "seconds")), "asked": asked.mutants,
         "commit": asked.commit}
 
