@@ -3,7 +3,11 @@
 Leaves out: links, tables and commands within a sentence (`test_readme.py`).
 """
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ import pytest
 from documentation.blocks import blocks_of, missing, paste, unclear
 from documentation.site import TOP, sources
 from support.running.covering import WHOLE
+from support.running.processes import warm_shell
 
 WRITTEN = [
     TOP / source for source in sources()
@@ -19,7 +24,15 @@ WRITTEN = [
 PASTED = [page for page in WRITTEN if any(block.runs for block in blocks_of(page))]
 LONGEST, SHORTER = 150, {"README.md": 120, "docs/architecture.md": 120}  # lines
 GENERATED = re.compile(r"<!-- generated: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
+INSTALLED = ("README.md", "docs/adapters.md", "reference/README.md")  # run the installed commands from their start
 RESULTS = ("results", "speed", "peers", "found/README")  # pages that are tables of results
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Path]:
+    """`instep` and `python` in processes that need not import torch."""
+    with warm_shell() as folder:
+        yield folder
 
 
 def name(page: Path) -> str:
@@ -35,8 +48,34 @@ def test_every_block_is_marked_as_run_or_not_run(page: Path) -> None:
 
 @WHOLE
 @pytest.mark.parametrize("page", PASTED, ids=name)
-def test_every_block_of_a_page_runs_and_prints_what_it_shows(page: Path, tmp_path: Path) -> None:
-    assert not paste(page, tmp_path)
+def test_every_block_of_a_page_runs_and_prints_what_it_shows(page: Path, commands: Path, tmp_path: Path) -> None:
+    assert not paste(page, tmp_path, None if name(page) in INSTALLED else commands)
+
+
+TYPED = (  # shell commands that end, read and write in each way that a block can
+    "python -c 'import sys; print(sys.argv, sys.path, sys.stdin.read()); sys.exit(3)' a 'b c' < words",
+    "cd inner && python -c 'import sys, os; print(os.getcwd(), os.environ[\"A\"]); import within'",
+    "A=2 PYTHONPATH=inner python -c 'import os, sys, within; print(os.environ[\"A\"], sys.path)'",
+    "python -m inner.within x | cat; python inner/within.py y 2> errors; cat errors",
+    "python -m nothing 2>&1 | grep -o 'No mod.*'",
+    "python -c 'import os; os.kill(os.getpid(), 15)'", "python -c 'print(1); 1 / 0' 2>&1 | sed -n '1p;$p'",
+    "python -c 'import atexit; atexit.register(print, 5)'", "python -c 'import sys; sys.exit(\"no\")'",
+    "instep --version | cat", "instep nothing", "python -m json.tool --no-ensure-ascii words",
+)  # fmt: skip
+
+
+@WHOLE
+def test_a_warm_shell_runs_each_command_like_the_installed_one(commands: Path, tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "within.py").write_text("import sys\nprint(__name__, sys.argv)\nprint(2, file=sys.stderr)\n")
+    (tmp_path / "words").write_text("one two")
+    for line in TYPED:
+        installed, warm = (
+            subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=tmp_path, text=True, capture_output=True,
+                           check=False, env=os.environ | {"PATH": f"{first}{os.pathsep}{os.environ['PATH']}", "A": "1"})
+            for first in (Path(sys.executable).parent, commands))  # fmt: skip
+        assert vars(installed) == vars(warm), line
+        assert installed.stdout + installed.stderr or installed.returncode < 0, line
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name)

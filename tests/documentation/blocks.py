@@ -81,8 +81,11 @@ def unclear(blocks: Iterable[Block]) -> list[str]:
     return wrong
 
 
-def paste(page: Path, folder: Path) -> list[str]:
-    """Run every block of a page that runs, in order; return what differs from the page."""
+def paste(page: Path, folder: Path, commands: Path | None = None) -> list[str]:
+    """Run every block of a page that runs, in order; return what differs from the page.
+
+    commands: a folder with the commands `instep` and `python`; None means the installed ones
+    """
     for entry in TOP.iterdir():
         if entry.is_dir() and not entry.name.startswith(".") and entry.name != "build":
             (folder / entry.name).symlink_to(entry)
@@ -91,7 +94,7 @@ def paste(page: Path, folder: Path) -> list[str]:
         if "file" in block.notes:
             (folder / block.notes["file"]).write_text(block.text)
         elif block.runs:
-            done = _run(block, folder)
+            done = _run(block, folder, commands or Path(sys.executable).parent)
             printed = done.stdout + done.stderr
             due = int(block.notes.get("exit", "0"))
             if done.returncode != due:
@@ -114,9 +117,9 @@ def missing(shown: str, printed: str) -> list[str]:
     return wrong
 
 
-def _run(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c"] if block.language == "python" else ["bash", "-eo", "pipefail", "-c"]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def _run(block: Block, folder: Path, commands: Path) -> subprocess.CompletedProcess[str]:
+    command = [commands / "python", "-c"] if block.language == "python" else ["bash", "-eo", "pipefail", "-c"]
+    path = f"{commands}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     left = {name: value for name, value in os.environ.items() if not name.startswith(("GITHUB_", "PYTEST", "INSTEP"))}
     return subprocess.run(
         [*command, block.text], cwd=folder, text=True, capture_output=True, timeout=SECONDS, check=False,

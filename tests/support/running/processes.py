@@ -1,21 +1,27 @@
 """Processes in which tests run instep: forks that have imported torch, a Python from its start, and an installed one.
 
-A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it. A Python from
-its start is for tests of pipes, signals and imports of torch. Leaves out: the fixture `instep`, which runs a command
+A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it. A shell gets
+such processes by commands of the same names, first on its PATH. A Python from its start is for tests of pipes, signals
+and imports of torch. Leaves out: the fixture `instep`, which runs a command
 within the test's process and is much faster.
 """
 
+import atexit
+import json
 import os
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import get_context
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, get_context
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,11 +85,12 @@ class Popen(subprocess.Popen[str]):
 
 
 class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
-    """A forked process, which receives its descriptors 0, 1 and 2."""
+    """A forked process, which receives its descriptors 0, 1 and 2. paths: `sys.path` after those of `env`."""
 
-    def __init__(self, words: list[str], cwd: Path | None, env: dict[str, str], ends: list[int]) -> None:
+    def __init__(self, words: list[str], cwd: Path | str | None, env: dict[str, str], ends: list[int],
+                 paths: list[str] | None = None) -> None:  # fmt: skip
         super().__init__()
-        self.words, self.cwd, self.env, self.ends = words, cwd, env, ends
+        self.words, self.cwd, self.env, self.ends, self.paths = words, cwd, env, ends, paths
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"ends": [DupFd(end) for end in self.ends]}
@@ -97,21 +104,92 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
             os.chdir(self.cwd)
         os.environ.clear()
         os.environ.update(self.env)
-        first = self.env.get("PYTHONPATH", "").split(os.pathsep)
+        sys.dont_write_bytecode = bool(self.env.get("PYTHONDONTWRITEBYTECODE"))
+        first = [os.path.abspath(path) for path in self.env.get("PYTHONPATH", "").split(os.pathsep) if path]
         if self.words[0] == "-P":
             self.words.pop(0)
+        elif self.words[0] in ("-m", "-c"):
+            first.insert(0, os.getcwd() if self.words[0] == "-m" else "")
         else:
-            first.insert(0, os.getcwd())
-        sys.path[:] = [*first, *(path for path in sys.path if path not in ROOTS.split(os.pathsep))]
+            first.insert(0, str(Path(self.words[0]).resolve().parent))
+        if self.paths is None:
+            self.paths = [path for path in sys.path if path not in ROOTS.split(os.pathsep)]
+        sys.path[:] = [*first, *self.paths]
         for name in [name for name in sys.modules if name.partition(".")[0] == "support"]:
             del sys.modules[name]
         assert not {"instep", "instep_optimized", "instep_reference"} & sys.modules.keys(), "sources of ours are loaded"
+        try:
+            self._execute()
+        finally:
+            atexit._run_exitfuncs()
+
+    def _execute(self) -> None:
+        if self.words[0] not in ("-m", "-c"):
+            sys.argv = self.words
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            return
         how, what, *rest = self.words
         sys.argv = [how, *rest]
         if how == "-m":
             runpy.run_module(what, run_name="__main__", alter_sys=True)
         else:
             exec(compile(what, "<string>", "exec"), {"__name__": "__main__"})
+
+
+@contextmanager
+def warm_shell() -> Iterator[Path]:
+    """A folder for the PATH of a shell, in which `instep` and `python` are commands that run in such processes.
+
+    `instep` is the installed script. A process has the paths of the installed Python.
+    """
+    with tempfile.TemporaryDirectory() as made, socket.socket(socket.AF_UNIX) as server:
+        folder, installed = Path(made), Path(sys.executable).parent
+        server.bind(f"{folder}/server")
+        server.listen()
+        for name, words in (("python", []), ("instep", [str(installed / "instep")])):
+            (folder / name).write_text(_FORWARDED.format(python=sys.executable, server=f"{folder}/server", words=words))
+            (folder / name).chmod(0o755)
+        Thread(target=_serve, args=(server,), daemon=True).start()
+        yield folder
+        server.shutdown(socket.SHUT_RDWR)  # ends the thread
+
+
+_FORWARDED = """#!{python} -I
+import json, os, signal, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({server!r})
+    socket.send_fds(server, [b"."], [0, 1, 2])
+    given = {{"words": {words} + sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "paths": sys.path}}
+    server.sendall(json.dumps(given).encode() + b"\\n")
+    code = int(server.makefile().readline())
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+
+
+def _serve(server: socket.socket) -> None:
+    """Run what each connection sends, until the server is closed."""
+    with suppress(OSError):
+        while True:
+            Thread(target=_answer, args=(server.accept()[0],), daemon=True).start()
+
+
+def _answer(client: socket.socket) -> None:
+    """Run one command, and send its exit code; a client that ends first ends the command."""
+    with client:
+        _, ends, *_ = socket.recv_fds(client, 1, 3)
+        process = _Started(ends=ends, **json.loads(client.makefile().readline()))
+        process.start()
+        for end in ends:
+            os.close(end)
+        connection.wait([process.sentinel, client])
+        if process.exitcode is None:
+            process.kill()
+        process.join()
+        with suppress(OSError):
+            client.sendall(f"{process.exitcode}\n".encode())
 
 
 def start(*words: object, cold: bool = False, **given: Any) -> subprocess.Popen[str]:
