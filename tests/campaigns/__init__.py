@@ -1,1 +1,1 @@
-"""Long runs for developers: each goes on where its last call stopped, and writes a file of `fixtures/results`."""
+"""Long runs for developers. A later call of one continues, and writes its file of `fixtures/results`."""

@@ -1,139 +1,192 @@
-"""Draw mutants of the harness's own code, and run against each the tests of `make whole` that reach it.
+"""Draw mutants of the harness's own code, and run the tests against those whose values differ in them.
 
     PYTHONPATH=reference:tests:harness:optimized python -m campaigns.harness_mutants --mutants 300 --minutes 60
 
-First each test file runs without a mutant, which records the lines that every test reaches, in `build/reached/`. A
-mutant then gets the tests that reach its statement, up to a limit of processor time; those that reach the fewest lines
-come first. It is killed if one of them fails. They run in forks that share their fixtures, and those of a survivor run
-again from the start. Several calls go on where the last one stopped; a survivor runs again if its tests have changed.
-Edits of closures that exist since an import are not planted. Leaves out: drawing (`faults/draw_mutants.py`).
+The code has a switch at each mutant (`switched_code.py`). Each test runs once. If an expression and its mutant have
+different values, the process forks, and the child runs the rest of the test with the mutant. A failure kills the
+mutant, if the test passes without it and also fails alone with it. So a mutant costs only the tests that it can change.
+A later call continues: a survivor runs again in files that have changed. Leaves out: drawing
+(`faults/draw_mutants.py`), and code that tests run in other processes or threads.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import gc
+import importlib
 import json
 import os
 import resource
+import select
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from functools import cache
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from itertools import islice
 from math import comb
 from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryDirectory
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
-from instep.atomic_write import write_atomically
-from instep.campaign.runner import TrialRunner
-from instep.lru_cache import forget
-from instep_proof.faults.catalogue.fault import ExactText
-from instep_proof.faults.draw_mutants import edits_in_turns
-from instep_reference.contract.errors import BadInput
-from support.running.planting import planted_here, swaps_of
+from campaigns.switched_code import SWITCH, NoSite, equal, install, site
 
 TOP = Path(__file__).resolve().parents[2]
 HARNESS = TOP / "harness"
 FILE = TOP / "fixtures" / "results" / "harness-mutants.json"
-REACHED = TOP / "build" / "reached"
+SEEN = TOP / "build" / "harness-mutants-seen.json"  # mutant -> test file -> digest of the file that it survived
 # The checks and their measures, the explanations, the verdict, the rules of the trace, and the bank of wrong states.
 CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "trace/event_rules.py",
         "trace/request_table.py", "trace/write_bound.py", "oracle/*_states.py", "oracle/state_oracle.py")  # fmt: skip
 FORK = get_context("fork")
-OF_A_FILE = 3600  # processor seconds of a test file without a mutant
-SLOWER, STARTS = 3, 20  # a mutant that makes its tests this much slower, and this many seconds in addition, hangs
-OF_A_BODY = 60  # processor seconds of one test with a mutant
+OF_A_FILE = 3600  # processor seconds of a test file without mutants
+OF_A_TEST = 20  # processor seconds of a test with a mutant, at most
+SLOWER, STARTS = 3, 5  # a mutant that makes a test this much slower, and this many seconds in addition, hangs
 WAITS = 8  # wall clock per processor second
 CONFIDENCE = 0.95
+# How a mutant fared. reached: tests that compute its expression; tests, left: those in which its value differs, and
+# that ran, or did not as its time was over
+NOTHING = {"killed_by": "", "says": "", "reached": 0, "tests": 0, "left": 0, "seconds": 0.0}
 
 
 class Mutant(NamedTuple):
-    """An edit of a file of the harness. lines: those of its statement"""
+    """An edit of a file of the harness, package first. old: text that is in the file once"""
 
-    edit: ExactText
+    file: str
+    old: str
+    new: str
     kind: str
     what: str
     line: int
-    lines: range
 
     @property
     def id(self) -> str:
-        return sha256("\0".join((self.edit.file, self.edit.old, self.edit.new)).encode()).hexdigest()[:12]
+        return sha256("\0".join((self.file, self.old, self.new)).encode()).hexdigest()[:12]
 
-
-class Tried(NamedTuple):
-    """The tests that reach a mutant, within its time. seconds: their processor time without it; left: tests left out"""
-
-    tests: list[str]
-    seconds: float
-    left: int
+    def planted(self, text: str) -> str:
+        return text.replace(self.old, self.new, 1)
 
 
 def main() -> None:
     asks = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asks.add_argument("--mutants", type=int, default=300, help="how many are drawn")
     asks.add_argument("--seed", type=int, default=1, help="of the draws")
-    asks.add_argument("--seconds", type=float, default=60.0, help="processor time of the tests of a mutant")
-    asks.add_argument("--minutes", type=float, help="time after which nothing is begun")
-    asks.add_argument("--tests", type=Path, default=TOP / "tests" / "harness", help="the folder of the tests")
+    asks.add_argument("--only", default="", help="draw mutants of files with this text in their path")
+    asks.add_argument("--seconds", type=float, default=60.0, help="processor time of a mutant in one call")
+    asks.add_argument("--minutes", type=float, default=1e9, help="time after which no test file is begun")
+    asks.add_argument("--whole", action="store_true", help="also run the tests of `make whole`")
+    asks.add_argument("--tests", type=Path, nargs="+", default=[TOP / "tests" / "harness"], help="files or folders")
     asks.add_argument("--json", type=Path, default=FILE, help="the result")
+    asks.add_argument("--seen", type=Path, default=SEEN, help="what survivors have run")
     asks.add_argument("--commit", default="", help="the revision that runs")
     asked = asks.parse_args()
-    rows = {row["id"]: row for row in json.loads(asked.json.read_text())["rows"]} if asked.json.exists() else {}
-    mutants = list(islice(drawn(asked.seed, rows), asked.mutants))
-    result = {"command": "python -m campaigns.harness_mutants " + " ".join(
-        f"--{name} {getattr(asked, name):g}" for name in ("mutants", "seed", "seconds")), "asked": asked.mutants,
-        "commit": asked.commit}
-
-    def keep() -> None:
-        write_atomically({asked.json: spelled(result, [rows[one.id] for one in mutants if one.id in rows]).encode()})
-
-    def advance(what: str, done: int, total: int | None) -> None:
-        print(f"{done + 1} of {total}: {what}", flush=True)
-
-    def map_tests() -> None:
-        files = [file for file in by_imports(asked.tests) if not reached_file(file).exists()]
-        for file in run.trials(files, lambda file: f"{file.name} without a mutant"):
-            write_atomically({reached_file(file): json.dumps(without_a_mutant(file, Path(folder))).encode()})
-
-    def run_mutants() -> None:
-        several = tests_of(mutants, asked.tests, asked.seconds)
-        left = [one for one in mutants if worth(rows.get(one.id), several[one.id])]
-        run.keep = keep
-        for file in run.trials(by_imports(asked.tests), lambda file: f"{file.name} with mutants"):
-            for one, tried, test, says in killed_in_forks(file, left, several, Path(folder)):
-                rows[one.id] = {**row(one, tried, asked.commit), "killed_by": test, "says": says}
-                left.remove(one)
-                print(test, "kills", one.edit.file, one.line, one.what, flush=True)
-        for one in run.trials(left, lambda one: f"{one.edit.file} line {one.line}: {one.what}"):
-            reason = rows.get(one.id, {}).get("reason", "")
-            rows[one.id] = row_of(one, several[one.id], Path(folder), asked.commit)
-            if reason and not rows[one.id]["killed_by"]:
-                rows[one.id]["reason"] = reason
-            print(rows[one.id]["killed_by"] or "SURVIVED", flush=True)
-
-    REACHED.mkdir(parents=True, exist_ok=True)
-    gc.collect()
-    gc.freeze()  # a fork collects nothing of this
-    run = TrialRunner(None if asked.minutes is None else 60 * asked.minutes, advance)
-    with run, TemporaryDirectory() as folder:
-        for share in run.shares((map_tests, run_mutants)):
-            share()
-    keep()
+    end = time.monotonic() + 60 * asked.minutes
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        drawn = in_fork(lambda: draw(asked.seed, asked.mutants, asked.only), folder, OF_A_FILE)
+        mutants = [Mutant(*one) for one in drawn]
+        texts = code_files()
+        install({HARNESS / file: text for file, text in texts.items()},
+                [(HARNESS / one.file, one.planted(texts[one.file])) for one in mutants])  # fmt: skip
+        campaign = Campaign(mutants, asked, folder)
+        setattr(builtins, SWITCH, Forks({}))
+        warm_up()
+        for file in test_files(asked.tests):
+            if time.monotonic() < end and (alive := campaign.alive(file)):
+                campaign.run(file, alive)
+                campaign.keep()
     print("\n".join(lines(json.loads(asked.json.read_text()))))
 
 
-@cache
+class Campaign:
+    """The rows of the result, and what each mutant has survived."""
+
+    def __init__(self, mutants: Sequence[Mutant], asked: argparse.Namespace, folder: Path) -> None:
+        self.mutants, self.asked, self.folder = mutants, asked, folder
+        stored = json.loads(asked.json.read_text())["rows"] if asked.json.exists() else []
+        known = {row["id"]: row for row in stored if "reached" in row}  # others are of an earlier form
+        self.rows: dict[str, dict[str, Any]] = {one.id: known.get(one.id) or {
+            "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
+            "commit": ""} for one in mutants}  # fmt: skip
+        self.seen: dict[str, dict[str, str]] = json.loads(asked.seen.read_text()) if asked.seen.exists() else {}
+        self.spent = dict.fromkeys(self.rows, 0.0)
+
+    def alive(self, file: Path) -> list[int]:
+        """The numbers of the mutants that nothing has killed and that have not seen this text of a file."""
+        return [number for number, one in enumerate(self.mutants) if not self.rows[one.id]["killed_by"]
+                and self.seen.get(one.id, {}).get(name_of(file)) != self._digest(file)]  # fmt: skip
+
+    def run(self, file: Path, alive: Sequence[int]) -> None:
+        seconds = {number: self.asked.seconds - self.spent[self.mutants[number].id] for number in alive}
+        plugin = Forks(seconds)
+        setattr(builtins, SWITCH, plugin)
+
+        def work() -> dict[str, Any]:
+            try:
+                run_pytest(plugin, name_of(file), self.folder, whole=self.asked.whole)
+            finally:
+                plugin.end()
+            return {"rows": plugin.rows, "fails": plugin.fails, "tests": plugin.tests}
+
+        begun = time.monotonic()
+        found = in_fork(work, self.folder, OF_A_FILE)
+        if found is None:
+            print(f"{name_of(file)} DID NOT END", flush=True)
+            return
+        for number, of in found["rows"].items():
+            one = self.mutants[int(number)]
+            row = self.rows[one.id]
+            if of["killed_by"] and not self.fails_alone(of["killed_by"], int(number)):
+                print(f"{of['killed_by']} passes alone with {one.file} line {one.line}: {one.what}", flush=True)
+                of |= {"killed_by": "", "says": ""}
+            row |= {"killed_by": of["killed_by"], "says": of["says"], "commit": self.asked.commit}
+            for key in ("reached", "tests", "left", "seconds"):
+                row[key] = round(row[key] + of[key], 1)
+            self.spent[one.id] += of["seconds"]
+            self.seen.setdefault(one.id, {})[name_of(file)] = self._digest(file)
+        killed = sum(bool(of["killed_by"]) for of in found["rows"].values())
+        left = sum(not row["killed_by"] for row in self.rows.values())
+        print(f"{name_of(file)}: {killed} of {len(alive)} killed by {found['tests']} tests in "
+              f"{time.monotonic() - begun:.0f} s, {left} left", flush=True)  # fmt: skip
+        for test in found["fails"]:
+            print(f"FAILS without a mutant, so it kills none: {test}", flush=True)
+
+    def fails_alone(self, test: str, number: int) -> bool:
+        """Whether a test fails from its start with a mutant, fixtures too, or does not end."""
+        plugin = Planted(number)
+        setattr(builtins, SWITCH, plugin)
+
+        def work() -> list[int]:
+            run_pytest(plugin, test, self.folder, whole=self.asked.whole)
+            return [plugin.ran, plugin.failed]
+
+        ran, failed = in_fork(work, self.folder, 2 * OF_A_TEST) or (1, 1)
+        return not ran or failed > 0
+
+    def keep(self) -> None:
+        """Write the result. A mutant counts only when it is killed or has met every file."""
+        files = [(name_of(file), self._digest(file)) for file in test_files(self.asked.tests)]
+        several = [self.rows[one.id] for one in self.mutants if self.rows[one.id]["killed_by"] or all(
+            self.seen.get(one.id, {}).get(name) == digest for name, digest in files)]  # fmt: skip
+        words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seed", "seconds")]
+        words += ["--whole"] * self.asked.whole + [f"--only {self.asked.only}"] * bool(self.asked.only)
+        result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
+                  "commit": self.asked.commit}  # fmt: skip
+        write(self.asked.json, spelled(result, several))
+        write(self.asked.seen, json.dumps(self.seen))
+
+    def _digest(self, file: Path) -> str:
+        return sha256(file.read_bytes() + b"whole" * self.asked.whole).hexdigest()[:12]
+
+
 def code_files() -> dict[str, str]:
     """Map the files that are mutated, package first, to their text."""
     root = HARNESS / "instep"
@@ -141,173 +194,199 @@ def code_files() -> dict[str, str]:
     return {str(file.relative_to(HARNESS)): file.read_text() for file in files}
 
 
-def drawn(seed: int, known: Container[str] = ()) -> Iterator[Mutant]:
-    """Draw mutants that can be planted in a running process: kinds of edits in turns. known: ids of some that can"""
-    texts = code_files()
-    for one, edit in edits_in_turns(texts, Random(seed)):
-        exact = ExactText(edit.file, edit.old, edit.new)
-        mutant = Mutant(exact, one.kind, one.what, one.line, statement(texts[edit.file], one.line))
-        try:
-            if mutant.id not in known:
-                with planted_here(exact):
-                    pass
-        except BadInput:  # no plain function
-            continue
-        yield mutant
+def draw(seed: int, count: int, only: str) -> list[Mutant]:
+    """Draw mutants: kinds of edits in turns. It imports what is mutated, so it runs in a fork."""
+    from instep_proof.faults.draw_mutants import edits_in_turns
+
+    texts = {file: text for file, text in code_files().items() if only in file}
+    trees = {file: ast.parse(text) for file, text in texts.items()}
+
+    def drawn() -> Iterator[Mutant]:
+        for one, edit in edits_in_turns(texts, seed):
+            mutant = Mutant(edit.file, edit.old, edit.new, one.kind, one.what, one.line)
+            with suppress(NoSite):
+                site(trees[edit.file], texts[edit.file], mutant.planted(texts[edit.file]))
+                yield mutant
+
+    return [*islice(drawn(), count)]
 
 
-def statement(text: str, line: int) -> range:
-    """The lines of the innermost statement at a line; of a compound statement, those before its body."""
-    spans = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line):
-            body = getattr(node, "body", None) or getattr(node, "cases", None)
-            first = node.end_lineno or line
-            if isinstance(body, list):
-                first = max(node.lineno, min(getattr(each, "lineno", first) for each in body) - 1)
-            if line <= first:
-                spans.append(range(node.lineno, first + 1))
-    return min(spans, key=len, default=range(line, line + 1))
+def warm_up() -> None:
+    """Import what every test needs, so that a fork has it."""
+    for file in code_files():
+        importlib.import_module(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    importlib.import_module("instep.cli")
+    gc.collect()
+    gc.freeze()
 
 
-class LinesReached:
-    """A pytest plugin: the lines of files that each test reaches, in its fixtures too.
+class Forks:
+    """A pytest plugin: runs each test once, and forks it where the value of a mutant differs. It is the switch.
 
-    tests: id of each test that passed -> its processor seconds, and file -> lines
+    left: number of a mutant -> its processor seconds. rows: what each met, and who killed it. tests: how many passed.
+    fails: tests that fail without a mutant
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names, self.now = names, set[tuple[str, int]]()
-        self.fixtures: dict[str, set[tuple[str, int]]] = {}
-        self.tests: dict[str, dict[str, Any]] = {}
-        self.passed: dict[str, bool] = {}
+    def __init__(self, left: Mapping[int, float]) -> None:
+        self.left = {**left}
+        self.rows: dict[int, dict[str, Any]] = {number: {**NOTHING} for number in left}
+        self.tests, self.fails = 0, list[str]()
+        self.killed: dict[str, list[tuple[int, str]]] = {}  # test -> mutants that it would kill, and its error
+        self.now, self.error = "", ""  # a test and its failure
+        self.last, self.shared = False, 0  # whether it is the last of its file; fixtures of several tests that begin
+        self.process, self.reached, self.forked, self.hung = 0, set[int](), set[int](), list[tuple[int, float]]()
+        self.wider = set[int]()  # mutants that a fixture of several tests met: one child runs the rest of the file
+        self.mutant: int | None = None  # that of a child
+        self.pipe, self.wide = -1, False
 
-    def _call(self, frame: FrameType, event: str, arg: object) -> Any:
-        return self._line if frame.f_code.co_filename in self.names else None
+    def __call__(self, number: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
+        """The value of an expression; if there is none: whether the mutant is on."""
+        before, on = (False, True) if other is None else (value, None)
+        if self.mutant is None:
+            on = number in self.left and number not in self.forked and self._here() and (
+                other is None or self._differs(number, value, other)) and self._fork(number)
+        else:
+            on = self.mutant == number
+        return before if not on else True if other is None else other()
 
-    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
-        self.now.add((frame.f_code.co_filename, frame.f_lineno))
-        return self._line
+    def _here(self) -> bool:
+        """Whether this is a test, in the process and the thread that run tests."""
+        return self.process == os.getpid() and threading.current_thread() is threading.main_thread()
+
+    def _differs(self, number: int, value: object, other: Callable[[], Any]) -> bool:
+        self.reached.add(number)
+        try:
+            return not equal(value, other())
+        except Exception:
+            return True
+
+    def _fork(self, number: int) -> bool:
+        """Whether this is the child, in which the mutant is on. The parent returns when the child has ended."""
+        self.reached.add(number)
+        self.forked.add(number)
+        if self.shared:
+            self.wider.add(number)
+        row = self.rows[number]
+        if self.left[number] <= row["seconds"]:
+            row["left"] += 1
+            return False
+        reads, writes = os.pipe()
+        child = os.fork()
+        if not child:
+            os.setpgrp()
+            self.mutant, self.pipe, self.wide = number, writes, self.shared > 0
+            limit = 3 * OF_A_TEST if self.wide else OF_A_TEST
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            return True
+        os.close(writes)
+        watch = os.pidfd_open(child)
+        ended = bool(select.select([watch], [], [], 3 * WAITS * OF_A_TEST)[0])
+        os.close(watch)
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # with what it started
+        _, status, used = os.wait4(child, 0)
+        os.set_blocking(reads, False)
+        with suppress(BlockingIOError):
+            test, says = json.loads(os.read(reads, 1 << 16) or b'["", ""]')
+            if test:
+                self.killed.setdefault(test, []).append((number, says))
+        os.close(reads)
+        seconds = used.ru_utime + used.ru_stime
+        row |= {"tests": row["tests"] + 1, "seconds": row["seconds"] + seconds}
+        if ended and os.WIFSIGNALED(status):
+            if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+                self.hung += [(number, seconds)] * (not self.shared)
+            else:
+                self.killed.setdefault(self.now, []).append((number, f"ends by signal {os.WTERMSIG(status)}"))
+        return False
+
+    def end(self) -> None:
+        """End a child, and tell its parent."""
+        if self.mutant is not None:
+            os.write(self.pipe, json.dumps([self.error and self.now, self.error]).encode())
+            os._exit(0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
-        outside, self.now = self.now, set()
+        several = fixturedef.scope != "function"
+        self.shared += several
         try:
             return (yield)
         finally:
-            self.fixtures[fixturedef.argname] = self.now
-            self.now = outside | self.now
+            self.shared -= several
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self.now, begun = set(), time.process_time()
-        sys.settrace(self._call)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            if self.passed.get(item.nodeid):
-                names = getattr(item, "fixturenames", ())
-                found: dict[str, list[int]] = {}
-                for file, line in self.now.union(*(self.fixtures.get(name, ()) for name in names)):
-                    found.setdefault(self.names[file], []).append(line)
-                seconds = round(time.process_time() - begun, 3)
-                self.tests[name_of(item)] = {"seconds": seconds, "lines": found}
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        self.now, self.last, self.error = label(item), nextitem is None, ""
+        self.reached, self.hung = set(), []
+        self.forked = self.wider | {number for several in self.killed.values() for number, _ in several}
+        self.process, begun = os.getpid(), time.process_time()
+        result = yield
+        if self.error or not self.wide:
+            self.end()
+        self.process = 0
+        if self.mutant is None:
+            self._count(time.process_time() - begun)
+        return result
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not report.passed:
-            self.passed[report.nodeid] = False
-        elif report.when == "call":
-            self.passed.setdefault(report.nodeid, True)
-
-
-class Planted:
-    """A pytest plugin: a mutant is in the code of all tests, once they are collected. Notes the first failure."""
-
-    def __init__(self, edit: ExactText, progress: Path) -> None:
-        self.edit, self.progress, self.until = edit, progress, ExitStack()
-        self.passed, self.killed_by, self.says = 0, "", ""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_finish(self) -> None:
-        self.until.enter_context(planted_here(self.edit))
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.progress.write_text(nodeid)
+    def _count(self, seconds: float) -> None:
+        """Count what mutants met in a test that took this processor time without them."""
+        for number in self.reached:
+            self.rows[number]["reached"] += 1
+        killed = self.killed.pop(self.now, []) + [
+            (one, "does not end") for one, used in self.hung if used > SLOWER * seconds + STARTS]  # fmt: skip
+        if self.error:
+            self.fails.append(self.now)
+            return
+        self.tests += 1
+        for number, says in killed:
+            self.rows[number] |= {"killed_by": self.now, "says": says}
+            self.left.pop(number, None)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and not self.killed_by:
+        if report.failed and not self.error:
             crash = getattr(report.longrepr, "reprcrash", None)
             says = crash.message if crash is not None else str(report.longrepr)
-            self.killed_by, self.says = name_of(item), (says.strip().splitlines() or [""])[0][:160]
-        self.passed += report.passed and report.when == "call"
+            self.error = (says.strip().splitlines() or [""])[0][:160] or "fails"
+        if self.last and report.when == "call":  # its teardown is that of several tests
+            self.end()
         return report
 
-    def pytest_unconfigure(self) -> None:
-        self.until.close()
+
+class Planted:
+    """A pytest plugin: a mutant is on from the start. It is the switch."""
+
+    def __init__(self, mutant: int) -> None:
+        self.mutant, self.ran, self.failed = mutant, 0, 0
+
+    def __call__(self, number: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
+        on = number == self.mutant
+        return on if other is None else other() if on else value
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.ran += 1
+        self.failed += report.failed
 
 
-class OneFork:
-    """A pytest plugin: runs each test once per mutant, in a fork that its fixtures were made before.
-
-    A fixture is made once for all mutants, so that most of them cost a fork and the body of a test. killed: id of a
-    mutant -> the test that failed, and its error; only if the test passes in a last fork without a mutant
-    """
-
-    def __init__(self, mutants: Mapping[str, list[Mutant]], progress: Path) -> None:
-        self.mutants, self.progress, self.killed = mutants, progress, dict[str, tuple[str, str]]()
-        self.swaps: dict[str, list[tuple[FunctionType, CodeType]]] = {}
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool:
-        name, found = name_of(pyfuncitem), dict[str, tuple[str, str]]()
-        for one in self.mutants.get(name, ()):
-            if one.id not in self.killed:
-                if one.id not in self.swaps:
-                    self.swaps[one.id] = swaps_of(one.edit)
-                if says := self._fails(pyfuncitem, self.swaps[one.id]):
-                    found[one.id] = name, says
-        if found and not self._fails(pyfuncitem, []):
-            self.killed |= found
-        return True
-
-    def _fails(self, item: pytest.Function, swaps: Iterable[tuple[FunctionType, CodeType]]) -> str:
-        """The error with which a test ends; empty: it passes."""
-        self.progress.write_text("")
-        child = os.fork()
-        if not child:
-            resource.setrlimit(resource.RLIMIT_CPU, (OF_A_BODY, OF_A_BODY + 5))
-            says = ""
-            try:
-                for function, code in swaps:
-                    function.__code__ = code
-                forget()
-                item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
-            except pytest.skip.Exception:
-                pass
-            except BaseException as error:
-                says = f"{type(error).__name__}: {error}".strip().splitlines()[0][:160]
-            finally:
-                self.progress.write_text(says)
-                os._exit(0)
-        _, status = os.waitpid(child, 0)
-        return self.progress.read_text() or ("does not end" if status else "")
+def run_pytest(plugin: object, tests: str, folder: Path, *, whole: bool) -> None:
+    """Run a file of tests or one of them, by its path from the top folder."""
+    whole = whole and TOP / "tests" in (TOP / tests.partition("::")[0]).resolve().parents  # where that option is
+    words = ["-q", "-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing", tests]
+    ours = ["-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"), *["--whole"] * whole]
+    pytest.main([*words, *ours], plugins=[plugin])
 
 
-def run_pytest(plugin: object, tests: Iterable[str], folder: Path, *more: str) -> int:
-    without = ("-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing")
-    tests = [*tests]
-    whole = ("--whole",) * (TOP / "tests" in (TOP / tests[0].partition("::")[0]).resolve().parents)  # has its conftest
-    ours = (*whole, "-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"))
-    words = ["-q", *ours, *without, *more, *tests]
-    return int(pytest.main(words, plugins=[plugin]))
+def name_of(file: Path) -> str:
+    return os.path.relpath(file, TOP)
 
 
-def name_of(item: pytest.Item) -> str:
+def label(item: pytest.Item) -> str:
     """The name of a test with which pytest runs it from the top folder."""
-    return f"{os.path.relpath(item.path, TOP)}::{item.nodeid.partition('::')[2]}"
+    return f"{name_of(item.path)}::{item.nodeid.partition('::')[2]}"
 
 
 def in_fork(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
@@ -332,14 +411,22 @@ def _write_result(work: Callable[[], Any], file: Path, seconds: float) -> None:
     os.chdir(TOP)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(file.parent / "hypothesis")
     sys.modules["__main__"] = ModuleType("__main__")  # what tests start does not import this module
-    write_atomically({file: json.dumps(work()).encode()})
+    write(file, json.dumps(work()))
     os._exit(0)
 
 
-def by_imports(folder: Path) -> list[Path]:
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text)
+    new.replace(file)
+
+
+def test_files(places: Iterable[Path]) -> list[Path]:
     """The test files, those first that import most of the mutated files, also by way of `tests/support`."""
     code = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in code_files()}
-    files = {file: len(code & imported(file)) for file in folder.rglob("test_*.py")}
+    several = (file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py")))
+    files = {file.resolve(): len(code & imported(file)) for file in several}
     return sorted(files, key=lambda file: (-files[file], file.name))
 
 
@@ -359,114 +446,6 @@ def imported(test: Path) -> set[str]:
     return found
 
 
-def reached_file(test: Path) -> Path:
-    """The file of the lines that a test file reaches. Its name follows from the text of the tests and of the code."""
-    known = sha256(repr((test.read_text(), sorted(code_files().items()))).encode()).hexdigest()[:12]
-    return REACHED / f"{test.stem}-{known}.json"
-
-
-def without_a_mutant(test: Path, folder: Path) -> dict[str, Any]:
-    """Run a test file alone -> its tests that pass, and what each reaches."""
-    plugin = LinesReached({str(HARNESS / name): name for name in code_files()})
-
-    def work() -> dict[str, Any]:
-        run_pytest(plugin, [str(test)], folder)
-        return plugin.tests
-
-    return in_fork(work, folder, OF_A_FILE) or {}
-
-
-def tests_of(mutants: Iterable[Mutant], folder: Path, seconds: float) -> dict[str, Tried]:
-    """The tests of each mutant: those that reach the fewest lines first, a file at a time, for its fixtures."""
-    several = list(mutants)
-    files: dict[str, dict[str, list[tuple[int, float, str]]]] = {one.id: {} for one in several}
-    for test in sorted(folder.rglob("test_*.py")):
-        reached = json.loads(reached_file(test).read_text()) if reached_file(test).exists() else {}
-        for name, found in reached.items():
-            total, here = sum(map(len, found["lines"].values())), {at: set(on) for at, on in found["lines"].items()}
-            for one in several:
-                if not here.get(one.edit.file, set()).isdisjoint(one.lines):
-                    files[one.id].setdefault(test.name, []).append((total, found["seconds"], name))
-    return {one.id: _within(files[one.id].values(), seconds) for one in several}
-
-
-def _within(files: Iterable[list[tuple[int, float, str]]], seconds: float) -> Tried:
-    ordered = [each for file in sorted(sorted(file) for file in files) for each in file]
-    chosen, spent = list[str](), 0.0
-    for _, cost, name in ordered:
-        if spent + cost <= seconds:
-            chosen.append(name)
-            spent += cost
-    return Tried(chosen, round(spent, 1), len(ordered) - len(chosen))
-
-
-def worth(row: Mapping[str, Any] | None, tried: Tried) -> bool:
-    """Whether a mutant needs a run: it had none, or it survived other tests."""
-    return row is None or (not row["killed_by"] and row["ran"] != digest(tried))
-
-
-def digest(tried: Tried) -> str:
-    texts = {name: (TOP / name).read_text() for name in {test.partition("::")[0] for test in tried.tests}}
-    return sha256(repr((tried.tests, sorted(texts.items()))).encode()).hexdigest()[:12]
-
-
-def row(one: Mutant, tried: Tried, commit: str) -> dict[str, Any]:
-    return {"id": one.id, "file": one.edit.file, "line": one.line, "kind": one.kind, "what": one.what, "killed_by": "",
-            "says": "", "tests": 0, "left": tried.left, "ran": digest(tried), "commit": commit}  # fmt: skip
-
-
-def killed_in_forks(
-    file: Path, mutants: Iterable[Mutant], several: Mapping[str, Tried], folder: Path
-) -> list[tuple[Mutant, Tried, str, str]]:
-    """Run the tests of a file in forks with mutants -> those that are killed, by which test, and its error."""
-    tests: dict[str, list[Mutant]] = {}
-    by_id = {one.id: one for one in mutants}
-    for one in by_id.values():
-        for test in several[one.id].tests:
-            if test.startswith(f"{os.path.relpath(file, TOP)}::"):
-                tests.setdefault(test, []).append(one)
-    if not tests:
-        return []
-    plugin = OneFork(tests, folder / "fork")
-
-    def work() -> dict[str, tuple[str, str]]:
-        run_pytest(plugin, tests, folder)
-        return plugin.killed
-
-    found = in_fork(work, folder, OF_A_FILE) or {}
-    return [(by_id[name], several[name], *killed) for name, killed in found.items()]
-
-
-def row_of(one: Mutant, tried: Tried, folder: Path, commit: str) -> dict[str, Any]:
-    """Run the tests of a mutant from the start, fixtures too. killed_by: the test that failed; empty: none did."""
-    untried = row(one, tried, commit)
-    if not tried.tests:
-        return untried
-    progress = folder / "progress"
-    plugin = Planted(one.edit, progress)
-
-    def work() -> dict[str, Any]:
-        code = run_pytest(plugin, tried.tests, folder, "-x")
-        return {"code": code, "killed_by": plugin.killed_by, "says": plugin.says, "tests": plugin.passed}
-
-    progress.write_text("")
-    found = in_fork(work, folder, SLOWER * tried.seconds + STARTS)
-    if found is None:
-        at = progress.read_text()
-        return {**untried, "killed_by": at, "says": "does not end" if at else "NOTHING RAN"}
-    if found["killed_by"] and not passes_alone(found["killed_by"], folder):
-        return {**untried, "says": f"{found['killed_by']} fails alone without a mutant"}
-    if found["code"] not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise RuntimeError(f"pytest ended with {found['code']} for {tried.tests[:3]}")
-    return {**untried, "killed_by": found["killed_by"], "says": found["says"], "tests": found["tests"]}
-
-
-@cache
-def passes_alone(test: str, folder: Path) -> bool:
-    """Whether a test passes without a mutant when no other test ran before it."""
-    return in_fork(lambda: run_pytest(object(), [test], folder), folder, OF_A_FILE) == pytest.ExitCode.OK
-
-
 def lower_bound(killed: int, of: int) -> float:
     """The lower 95% bound of a share (Clopper and Pearson, one-sided)."""
     low, high = 0.0, killed / of if of else 0.0
@@ -480,8 +459,8 @@ def lower_bound(killed: int, of: int) -> float:
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
     for row in result["rows"]:
         if not row["killed_by"]:
-            yield (f"survived {row['tests']} tests: {row['file']} line {row['line']}: {row['what']}"
-                   f"{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
+            yield (f"survived {row['tests']} tests ({row['reached']} reach it): {row['file']} line {row['line']}: "
+                   f"{row['what']}{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
     yield (f"{result['killed']} of {result['of']} mutants are killed ({result['asked']} requested), "
            f"lower 95% bound {100 * result['lower']:.1f}%")  # fmt: skip
 

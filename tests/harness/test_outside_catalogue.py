@@ -3,19 +3,24 @@
 Leaves out: planting and judging of the project's own faults (`test_faults.py`).
 """
 
+import inspect
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from campaigns import harness_mutants
+from campaigns.switched_code import switched
+from instep.tier_allowances import sums_error
 from instep.trace.file import write
 from instep.verdict import Exit
 from instep_proof.faults import plant
 from instep_proof.faults.catalogue import TRACES, by_id
-from instep_proof.faults.catalogue.fault import Edit, ExactText
+from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.compare_with_control import Result, judge
 from instep_proof.faults.draw_mutants import Mutation, draw, exact_edit, mutations
 from instep_proof.faults.fault_runs import Arm
@@ -26,6 +31,7 @@ from instep_reference.contract.errors import BadInput
 from support.inputs.few_channels import few_channels
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE
+from support.running.processes import ENVIRONMENT
 
 INSIDE = by_id()["row-for-slot"]
 FILE = "instep_optimized/draft_answers.py"
@@ -192,46 +198,66 @@ def test_drawn_faults_are_a_catalogue_and_follow_from_the_seed(instep: Runner, t
     assert "expected a folder" in complaint(instep("faults", "--catalogue", tmp_path / "file", "--draw", 2))
 
 
-
 TESTED = """
+import pytest
 from instep.tier_allowances import sums_error
 
-def test_of_no_line_of_the_code():
-    assert True
+@pytest.fixture(scope="module")
+def of_nine():
+    return sums_error(9, 0.5)
 
-def test_weak():
-    assert sums_error(9, 0.5) > 0
+def test_weak(of_nine):
+    assert of_nine > 0
 
-def test_strong():
-    assert sums_error(1, 0.5) > 0
-    assert sums_error(9, 0.5) == sums_error(9, 0.25) * 2, "the same"
+def test_strong(of_nine):
+    assert sums_error(1, 0.5) > 0, "a tenth test would be killed by it"
+    assert of_nine == sums_error(9, 0.25) * 2, "the same"
 """
 
 
 @WHOLE
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_mutants_are_killed_by_tests_that_reach_them_or_listed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """An edit that a test fails for, one that all tests pass, and one that no test reaches."""
-    file, code = "instep/tier_allowances.py", harness_mutants.code_files()["instep/tier_allowances.py"]
-    edits = [("sqrt(count) * eps", "sqrt(count) + eps"), ("return 2 *", "return 3 *"), ("(vocab) + 1", "(vocab) - 1")]
-    several = [harness_mutants.Mutant(ExactText(file, old, new), "operator", f"{old} is {new}", at, range(at, at + 1))
-               for old, new in edits for at in [code[: code.index(old)].count("\n") + 1]]  # fmt: skip
-    (tmp_path / "test_sums.py").write_text(TESTED)
-    words = ["--tests", str(tmp_path), "--json", str(out := tmp_path / "out.json"), "--commit", "here"]
-    monkeypatch.setattr(harness_mutants, "drawn", lambda seed, known: iter(several))
-    monkeypatch.setattr(harness_mutants, "REACHED", tmp_path / "reached")
-    monkeypatch.setattr("sys.argv", ["harness_mutants", *words])
-    harness_mutants.main()
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["killed_by"].rpartition("::")[2] for row in rows] == ["test_strong", "", ""]
-    assert [row["tests"] for row in rows[1:]] == [2, 0] and rows[0]["says"].startswith("AssertionError: the same")
-    said = capsys.readouterr().out
-    assert "survived 2 tests: instep/tier_allowances.py line" in said and said.count("SURVIVED") == 2
-    assert "1 of 3 mutants are killed (300 requested), lower 95% bound 1.7%" in said
-    harness_mutants.main()
-    assert "SURVIVED" not in capsys.readouterr().out, "the same tests run again"
-    (tmp_path / "test_sums.py").write_text(TESTED.replace("> 0", "== 1"))
-    harness_mutants.main()
-    assert "2 of 3 mutants are killed" in capsys.readouterr().out
+def test_mutants_are_killed_by_tests_in_which_they_differ_or_listed(tmp_path: Path) -> None:
+    """Edits of a line that tests reach in a fixture, too, and edits of lines that they do not reach."""
+    words = ["--only", "tier_allowances", "--mutants", "400", "--tests", tmp_path, "--json", tmp_path / "out.json",
+             "--seen", tmp_path / "seen.json"]  # fmt: skip
+    several = []
+    for tested in (TESTED, TESTED.replace("> 0", "== 3")):
+        (tmp_path / "test_sums.py").write_text(tested)
+        ran = subprocess.run([sys.executable, "-m", "campaigns.harness_mutants", *map(str, words)], text=True,
+                             capture_output=True, env={**os.environ, **ENVIRONMENT})  # fmt: skip
+        found = json.loads((tmp_path / "out.json").read_text())
+        assert found["of"] == len(found["rows"]) > 20 and "survived 0 tests (0 reach it)" in ran.stdout, ran.stderr
+        rows = [row for row in found["rows"] if row["reached"]]
+        assert {row["line"] for row in rows} == {inspect.getsourcelines(sums_error)[1] + 6}
+        several.append({(row["what"], row["killed_by"].rpartition("::")[2], row["says"][:24]) for row in rows})
+    same = ("`*` is `+`", "test_strong", "AssertionError: the same")
+    assert several[0] == {same, ("`2` is `1`", "", ""), ("`2` is `3`", "", "")}
+    killed = {(f"`2` is `{to}`", "test_weak", f"assert {says} == 3") for to, says in ((1, 1.5), (3, 4.5))}
+    assert several[1] == {same, *killed}
+
+
+COMPUTED = """
+def computed(x, names):
+    last = names.pop() + (x < 3 + 1)
+    return last, any(each + 2 > x for each in (0, 1)), "abc"[1:]
+"""
+
+
+def test_code_with_switches_computes_what_each_mutant_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edits of expressions within each other, in a comprehension, and of one that cannot be computed twice."""
+    edits = ("<", "<="), ("3 +", "3 -"), ("() +", "() -"), ("any", "all"), ("+ 2", "+ 3"), ("[1", "[2")
+    mutants = [COMPUTED.replace(*edit) for edit in edits]
+    code = switched({Path("mine.py"): COMPUTED}, [(Path("mine.py"), text) for text in mutants])["mine.py"]
+
+    def switch(number: int, value: object = None, other: Any = None) -> object:
+        return (number == on) if other is None else other() if number == on else value
+
+    def results(code: Any) -> list[object]:
+        exec(code, space := dict[str, Any]())
+        return [space["computed"](x, [5]) for x in range(5)]
+
+    monkeypatch.setattr("builtins.__switch__", switch, raising=False)
+    for number, text in enumerate([*mutants, COMPUTED]):
+        on = number
+        assert results(code) == results(text)
+    assert len({str(results(text)) for text in [*mutants, COMPUTED]}) == 7

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 from random import Random
@@ -65,7 +66,7 @@ def draw(count: int, seed: int) -> Iterator[OutsideFault]:
     """Draw different faults: kinds of edits in turns, an edit of any file, and a trace with a setting of the file."""
     random, root, how = Random(seed), source(PACKAGE).parent, settings_of_files()
     texts = {file: (root / file).read_text() for file in sorted(how)}
-    for number, (one, edit) in enumerate(edits_in_turns(texts, random), start=1):
+    for number, (one, edit) in enumerate(edits_in_turns(texts, seed), start=1):
         if number > count:
             return
         trace, setting = random.choice(how[edit.file])
@@ -74,17 +75,29 @@ def draw(count: int, seed: int) -> Iterator[OutsideFault]:
         yield OutsideFault(f"drawn-{seed}-{number}", what, (edit,), trace, options)
 
 
-def edits_in_turns(texts: Mapping[str, str], random: Random) -> Iterator[tuple[Mutation, OutsideEdit]]:
-    """Shuffle the edits of several files, and take one of each kind in turns. texts: file, package first -> text"""
-    kinds: dict[str, list[tuple[str, Mutation]]] = {}
+def edits_in_turns(texts: Mapping[str, str], seed: int) -> Iterator[tuple[Mutation, OutsideEdit]]:
+    """Draw the edits of several files, one of each kind in turns. texts: file, package first -> text
+
+    An edit keeps its rank in the draw of a seed when other lines change.
+    """
+    kinds: dict[str, list[tuple[bytes, str, Mutation]]] = {}
     for file, text in texts.items():
         for one in mutations(text):
-            kinds.setdefault(one.kind, []).append((file, one))
+            kinds.setdefault(one.kind, []).append((_rank(seed, file, text.encode(), one), file, one))
     for several in kinds.values():
-        random.shuffle(several)
-    for file, one in (each for turn in zip_longest(*kinds.values()) for each in turn if each is not None):
+        several.sort()
+    for drawn in (each for turn in zip_longest(*kinds.values()) for each in turn if each is not None):
+        _, file, one = drawn
         if (edit := exact_edit(file, texts[file], one)) is not None:
             yield one, edit
+
+
+def _rank(seed: int, file: str, text: bytes, one: Mutation) -> bytes:
+    """Random bytes of an edit, derived from its line alone and the number of equal lines before it."""
+    begin = text.rfind(b"\n", 0, one.begin) + 1
+    line = text[begin : text.find(b"\n", one.begin)]
+    what = seed, file, line, text.count(b"\n" + line + b"\n", 0, begin), one.begin - begin, one.new
+    return sha256(repr(what).encode()).digest()
 
 
 def settings_of_files() -> dict[str, list[tuple[str, Setting]]]:
