@@ -22,7 +22,7 @@ from instep.report.sarif import Notice, defined, notices, sarif, workflow_comman
 from instep.verdict import Exit
 from support.running.command import Ran, Runner, complaint
 from support.running.covering import WHOLE
-from support.running.processes import install
+from support.running.processes import install, warm_shell
 from support.wrong import kit_ops
 
 TOP = Path(__file__).resolve().parents[2]
@@ -297,21 +297,8 @@ def test_workflow_is_valid_and_its_steps_have_names(flow: dict[Any, Any]) -> Non
     assert (TOP / "docs" / "ci.md").read_text().count("ci/instep.yml") == 2
 
 
-@WHOLE
-@pytest.mark.interpreted
-@pytest.mark.parametrize("wrong", [False, True])
-def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, tmp_path: Path) -> None:
-    """Run every `run:` of the workflow, in order, without the steps that have `uses:`. pip only notes its arguments."""
-    home, shell = tmp_path / "home", install(tmp_path / "installed")
-    home.mkdir()
-    kernel = (TOP / "tests" / "support" / "kernels" / "delta_rule_triton.py").read_text()
-    (home / "mine.py").write_text(kernel.replace("S *= tl.exp(", "S *= tl.exp2(") if wrong else kernel)
-    test = (TOP / "fixtures" / "example" / "test_mine.py").read_text()
-    (home / "test_mine.py").write_text(test.replace("max_examples=10", "max_examples=1"))
-    (home / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -p no:benchmark\n")
-    python = Path(shell["PATH"].split(os.pathsep)[0]) / "python"
-    noted = f'[ "$2" != pip ] || {{ echo "$@" >> {home}/pip; exit; }}\nexec'
-    python.write_text(python.read_text().replace("exec", noted))
+def steps_run(flow: dict[Any, Any], home: Path, shell: dict[str, str]) -> list[tuple[str, int]]:
+    """Run the steps -> their names and exit codes."""
     (job,) = flow["jobs"].values()
     codes = list[tuple[str, int]]()
     for step in job["steps"]:
@@ -320,6 +307,38 @@ def test_workflow_runs_with_a_triton_kernel(flow: dict[Any, Any], wrong: bool, t
             done = subprocess.run(["bash", "-eo", "pipefail", "-c", step["run"]], cwd=home, env={**shell, **job["env"]},
                                   capture_output=True, text=True, check=False, timeout=240)  # fmt: skip
             codes.append((step["name"], done.returncode))
+    return codes
+
+
+@WHOLE
+@pytest.mark.interpreted
+@pytest.mark.parametrize("wrong", [False, True])
+def test_workflow_runs_with_a_triton_kernel_and_a_wrong_one(flow: dict[Any, Any], wrong: bool, tmp_path: Path) -> None:
+    """Run every `run:` of the workflow, in order, without the steps that have `uses:`. pip only notes its arguments.
+
+    The wrong kernel is in torch, which is quicker. Its failure is not shrunk.
+    """
+    home, shell = tmp_path / "home", install(tmp_path / "installed")
+    home.mkdir()
+    kernel = TOP / "tests" / "support" / "kernels" / "delta_rule_triton.py"
+    if wrong:
+        kernel = TOP / "fixtures" / "example" / "mine.py"
+        assert "log_decay[row].exp()" in kernel.read_text()
+    (home / "mine.py").write_text(kernel.read_text().replace("log_decay[row].exp()", "log_decay[row].exp2()"))
+    test = (TOP / "fixtures" / "example" / "test_mine.py").read_text()
+    for old, new in (("import given", "import Phase, given"), ("examples=10", "examples=1, phases=[Phase.generate]")):
+        assert test.count(old) == 1
+        test = test.replace(old, new)
+    (home / "test_mine.py").write_text(test)
+    (home / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -p no:benchmark\n")
+    with warm_shell(tmp_path / "installed" / "bin") as commands:
+        first = tmp_path / "first"
+        first.mkdir()
+        (first / "python").write_text(
+            f'#!/bin/sh\n[ "$2" != pip ] || {{ echo "$@" >> {home}/pip; exit; }}\nexec {commands}/python "$@"\n')
+        (first / "python").chmod(0o755)
+        shell["PATH"] = os.pathsep.join(map(str, (first, commands, shell["PATH"])))
+        codes = steps_run(flow, home, shell)
     assert [code for _, code in codes] == [0, *[int(wrong)] * 3], codes
     assert (home / "pip").read_text().splitlines()[1] == "-m pip install ci/instep-0.1.0-py3-none-any.whl"
     kept = {path.name for path in (home / "instep-out").iterdir()}

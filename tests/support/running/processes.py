@@ -2,8 +2,8 @@
 
 A server of processes, one per worker of pytest, imports the packages of others; each run is a fork of it. A shell gets
 such processes by commands of the same names, first on its PATH. A Python from its start is for tests of pipes, signals
-and imports of torch. Leaves out: the fixture `instep`, which runs a command
-within the test's process and is much faster.
+and imports of torch. Leaves out: the fixture `instep`, which runs a command within the test's process and is much
+faster.
 """
 
 import atexit
@@ -137,13 +137,13 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
 
 
 @contextmanager
-def warm_shell() -> Iterator[Path]:
+def warm_shell(installed: Path = Path(sys.executable).parent) -> Iterator[Path]:
     """A folder for the PATH of a shell, in which `instep` and `python` are commands that run in such processes.
 
-    `instep` is the installed script. A process has the paths of the installed Python.
+    A process has the paths of this Python. installed: the folder with the script `instep`
     """
     with tempfile.TemporaryDirectory() as made, socket.socket(socket.AF_UNIX) as server:
-        folder, installed = Path(made), Path(sys.executable).parent
+        folder = Path(made)
         server.bind(f"{folder}/server")
         server.listen()
         for name, words in (("python", []), ("instep", [str(installed / "instep")])):
