@@ -19,7 +19,7 @@ FAST = -m pytest -q $(WORKERS) $(STRICT) -m "not slow and not gpu and not timing
 	-p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
 EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
-.PHONY: replay test whole check fast lint types perf peers docs constraints newest clean
+.PHONY: replay test whole check fast lint types perf sanitize peers docs constraints newest clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides, and step counts by batch size
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
@@ -47,6 +47,9 @@ fast: $(READY)
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
+
+sanitize: $(READY)  ## compute-sanitizer over replays on a GPU: a verdict for each tool, recurrence and planted access
+	PYTHONPATH=reference:optimized:harness:tests $(BIN)/python -m support.running.sanitized
 
 constraints: $(READY)  ## the newest releases for every Python version; `make` then installs these
 	$(BIN)/python $(INSTALL) uv

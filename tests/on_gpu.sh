@@ -24,7 +24,7 @@ summary() {  # files of tasks: what stands in the repository of them
   local file
   for file in "$@"; do
     head -n 1 "$file"
-    grep -E "^(FAILED|ERROR|DIVERGED|[0-9]+ (passed|failed)|.* (agrees:|relations hold:) .*|=+ (RACECHECK|ERROR) SUMMARY|exit status )" "$file"
+    grep -E "^(FAILED|ERROR|DIVERGED|[0-9]+ (passed|failed)|.* (agrees:|relations hold:) .*|=+ (RACECHECK|ERROR) SUMMARY|(mem|race|init)check, |exit status )" "$file"
   done
 }
 replay() { local name=$1; shift; task "$name" 300 python3 -m instep replay fixtures/traces/adaptive.jsonl --device cuda --commit "$commit" --json "$out/$name.json" "$@"; }
@@ -135,11 +135,13 @@ if [ "$part" = all ] || [ "$part" = race ]; then
     sanitized $tool-forms $tool tests/optimized/test_fusions.py tests/optimized/test_stochastic_rounding.py
   done
   sanitized memcheck-memory memcheck tests/optimized/test_kernels.py -k "trees or over or drafted or plan_ or move_rows or nodes"
+  task sanitized 600 python3 -m support.running.sanitized &
   wait
-  summary "$out"/racecheck*.txt "$out"/memcheck*.txt >"$out/race-native.txt"
+  summary "$out"/racecheck*.txt "$out"/memcheck*.txt "$out"/sanitized.txt >"$out/race-native.txt"
 fi
 if [ "$part" = all ] || [ "$part" = time ]; then
   tests tests-clocks tests/harness/test_gate_clocks.py
+  tests tests-stress tests/harness/test_stress.py  # another process would be stress
   # Its last cell, whole texts, begins within these minutes and ends some minutes later.
   # fla-core with its own kernels, not those of FlashQLA, which has an arm of its own.
   task bench-native 500 env FLA_FLASH_QLA=0 python3 -m instep bench --minutes "${MINUTES:-6}" --commit "$commit" --json "$out/bench-native.json" --plots "$out/bench"

@@ -41,6 +41,7 @@ OPTIONS: Mapping[str, tuple[type[str] | type[bool] | type[int], str]] = {
     "stages": (int, "Pipeline stages of the engine, in lock step in this process (docs/stages.md)."),
     "micro_batches": (int, "Parts of a batch that are in flight over the stages at a time. Needs --stages."),
     "dp": (int, "Replicas of a data-parallel group, in lock step in this process (docs/stages.md)."),
+    "stress": (str, "Stress that lets races on a GPU show: some of jitter,squeeze,poison,neighbour (docs/ci.md)."),
 }
 
 # Options with a closed list of values. A dash may be typed for an underscore.
@@ -48,6 +49,7 @@ IN_TURNS = "lockstep"
 WIDTHS = ("float64", "float32", "bfloat16", "float16")
 LAYOUTS = ("VK", "KV")
 FP8, INT8 = "float8_e4m3fn", "int8"
+STRESSES = ("jitter", "squeeze", "poison", "neighbour")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "dtype": WIDTHS, "state_dtype": (*WIDTHS, FP8), "kv_dtype": (FP8,), "kept_dtype": (INT8,),
     "chunk_dtype": ("bfloat16", "float16"), "ring_dtype": ("bfloat16", "float16"), "layout": LAYOUTS,
@@ -58,10 +60,11 @@ TIERS = ("T0", "T1", "T2", "T2d", "T3", "T4")
 USUAL: Mapping[str, tuple[str, ...]] = {
     "ops": ("plain", "ledger", "triton", "precise", "invariant", "fla"), "device": ("cpu", "cuda"),
     "strategy": ("rerun", "snapshot", "columns", "lazy_rerun"), "conv": ("windows", "widened"),
-    "drafter": ("eagle", "vanilla", "block", "external"),
+    "drafter": ("eagle", "vanilla", "block", "external"), "stress": STRESSES,
 }
 
-SOMETIMES = ("engine", "ranks", "experts", "comm", "stages", "micro_batches", "dp")  # that only some commands have
+# Options that only some commands have.
+SOMETIMES = ("engine", "ranks", "experts", "comm", "stages", "micro_batches", "dp", "stress")
 
 
 def known(name: str, value: str) -> str:

@@ -33,7 +33,7 @@ from instep_reference.contract.errors import BadInput
 
 from .adapters import Maker, find, in_a_shell
 from .adapters.strategy_by_name import OPTIONS, with_keeper
-from .options import CHOICES, FP8, IN_TURNS, INT8, either
+from .options import CHOICES, FP8, IN_TURNS, INT8, STRESSES, either
 from .options import known as known_value
 from .subject.engines import verbs
 from .subject.engines.verbs import ByVerbs
@@ -91,6 +91,7 @@ class Setting:
     stages    pipeline stages of the engine
     micro_batches  parts of a batch that are in flight over the stages at a time, at most
     dp        replicas of a data-parallel group, in lock step in this process
+    stress    kinds of stress on a GPU (`run/stress.py`), with commas between them; jitter:N has the seed N; None: none
     engine    an engine driven through callbacks, module:attribute; None: `ops` is used
     handed    the op set or engine as an object; `ops` or `engine` is then its name
 
@@ -122,6 +123,7 @@ class Setting:
     micro_batches: int = 1
     dp: int = 1
     prompt_graphs: str | None = None
+    stress: str | None = None
     engine: str | None = None
     handed: Any = field(default=None, repr=False)  # Ops | Maker | ByVerbs | None, which cannot be stored in a file
 
@@ -152,6 +154,8 @@ class Setting:
             object.__setattr__(self, "state_rounding", None)
         if self.prompt_buckets is not None and not self.graphs:
             raise BadInput("--prompt-graphs", found="no --graphs", expected="both, as rounds run in graphs first")
+        if self.stresses:
+            may_be_stressed(self.device, self.comm)
         if self.drafter is not None and self.drafter not in NAMES and ":" not in self.drafter:
             raise BadInput("--drafter", found=self.drafter, expected=f"{either(NAMES)}, or module:attribute")
         for name, component in OPTIONS.items():
@@ -200,6 +204,19 @@ class Setting:
             raise BadInput("--prompt-graphs", found=repr(self.prompt_graphs),
                            expected=f"numbers of tokens from 1 to {MOST_ROWS}, as in 16,64")  # fmt: skip
         return tuple(sorted({int(word) for word in words}))
+
+    @property
+    def stresses(self) -> dict[str, int]:
+        """The kinds of stress, each with its seed."""
+        found = dict[str, int]()
+        for word in [] if self.stress is None else self.stress.split(","):
+            name, has_seed, seed = word.strip().partition(":")
+            seeded = not has_seed or (name == "jitter" and seed.isdecimal() and len(seed) < 20)
+            if name not in STRESSES or not seeded or name in found:
+                raise BadInput("--stress", found=repr(self.stress), expected=f"some of {', '.join(STRESSES)}, each "
+                               "once, with commas between; jitter:N has the seed N")  # fmt: skip
+            found[name] = int(seed or 0)
+        return found
 
     @property
     def kv(self) -> Storage | None:
@@ -326,8 +343,9 @@ class Setting:
         for name, default in (("experts", DEFAULTS.experts), ("comm", IN_TURNS)):
             if self.ranks == 1 and found[name] == default:
                 del found[name]
-        if self.ring_dtype is None:
-            del found["ring_dtype"]  # nor have files of a ring in one part
+        for name in ("ring_dtype", "stress"):  # nor have files of a ring in one part, or of a run without stress
+            if found[name] is None:
+                del found[name]
         return found if self.engine is None else found | dict.fromkeys(UNTOLD)
 
 
@@ -347,6 +365,16 @@ def device_here(name: str) -> str:
     if kind == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device", found=name, expected="cpu", hint="no CUDA device is here; see `instep doctor`")
     return name
+
+
+def may_be_stressed(device: str, comm: str) -> None:
+    """Refuse stress where nothing runs at the same time as anything else, and in several processes."""
+    if not device.startswith("cuda"):
+        raise BadInput("--stress", found=f"--device {device}", expected="--device cuda",
+                       hint="on a CPU nothing runs at the same time as anything else; --graphs emulates stale inputs "
+                       "and freed memory there")  # fmt: skip
+    if comm != IN_TURNS:
+        raise BadInput("--stress", found=f"--comm {comm}", expected=f"{IN_TURNS}: one process is put under stress")
 
 
 def moves_labels(ops: Ops | None) -> bool:

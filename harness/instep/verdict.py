@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
 
@@ -185,15 +185,16 @@ class Skipped:
     where: str = ""
 
 
-Cause = Literal["graph", "op", "place", "memory", "unconfirmed"]
+Cause = Literal["stress", "graph", "op", "place", "memory", "unconfirmed"]
 
 
 @dataclass(frozen=True)
 class Located:
     """The confirmed cause of the first finding: the change that makes everything after it agree again.
 
-    cause    graph: without graphs; op: with an op of another set; place: with the reference's tensor there; memory:
-             wrong memory was written, and its readers agree with the reference's memory; unconfirmed: no change helped
+    cause    stress: without stress; graph: without graphs; op: with an op of another set; place: with the reference's
+             tensor there; memory: wrong memory was written, and its readers agree with the reference's memory;
+             unconfirmed: no change helped
     op       the op that was swapped, or that produces the place, if one is known
     `says`   the sentence for readers; options: what to add to `instep replay` to see it
     hints    other observations; replays: how often the trace was run
@@ -208,6 +209,17 @@ class Located:
     replays: int = 0
 
 
+class Stressed(NamedTuple):
+    """The acts of one kind of stress (`run/stress.py`).
+
+    times: their number; says: the same as a sentence; idle: why there may be none
+    """
+
+    times: int
+    says: str
+    idle: str = ""
+
+
 INTERRUPTED = "it was interrupted"
 
 
@@ -217,7 +229,7 @@ class Verdict:
 
     Neither does a run in which graphs of prompts were captured, and none was replayed, nor one with pipeline stages in
     which no commit was relayed or no event had several of the requested micro-batches, nor one of a data-parallel group
-    in which no event had rows of several replicas.
+    in which no event had rows of several replicas, nor one under a kind of stress that never acted.
     """
 
     compared: list[Comparison] = field(default_factory=list)
@@ -235,6 +247,7 @@ class Verdict:
     overlapped: int = 0  # events with several of them
     replicas: int = 1  # of the subject, if it is a data-parallel group
     shared: int = 0  # events with rows of several of them
+    stressed: dict[str, Stressed] = field(default_factory=dict)  # by kind of stress
 
     def add(self, results: Iterable[Comparison | Skipped]) -> list[Comparison]:
         """Add results; return those that disagree."""
@@ -269,6 +282,7 @@ class Verdict:
             return Exit.DIVERGED
         unused = (self.segmented and not self.replayed) or (self.stages > 1 and not self.relayed)
         unused |= (self.replicas > 1 and not self.shared) or (self.micro_batches > 1 and not self.overlapped)
+        unused |= not all(one.times for one in self.stressed.values())
         if self.undecided or self.stopped or unused or not (self.elements and self.served):
             return Exit.INCONCLUSIVE
         return Exit.AGREED

@@ -246,6 +246,12 @@ def test_clock_of_a_gpu_spills_nothing(taken: Mapping[str, list[Taken]]) -> None
     assert [one.kernel for one in told] == ["_hold", "_drag"] and all(one.stack == 0 for one in told), told
 
 
+def test_two_programs_that_spin_fill_a_multiprocessor(printed: Printed) -> None:
+    """Of its 65,536 registers a thread of 2,048 has 32."""
+    (line,) = printed["spins"]
+    assert read(line).stack == 0 and int(line["usage"].split("REG:")[1].split()[0]) <= 32, line
+
+
 def test_the_kernels_of_the_handshake_go_through_the_dispatch_alone(taken: Mapping[str, list[Taken]]) -> None:
     """All go through the compiler's dispatch, none copies anything into shared memory, and one has 1024 bytes there."""
     told = taken["handshake"]

@@ -16,7 +16,7 @@ from .subject_options import Given, TraceModel, Until, takes_setting
 
 
 @writes("json", "html", "sarif", "annotate", "commit")
-@takes_setting(also=("engine", "ranks", "experts", "stages", "micro_batches", "dp"))
+@takes_setting(also=("engine", "ranks", "experts", "stages", "micro_batches", "dp", "stress"))
 def relations(
     given: Given,
     files: Files,

@@ -14,7 +14,7 @@ from instep_reference.contract.errors import BadInput
 
 from ..atomic_write import folder_for, write_atomically
 from ..bundled import trace as own_trace
-from ..options import tiers_named
+from ..options import SOMETIMES, tiers_named
 from ..verdict import tiers_of
 from .finish_with_result import Files, writes
 from .progress import trial_runner
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @writes("json", "html", "sarif", "annotate", "commit")
 @takes_setting(
-    several=("ops",), also=("engine", "ranks", "experts", "comm", "stages", "micro_batches", "dp"),
+    several=("ops",), also=SOMETIMES,
     ops="Op set, engine or module:attribute; left out: the plan in the trace's header.",
 )
 def replay(

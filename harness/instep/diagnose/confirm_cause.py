@@ -1,5 +1,6 @@
 """Confirm a cause: run the trace again with one thing changed, until the first finding is gone.
 
+    stress  without stress
     graph   without graphs
     op      with ops of the plain set (for labels: of the ledger): first those near the place, then all of them, then
             ever smaller halves
@@ -43,8 +44,8 @@ def locate(replay: Replay, outcome: Outcome, layers: Collection[int] | None = No
     """Confirm the first finding of a run that diverged. layers: the layers that were judged."""
     climb = _Climb(replay, outcome, layers)
     rungs = (
-        climb.all_events, climb.graph, climb.seen_directly, climb.led, climb.op, climb.place, climb.reading,
-        climb.memory,
+        climb.all_events, climb.stress, climb.graph, climb.seen_directly, climb.led, climb.op, climb.place,
+        climb.reading, climb.memory,
     )  # fmt: skip
     found = next(filter(None, (rung() for rung in rungs)), None) or climb.nothing()
     return replace(found, hints=tuple(climb.seen), replays=climb.replays)
@@ -76,6 +77,18 @@ class _Climb:
         op = next(iter(ops_of(self.at, self.unused)), None)
         by = f"cause: op `{op}`" if op else "cause: the op that computes it"
         return self._is("place", op, f"{by} (this check compares every event from the op's own inputs)")
+
+    def stress(self) -> Located | None:
+        kinds = self.replay.plan.setting.stress
+        if kinds is None:
+            return None
+        left = self._left(Variant(calm=True))
+        if not left:
+            return self._is("stress", None, f"cause: work that depends on time or on unowned memory, which --stress "
+                            f"{kinds} shows (without it, {self._agree()})")  # fmt: skip
+        if left[0].place != self.at:
+            self.seen.append(f"without --stress, the first finding is {_at(left[0])}")
+        return None
 
     def graph(self) -> Located | None:
         if self.eager:

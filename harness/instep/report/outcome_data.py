@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks.check_interface import counted
 from ..checks.check_interface import listed as range_of
-from ..verdict import Comparison, Exit, Raised, Skipped, Tier
+from ..verdict import Comparison, Exit, Raised, Skipped, Tier, Verdict
 from .divergence_message import command, declared, divergence, exercised, otherwise, where
 from .result import Result
 
@@ -52,6 +52,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
         "asked": [tier for tier in Tier if tier in outcome.tiers],
         "left_out": outcome.left_out,
         "prompts": {"forwards": verdict.prompts, "replayed": verdict.replayed},
+        **stressed(verdict),
         "skipped": len(verdict.skipped), "events_served": outcome.served_events,
         "played": [{"event": skip.event, "says": skip.reason} for skip in verdict.skipped if skip.check == "played"],
         "shown": sorted(outcome.shown.feeds) if outcome.led else None,
@@ -68,6 +69,12 @@ def _run(outcome: Outcome) -> dict[str, Any]:
             name: value for name, value in vars(outcome.located).items() if name != "finding"},
         "history": outcome.history,
     }
+
+
+def stressed(verdict: Verdict) -> dict[str, dict[str, str]]:
+    """The field of a run under stress: what each kind did, or why it never acted."""
+    did = {name: one.says if one.times else one.idle for name, one in verdict.stressed.items()}
+    return {"stressed": did} if did else {}
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,7 @@ def _notes(outcome: Outcome, verbose: bool) -> Iterator[str]:
     how += [f"in graphs{prompts}"] * setting.graphs + ["packed pools"] * outcome.packed
     took = [f"{side} {seconds:.1f} s" for side, seconds in outcome.seconds.items()]
     yield ", ".join([*how, *otherwise(outcome.variant), *took])
+    yield from (f"under {name}: {says}" for name, says in stressed(verdict).get("stressed", {}).items())
     if verdict.exit is Exit.INCONCLUSIVE and not verdict.stopped:
         yield why_inconclusive(outcome)
     hidden, skipped = not_judged(outcome), len(verdict.skipped)
@@ -175,6 +183,8 @@ def why_inconclusive(outcome: Outcome) -> str:
         return "no commit was relayed to the other stages: up to here the trace has none"
     if outcome.verdict.micro_batches > 1 and not outcome.verdict.overlapped and outcome.verdict.elements:
         return "no event had several micro-batches: up to here each event of the trace has one request"
+    if idle := [name for name, did in outcome.verdict.stressed.items() if not did.times]:
+        return f"--stress {','.join(idle)} never acted, so it shows nothing"
     if outcome.led and not outcome.shown.feeds & {"logits", "final", "state", "kv"}:
         return "nothing was compared: the engine shows neither logits, nor final rows, nor states"
     if outcome.verdict.served:

@@ -33,6 +33,7 @@ from ..checks.one_sided_errors import not_judged
 from ..finding_problem import Problem
 from ..options import IN_TURNS
 from ..oracle.free_run_states import FreeOracle
+from ..player import Observer
 from ..setting import WIDTHS, Setting, moves_labels
 from ..subject.declared_rounding import NOTHING, Declared
 from ..subject.guarded_calls import SubjectFailed
@@ -52,6 +53,7 @@ from .compared_engine import RepeatedRuns
 from .lockstep import EVERY_EVENT, Lockstep, Part, Progress, Settle, run
 from .rank_processes import START, over_processes
 from .run_variants import AS_IS, Variant
+from .stress import stressed
 from .subject_errors import failure
 from .tensor_patching import PatchedOracle, must_fit
 from .trace_history import History
@@ -194,12 +196,22 @@ class Replay:
         own = partial(self._run, progress=progress, also=also, **how)
         return over_processes(max(setting.ranks, setting.stages), setting.comm, own, others)
 
-    def _run(
-        self, group: Processes | None, *, until: int | None, layers: Iterable[int] | None, progress: Progress | None,
-        variant: Variant, also: Sequence[Check], judged_from: int, tiers: Collection[Tier], past_lost: bool,
-        settle: Settle | None, part: Part,
+    def _run(self, group: Processes | None, *, variant: Variant, **how: Any) -> Outcome:
+        """Replay in this process, under the stress of the setting. group: the processes of the ranks, if there are any
+
+        how: the other parameters of `run`
+        """
+        with stressed(self.plan.setting, calm=variant.calm) as under:
+            outcome = self._compared(group, under.observers, variant=variant, **how)
+        outcome.verdict.stressed = under.results()
+        return outcome
+
+    def _compared(
+        self, group: Processes | None, observers: Sequence[Observer], *, until: int | None,
+        layers: Iterable[int] | None, progress: Progress | None, variant: Variant, also: Sequence[Check],
+        judged_from: int, tiers: Collection[Tier], past_lost: bool, settle: Settle | None, part: Part,
     ) -> Outcome:
-        """Replay in this process. group: the processes of the ranks, if there are any"""
+        """Build all engines, serve the trace, and compare. observers: further ones of the subject"""
         layers, end = None if layers is None else tuple(layers), len(self.trace.events) - 1
         must_fit(variant.patch, self.plan.in_use.config, end if until is None else min(until, end))
         must_have(layers or (), self.plan.in_use.config)
@@ -208,6 +220,8 @@ class Replay:
             sides = [participants_of(replace(plan, group=group), variant) for plan in plans]
         except SubjectFailed as failed:
             return self._unmade(failed, variant)
+        for side in sides:
+            side.subject.observers = (*observers, *side.subject.observers)
         oracles = [None if self.checks is not None else oracle_for(plan, participants, variant)
                    for plan, participants in zip(plans, sides, strict=True)]  # fmt: skip
         judges = [

@@ -52,12 +52,14 @@ class Variant:
     swap     op -> the op set, or module:attribute, whose op serves instead: {"gdn": "plain"}
     patch    places that get the reference's tensor; the run is then eager, as captured graphs cannot be changed
     eager    no graphs
+    calm     no stress
     options  further fields of the engine's `Options`
     """
 
     swap: Mapping[str, str] = field(default_factory=dict)
     patch: tuple[Patch, ...] = ()
     eager: bool = False
+    calm: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
 
     @property

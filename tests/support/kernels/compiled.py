@@ -38,6 +38,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import jit
 
 from instep.kit import barrier_overlaps
+from instep.run import few_multiprocessors
 from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.attention import expand_latents as latents_file
 from instep_optimized.kernels.convs import bf16_prompts as prompt_file
@@ -468,10 +469,16 @@ def clocks() -> None:
     compiled(gpu_operations._drag, None, since, 0.08, 2000, warps=1)
 
 
+def spins() -> None:
+    """The kernel of `--stress squeeze`."""
+    go = torch.zeros(1, dtype=torch.int32)
+    compiled(few_multiprocessors._spin, None, go, go, 4, 500_000_000, 100_000, warps=few_multiprocessors.WARPS)
+
+
 FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "latents": latents,
          "many_heads": many_heads, "products": products, "prompts": prompts, "routers": routers,
-         "split_rings": split_rings, "turned_latents": turned_latents, "windows": windows}  # fmt: skip
+         "spins": spins, "split_rings": split_rings, "turned_latents": turned_latents, "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

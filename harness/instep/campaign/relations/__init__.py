@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from instep_reference.contract.engine import Forward
 from instep_reference.contract.errors import BadInput
 
+from ...run.stress import stressed
 from ...verdict import Exit, Skipped, Verdict
 from .case import Case, Relation
 from .overlapped import RELATION as OVERLAPPED
@@ -52,7 +53,12 @@ def relations(names: Iterable[str] = ()) -> tuple[Relation, ...]:
 def hold(case: Case, relation: Relation) -> Held:
     """Run one relation on a case."""
     begun, verdict, lacks = time.perf_counter(), Verdict(), relation.lacks(case)
-    verdict.add(relation.hold(case) if lacks is None else [Skipped(relation.name, 0, lacks)])
+    if lacks is None:
+        with stressed(case.plan.setting) as under:
+            verdict.add(relation.hold(case))
+        verdict.stressed = under.results()
+    else:
+        verdict.add([Skipped(relation.name, 0, lacks)])
     verdict.served = not relation.of_the_trace or any(isinstance(event, Forward) for event in case.trace.events)
     verdict.events = len({compared.event for compared in verdict.compared})
     return Held(relation, verdict, time.perf_counter() - begun, lacks)

@@ -18,7 +18,7 @@ from instep_optimized.ops.rowwise_op_names import BY_ROW
 from instep_optimized.transfer_between_engines import Wire
 from instep_reference.contract.declared_rounding import PREFIXES, RING
 from instep_reference.contract.engine import Admit, Load
-from instep_reference.contract.errors import Unsupported
+from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.event_facts import tracks
 
 from ...adapters import Maker, Subject
@@ -61,6 +61,9 @@ class Case:
     ) -> Case:
         """Build a case from a plan; with `until`, the trace ends at this event."""
         trace.header.must_have_one_engine(f"{trace.path.name} line 1")
+        if "squeeze" in plan.setting.stresses:
+            raise BadInput("--stress", found="squeeze with a relation, which runs many events at a time",
+                           expected="jitter, poison or neighbour; squeeze with `instep replay`")  # fmt: skip
         cut = trace if until is None else replace(trace, events=trace.events[: until + 1])
         recording = with_fields(cut.header.recording, drafter=plan.setting.mode)
         cut = replace(cut, header=with_fields(cut.header, recording=recording))

@@ -31,7 +31,7 @@ from ...report.document import (
     word,
 )
 from ...report.html.heat_map import Row
-from ...report.outcome_data import listed, most_used
+from ...report.outcome_data import listed, most_used, stressed
 from ...report.result import Result
 from ...run.replay import served
 from ...verdict import Comparison, Exit, Tier
@@ -97,7 +97,7 @@ def _run(run: Run, held: Held) -> dict[str, Any]:
         "tiers": _tiers(held), "used": most_used(verdict.compared),
         "skipped": [skip.reason for skip in verdict.skipped],
         "played": [skip.reason for skip in verdict.skipped if skip.check == "played"],
-        "components": _components([held]), "places": _places(run, held),
+        **stressed(verdict), "components": _components([held]), "places": _places(run, held),
         **listed(verdict.findings),
         "message": divergence(run, held) if verdict.findings else None,
     }
@@ -166,6 +166,8 @@ def _not_compared(runs: list[Data]) -> Iterator[str]:
         reasons = [reason for reason in run["skipped"] if reason not in different]
         yield from (f"{run['relation']} {why}: {reason}" for reason in sorted(set(reasons)))
     yield from (f"{count} times {reason}" for reason, count in different.items())
+    yield from (f"{run['relation']} under {kind}: {says}" for run in runs
+                for kind, says in run.get("stressed", {}).items())
     if engine := runs[0].get("engine"):
         seen = ", ".join(sorted({name for run in runs for name in run["components"]}))
         yield (f"components compared: {seen}; this engine shows no others" if seen

@@ -1,0 +1,469 @@
+"""`--stress`: delays, few multiprocessors, poison and another process act, are counted, and each finds a fault alone.
+
+On a CPU the parts run on objects that note their calls. On a GPU each kind meets faults that a replay without
+stress does not see. The verdicts of compute-sanitizer are read from its logs. Leaves out: the wrong op sets
+(`support/kernels/under_stress.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from instep import setting as settings
+from instep.bundled import fixtures
+from instep.options import STRESSES
+from instep.player import Player
+from instep.report.outcome_data import notes, of
+from instep.run import stress
+from instep.run.few_multiprocessors import Squeeze
+from instep.run.replay import Replay
+from instep.run.stress import Jitter, Neighbour, Poison, free_blocks
+from instep.setting import Setting
+from instep.verdict import Exit, Stressed, Verdict
+from instep_optimized import load
+from instep_optimized.ops.op_protocols import Ops
+from instep_optimized.transfer import to_host
+from instep_optimized.transfer.copy_stream import SideStream
+from instep_reference.contract.errors import BadInput
+from support.inputs.few_channels import few_channels
+from support.running import sanitized
+from support.running.sanitized import AGREES, FINDS, NOTHING, Line
+from support.running.verdicts import agreed, first_finding, related
+
+CARD = torch.device("cuda", 0)
+ALL = ",".join(STRESSES)
+
+
+# ---- what is refused, and what does not pass
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"stress": "jitter"}, "found --device cpu"), ({"stress": "jiter"}, "some of jitter, squeeze"),
+    ({"stress": ""}, "some of jitter"), ({"stress": "poison,poison"}, "each once"),
+    ({"stress": "squeeze:3"}, "jitter:N has the seed N"), ({"stress": "jitter:x"}, "jitter:N has the seed N"),
+])  # fmt: skip
+def test_unknown_stress_is_refused_and_on_a_cpu_all_of_it(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadInput, match="--stress") as raised:
+        Setting("plain", **given)
+    assert says in str(raised.value)
+
+
+@pytest.fixture
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stress on a CPU, too."""
+    monkeypatch.setattr(settings, "may_be_stressed", lambda device, comm: None)
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_stress_that_never_acted_does_not_pass() -> None:
+    outcome = Replay(few_channels("ragged", 2), Setting("ledger", stress="jitter:7")).run(until=4)
+    assert not outcome.verdict.findings and outcome.verdict.exit is Exit.INCONCLUSIVE
+    said = notes([outcome])
+    assert "ledger: under jitter: the engine recorded no event and waited for none" in said
+    assert "ledger: --stress jitter never acted, so it shows nothing" in said
+    assert of([outcome]).found["runs"][0]["stressed"]["jitter"].startswith("the engine recorded")
+    assert outcome.plan.setting.words()[-2:] == ("--stress", "jitter:7")
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_kinds_have_the_names_of_the_option() -> None:
+    assert tuple(stress.KINDS) == STRESSES
+    assert Setting(stress="poison, jitter:7").stresses == {"poison": 0, "jitter": 7}
+    assert Verdict([], stressed={"jitter": Stressed(0, "", "")}).exit is Exit.INCONCLUSIVE
+
+
+class Acts:
+    """A kind while which an op of its test is wrong."""
+
+    on = False
+
+    def __init__(self, device: torch.device, seed: int) -> None: ...
+    def __enter__(self) -> None:
+        Acts.on = True
+
+    def __exit__(self, *failed: object) -> None:
+        Acts.on = False
+
+    def result(self) -> Stressed:
+        return Stressed(3, "three times", "never")
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_cause_of_a_finding_that_stress_alone_shows_is_the_stress(monkeypatch: pytest.MonkeyPatch) -> None:
+    from instep.diagnose import diagnose
+
+    ledger = load("ledger")
+
+    def norm(**given: Any) -> torch.Tensor:
+        return ledger.norm(**given) + Acts.on
+
+    monkeypatch.setitem(stress.KINDS, "jitter", Acts)  # type: ignore[misc]
+    replay = Replay(few_channels("ragged", 2), Setting(stress="jitter", handed=replace(ledger, norm=norm)))
+    outcome = diagnose(replay, until=3, ladder=True)
+    assert outcome.verdict.exit is Exit.DIVERGED and outcome.located is not None
+    assert outcome.located.cause == "stress" and "(without it, event" in outcome.located.says
+    assert outcome.verdict.stressed == {"jitter": Stressed(3, "three times", "never")} and not Acts.on
+
+
+# ---- delays
+
+
+class Stream:
+    def __init__(self, name: str, log: list[tuple[str, str]]) -> None:
+        self.name, self.log, self.device = name, log, CARD
+
+    def wait_event(self, event: Any) -> None:  # as torch's own does
+        event.wait(self)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """torch's streams and events on a CPU, which note the stream and the action."""
+    found: list[tuple[str, str]] = []
+    current = [Stream("launches", found)]
+
+    class Event:
+        def record(self, stream: Stream) -> None:
+            found.append((stream.name, "record"))
+
+        def wait(self, stream: Stream) -> None:
+            found.append((stream.name, "wait"))
+
+    @contextmanager
+    def within(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    made: dict[str, Any] = {
+        "Event": Event, "Stream": lambda device: Stream("copies", found), "stream": within,
+        "current_stream": lambda device=None: current[-1],
+        "_sleep": lambda cycles: found.append((current[-1].name, "sleep")),
+    }
+    for name, value in made.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return found
+
+
+def test_a_delay_follows_each_record_and_wait_of_the_engines_copies(log: list[tuple[str, str]]) -> None:
+    jitter, always = Jitter(), 0.001
+    jitter._drawn = lambda: always  # type: ignore[method-assign]
+    copies = SideStream(CARD)
+    with jitter:
+        copies.wait(copies.copy(torch.zeros(1), torch.ones(1), behind=copies.now()))
+    acts = [("launches", "record"), ("copies", "wait"), ("copies", "record"), ("launches", "wait")]
+    assert log == [one for stream, act in acts for one in ((stream, act), (stream, "sleep"))]
+    assert jitter.result()[:2] == (4, "4 delays, 4 ms in all, at 4 records and waits on 2 streams")
+    log.clear()
+    copies.wait(copies.now())
+    assert log == [("launches", "record"), ("launches", "wait")], "torch has its own functions again"
+
+
+def test_half_of_the_delays_are_none_and_a_seed_draws_the_same() -> None:
+    draws = [[jitter._drawn() for _ in range(400)] for jitter in (Jitter(1), Jitter(1), Jitter(2))]
+    assert draws[0] == draws[1] != draws[2]
+    long = [one for one in draws[0] if one]
+    assert 150 < len(long) < 250 and stress.SHORTEST_S <= min(long) < 1e-4 < 1e-3 < max(long) <= stress.LONGEST_S
+
+
+# ---- few multiprocessors
+
+
+class Spin:
+    """Notes its calls. whole: whether the kernel spins until its end"""
+
+    count, whole = 132, True
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def begin(self) -> int:
+        self.calls.append("begin")
+        return 4
+
+    def end(self) -> bool:
+        self.calls.append("end")
+        return self.whole
+
+
+class Served:
+    """An engine whose events note that they are served, or wait for the device, or raise."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def on(self, engine: Any) -> None:
+        self.calls.append("serve")
+
+
+class Waits(Served):
+    def on(self, engine: Any) -> None:
+        torch.cuda.synchronize()
+        self.calls.append("waited")
+
+
+class Raises(Served):
+    def on(self, engine: Any) -> None:
+        raise InterruptedError
+
+
+@pytest.fixture
+def squeezed(monkeypatch: pytest.MonkeyPatch) -> tuple[Spin, Squeeze]:
+    spin = Spin()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: spin.calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: type(
+        "Stream", (), {"synchronize": lambda stream: spin.calls.append("ran")})())
+    return spin, Squeeze(CARD, spin)
+
+
+def test_kernel_spins_from_before_an_event_until_the_device_has_run_it(squeezed: tuple[Spin, Squeeze]) -> None:
+    spin, squeeze = squeezed
+    player: Any = Player("engine", object(), [squeeze])  # type: ignore[arg-type]
+    with squeeze:
+        player.serve(Served(spin.calls))
+        assert spin.calls == ["begin", "serve", "ran", "end"]
+        spin.calls.clear()
+        player.serve(Waits(spin.calls))
+        assert spin.calls == ["begin", "end", "synchronize", "waited", "ran"], "it would wait for the kernel"
+        spin.calls.clear()
+        with pytest.raises(InterruptedError):
+            player.serve(Raises(spin.calls))
+        assert spin.calls == ["begin", "end"]
+    times, says, _ = squeeze.result()
+    assert times == 1 and says.startswith("3 events on 4 of 132 multiprocessors; in 2 of them it ended earlier")
+
+
+def test_exception_of_the_engine_is_the_one_that_is_raised(squeezed: tuple[Spin, Squeeze]) -> None:
+    spin, squeeze = squeezed
+
+    def broken() -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    spin.end = broken  # type: ignore[method-assign]
+    player: Any = Player("engine", object(), [squeeze])  # type: ignore[arg-type]
+    with squeeze, pytest.raises(InterruptedError):
+        player.serve(Raises(spin.calls))
+
+
+def test_squeeze_that_always_ends_too_early_does_not_count(squeezed: tuple[Spin, Squeeze]) -> None:
+    spin, squeeze = squeezed
+    spin.whole = False
+    with squeeze:
+        Player("engine", object(), [squeeze]).serve(Served(spin.calls))  # type: ignore[arg-type]
+    assert squeeze.result().times == 0
+
+
+# ---- poison
+
+
+def segment(state: str, *, device: int = 0, pool: tuple[int, int] = (0, 0), stream: int = 0) -> dict[str, Any]:
+    blocks = [{"state": "active_allocated", "address": 4096, "size": 512}, {"state": state, "address": 64, "size": 8}]
+    return {"device": device, "segment_pool_id": pool, "stream": stream, "blocks": blocks}
+
+
+def test_only_free_memory_outside_of_graphs_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, other_stream = segment("inactive"), segment("inactive", stream=9)
+    told = [free, segment("inactive", pool=(0, 7)), segment("active_awaiting_free"), segment("inactive", device=1),
+            other_stream]  # fmt: skip
+    assert [*free_blocks(told, 0)] == [(0, 64, 8), (9, 64, 8)]
+    memory, order = torch.zeros(8, dtype=torch.uint8), list[str]()
+
+    class Graph:
+        def replay(self) -> None:
+            order.append(f"replay {memory.view(torch.float32).isnan().all()}")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(stress, "_snapshot", lambda: told)
+    monkeypatch.setattr(stress, "_on", lambda stream, device: nullcontext())
+    monkeypatch.setattr(stress, "memory_at", lambda address, count, device: memory)
+    with (poison := Poison(CARD)):
+        Graph().replay()
+        told.clear()
+        Graph().replay()
+    assert order == ["replay True", "replay True"]
+    assert poison.result().times == 1, "the second replay had no free memory"
+
+
+# ---- another process
+
+
+COUNTS = """
+import pathlib, sys
+pathlib.Path(sys.argv[2]).write_text(sys.argv[1][-1] + "1")
+sys.stdin.read()
+"""
+
+
+def test_other_process_runs_until_the_end_and_is_counted() -> None:
+    neighbour = Neighbour(CARD, COUNTS)
+    with neighbour:
+        assert neighbour._process.poll() is None
+    assert neighbour._process.returncode == 0 and neighbour.result().times == 1
+
+
+def test_other_process_that_cannot_begin_does_not_count() -> None:
+    with (neighbour := Neighbour(CARD, "raise SystemExit(1)")):
+        pass
+    assert neighbour.result().times == 0
+
+
+# ---- compute-sanitizer
+
+
+HEAD = "========= COMPUTE-SANITIZER\n"
+READS = """========= Invalid __global__ read of size 4 bytes
+=========     at _keep+0xb0 in under_stress.py:92
+=========     by thread (0,0,0) in block (0,0,0)
+triton agrees: 621k numbers compared in 5 of 25 events
+========= ERROR SUMMARY: 5 errors
+"""
+RACES = """========= Error: Race reported between Write access at _race+0xb0 in under_stress.py:110
+=========     and Read access at _race+0xc0 in under_stress.py:110 [128 hazards]
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+
+
+@pytest.mark.parametrize(("log", "ended", "line"), [
+    (READS, 6, (FINDS, "5 errors: Invalid __global__ read of size 4 bytes, _keep+0xb0 in under_stress.py:92")),
+    (RACES, 0, (FINDS, "1 error: Error: Race reported between Write access at _race+0xb0 in under_stress.py:110")),
+    ("========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n", 0, (AGREES, "0 errors")),
+    ("========= ERROR SUMMARY: 0 errors\n", 3, (NOTHING, "0 errors, but the replay ended with 3")),
+    ("triton agrees: 621k numbers\n", 0, (NOTHING, "the tool printed no summary")),
+    ("", None, (NOTHING, f"stopped after {sanitized.LIMIT_S} s")),
+])  # fmt: skip
+def test_log_of_a_tool_becomes_a_verdict(log: str, ended: int | None, line: tuple[str, str]) -> None:
+    assert sanitized.read(HEAD + log, ended) == line
+
+
+def test_planted_access_that_a_tool_misses_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from support.kernels import under_stress
+
+    asked = list[tuple[str, str]]()
+
+    def found(tool: str, words: Sequence[str]) -> Line:
+        planted = [ops.rpartition(":")[2] for ops in words if ":" in ops]
+        asked.extend((tool, getattr(under_stress, ops).name) for ops in planted)
+        assert (fixtures().parent / words[1]).is_file()
+        return Line(FINDS if planted and tool not in missing else AGREES, "as planted")
+
+    missing = set[str]()
+    monkeypatch.setattr(sanitized, "sanitized", found)
+    assert sanitized.main([]) == 0
+    assert {*asked} == {("memcheck", "past_the_end"), ("racecheck", "raced"), ("initcheck", "unwritten")}
+    assert len(capsys.readouterr().out.splitlines()) == len(asked) + len(sanitized.TOOLS) * len(sanitized.RUNS)
+    missing.add("racecheck")
+    assert sanitized.main([]) == 1
+    assert "racecheck, planted RACED: agrees: as planted, but it must find what is planted" in capsys.readouterr().out
+
+
+# ---- on a GPU: a correct engine, and faults that a replay without stress does not see
+
+
+Plant = Callable[[pytest.MonkeyPatch], str | Ops]
+
+
+def replayed(kinds: str | None, ops: str | Ops = "triton", name: str = "ragged") -> Any:
+    named: dict[str, Any] = {"ops": ops} if isinstance(ops, str) else {"ops": ops.name, "handed": ops}
+    setting = Setting(**named, device="cuda", graphs=True, overlap=True, stress=kinds)
+    return Replay(few_channels(name, 2), setting).run()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ragged", "prompts"])
+def test_correct_engine_agrees_under_all_stress(name: str) -> None:
+    verdict = agreed(replayed(ALL, name=name))
+    assert [*verdict.stressed] == [*STRESSES] and all(one.times for one in verdict.stressed.values())
+
+
+@pytest.mark.gpu
+def test_events_that_are_read_late_agree_under_jitter_and_poison() -> None:
+    """Nothing waits between two events there, so a delay lasts into the next one."""
+    setting = Setting("triton", device="cuda", graphs=True, overlap=True, stress="jitter,poison")
+    found = related("read_late", Replay(few_channels("kept", 2), setting)).verdict
+    assert all(one.times for one in agreed(found).stressed.values())
+
+
+def after_the_first(patch: pytest.MonkeyPatch, event_of: Callable[..., Any]) -> str:
+    """Let a launch wait for `event_of` the copy of its inputs. The first inputs of a graph arrive: all are indices."""
+    right, first = SideStream.copy, set[int]()
+
+    def copy(self: SideStream, target: torch.Tensor, source: torch.Tensor, behind: Any) -> Any:
+        if not target.is_cuda or target.data_ptr() not in first:
+            first.add(target.data_ptr())
+            return right(self, target, source, behind)
+        return event_of(self, lambda: right(self, target, source, behind))
+
+    patch.setattr(SideStream, "copy", copy)
+    return "triton"
+
+
+def no_wait_for_inputs(patch: pytest.MonkeyPatch) -> str:
+    """A graph does not wait for the copy of its inputs."""
+
+    def none(side: SideStream, copied: Callable[[], Any]) -> None:
+        copied()
+
+    return after_the_first(patch, none)
+
+
+def event_before_the_copy(patch: pytest.MonkeyPatch) -> str:
+    """The event that a graph waits for is recorded before the copy of its inputs."""
+
+    def early(side: SideStream, copied: Callable[[], Any]) -> Any:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(side._stream)
+        copied()
+        return event
+
+    return after_the_first(patch, early)
+
+
+def host_waits_by_the_clock(patch: pytest.MonkeyPatch) -> str:
+    """The host gives a copy 10 ms to arrive, instead of waiting for its event."""
+    patch.setattr(to_host, "synchronize", lambda event: time.sleep(0.01))
+    return "triton"
+
+
+def shift_in_place(patch: pytest.MonkeyPatch) -> str:
+    return "support.kernels.under_stress:IN_PLACE"
+
+
+def freed_after_the_capture(patch: pytest.MonkeyPatch) -> Ops:
+    """A graph reads copies of weights that are freed when a graph is first replayed."""
+    from support.kernels.under_stress import TRITON, Dangling
+
+    right, norm = torch.cuda.CUDAGraph.replay, Dangling()
+
+    def replay(graph: torch.cuda.CUDAGraph) -> None:
+        norm.free()
+        right(graph)
+
+    patch.setattr(torch.cuda.CUDAGraph, "replay", replay)
+    return replace(TRITON, name="dangling", norm=norm)
+
+
+def over_a_barrier(patch: pytest.MonkeyPatch) -> str:
+    return "support.kernels.under_stress:OVER_A_BARRIER"
+
+
+FAULTS: list[tuple[str, Plant]] = [
+    ("jitter", no_wait_for_inputs), ("jitter", event_before_the_copy), ("jitter", host_waits_by_the_clock),
+    ("squeeze", shift_in_place), ("poison", freed_after_the_capture), ("neighbour", over_a_barrier),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kinds", "plant"), FAULTS)
+def test_fault_is_found_under_its_stress_alone(kinds: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = plant(monkeypatch)
+    agreed(replayed(None, ops))
+    first_finding(replayed(kinds, ops))
