@@ -6,10 +6,14 @@ Leaves out: whether the pages have them as the files say (`test_readme.py`).
 from typing import Any
 
 import pytest
+import torch
 
 from documentation import bench_tables
 from documentation.bench_tables import figure, over_ranks, spread
-from instep_speed.bench.bench_types import TOO
+from instep_speed.bench import KINDS
+from instep_speed.bench import kind as kind_of
+from instep_speed.bench.bench_types import TOO, Ground
+from instep_speed.bench.interleaved_timing import Rates
 
 CELL = {"batch": 32, "window": 4, "heads": 32, "state": "float32"}
 SAID = "No arm of ours in this result does."
@@ -75,6 +79,16 @@ def test_every_cell_with_a_faster_correct_peer_is_listed() -> None:
         _, _, *lines, _, count = bench_tables.behind(result("conv", triton=arm(25.0), **peers)).splitlines()
         assert [line.partition("float32 | ")[2] for line in lines] == told
         assert count == f"These are {len(told)} of {int('sglang' in peers)} cells that have such a peer."
+
+
+def test_every_cell_of_the_benchmark_has_a_name_of_its_own() -> None:
+    ground = Ground(torch.device("cpu"), torch.bfloat16, {}, Rates(1e10, 2e10, 1e11), 0, peers=False)
+    for name in KINDS:
+        cells = [dict(at) for at in kind_of(name).cells(ground, "full")]
+        assert len({bench_tables._cell({"cell": at}) for at in cells}) == len(cells), name
+    for name, shown in bench_tables.SHOWN.items():
+        cells = [dict(at) for at in kind_of(name).cells(ground, "default")]
+        assert all(any(axes.items() <= at.items() for at in cells) for axes in shown), name
 
 
 def test_whole_texts_are_sorted_by_drafter_layers_batch_and_arm() -> None:

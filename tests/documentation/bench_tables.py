@@ -12,13 +12,15 @@ from typing import Any
 from instep_speed.bench.bench_types import TOO
 
 Results = Mapping[str, Any]
-AXES = ("batch", "window", "rows", "sequences", "tokens", "behind", "kv", "tree", "heads", "state", "op", "layers",
-        "ranks", "drafter")  # fmt: skip
+AXES = ("form", "batch", "window", "rows", "sequences", "tokens", "prompt", "behind", "kv", "tree", "heads", "state",
+        "op", "layers", "ranks", "drafter")  # fmt: skip
 # The one table of the README: kind -> the cells that it shows, by some of their axes.
 SHOWN: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "strategies": tuple({"batch": batch, "window": 4, "heads": 32, "state": state}
                         for batch, state in ((1, "float32"), (32, "float32"), (1, "bfloat16"))),
     "decode": tuple({"batch": 32, "heads": 32, "state": state} for state in ("float32", "bfloat16")),
+    "channel_decay": (*({"form": "rerun", "batch": batch} for batch in (1, 8, 64)),
+                      {"form": "decode", "batch": 8}, {"form": "prefill", "batch": 1, "tokens": 8192}),
     "mixer": ({"batch": 32, "heads": 32, "state": "float32"},),
     "prefill": tuple({"sequences": sequences, "tokens": tokens, "heads": 32}
                      for sequences, tokens in ((1, 2048), (8, 2048))),
