@@ -1,0 +1,311 @@
+"""Variants of the kernels of KDA, timed next to each other on a GPU: re-runs before a verify of 4, and a prompt.
+
+A variant is an edit of a kernel's text, a shape, or constants of a launch. Before and after it is timed, a re-run must
+have the bits of one-token launches, and a prompt must be as near to the present kernel as bf16 is. Parts of a re-run
+leave work out, so their answers are wrong: they show only where time goes. A script for a machine with a GPU:
+    PYTHONPATH=reference:optimized:harness:tests python tests/perf/kda_gpu.py --out kda-variants.json
+With `--compile` it compiles every re-run for a GPU anywhere, and prints registers, stack and shared memory.
+Leaves out: floors and peers (`instep bench --kind channel_decay`).
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if "--compile" in sys.argv:
+    torch.cuda.is_available = lambda: True  # decides that kernels are native; nothing is launched
+
+from instep.atomic_write import write_atomically
+from instep_optimized.kernels import gdn_dispatch
+from instep_optimized.kernels.gdn_prefill import chunk64
+from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.op_protocols import GdnInputs
+from instep_optimized.ops.triton import TRITON
+from instep_speed.bench.bench_types import TO, Ground
+from instep_speed.bench.drawn_rows import part
+from instep_speed.bench.interleaved_timing import Rates, of_one, timed
+from instep_speed.bench.kinds import channel_decay as kind
+from support.kernels.planted import planted_kernels
+
+BATCHES, TOKENS, NEAR = (8, 64, 1), 8192, 3e-3
+JOBS = 12  # processes that compile
+Edits = tuple[tuple[str, str], ...]
+FILE: Any = gdn_dispatch.staged  # the launches with explicit layouts; None without a GPU
+
+# The state is copied as soon as the tables say where it is, then the ring, and rows come in registers. After the wait
+# the first copy is then the 96th instruction and not the 474th (Triton 3.6).
+STATE_FIRST: Edits = (
+    ("""    clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
+    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        return
+
+    tile = room""", "    tile = room"),
+    ("""        begin_copy(tile, source, mask=(span_v >= 0) & known)
+
+    if ring.k is not None:
+        kept_k, kept_decay""", """        begin_copy(tile, source, mask=(span_v >= 0) & known)
+    begin_copy(tile, source, mask=(span_v >= 0) & known & (unit >= 0))
+
+    if ring.k is not None:
+        kept_k, kept_decay"""),
+    ("            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < rows,",
+     """            there = gl.where(unit < 0, 0, rows)
+            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < there,"""),
+    ("""        keys = copied(k, row_k < rows, [MOST, P, KI])
+        queries = copied(q, row_k < rows, [MOST, P, KI])
+        values = copied(v, row_v < rows, [MOST, VL, VR])
+        async_copy.commit_group()
+        begin_copy(tile, source, mask=(span_v >= 0) & known)
+        async_copy.commit_group()
+        async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
+""", """        async_copy.commit_group()
+        every_key = gl.load(k, mask=row_k < there, other=0.0)
+        every_query = gl.load(q, mask=row_k < there, other=0.0)
+        raw_v = gl.load(v, mask=row_v < there, other=0.0)
+        clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
+        if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+            async_copy.wait_group(0)
+            return
+        keys, queries = shared(every_key, [MOST, P, KI]), shared(every_query, [MOST, P, KI])
+        values = shared(raw_v, [MOST, VL, VR])
+"""),
+    ("""    barrier()
+    every_key, every_query = whole(keys, [MOST, P, KI]).load(TO.keys), whole(queries, [MOST, P, KI]).load(TO.keys)
+""", ""),
+)  # fmt: skip
+# The first half of the requests prefetches its whole state and the other half nothing: the programs of the first one
+# then compute while the others load, and end earlier, so that programs of the next launch prefetch meanwhile.
+HALF_AHEAD: Edits = (
+    ("        ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)",
+     """        if 2 * request < gl.num_programs(2):
+            ask_for(ahead, read.per_v, stripe * ROWS, ROWS, KT)"""),
+)  # fmt: skip
+STAYS: Edits = (
+    ("settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)",
+     "settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, False)"),
+)  # fmt: skip
+PARTS: Mapping[str, Edits] = {
+    "no token again": (("for age in range(pending):", "for age in range(pending * 0):"),),
+    "no row": (("for t in range(rows):", "for t in range(rows * 0):"),),
+    "no token, no row": (("for age in range(pending):", "for age in range(pending * 0):"),
+                         ("for t in range(rows):", "for t in range(rows * 0):")),
+    "no state stored": (("        if settle >= 0:\n", "        if settle >= 2**40:\n"),),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A re-run. edits: of `token_by_token_gluon.py`; shape: fields of `Shape` that differ; right: whether it can be"""
+
+    edits: Edits = ()
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    right: bool = True
+
+
+EIGHT, ONE, FOUR = {"warps": 8}, {"held": 1, "registers": 96, "lined": False}, {"held": 4, "warps": 2, "registers": 232}
+RERUNS: Mapping[str, Variant] = {
+    "now": Variant(), "now, again": Variant(), **{name: Variant(edits, right=False) for name, edits in PARTS.items()},
+    "half ahead": Variant(HALF_AHEAD), "stays": Variant(STAYS),
+    **{f"now, {name}": Variant((), shape) for name, shape in (
+        ("8 warps", EIGHT), ("a row a thread", ONE), ("four rows a thread", FOUR), ("no guess", {"guess": 0}))},
+    "state first": Variant(STATE_FIRST),
+    "state first, half ahead": Variant(STATE_FIRST + HALF_AHEAD), "state first, stays": Variant(STATE_FIRST + STAYS),
+    "state first, half ahead, stays": Variant(STATE_FIRST + HALF_AHEAD + STAYS),
+    **{f"state first, {name}": Variant(STATE_FIRST, shape) for name, shape in (
+        ("all asked for", {"asked": 1}), ("a quarter asked for", {"asked": 4}), ("no guess", {"guess": 0}),
+        ("rings last", {"kept_first": False}), ("pieces of lines", {"lined": False}), ("8 warps", EIGHT),
+        ("a row a thread", ONE), ("four rows a thread", FOUR))},
+}  # fmt: skip
+# Constants of `chunk64.py` by name. With Triton 3.6 the present kernel that prepares has 560 bytes of stack a thread,
+# with slices of 32 channels 256, and without a limit of registers 88.
+PROMPTS: Mapping[str, Mapping[str, Any]] = {
+    "now": {}, "prepare: any registers": {"PREPARE_CHANNELS": {"warps": 8}}, "prepare: 32 channels": {"SLICE": 32},
+    "prepare: 128 channels": {"SLICE": 128, "PREPARE_CHANNELS": {"warps": 8}},
+    **{f"carry: {warps} warps, {stages} stages": {"CARRY_CHANNELS": {"warps": warps, "stages": stages}}
+       for warps, stages in ((4, 1), (4, 3), (8, 2), (8, 3))},
+}  # fmt: skip
+
+
+class Forms:
+    """The kernels of all variants, and which of them serves."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch, self.made = folder, patch, dict[Edits, Any]()
+
+    @contextlib.contextmanager
+    def serving(self, one: Variant) -> Iterator[None]:
+        """Every launch of a window runs this variant."""
+        if FILE is None:
+            yield
+            return
+        if one.edits not in self.made:
+            where = self.folder / str(len(self.made))
+            where.mkdir()
+            name = "gdn_windows.token_by_token_gluon"
+            self.made[one.edits] = planted_kernels(name, one.edits, where, self.patch).staged_window
+        chosen = FILE.shape_for
+        with self.patch.context() as now:
+            now.setattr(FILE, "staged_window", self.made[one.edits])
+            now.setattr(FILE, "shape_for", lambda form, size, rows: chosen(form, size, rows)._replace(
+                **one.shape if form == "window" else {}))  # fmt: skip
+            yield
+
+
+def reruns(ground: Ground, batch: int, forms: Forms, layers: int = 0) -> tuple[int, Callable[[Variant], Any], Any]:
+    """The layers of a sample; the launches of a variant, one a layer; and the finding of a variant."""
+    rows = kind.drawn(ground, batch * kind.WINDOW, heads_of(ground))
+    layers = layers or ground.layers(4.0 * batch * rows.k[0].numel() * rows.v.shape[2])
+    pools = [kind.pool_of(ground, batch + 1, heads_of(ground)) for _ in range(layers)]
+    parts = [part(ground, "window", range(batch, 0, -1), kind.WINDOW, pool) for pool in pools]
+    arm = kind._Rerun.of(ground, TRITON, rows, parts).arm("")
+
+    def under(work: Callable[[], Any], one: Variant) -> Any:
+        with forms.serving(one):
+            return work()
+
+    assert arm.work is not None
+    return layers, lambda one: partial(under, arm.work, one), partial(under, arm.check)
+
+
+def heads_of(ground: Ground) -> int:
+    return kind.HEADS["tiny" if ground.tiny else "default"]
+
+
+def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any], Callable[[Mapping[str, Any]], str]]:
+    """The launch of a variant of a prompt, or of one of its kernels; and the finding of a variant."""
+    rows = kind.drawn(ground, 70 if ground.tiny else TOKENS, heads_of(ground))
+    pool = kind.pool_of(ground, 2, heads_of(ground))
+    start, one, launch = pool.clone(), part(ground, "chunk", [1], len(rows.v), pool), chunk64.launch
+
+    def served(variant: Mapping[str, Any], only: str = "") -> torch.Tensor:
+        with patch.context() as now:
+            for name, value in variant.items():
+                now.setattr(chunk64, name, value)
+            if only:
+                now.setattr(chunk64, "launch", lambda kernel, *given, **named: (
+                    launch(kernel, *given, **named) if only in kernel.__name__ else None))  # fmt: skip
+            core: torch.Tensor = TRITON.recurrence(kind.ROW)(inputs=rows, parts=(one,), dtype=ground.dtype, to=TO)
+            return core
+
+    def answers(variant: Mapping[str, Any]) -> list[torch.Tensor]:
+        pool.copy_(start)
+        found = [served(variant).double(), pool.double()]
+        pool.copy_(start)
+        return found
+
+    right = answers({})
+
+    def finding(variant: Mapping[str, Any]) -> str:
+        far = max(float((x - r).norm() / r.norm()) for x, r in zip(answers(variant), right, strict=True))
+        return "" if far <= NEAR else f"off by {far:.1e} from the present kernel"
+
+    return served, finding
+
+
+def table(works: Mapping[str, Callable[[], Any]], findings: Mapping[str, str], units: int, device: torch.device,
+          samples: int) -> dict[str, Any]:  # fmt: skip
+    """Times of all that is right, and what is wrong with the rest."""
+    right = {name: work for name, work in works.items() if not findings.get(name)}
+    found: dict[str, Any] = {name: of_one(one, units).data() for name, one in timed(right, device, samples).items()}
+    return found | {name: {"finding": said} for name, said in findings.items() if said}
+
+
+def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Every batch of re-runs, and the prompt; `out` has what was measured so far."""
+    found = dict[str, Any]()
+
+    def keep(name: str, lines: Mapping[str, Any]) -> None:
+        found[name] = lines
+        for line, one in lines.items():
+            told = f"{one['us']:9.2f} [{one['lower']:.2f} {one['upper']:.2f}]" if "us" in one else str(one)
+            print(f"{name:12} {line:40} {told}", flush=True)
+        write_atomically({out: json.dumps(found).encode()})
+
+    variants = RERUNS if FILE else {"now": Variant()}
+    for batch in BATCHES[: None if ground.card else 1]:
+        layers, work, check = reruns(ground, batch if ground.card else 2, forms)
+        before = {name: check(one) for name, one in variants.items() if one.right}
+        lines = table({name: work(one) for name, one in variants.items()}, before, layers, ground.device, samples)
+        for name, said in {name: check(one) for name, one in variants.items() if one.right}.items():
+            if said:
+                lines[name] = {"finding": f"after it was timed: {said}"}
+        keep(f"rerun {batch}", lines)
+    served, finding = prompt(ground, patch)
+    works = {name: partial(served, one) for name, one in PROMPTS.items()}
+    if ground.card:  # alone, the second kernel reads what nobody wrote; an interpreter warns of that
+        works |= {f"{name}: {only} alone": partial(served, one, only) for name, one in PROMPTS.items()
+                  for only in ("prepare", "carry") if name == "now" or only in name}  # fmt: skip
+    keep("prompt", table(works, {name: finding(one) for name, one in PROMPTS.items()}, 1, ground.device, samples))
+    return found
+
+
+def warm(number: int, ground: Ground, forms: Forms, patch: pytest.MonkeyPatch) -> None:
+    """Compile each JOBS-th variant into Triton's cache."""
+    served, _ = prompt(ground, patch)
+    every = [partial(served, one) for one in PROMPTS.values()]
+    for batch in (8, 1):  # their shapes
+        _, work, _ = reruns(ground, batch, forms, layers=1)
+        every += [work(one) for one in RERUNS.values()]
+    for one in every[number::JOBS]:
+        one()
+    torch.cuda.synchronize()
+
+
+def compile_all(names: Sequence[str], forms: Forms) -> None:
+    """Compile re-runs for a GPU, without one."""
+    from support.kernels import compiled
+
+    FILE.launch = partial(compiled.compiled, stages=1)
+    heads, wide = 4, partial(torch.zeros, dtype=torch.float32)
+    k, ints = wide(8, heads, 128), torch.zeros(2, dtype=torch.int64)
+    pool = compiled.Address(wide(3, heads, 128, 128).transpose(2, 3), ints)
+    ring = compiled.Ring(compiled.Updates(*(wide(3, 8, heads, 128) for _ in range(3))), ints, ints, ints, ints)
+    one = Part("window", ints, ints, 4, pool, ints.bool(), ring=ring, settled=pool)
+    for name in names or RERUNS:
+        print(json.dumps({"variant": name}))
+        with forms.serving(RERUNS[name]):
+            shape = FILE.shape_for("window", 4, 8 * 32 * 128)
+            FILE.staged(GdnInputs(k, k, k, k, wide(8, heads)), one, k.bfloat16(), shape)
+
+
+def main(argv: Sequence[str]) -> int:
+    words = argparse.ArgumentParser()
+    words.add_argument("--out", type=Path, default=Path("kda-variants.json"))
+    words.add_argument("--samples", type=int, default=30)
+    words.add_argument("--warm", type=int, help="for the script itself")
+    words.add_argument("--compile", nargs="*", metavar="VARIANT")
+    asked = words.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        forms = Forms(Path(folder), patch)
+        if asked.compile is not None:
+            compile_all(asked.compile, forms)
+            return 0
+        card = torch.cuda.is_available()
+        device = torch.device("cuda" if card else "cpu")
+        past = 2 * torch.cuda.get_device_properties(device).L2_cache_size if card else 0  # as `instep bench`
+        ground = Ground(device, torch.bfloat16, {}, Rates(1, 1, 1), past)
+        torch.manual_seed(0)
+        if asked.warm is not None:
+            warm(asked.warm, ground, forms, patch)
+            return 0
+        if card:
+            jobs = [subprocess.Popen([sys.executable, __file__, "--warm", str(number)]) for number in range(JOBS)]
+            if any([job.wait() for job in jobs]):
+                print("some variants do not compile or run; see above", file=sys.stderr)
+        found = measure(asked.out, ground, asked.samples, forms, patch)
+    return int(any("finding" in one for lines in found.values() for one in lines.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
