@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -36,6 +37,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from campaigns.switched_code import SWITCH, NoSite, equal, install, site
 
@@ -49,6 +51,7 @@ CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "
 FORK = get_context("fork")
 OF_A_FILE = 3600  # processor seconds of a test file without mutants
 OF_A_TEST = 20  # processor seconds of a test with a mutant, at most
+OF_ALL_CASES = 3  # processor seconds with a mutant after which no other case of a parametrized test begins
 SLOWER, STARTS = 3, 5  # a mutant that makes a test this much slower, and this many seconds in addition, hangs
 WAITS = 8  # wall clock per processor second
 CONFIDENCE = 0.95
@@ -134,7 +137,7 @@ class Campaign:
                 run_pytest(plugin, name_of(file), self.folder, whole=self.asked.whole)
             finally:
                 plugin.end()
-            return {"rows": plugin.rows, "fails": plugin.fails, "tests": plugin.tests}
+            return {"rows": plugin.rows, "notes": plugin.notes, "tests": plugin.tests}
 
         begun = time.monotonic()
         found = in_fork(work, self.folder, OF_A_FILE)
@@ -144,9 +147,6 @@ class Campaign:
         for number, of in found["rows"].items():
             one = self.mutants[int(number)]
             row = self.rows[one.id]
-            if of["killed_by"] and not self.fails_alone(of["killed_by"], int(number)):
-                print(f"{of['killed_by']} passes alone with {one.file} line {one.line}: {one.what}", flush=True)
-                of |= {"killed_by": "", "says": ""}
             row |= {"killed_by": of["killed_by"], "says": of["says"], "commit": self.asked.commit}
             for key in ("reached", "tests", "left", "seconds"):
                 row[key] = round(row[key] + of[key], 1)
@@ -156,20 +156,8 @@ class Campaign:
         left = sum(not row["killed_by"] for row in self.rows.values())
         print(f"{name_of(file)}: {killed} of {len(alive)} killed by {found['tests']} tests in "
               f"{time.monotonic() - begun:.0f} s, {left} left", flush=True)  # fmt: skip
-        for test in found["fails"]:
-            print(f"FAILS without a mutant, so it kills none: {test}", flush=True)
-
-    def fails_alone(self, test: str, number: int) -> bool:
-        """Whether a test fails from its start with a mutant, fixtures too, or does not end."""
-        plugin = Planted(number)
-        setattr(builtins, SWITCH, plugin)
-
-        def work() -> list[int]:
-            run_pytest(plugin, test, self.folder, whole=self.asked.whole)
-            return [plugin.ran, plugin.failed]
-
-        ran, failed = in_fork(work, self.folder, 2 * OF_A_TEST) or (1, 1)
-        return not ran or failed > 0
+        for says in found["notes"]:
+            print(says, flush=True)
 
     def keep(self) -> None:
         """Write the result. A mutant counts only when it is killed or has met every file."""
@@ -223,16 +211,17 @@ def warm_up() -> None:
 class Forks:
     """A pytest plugin: runs each test once, and forks it where the value of a mutant differs. It is the switch.
 
-    left: number of a mutant -> its processor seconds. rows: what each met, and who killed it. tests: how many passed.
-    fails: tests that fail without a mutant
+    left: number of a mutant -> its processor seconds. rows: what each met, and what killed it. tests: how many passed.
+    notes: tests that kill nothing, and why
     """
 
     def __init__(self, left: Mapping[int, float]) -> None:
         self.left = {**left}
         self.rows: dict[int, dict[str, Any]] = {number: {**NOTHING} for number in left}
-        self.tests, self.fails = 0, list[str]()
+        self.tests, self.notes = 0, list[str]()
         self.killed: dict[str, list[tuple[int, str]]] = {}  # test -> mutants that it would kill, and its error
-        self.now, self.error = "", ""  # a test and its failure
+        self.now, self.function, self.error = "", "", ""  # a test, without its parameters, and its failure
+        self.cases = Counter[tuple[int, str]]()  # seconds of a mutant in all cases of a test
         self.last, self.shared = False, 0  # whether it is the last of its file; fixtures of several tests that begin
         self.process, self.reached, self.forked, self.hung = 0, set[int](), set[int](), list[tuple[int, float]]()
         self.wider = set[int]()  # mutants that a fixture of several tests met: one child runs the rest of the file
@@ -267,20 +256,32 @@ class Forks:
         if self.shared:
             self.wider.add(number)
         row = self.rows[number]
-        if self.left[number] <= row["seconds"]:
+        if self.left[number] <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES:
             row["left"] += 1
             return False
+        seconds, status = self._child(number, 3 * OF_A_TEST if self.shared else OF_A_TEST)
+        if self.mutant is not None:
+            return True
+        row |= {"tests": row["tests"] + 1, "seconds": row["seconds"] + seconds}
+        self.cases[number, self.function] += seconds
+        if status in (signal.SIGXCPU, signal.SIGKILL):
+            self.hung += [(number, seconds)] * (not self.shared)
+        elif status:
+            self.killed.setdefault(self.now, []).append((number, f"ends by signal {status}"))
+        return False
+
+    def _child(self, number: int, limit: int) -> tuple[float, int]:
+        """Fork, and wait for the child -> its processor seconds, and its signal. The child returns at once."""
         reads, writes = os.pipe()
         child = os.fork()
         if not child:
             os.setpgrp()
             self.mutant, self.pipe, self.wide = number, writes, self.shared > 0
-            limit = 3 * OF_A_TEST if self.wide else OF_A_TEST
             resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-            return True
+            return 0.0, 0
         os.close(writes)
         watch = os.pidfd_open(child)
-        ended = bool(select.select([watch], [], [], 3 * WAITS * OF_A_TEST)[0])
+        ended = bool(select.select([watch], [], [], WAITS * limit)[0])
         os.close(watch)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # with what it started
@@ -291,14 +292,29 @@ class Forks:
             if test:
                 self.killed.setdefault(test, []).append((number, says))
         os.close(reads)
-        seconds = used.ru_utime + used.ru_stime
-        row |= {"tests": row["tests"] + 1, "seconds": row["seconds"] + seconds}
-        if ended and os.WIFSIGNALED(status):
-            if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
-                self.hung += [(number, seconds)] * (not self.shared)
-            else:
-                self.killed.setdefault(self.now, []).append((number, f"ends by signal {os.WTERMSIG(status)}"))
-        return False
+        return used.ru_utime + used.ru_stime, os.WTERMSIG(status) if ended and os.WIFSIGNALED(status) else 0
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """At the end run each test that kills a mutant from its start with it, fixtures too: it must fail."""
+        result = yield
+        self.killed, self.shared = {}, 0
+        items = {label(item): item for item in session.items}
+        for number, row in self.rows.items():
+            if row["killed_by"]:
+                self.now, self.last, self.error = row["killed_by"], True, ""
+                _, status = self._child(number, 3 * OF_A_TEST)
+                if self.mutant is not None:
+                    forget = importlib.import_module("instep.lru_cache").forget
+                    forget()
+                    item: Any = items[self.now]
+                    item._initrequest()
+                    runtestprotocol(item, log=False)
+                    self.end()
+                if not status and number not in {one for several in self.killed.values() for one, _ in several}:
+                    self.notes.append(f"{self.now} passes alone with mutant {number}, which it seemed to kill")
+                    row |= {"killed_by": "", "says": ""}
+        return result
 
     def end(self) -> None:
         """End a child, and tell its parent."""
@@ -320,6 +336,7 @@ class Forks:
         self, item: pytest.Item, nextitem: pytest.Item | None
     ) -> Generator[None, object, object]:
         self.now, self.last, self.error = label(item), nextitem is None, ""
+        self.function = self.now.partition("[")[0]
         self.reached, self.hung = set(), []
         self.forked = self.wider | {number for several in self.killed.values() for number, _ in several}
         self.process, begun = os.getpid(), time.process_time()
@@ -338,7 +355,7 @@ class Forks:
         killed = self.killed.pop(self.now, []) + [
             (one, "does not end") for one, used in self.hung if used > SLOWER * seconds + STARTS]  # fmt: skip
         if self.error:
-            self.fails.append(self.now)
+            self.notes.append(f"{self.now} fails without a mutant")
             return
         self.tests += 1
         for number, says in killed:
@@ -355,21 +372,6 @@ class Forks:
         if self.last and report.when == "call":  # its teardown is that of several tests
             self.end()
         return report
-
-
-class Planted:
-    """A pytest plugin: a mutant is on from the start. It is the switch."""
-
-    def __init__(self, mutant: int) -> None:
-        self.mutant, self.ran, self.failed = mutant, 0, 0
-
-    def __call__(self, number: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
-        on = number == self.mutant
-        return on if other is None else other() if on else value
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.ran += 1
-        self.failed += report.failed
 
 
 def run_pytest(plugin: object, tests: str, folder: Path, *, whole: bool) -> None:

@@ -146,7 +146,7 @@ class _Loader(SourceFileLoader):
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two values are the same for all code that reads them; False if that cannot be told."""
+    """Whether two values are the same for all code that reads them; False if that is unknown."""
     if one is other:
         return True
     if type(one) is not type(other):

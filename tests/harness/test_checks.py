@@ -18,7 +18,7 @@ import torch
 
 from instep.checks import for_labels, for_numbers
 from instep.checks.error_measurement import Spot, blocks, measured, relative_error
-from instep.checks.exact_labels import Labels
+from instep.checks.exact_labels import Labels, states_of_window
 from instep.checks.trace_bookkeeping import Identity, greedy
 from instep.checks.unchanged_bytes import Bytes
 from instep.cli.record import make
@@ -31,6 +31,7 @@ from instep.trace.file import Trace, read
 from instep.trace.policy import Arrival, Policy
 from instep.verdict import Comparison, Exit, Tier
 from instep.watch.event_context import EventContext
+from instep.watch.facts_for_later_events import last_forward
 from instep.watch.rows_by_request import row_spans, rows
 from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
@@ -376,6 +377,11 @@ def test_a_label_in_the_wrong_place_is_reported_with_its_row_or_count(labelled: 
     first = first_finding(m.judge(stale[-1:], for_labels()))  # what it needs of the verify, the run kept
     assert (first.event, first.place, first.request) == (at, Place("trunk", 1, "state"), name)
     assert first.diagnosis == "holds the state from before the step; 3 tokens were accepted"
+    after_two = states_of_window(last_forward(labelled[at]), name, 1)[2]
+    short = m.spoiled(labelled, at, lambda context: m.with_state(context, name, lambda s: replace(
+        s, state={**s.state, 1: torch.full_like(s.state[1], after_two - (after_two >> 63 << 64))})))  # fmt: skip
+    first = first_finding(m.judge(short[-1:], for_labels()))
+    assert first.diagnosis == "holds the state after 2 tokens; 3 tokens were accepted"
     hidden = Place("trunk", 2, "hidden")
     swapped = m.spoiled(labelled, at - 1, lambda context: m.with_rows(context, hidden, lambda rows: rows.flip(0)))
     first = first_finding(m.judge(swapped, for_labels()))

@@ -16,15 +16,20 @@ from instep import kit
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
-from instep.diagnose.mistakes import constants, norms, wrong_ranks
+from instep.diagnose.mistakes import constants, norms, selective_states, wrong_memory, wrong_ranks
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
+from instep.diagnose.mistakes.finding_case import Compared
 from instep.diagnose.mistakes.step_controller import RULES
 from instep.diagnose.mistakes.transformed_tensors import appearance
 from instep.diagnose.mistakes.wrong_labels import heads
 from instep.finding_problem import Explained, Unexplained
+from instep.oracle.single_layer_run import LayerWork
+from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
+from instep_reference.norms import L2_EPS
+from instep_reference.weights import LatentWeights
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -276,3 +281,67 @@ def test_embeddings_of_a_rank_are_missing_only_if_it_has_a_token() -> None:
 
 def test_the_label_of_a_row_is_its_first_one() -> None:
     assert heads(torch.tensor([[[3], [9]], [[-1], [2]]])) == [3, (1 << 64) - 1] and heads(torch.empty(0, 2)) == []
+
+
+def test_mistakes_of_a_layer_of_one_block_are_those_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = SimpleNamespace(mixer=None)
+    weights = SimpleNamespace(layers=[layer], draft=SimpleNamespace(layers=[layer]), config=SimpleNamespace(
+        recurrence=SimpleNamespace(inputs="normed"), layers=[("mlp",)]))  # fmt: skip
+    monkeypatch.setattr(selective_states, "_of_one_block", lambda case: iter(["its own"]))
+    for stage, made in (("trunk", ["its own"]), ("extend", [])):
+        finding = SimpleNamespace(place=Place(stage, 0, "hidden"))
+        case = SimpleNamespace(piece=object(), weights=weights, finding=finding)
+        assert [*selective_states.selective(case)] == made  # type: ignore[arg-type]
+
+
+def test_a_stale_cache_explains_the_result_of_attention_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.zeros(3, 1)
+    work = LayerWork("trunk", 0, rows, 3, AttentionMemory(rows, rows))
+    monkeypatch.setattr(wrong_memory, "_stale_cache", lambda case, kept: iter(["stale"]))
+    for component, made in (("attended", ["stale"]), ("query", [])):
+        case = SimpleNamespace(component=component, piece=SimpleNamespace(work=work))
+        assert [*wrong_memory.memory(case)] == made  # type: ignore[arg-type]
+
+
+def test_numbers_next_to_nan_must_be_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.arange(4.0)
+    monkeypatch.setattr(wrong_memory, "agrees", lambda case: torch.equal(case.found, case.right))
+    for found, said in (([0, 1, torch.nan, 3], True), ([0, 9, torch.nan, 3], False), ([0, 1, 2, 3], False)):
+        case: Any = Compared(None, torch.tensor(found), right, None)  # type: ignore[arg-type]
+        assert wrong_memory._right_elsewhere(case, case.found.isnan()) is said
+
+
+def test_the_weight_of_a_norm_is_that_of_its_layer() -> None:
+    """A layer of latent attention: only its value is normed by the norm of latents."""
+    none = torch.zeros(0)
+    layer = SimpleNamespace(mixer=LatentWeights(none, none, torch.ones(3), none, none), input_norm=torch.ones(5),
+                            post_norm=torch.ones(7))  # fmt: skip
+    weights = SimpleNamespace(layers=[layer], draft=None, final_norm=torch.ones(9))
+    for component, width in (("value", 3), ("normed", 5), ("post_normed", 7)):
+        case = SimpleNamespace(weights=weights, component=component,
+                               finding=SimpleNamespace(place=Place("trunk", 0, component)))  # fmt: skip
+        weight = norms._norm_weight(case)  # type: ignore[arg-type]
+        assert weight is not None and weight.numel() == width
+
+
+@pytest.mark.parametrize(("component", "eps", "squares"), [("normed", 0.25, 1.0), ("q", L2_EPS, 4.0)])
+def test_mistakes_of_a_norm_scale_rows_of_zeros_by_its_eps(
+    monkeypatch: pytest.MonkeyPatch, component: str, eps: float, squares: float
+) -> None:
+    """Rows of zeros and of ones, 4 wide. squares: the mean of the squares of ones; for q their sum"""
+    x = torch.tensor([[0.0] * 4, [1.0] * 4], dtype=torch.float64)
+    config = SimpleNamespace(eps=eps, core_eps=eps, row_norms=False, centred_norms=False)
+    layer = SimpleNamespace(mixer=None, input_norm=None, post_norm=None)
+    case = SimpleNamespace(component=component, right=torch.ones(2, 1, dtype=torch.float64), piece=object(),
+                           finding=SimpleNamespace(place=Place("trunk", 0, component)),
+                           weights=SimpleNamespace(config=config, layers=[layer], draft=None))  # fmt: skip
+    monkeypatch.setattr(norms, "norm_input", lambda case: x)
+    monkeypatch.setattr(norms, "_neighbours", lambda *given: iter(()))
+    made = {one.sentence: one.wrong[:, 0].tolist() for one in norms.norms(case)}  # type: ignore[arg-type]
+    right, other = (eps**0.5, (squares + eps) ** 0.5), "mean" if component == "normed" else "sum"
+    for says, roots in {"is normed with 10 times the eps": ((10 * eps) ** 0.5, (squares + 10 * eps) ** 0.5),
+                        "is normed with a tenth of the eps": ((eps / 10) ** 0.5, (squares + eps / 10) ** 0.5),
+                        "is normed with eps outside the root": (eps, squares**0.5 + eps),
+                        "is not normed at all": (1, 1),
+                        f"is normed by the {other} of the squares, without the root": (eps, squares + eps)}.items():
+        assert made[says] == pytest.approx([one / root for one, root in zip(right, roots, strict=True)]), says

@@ -134,7 +134,8 @@ def mutations(text: str) -> Iterator[Mutation]:
 def _computing(node: ast.AST) -> Iterator[ast.AST]:
     """The node and those below it that compute something; functions inside it have their own turn."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    if text or isinstance(node, (*SKIPPED, ast.FunctionDef, ast.ClassDef)):
+    asserts = isinstance(node, ast.keyword) and node.arg == "strict"  # of `zip`
+    if text or asserts or isinstance(node, (*SKIPPED, ast.FunctionDef, ast.ClassDef)):
         return
     yield node
     for below in ast.iter_child_nodes(node):
