@@ -32,6 +32,7 @@ from instep_optimized.kernels.gdn_prefill import chunk64
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs
 from instep_optimized.ops.triton import TRITON
+from instep_speed.bench.answer_check import fallen
 from instep_speed.bench.bench_types import TO, Ground
 from instep_speed.bench.drawn_rows import part
 from instep_speed.bench.interleaved_timing import Rates, of_one, timed
@@ -213,6 +214,17 @@ def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any
     return served, finding
 
 
+def findings_of(variants: Mapping[str, Any], finding: Callable[[Any], str]) -> dict[str, str]:
+    """The finding of each variant. A variant that raises is one, and the others go on."""
+    found = dict[str, str]()
+    for name, one in variants.items():
+        try:
+            found[name] = finding(one)
+        except Exception as raised:
+            found[name] = fallen(raised)
+    return found
+
+
 def table(works: Mapping[str, Callable[[], Any]], findings: Mapping[str, str], units: int, device: torch.device,
           samples: int) -> dict[str, Any]:  # fmt: skip
     """Times of all that is right, and what is wrong with the rest."""
@@ -235,10 +247,11 @@ def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest
     variants = RERUNS if FILE else {"now": Variant()}
     for batch in BATCHES[: None if ground.card else 1]:
         layers, work, check = reruns(ground, batch if ground.card else 2, forms)
-        before = {name: check(one) for name, one in variants.items() if one.right}
+        judged = {name: one for name, one in variants.items() if one.right}
+        before = findings_of(judged, check)
         lines = table({name: work(one) for name, one in variants.items()}, before, layers, ground.device, samples)
-        for name, said in {name: check(one) for name, one in variants.items() if one.right}.items():
-            if said:
+        for name, said in findings_of(judged, check).items():
+            if said and not before[name]:
                 lines[name] = {"finding": f"after it was timed: {said}"}
         keep(f"rerun {batch}", lines)
     served, finding = prompt(ground, patch)
@@ -246,7 +259,7 @@ def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest
     if ground.card:  # alone, the second kernel reads what nobody wrote; an interpreter warns of that
         works |= {f"{name}: {only} alone": partial(served, one, only) for name, one in PROMPTS.items()
                   for only in ("prepare", "carry") if name == "now" or only in name}  # fmt: skip
-    keep("prompt", table(works, {name: finding(one) for name, one in PROMPTS.items()}, 1, ground.device, samples))
+    keep("prompt", table(works, findings_of(PROMPTS, finding), 1, ground.device, samples))
     return found
 
 
