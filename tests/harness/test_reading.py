@@ -129,7 +129,8 @@ def test_the_numbers_are_the_constants() -> None:
 def test_page_quotes_the_ladders_sentences() -> None:
     source = Path(confirm_cause.__file__).read_text()
     for words in (
-        "cause: the CUDA graph (run eagerly, ", "cause: the call itself", "(with the ", "this place", " places",
+        "cause: work that depends on time", "cause: the CUDA graph (run eagerly, ", "cause: the call itself",
+        "(with the ", "this place", " places",
         "(with the reference's ", ", the rest of the event agrees", "the reads from memory", " writes wrong memory",
         "corrupts it again", "not confirmed: ",
     ):

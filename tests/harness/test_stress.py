@@ -39,6 +39,7 @@ from support.running.verdicts import agreed, first_finding, related
 
 CARD = torch.device("cuda", 0)
 ALL = ",".join(STRESSES)
+Plant = Callable[[pytest.MonkeyPatch], str | Ops]
 
 
 # ---- what is refused, and what does not pass
@@ -115,55 +116,170 @@ def test_cause_of_a_finding_that_stress_alone_shows_is_the_stress(monkeypatch: p
 # ---- delays
 
 
+class Streams:
+    """torch's streams and events on a CPU. Each stream has a clock, in seconds, and so has the host.
+
+    log: the stream and the action, in order
+    """
+
+    STEP = 5e-6  # of an action
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str]] = []
+        self.host, self.launches = 0.0, Stream("launches", self)
+        self.current = [self.launches]
+
+    def act(self, stream: Stream, name: str) -> float:
+        """Issue an action, and return when it has ended."""
+        self.log.append((stream.name, name))
+        self.host += self.STEP
+        stream.at = max(stream.at, self.host) + self.STEP
+        return stream.at
+
+    def sleep(self, cycles: int) -> None:
+        stream = self.current[-1]
+        self.log.append((stream.name, "sleep"))
+        stream.at = max(stream.at, self.host) + cycles / stress.CYCLES_PER_S
+
+    @contextmanager
+    def within(self, stream: Stream) -> Iterator[None]:
+        self.current.append(stream)
+        yield
+        self.current.pop()
+
+
 class Stream:
-    def __init__(self, name: str, log: list[tuple[str, str]]) -> None:
-        self.name, self.log, self.device = name, log, CARD
+    def __init__(self, name: str, of: Streams) -> None:
+        self.name, self.of, self.device, self.at = name, of, CARD, 0.0
 
     def wait_event(self, event: Any) -> None:  # as torch's own does
         event.wait(self)
 
 
+class Memory:
+    """A tensor on the card. arrives: when the last copy has ended"""
+
+    is_cuda = True
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self.arrives = streams, 0.0
+
+    def copy_(self, source: Any, non_blocking: bool) -> None:
+        self.arrives = self._streams.act(self._streams.current[-1], "copy")
+
+    def record_stream(self, stream: Stream) -> None: ...
+    def data_ptr(self) -> int:
+        return id(self)
+
+
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """torch's streams and events on a CPU, which note the stream and the action."""
-    found: list[tuple[str, str]] = []
-    current = [Stream("launches", found)]
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    found = Streams()
 
     class Event:
         def record(self, stream: Stream) -> None:
-            found.append((stream.name, "record"))
+            self.at = found.act(stream, "record")
 
         def wait(self, stream: Stream) -> None:
-            found.append((stream.name, "wait"))
+            stream.at = max(found.act(stream, "wait"), self.at)
 
-    @contextmanager
-    def within(stream: Stream) -> Iterator[None]:
-        current.append(stream)
-        yield
-        current.pop()
+        def synchronize(self) -> None:
+            found.host = max(found.host, self.at)
 
     made: dict[str, Any] = {
-        "Event": Event, "Stream": lambda device: Stream("copies", found), "stream": within,
-        "current_stream": lambda device=None: current[-1],
-        "_sleep": lambda cycles: found.append((current[-1].name, "sleep")),
+        "Event": Event, "Stream": lambda device: Stream("copies", found), "stream": found.within,
+        "current_stream": lambda device=None: found.current[-1], "_sleep": found.sleep,
     }
     for name, value in made.items():
         monkeypatch.setattr(torch.cuda, name, value)
     return found
 
 
-def test_a_delay_follows_each_record_and_wait_of_the_engines_copies(log: list[tuple[str, str]]) -> None:
+def test_a_delay_follows_each_record_and_wait_of_the_engines_copies(streams: Streams) -> None:
     jitter, always = Jitter(), 0.001
     jitter._drawn = lambda: always  # type: ignore[method-assign]
-    copies = SideStream(CARD)
+    copies, memory = SideStream(CARD), Memory(streams)
     with jitter:
-        copies.wait(copies.copy(torch.zeros(1), torch.ones(1), behind=copies.now()))
+        copies.wait(copies.copy(memory, memory, behind=copies.now()))  # type: ignore[arg-type]
     acts = [("launches", "record"), ("copies", "wait"), ("copies", "record"), ("launches", "wait")]
-    assert log == [one for stream, act in acts for one in ((stream, act), (stream, "sleep"))]
+    expected = [one for stream, act in acts for one in ((stream, act), (stream, "sleep"))]
+    assert streams.log == [*expected[:4], ("copies", "copy"), *expected[4:]]
     assert jitter.result()[:2] == (4, "4 delays, 4 ms in all, at 4 records and waits on 2 streams")
-    log.clear()
+    streams.log.clear()
     copies.wait(copies.now())
-    assert log == [("launches", "record"), ("launches", "wait")], "torch has its own functions again"
+    assert streams.log == [("launches", "record"), ("launches", "wait")], "torch has its own functions again"
+
+
+def right(patch: pytest.MonkeyPatch) -> str:
+    return "triton"
+
+
+def after_the_first(patch: pytest.MonkeyPatch, event_of: Callable[..., Any]) -> str:
+    """Let a launch wait for `event_of` the copy of its inputs. The first inputs of a graph arrive: all are indices."""
+    right, first = SideStream.copy, set[int]()
+
+    def copy(self: SideStream, target: torch.Tensor, source: torch.Tensor, behind: Any) -> Any:
+        if not target.is_cuda or target.data_ptr() not in first:
+            first.add(target.data_ptr())
+            return right(self, target, source, behind)
+        return event_of(self, lambda: right(self, target, source, behind))
+
+    patch.setattr(SideStream, "copy", copy)
+    return "triton"
+
+
+def no_wait_for_inputs(patch: pytest.MonkeyPatch) -> str:
+    """A graph does not wait for the copy of its inputs."""
+
+    def none(side: SideStream, copied: Callable[[], Any]) -> None:
+        copied()
+
+    return after_the_first(patch, none)
+
+
+def event_before_the_copy(patch: pytest.MonkeyPatch) -> str:
+    """The event that a graph waits for is recorded before the copy of its inputs."""
+
+    def early(side: SideStream, copied: Callable[[], Any]) -> Any:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(side._stream)
+        copied()
+        return event
+
+    return after_the_first(patch, early)
+
+
+def host_waits_by_the_clock(patch: pytest.MonkeyPatch) -> str:
+    """The host gives a copy 3 ms to arrive, instead of waiting for its event."""
+    patch.setattr(to_host, "synchronize", lambda event: time.sleep(0.003))
+    return "triton"
+
+
+@pytest.mark.parametrize("plant", [right, no_wait_for_inputs, event_before_the_copy, host_waits_by_the_clock])
+def test_jitter_alone_makes_a_missing_wait_read_stale_numbers(
+    plant: Plant, streams: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the fault's own terms: a graph, or the host, reads before the copy has ended."""
+    plant(monkeypatch)
+    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(streams, "host", streams.host + seconds))
+
+    def stale() -> int:
+        copies, memory, count = SideStream(CARD), Memory(streams), 0
+        for turn in range(200):
+            event = copies.copy(memory, memory, behind=copies.now())  # type: ignore[arg-type]
+            if plant is host_waits_by_the_clock:
+                to_host.synchronize(event)
+                count += streams.host < memory.arrives
+            else:
+                copies.wait(event)
+                count += streams.act(streams.launches, "replay") - streams.STEP < memory.arrives
+            streams.host = max(streams.host, streams.launches.at, memory.arrives)  # a replay of a trace waits here
+            assert turn or not count, "the first inputs arrive"
+        return count
+
+    assert stale() == 0
+    with Jitter(7):
+        assert (stale() > 20) == (plant is not right)
 
 
 def test_half_of_the_delays_are_none_and_a_seed_draws_the_same() -> None:
@@ -368,9 +484,6 @@ def test_planted_access_that_a_tool_misses_is_an_error(
 # ---- on a GPU: a correct engine, and faults that a replay without stress does not see
 
 
-Plant = Callable[[pytest.MonkeyPatch], str | Ops]
-
-
 def replayed(kinds: str | None, ops: str | Ops = "triton", name: str = "ragged") -> Any:
     named: dict[str, Any] = {"ops": ops} if isinstance(ops, str) else {"ops": ops.name, "handed": ops}
     setting = Setting(**named, device="cuda", graphs=True, overlap=True, stress=kinds)
@@ -390,47 +503,6 @@ def test_events_that_are_read_late_agree_under_jitter_and_poison() -> None:
     setting = Setting("triton", device="cuda", graphs=True, overlap=True, stress="jitter,poison")
     found = related("read_late", Replay(few_channels("kept", 2), setting)).verdict
     assert all(one.times for one in agreed(found).stressed.values())
-
-
-def after_the_first(patch: pytest.MonkeyPatch, event_of: Callable[..., Any]) -> str:
-    """Let a launch wait for `event_of` the copy of its inputs. The first inputs of a graph arrive: all are indices."""
-    right, first = SideStream.copy, set[int]()
-
-    def copy(self: SideStream, target: torch.Tensor, source: torch.Tensor, behind: Any) -> Any:
-        if not target.is_cuda or target.data_ptr() not in first:
-            first.add(target.data_ptr())
-            return right(self, target, source, behind)
-        return event_of(self, lambda: right(self, target, source, behind))
-
-    patch.setattr(SideStream, "copy", copy)
-    return "triton"
-
-
-def no_wait_for_inputs(patch: pytest.MonkeyPatch) -> str:
-    """A graph does not wait for the copy of its inputs."""
-
-    def none(side: SideStream, copied: Callable[[], Any]) -> None:
-        copied()
-
-    return after_the_first(patch, none)
-
-
-def event_before_the_copy(patch: pytest.MonkeyPatch) -> str:
-    """The event that a graph waits for is recorded before the copy of its inputs."""
-
-    def early(side: SideStream, copied: Callable[[], Any]) -> Any:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(side._stream)
-        copied()
-        return event
-
-    return after_the_first(patch, early)
-
-
-def host_waits_by_the_clock(patch: pytest.MonkeyPatch) -> str:
-    """The host gives a copy 10 ms to arrive, instead of waiting for its event."""
-    patch.setattr(to_host, "synchronize", lambda event: time.sleep(0.01))
-    return "triton"
 
 
 def shift_in_place(patch: pytest.MonkeyPatch) -> str:
