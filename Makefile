@@ -17,9 +17,11 @@ WORKERS := -n 2 --dist worksteal
 STRICT := -W error -W "ignore:Synchronization debug mode:UserWarning"
 FAST = -m pytest -q $(WORKERS) $(STRICT) -m "not slow and not gpu and not timing and not interpreted and not whole" \
 	-p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
+TIMING = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
+TESTS = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS)
 EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
-.PHONY: replay test whole check fast lint types perf sanitize peers docs constraints newest clean
+.PHONY: replay test whole everything check fast lint types perf sanitize peers docs constraints newest clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides, and step counts by batch size
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
@@ -28,11 +30,15 @@ replay: $(READY)  ## the main job: the trained model, every event, both sides, a
 
 # The main trace is `make replay`, which CI runs, too.
 test: $(READY)  ## the tests that cover every check and command, in seven minutes; its last line counts the others
-	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
-	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS) -m "not timing" $(EVERYTHING)
+	$(TIMING)
+	$(TESTS) -m "not timing" $(EVERYTHING)
 
 whole: $(READY)  ## the tests that `make test` leaves out, and every recorded trace
-	$(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS) --whole -m "whole or instep" $(EVERYTHING)
+	$(TESTS) --whole -m "whole or instep" $(EVERYTHING)
+
+everything: $(READY)  ## both at once, as CI does: what the tests of a file share is made once
+	$(TIMING)
+	$(TESTS) --whole -m "whole or not timing" $(EVERYTHING)
 
 check: lint types fast  ## what must hold before every commit, under a minute
 
