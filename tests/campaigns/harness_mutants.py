@@ -44,14 +44,15 @@ from campaigns.switched_code import SWITCH, NoSite, equal, install, site
 TOP = Path(__file__).resolve().parents[2]
 HARNESS = TOP / "harness"
 FILE = TOP / "fixtures" / "results" / "harness-mutants.json"
-SEEN = TOP / "build" / "harness-mutants-seen.json"  # mutant -> test file -> digest of the file that it survived
+SEEN = TOP / "build" / "harness-mutants.json"  # all rows, and for each the digests of the test files that it met
 # The checks and their measures, the explanations, the verdict, the rules of the trace, and the bank of wrong states.
 CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "trace/event_rules.py",
         "trace/request_table.py", "trace/write_bound.py", "oracle/*_states.py", "oracle/state_oracle.py")  # fmt: skip
 FORK = get_context("fork")
 OF_A_FILE = 3600  # processor seconds of a test file without mutants
 OF_A_TEST = 20  # processor seconds of a test with a mutant, at most
-OF_ALL_CASES = 3  # processor seconds with a mutant after which no other case of a parametrized test begins
+# Processor seconds with a mutant after which no other case of a parametrized test begins, no other test of the file
+OF_ALL_CASES, OF_ONE_FILE = 1, 8
 SLOWER, STARTS = 3, 5  # a mutant that makes a test this much slower, and this many seconds in addition, hangs
 WAITS = 8  # wall clock per processor second
 CONFIDENCE = 0.95
@@ -88,7 +89,7 @@ def main() -> None:
     asks.add_argument("--whole", action="store_true", help="also run the tests of `make whole`")
     asks.add_argument("--tests", type=Path, nargs="+", default=[TOP / "tests" / "harness"], help="files or folders")
     asks.add_argument("--json", type=Path, default=FILE, help="the result")
-    asks.add_argument("--seen", type=Path, default=SEEN, help="what survivors have run")
+    asks.add_argument("--seen", type=Path, default=SEEN, help="where a later call continues")
     asks.add_argument("--commit", default="", help="the revision that runs")
     asked = asks.parse_args()
     end = time.monotonic() + 60 * asked.minutes
@@ -114,22 +115,21 @@ class Campaign:
 
     def __init__(self, mutants: Sequence[Mutant], asked: argparse.Namespace, folder: Path) -> None:
         self.mutants, self.asked, self.folder = mutants, asked, folder
-        stored = json.loads(asked.json.read_text())["rows"] if asked.json.exists() else []
-        known = {row["id"]: row for row in stored if "reached" in row}  # others are of an earlier form
-        self.rows: dict[str, dict[str, Any]] = {one.id: known.get(one.id) or {
+        known = {row["id"]: row for file in (asked.json, asked.seen) if file.exists()
+                 for row in json.loads(file.read_text())["rows"] if "reached" in row}  # others are of an earlier form
+        self.rows: dict[str, dict[str, Any]] = {one.id: {
             "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
-            "commit": ""} for one in mutants}  # fmt: skip
-        self.seen: dict[str, dict[str, str]] = json.loads(asked.seen.read_text()) if asked.seen.exists() else {}
+            "commit": "", "seen": {}, **known.get(one.id, {})} for one in mutants}  # fmt: skip
         self.spent = dict.fromkeys(self.rows, 0.0)
 
     def alive(self, file: Path) -> list[int]:
         """The numbers of the mutants that nothing has killed and that have not seen this text of a file."""
         return [number for number, one in enumerate(self.mutants) if not self.rows[one.id]["killed_by"]
-                and self.seen.get(one.id, {}).get(name_of(file)) != self._digest(file)]  # fmt: skip
+                and self.rows[one.id]["seen"].get(name_of(file)) != self._digest(file)]  # fmt: skip
 
     def run(self, file: Path, alive: Sequence[int]) -> None:
         seconds = {number: self.asked.seconds - self.spent[self.mutants[number].id] for number in alive}
-        plugin = Forks(seconds)
+        plugin, digest = Forks(seconds), self._digest(file)
         setattr(builtins, SWITCH, plugin)
 
         def work() -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Campaign:
             for key in ("reached", "tests", "left", "seconds"):
                 row[key] = round(row[key] + of[key], 1)
             self.spent[one.id] += of["seconds"]
-            self.seen.setdefault(one.id, {})[name_of(file)] = self._digest(file)
+            row["seen"][name_of(file)] = digest
         killed = sum(bool(of["killed_by"]) for of in found["rows"].values())
         left = sum(not row["killed_by"] for row in self.rows.values())
         print(f"{name_of(file)}: {killed} of {len(alive)} killed by {found['tests']} tests in "
@@ -161,15 +161,15 @@ class Campaign:
 
     def keep(self) -> None:
         """Write the result. A mutant counts only when it is killed or has met every file."""
-        files = [(name_of(file), self._digest(file)) for file in test_files(self.asked.tests)]
-        several = [self.rows[one.id] for one in self.mutants if self.rows[one.id]["killed_by"] or all(
-            self.seen.get(one.id, {}).get(name) == digest for name, digest in files)]  # fmt: skip
+        files = {name_of(file): self._digest(file) for file in test_files(self.asked.tests)}
+        decided = [{name: value for name, value in row.items() if name != "seen"} for row in self.rows.values()
+                   if row["killed_by"] or files.items() <= row["seen"].items()]  # fmt: skip
         words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seed", "seconds")]
         words += ["--whole"] * self.asked.whole + [f"--only {self.asked.only}"] * bool(self.asked.only)
         result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
                   "commit": self.asked.commit}  # fmt: skip
-        write(self.asked.json, spelled(result, several))
-        write(self.asked.seen, json.dumps(self.seen))
+        write(self.asked.json, spelled(result, decided))
+        write(self.asked.seen, json.dumps({"rows": [*self.rows.values()]}))
 
     def _digest(self, file: Path) -> str:
         return sha256(file.read_bytes() + b"whole" * self.asked.whole).hexdigest()[:12]
@@ -256,7 +256,7 @@ class Forks:
         if self.shared:
             self.wider.add(number)
         row = self.rows[number]
-        if self.left[number] <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES:
+        if min(self.left[number], OF_ONE_FILE) <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES:
             row["left"] += 1
             return False
         seconds, status = self._child(number, 3 * OF_A_TEST if self.shared else OF_A_TEST)

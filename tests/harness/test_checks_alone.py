@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks import graph_replays, op_call_contracts
+from instep.checks import capacity, check_interface, graph_replays, op_call_contracts, prefix_findings, rank_collectives
+from instep.checks.declared_writes import Bounds
 from instep.checks.experts import Experts
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.poison import Poison
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose.confirm_cause import _Climb
 from instep.verdict import Comparison, Skipped, Tier
+from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Draft, Forward, Load, Row
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.draft.grow_draft_tree import Growing
@@ -115,6 +118,130 @@ def test_calls_that_are_shown_are_judged_when_a_graph_hides_others(monkeypatch: 
     given.log.served = served[1:]
     (found,) = op_call_contracts.Contracts()._served(given)
     assert isinstance(found, Skipped)
+
+
+# -- helpers of checks -------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_in_another_order_if_all_wrong_requests_exchange_their_values() -> None:
+    """Lengths of three requests. One that was not there before has not grown, so nothing is known of its growth."""
+    nobody = SimpleNamespace(slots_after={}, slots_before={})
+    check, right, before = Identity(), {"a": 5, "b": 9, "c": 4}, {"a": 4, "b": 6, "c": 2}
+
+    def said(found: dict[str, Any], before: dict[str, int] | None) -> list[str]:
+        results = check_interface.in_batch(check, context(expected=nobody), TRUNK, found, right, "is {}", before)
+        return [one.diagnosis.partition(": ")[2].partition(",")[0] for one in results]
+
+    assert said({"a": 9, "b": 5, "c": 4}, None) == ['it is the one of request "b"', 'it is the one of request "a"', ""]
+    grown = ['it grew by the tokens of request "b"', 'it grew by the tokens of request "a"', ""]
+    assert said({"a": 7, "b": 7, "c": 4}, before) == grown
+    assert said({"a": 7, "b": 7, "c": 4}, {"a": 4, "c": 2}) == ["", "", ""]
+    assert said({"a": 9, "b": 9, "c": 4}, None) == ["", "", ""]
+
+
+def test_a_number_with_the_bits_of_the_poison_is_poison() -> None:
+    given = context(log=SimpleNamespace(poison=3.0), expected=SimpleNamespace(slots_after={}, slots_before={}))
+    for found, says in ((pattern(3.0, torch.int64), "is poison"), (7, "is 7; expected 8")):
+        assert says in check_interface.exact(Identity(), given, TRUNK, found, 8, "is {}").diagnosis
+
+
+def test_units_are_listed_up_to_eight() -> None:
+    listed = check_interface.listed
+    assert (listed("slot", {3}), listed("slot", {5, 3})) == ("slot 3", "slots 3, 5")
+    assert listed("page", range(10)) == "pages 0, 1, 2, 3, 4, 5, 6, 7 and 2 more"
+
+
+def test_a_wrong_tracked_step_is_named() -> None:
+    """8 tokens before a window of 7, of which nodes 0, 2, 3 and 5 are accepted; every 5 tokens are tracked.
+
+    The tenth token is at depth 1, node 2. With the whole window the fifteenth would be at depth 6.
+    """
+    every = prefix_findings
+    for found, known in ((-1, {every.NO_STEP}), (1, {every.BY_DEPTH}), (3, {every.ONE_OFF}), (0, {every.ONE_OFF}),
+                         (5, {every.LAST_STEP, every.OF_WINDOW}), (6, {every.OF_WINDOW}), (4, set())):  # fmt: skip
+        fits = every.wrong_step(found, 2, (0, 2, 3, 5), 8, 7, 5)
+        assert set(fits.names if fits is not None else ()) == {one.name for one in known}, found
+
+
+# -- capacity, scratch memory, poison ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("by", "due"), [("slot", 6), ("page", 10), ("request", 4), ("row", 3)])
+def test_a_pool_needs_a_unit_for_each_number_of_the_trace(by: str, due: int) -> None:
+    room = SimpleNamespace(capacity=SimpleNamespace(slots=(2, 5, 1), pages=(9, 3)))
+    region = SimpleNamespace(units=torch.zeros(7, 11), by=by, means=None)
+    ((_, found, needed, _),) = capacity._needs(region, room, 3)  # type: ignore[arg-type]
+    assert (found, needed) == (7, due)
+
+
+def test_red_zones_are_between_units_and_keep_the_alignment() -> None:
+    """Units of 64 elements: packed, 16 apart, and apart by a number to which no kernel is aligned."""
+    for gap, aligned in ((0, 1), (16, 1), (3, 0)):
+        memory = torch.zeros(4 * (64 + gap) + 16)
+        units = memory[-memory.data_ptr() // 4 % 16 :].as_strided((3, 64), (64 + gap, 1))
+        region = SimpleNamespace(units=units, gaps=torch.zeros(3, gap) if gap else None)
+        found = {name: (has, due) for name, has, due, _ in capacity._guards(region)}  # type: ignore[arg-type]
+        assert found == {"red-zone elements": (gap, 1), "elements from unit to unit": (64 + gap, 64 + gap),
+                         "aligned pitches": (aligned, 1)}  # fmt: skip
+
+
+def test_a_budget_of_the_first_step_count_is_recognised() -> None:
+    """3 layers of 2 units with 4 positions of 32 bytes: 192 bytes for each position of all units."""
+    room = SimpleNamespace(first=2, widest=4)
+    means = SimpleNamespace(positions=SimpleNamespace(axis=1, windows=1))
+    region = SimpleNamespace(units=torch.zeros(2, 4, 8), means=means)
+    for found, says in ((2 * 192, True), (4 * 192, False), (2 * 192 + 1, False), (192, False)):
+        assert bool(capacity._of_first_count(region, 3, found, room)) is says  # type: ignore[arg-type]
+
+
+def test_scratch_memory_belongs_to_no_request_unless_all_rows_are_scratch() -> None:
+    room = SimpleNamespace(capacity=SimpleNamespace(slots=(1, 4), pages=(7,)))
+    for by, scratch, wrong in (("slot", {4}, True), ("slot", {0, 2}, False), ("page", {7}, True), ("row", {1}, True),
+                               ("row", {0, 1, 2}, False), ("request", {2}, True), ("request", {0}, False)):
+        region = SimpleNamespace(name="pool", by=by, scratch=scratch, units=torch.zeros(3, 1), means=None, rank=None,
+                                 layer=0)  # fmt: skip
+        changes = SimpleNamespace(regions=[region], wider=[])
+        given = context(changes=changes, log=SimpleNamespace(room=room, poison=None),
+                        expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
+        *_, last = Bounds()(given)
+        assert isinstance(last, Comparison) and last.agrees is not wrong, (by, scratch)
+
+
+def test_poison_in_results_is_counted_and_its_first_row_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN of arithmetic in row 1 does not count if there is poison, which is in rows 2 and 3."""
+    monkeypatch.setattr("instep.checks.poison.whose", lambda context, place, row: f"of row {row}")
+    given = context(expected=SimpleNamespace(slots_after={}, slots_before={}))
+    tensor = torch.zeros(4, 2)
+    tensor[1, 0] = -torch.tensor(torch.nan)
+    (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
+    assert "1 of 8 elements are NaN, but not with the bits" in found.diagnosis and found.request == "of row 1"
+    tensor[2:] = torch.nan
+    (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
+    assert found.diagnosis.startswith("4 of 8 elements are poison (nan), the first in row 2")
+
+
+# -- ranks -------------------------------------------------------------------------------------------------
+
+
+def test_collectives_are_those_that_each_place_needs() -> None:
+    mixer, core = Place("trunk", 0, "mixer"), Place("trunk", 0, "core")
+    reduced, more = (SimpleNamespace(kind="all_reduce", place=place) for place in (mixer, core))
+    for calls, wrong in (([reduced], []), ([], [(mixer, "is made without all_reduce: every rank has its own")]),
+                         ([reduced, more], [(core, "went through all_reduce, and needs no such collective")])):
+        given = context(ranks=SimpleNamespace(calls=[calls]), event=None, expected=SimpleNamespace(topk=None),
+                        subject=SimpleNamespace(places={mixer: 0, core: 0}))  # fmt: skip
+        found = [*rank_collectives.Collectives()(given)]
+        assert [(one.place, one.diagnosis) for one in found if not one.agrees] == wrong
+        assert all((one.elements, one.worst) == (1, 1.0) for one in found if not one.agrees)
+
+
+def test_the_first_call_in_which_a_rank_differs_is_named() -> None:
+    for mine, theirs, says in (("ab", "ac", "at call 1 rank 2 is b; rank 0 is c"),
+                               ("a", "ab", "at call 1 rank 2 is done; rank 0 is b"),
+                               ("abc", "ab", "at call 2 rank 2 is c; rank 0 is done")):  # fmt: skip
+        problem = rank_collectives.differing(2, tuple(mine), tuple(theirs))  # type: ignore[arg-type]
+        assert problem is not None and problem.clause == says
+    assert rank_collectives.differing(2, (), ()) is None
 
 
 # -- the search for causes ---------------------------------------------------------------------------------

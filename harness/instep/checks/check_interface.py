@@ -100,7 +100,7 @@ def in_batch(
     ]
     ours, due = grown if len(grown) == 2 else ({}, {})
     owners = {value: name for name, value in due.items()}
-    exchanged = len(owners) == len(wrong) > 1 and set(ours.values()) == owners.keys()
+    exchanged = len(owners) == len(wrong) and set(ours.values()) == owners.keys()  # never one alone, as it is wrong
     for name in right:
         result = exact(check, context, place, found.get(name), right[name], says, name)
         if result.problem is not None and exchanged:
