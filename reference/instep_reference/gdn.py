@@ -241,10 +241,10 @@ def _written(
     state: torch.Tensor,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return each token's update along its key, (B, HV, V), and the state after it: `recur` without its last line."""
-    for key, value, decay, erasing, writing in _tokens(k, v, log_decay, erase, write):  # (B, HV, ..) each
-        state = _forget(state, decay)  # (B, HV, K, V)
-        recalled = torch.einsum("bhk,bhkv->bhv", erasing * key, state)  # (B, HV, V)
-        update = writing * value - recalled  # (B, HV, V)
+    for key, erasing, writing, decay in _tokens(k, erase * k, write * v, log_decay.exp()):  # (B, HV, ..) each
+        state = decay[..., None] * state  # (B, HV, K, V)
+        recalled = torch.einsum("bhk,bhkv->bhv", erasing, state)  # (B, HV, V)
+        update = writing - recalled  # (B, HV, V)
         state = _add(state, key, update)  # (B, HV, K, V)
         yield update, state
 
@@ -256,18 +256,14 @@ def absorb(k: torch.Tensor, log_decay: torch.Tensor, update: torch.Tensor, state
 
     Shapes:  as `recur`; update (B, T, HV, V)  ->  state (B, HV, K, V)
     """
-    for key, decay, written in _tokens(k, log_decay, update):  # (B, HV, ..) each
-        state = _add(_forget(state, decay), key, written)  # (B, HV, K, V)
+    for key, decay, written in _tokens(k, log_decay.exp(), update):  # (B, HV, ..) each
+        state = _add(decay[..., None] * state, key, written)  # (B, HV, K, V)
     return state
 
 
 def _tokens(*rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Iterate over tokens: (B, T, ..) each -> each token's part of each."""
     return zip(*(x.unbind(1) for x in rows), strict=True)
-
-
-def _forget(state: torch.Tensor, log_decay: torch.Tensor) -> torch.Tensor:
-    return log_decay[..., None].exp() * state
 
 
 def _add(state: torch.Tensor, k: torch.Tensor, update: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from .finding_case import Case, Explanation
 from .source_slips import of_function, slipped
 
 NORM = (norms.rms_norm, norms.over_rms)
-RULE = (gdn.recur, gdn._written, gdn._forget, gdn._add, gdn.left_by, gdn.absorb)
+RULE = (gdn.recur, gdn._written, gdn._add, gdn.left_by, gdn.absorb)
 # Component -> the functions of the reference between its inputs and its rows.
 MAKERS: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("normed", "post_normed", "final", "context"), NORM),
