@@ -241,7 +241,7 @@ def test_prefixes_inside_chunks_agree(how: Setting) -> None:
 @pytest.mark.whole
 def test_a_hit_inside_a_chunk_equals_the_same_parts_of_a_prompt() -> None:
     """A request that loads a prefix inside a chunk has the bits of one that prefills the donor's parts."""
-    trace = read(TRACES / "inner.jsonl")
+    trace = same_events("inner", 2)
     told = {timeline.request: timeline for timeline in timelines_of(trace)}
     assert [(step.tokens, step.anew) for step in told["c"].steps[:3]] == [(12, False), (12, False), (12, False)]
     (one,) = held(Case.of(trace, Replay(trace, Setting("invariant")).plan), relations(("alone",)))
