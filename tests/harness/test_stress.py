@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +67,7 @@ def test_stress_that_never_acted_does_not_pass() -> None:
     outcome = Replay(few_channels("ragged", 2), Setting("ledger", stress="jitter:7")).run(until=4)
     assert not outcome.verdict.findings and outcome.verdict.exit is Exit.INCONCLUSIVE
     said = notes([outcome])
-    assert "ledger: under jitter: the engine recorded no event and waited for none" in said
+    assert "ledger: under jitter: the engine recorded no torch.cuda.Event and waited for none" in said
     assert "ledger: --stress jitter never acted, so it shows nothing" in said
     assert of([outcome]).found["runs"][0]["stressed"]["jitter"].startswith("the engine recorded")
     assert outcome.plan.setting.words()[-2:] == ("--stress", "jitter:7")
@@ -151,6 +151,7 @@ class Streams:
 class Stream:
     def __init__(self, name: str, of: Streams) -> None:
         self.name, self.of, self.device, self.at = name, of, CARD, 0.0
+        self.captures = False
 
     def wait_event(self, event: Any) -> None:  # as torch's own does
         event.wait(self)
@@ -186,9 +187,17 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
         def synchronize(self) -> None:
             found.host = max(found.host, self.at)
 
+    class Graph:
+        def capture_begin(self) -> None:
+            found.current[-1].captures = True
+
+        def replay(self) -> None:
+            found.act(found.current[-1], "replay")
+
     made: dict[str, Any] = {
-        "Event": Event, "Stream": lambda device: Stream("copies", found), "stream": found.within,
+        "Event": Event, "Stream": lambda device: Stream("copies", found), "stream": found.within, "CUDAGraph": Graph,
         "current_stream": lambda device=None: found.current[-1], "_sleep": found.sleep,
+        "is_current_stream_capturing": lambda: found.current[-1].captures,
     }
     for name, value in made.items():
         monkeypatch.setattr(torch.cuda, name, value)
@@ -196,8 +205,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def test_a_delay_follows_each_record_and_wait_of_the_engines_copies(streams: Streams) -> None:
-    jitter, always = Jitter(), 0.001
-    jitter._drawn = lambda: always  # type: ignore[method-assign]
+    jitter = always(0.001)
     copies, memory = SideStream(CARD), Memory(streams)
     with jitter:
         copies.wait(copies.copy(memory, memory, behind=copies.now()))  # type: ignore[arg-type]
@@ -208,6 +216,56 @@ def test_a_delay_follows_each_record_and_wait_of_the_engines_copies(streams: Str
     streams.log.clear()
     copies.wait(copies.now())
     assert streams.log == [("launches", "record"), ("launches", "wait")], "torch has its own functions again"
+
+
+def always(seconds: float) -> Jitter:
+    jitter = Jitter()
+    jitter._drawn = lambda: seconds  # type: ignore[method-assign]
+    return jitter
+
+
+def test_a_capture_with_a_side_stream_has_no_delay_that_nothing_waits_for(streams: Streams) -> None:
+    """CUDA ends a capture with an error if a stream of it has work that the first one does not wait for."""
+    side, origin, graph, forked, joined = Stream("side", streams), streams.launches, *(
+        getattr(torch.cuda, name)() for name in ("CUDAGraph", "Event", "Event"))
+    with always(0.001):
+        graph.capture_begin()
+        forked.record(origin)
+        side.captures = True
+        side.wait_event(forked)
+        streams.act(side, "work")
+        joined.record(side)
+        origin.wait_event(joined)
+    assert streams.log == [("launches", "record"), ("launches", "sleep"), ("side", "wait"), ("side", "sleep"),
+                           ("side", "work"), ("side", "record"), ("launches", "wait"), ("launches", "sleep")]
+
+
+@pytest.mark.parametrize(("seconds", "says"), [
+    (0.0, "0 delays, 0 ms in all, at 1 records and waits on 1 streams, none during an event or in a graph"),
+    (0.001, "1 delays, 1 ms in all, at 1 records and waits on 1 streams, none during an event or in a graph"),
+])  # fmt: skip
+def test_jitter_that_delays_nothing_while_events_run_does_not_count(
+    seconds: float, says: str, streams: Streams
+) -> None:
+    """Neither the warm-up of a graph while the engine is built, nor a draw of no delay."""
+    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    with (jitter := always(seconds)):
+        event.record(streams.launches)
+        Player("engine", object(), [jitter]).serve(Served([]))  # type: ignore[arg-type]
+        assert (jitter.result().times, jitter.result().idle) == (0, says)
+        jitter._drawn = lambda: 0.002  # type: ignore[method-assign]
+        event.wait(streams.launches)
+        assert jitter.result().times == 1
+        Player("engine", object(), [jitter]).serve(Served([]))  # type: ignore[arg-type]
+        assert jitter.result().times == 1, "only delays before the first event do not count"
+
+
+def test_delays_in_a_graph_that_is_captured_before_the_first_event_count(streams: Streams) -> None:
+    with (jitter := always(0.001)):
+        torch.cuda.CUDAGraph().capture_begin()
+        torch.cuda.Event().record(streams.launches)  # type: ignore[no-untyped-call, arg-type]
+        Player("engine", object(), [jitter]).serve(Served([]))  # type: ignore[arg-type]
+    assert jitter.result().times == 1
 
 
 def right(patch: pytest.MonkeyPatch) -> str:
@@ -384,49 +442,67 @@ def segment(state: str, *, device: int = 0, pool: tuple[int, int] = (0, 0), stre
     return {"device": device, "segment_pool_id": pool, "stream": stream, "blocks": blocks}
 
 
-def test_only_free_memory_outside_of_graphs_is_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_free_memory_outside_of_graphs_is_poisoned(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
     free, other_stream = segment("inactive"), segment("inactive", stream=9)
-    told = [free, segment("inactive", pool=(0, 7)), segment("active_awaiting_free"), segment("inactive", device=1),
+    told = [free, segment("inactive", pool=(0, 7)), segment("active_pending_free"), segment("inactive", device=1),
             other_stream]  # fmt: skip
     assert [*free_blocks(told, 0)] == [(0, 64, 8), (9, 64, 8)]
-    memory, order = torch.zeros(8, dtype=torch.uint8), list[str]()
+    known, here = {0: streams.launches, 9: Stream("side", streams)}, torch.cuda.current_stream()
+    memory = torch.zeros(8, dtype=torch.uint8)
 
-    class Graph:
-        def replay(self) -> None:
-            order.append(f"replay {memory.view(torch.float32).isnan().all()}")
+    def memory_at(*given: object) -> torch.Tensor:
+        memory.zero_()
+        streams.act(streams.current[-1], "fill")
+        return memory
 
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(stress, "_snapshot", lambda: told)
-    monkeypatch.setattr(stress, "_on", lambda stream, device: nullcontext())
-    monkeypatch.setattr(stress, "memory_at", lambda address, count, device: memory)
-    with (poison := Poison(CARD)):
-        Graph().replay()
+    monkeypatch.setattr(stress, "_stream_at", lambda address, device: known[address])
+    monkeypatch.setattr(stress, "memory_at", memory_at)
+    here.at = 5.0  # type: ignore[attr-defined]  # when its launches end, which may read memory of the side stream
+    poison = Poison(CARD)
+    with (jitter := always(0.001)), poison:
+        torch.cuda.CUDAGraph().replay()
+        assert memory.view(torch.float32).isnan().all()
         told.clear()
-        Graph().replay()
-    assert order == ["replay True", "replay True"]
+        torch.cuda.CUDAGraph().replay()
+    acts = ["launches record", "launches wait", "launches fill", "side wait", "side fill", "launches replay"]
+    assert [" ".join(act) for act in streams.log] == [*acts, "launches record", "launches replay"]
+    assert known[9].at > 5 and jitter.result().times == 0, "the fill waits for launches, and is no delay of the engine"
     assert poison.result().times == 1, "the second replay had no free memory"
+
+
+@pytest.mark.usefixtures("anywhere")
+def test_poison_is_refused_where_the_allocator_lists_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(BadInput, match="poison with torch's allocator cudaMallocAsync"):
+        Replay(few_channels("ragged", 2), Setting(stress="poison")).run(until=0)
 
 
 # ---- another process
 
 
 COUNTS = """
-import pathlib, sys
-pathlib.Path(sys.argv[2]).write_text(sys.argv[1][-1] + "1")
+import os, pathlib, sys
+def turns(count):
+    pathlib.Path(sys.argv[2] + ".new").write_text(sys.argv[1][-1] + str(count))
+    os.replace(sys.argv[2] + ".new", sys.argv[2])
+turns(2)
 sys.stdin.read()
+turns(5)
 """
 
 
-def test_other_process_runs_until_the_end_and_is_counted() -> None:
+def test_turns_of_another_process_during_a_run_are_counted() -> None:
     neighbour = Neighbour(CARD, COUNTS)
     with neighbour:
         assert neighbour._process.poll() is None
-    assert neighbour._process.returncode == 0 and neighbour.result().times == 1
+    assert neighbour._process.returncode == 0 and neighbour.result().times == 3
 
 
-def test_other_process_that_cannot_begin_does_not_count() -> None:
-    with (neighbour := Neighbour(CARD, "raise SystemExit(1)")):
-        pass
+@pytest.mark.parametrize("ends", ["raise SystemExit(1)", COUNTS.replace("sys.stdin.read()", "sys.exit()")])
+def test_other_process_that_ends_before_the_run_does_not_count(ends: str) -> None:
+    with (neighbour := Neighbour(CARD, ends)):
+        neighbour._process.wait()
     assert neighbour.result().times == 0
 
 

@@ -6,9 +6,9 @@
                freed after its capture reads NaN
     neighbour  another process on the same card, which multiplies matrices, allocates and frees
 
-Stress changes no number of a correct engine. It acts on torch's events, graphs and allocator, so it reaches any engine
-that uses torch. A kind that never acted is reported, and the run does not pass (`Verdict.exit`). Leaves out: the
-kernel that spins (`few_multiprocessors.py`), and which numbers must agree.
+Stress changes no number of a correct engine. It acts on `torch.cuda.Event`, `torch.cuda.CUDAGraph` and torch's
+allocator, so it reaches any engine that uses them. A kind that never acted is reported, and the run does not pass
+(`Verdict.exit`). Leaves out: the kernel that spins (`few_multiprocessors.py`), and which numbers must agree.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+
+from instep_reference.contract.engine import Event
+from instep_reference.contract.errors import BadInput
 
 from ..player import Observer
 from ..setting import Setting
@@ -46,47 +50,65 @@ class Stress(Protocol):
     def result(self) -> Stressed: ...
 
 
-class Jitter:
+class Jitter(Observer):
     """Delay a stream after each event that is recorded on it, and after each wait for one.
 
     So the work that follows runs late. If another stream reads its results without waiting, or the host does, it reads
     what was there before. If it must not run before some other work ends and does not wait, that other work is late.
     Half of the delays are none; the others are between `SHORTEST_S` and `LONGEST_S`, each order of magnitude equally
-    often. In a capture a delay becomes a part of the graph.
+    often. In a capture a delay becomes a part of the graph, and nothing follows a record on a side stream: no stream
+    waits for the delay, so the capture would fail. Delays while the engine is built do not count, unless in a graph.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self._draw, self._lock, self._stack = random.Random(seed), threading.Lock(), ExitStack()
         self._seconds, self._streams, self._places = list[float](), set[object](), 0
+        self._captured: object = None  # the stream on which the last capture began
+        self._eager, self._built = 0, -1  # delays outside of captures, now and before the first event
 
     def __enter__(self) -> None:
-        for name in ("record", "wait"):
-            self._stack.enter_context(replaced(torch.cuda.Event, name, self._followed))
+        for owner, name, made in ((torch.cuda.Event, "record", partial(self._followed, records=True)),
+                                  (torch.cuda.Event, "wait", self._followed),
+                                  (torch.cuda.CUDAGraph, "capture_begin", self._noted)):  # fmt: skip
+            self._stack.enter_context(replaced(owner, name, made))
 
     def __exit__(self, *failed: object) -> None:
         self._stack.close()
+
+    def before(self, event: Event) -> None:
+        self._built = self._eager if self._built < 0 else self._built
 
     def result(self) -> Stressed:
         times, total = len(self._seconds), 1e3 * sum(self._seconds)
         says = (f"{times:,} delays, {total:,.0f} ms in all, at {self._places:,} records and waits on "
                 f"{len(self._streams)} streams")  # fmt: skip
-        return Stressed(times, says, "the engine recorded no event and waited for none")
+        return Stressed(times - max(0, self._built), says, f"{says}, none during an event or in a graph" if self._places
+                        else "the engine recorded no torch.cuda.Event and waited for none")  # fmt: skip
 
-    def _followed(self, act: Callable[..., Any]) -> Callable[..., Any]:
+    def _followed(self, act: Callable[..., Any], records: bool = False) -> Callable[..., Any]:
         def delayed(event: Any, stream: Any = None) -> Any:
             stream = torch.cuda.current_stream() if stream is None else stream
             found = act(event, stream)
-            with self._lock:
+            with torch.cuda.stream(stream), self._lock:
+                captures = torch.cuda.is_current_stream_capturing()
+                if records and captures and stream != self._captured:
+                    return found
                 self._places += 1
                 self._streams.add(stream)
-                seconds = self._drawn()
-                self._seconds += [seconds] * (seconds > 0)
-            if seconds:
-                with torch.cuda.stream(stream):
+                if seconds := self._drawn():
+                    self._seconds.append(seconds)
+                    self._eager += not captures
                     torch.cuda._sleep(int(seconds * CYCLES_PER_S))  # type: ignore[no-untyped-call]
             return found
 
         return delayed
+
+    def _noted(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*given: Any, **named: Any) -> Any:
+            self._captured = torch.cuda.current_stream()
+            return act(*given, **named)
+
+        return begin
 
     def _drawn(self) -> float:
         if self._draw.random() < 0.5:
@@ -97,11 +119,14 @@ class Jitter:
 class Poison:
     """Fill all free memory of the allocator before each replay of a CUDA graph.
 
-    The memory of graphs stays as it is: a graph may keep numbers there from one replay to the next.
+    The memory of graphs stays as it is: a graph may keep numbers there from one replay to the next. On a stream other
+    than that of the replay, the fill waits for this one, as an engine does before it uses such a stream again: until
+    then, memory that was freed on it may still be read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stack = device, ExitStack()
+        self._record, self._wait = torch.cuda.Event.record, torch.cuda.Event.wait  # before they are delayed
         self._replays = self._bytes = 0
 
     def __enter__(self) -> None:
@@ -117,10 +142,12 @@ class Poison:
 
     def _poisoned(self, act: Callable[..., Any]) -> Callable[..., Any]:
         def replay(graph: Any) -> Any:
-            size = 0
-            for stream, address, count in free_blocks(_snapshot(), self._device.index):
-                # After everything that was launched on the stream before the memory was free.
-                with _on(stream, self._device):
+            size, made = 0, cast(Any, torch.cuda.Event)()
+            self._record(made, torch.cuda.current_stream(self._device))
+            for number, address, count in free_blocks(_snapshot(), self._device.index):
+                stream = _stream_at(number, self._device)
+                self._wait(made, stream)
+                with torch.cuda.stream(stream):
                     memory_at(address, count, self._device).fill_(POISON)
                 size += count
             self._bytes += size
@@ -150,17 +177,18 @@ class Neighbour:
 
     def __init__(self, device: torch.device, program: str | None = None) -> None:
         self._device, self._program, self._stack = device, program or OTHER_PROCESS, ExitStack()
-        self._turns = 0
+        self._begun = self._ended = 0  # turns before and after
 
     def __enter__(self) -> None:
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="instep-neighbour-"))
         self._path = Path(folder, "turns")
-        words = [sys.executable, "-c", self._program, str(self._device), str(self._path)]
+        words = [sys.executable, "-P", "-c", self._program, str(self._device), str(self._path)]
         self._process = self._stack.enter_context(subprocess.Popen(words, stdin=subprocess.PIPE))
         self._stack.callback(self._process.kill)  # before it is waited for
         end = time.monotonic() + NEIGHBOUR_S
         while not self._path.exists() and self._process.poll() is None and time.monotonic() < end:
             time.sleep(0.02)
+        self._begun = self._counted()
 
     def __exit__(self, *failed: object) -> None:
         with self._stack:
@@ -169,22 +197,22 @@ class Neighbour:
                 self._process.stdin.close()  # it ends when its input does, so it never outlives this process
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(NEIGHBOUR_S)
-            with suppress(OSError, ValueError):
-                self._turns = int(self._path.read_text())
+            self._ended = self._counted()
+
+    def _counted(self) -> int:
+        return int(self._path.read_text()) if self._path.exists() else 0
 
     def result(self) -> Stressed:
-        says = f"{self._turns:,} turns of another process on the card"
-        return Stressed(self._turns, says, "the other process ran nothing")
+        turns = self._ended - self._begun
+        return Stressed(turns, f"{turns:,} turns of another process on the card", "the other process ran nothing")
 
 
 _snapshot: Any = torch.cuda.memory_snapshot  # which has no types
 
 
-def _on(stream: int, device: torch.device) -> Any:
-    """The stream at this address as the current one. For 0 torch would make a new stream."""
+def _stream_at(address: int, device: torch.device) -> Any:
     made: Any = torch.cuda.ExternalStream
-    return torch.cuda.stream(made(stream, device) if stream else torch.cuda.default_stream(device))
-
+    return made(address, device) if address else torch.cuda.default_stream(device)  # for 0 it would be a new stream
 
 
 OTHER_PROCESS = """
@@ -208,6 +236,13 @@ while not ended.is_set():
 """
 
 
+def _poison(device: torch.device) -> Poison:
+    if (allocator := torch.cuda.get_allocator_backend()) != "native":
+        raise BadInput("--stress", found=f"poison with torch's allocator {allocator}",
+                       expected="its native one, which lists free memory", hint="see PYTORCH_ALLOC_CONF")  # fmt: skip
+    return Poison(device)
+
+
 def _squeeze(device: torch.device) -> Any:
     from .few_multiprocessors import Squeeze  # its kernel is not interpreted
 
@@ -217,7 +252,7 @@ def _squeeze(device: torch.device) -> Any:
 # (device, seed) -> the kind
 KINDS: Mapping[str, Callable[[torch.device, int], Any]] = {
     "jitter": lambda device, seed: Jitter(seed), "squeeze": lambda device, seed: _squeeze(device),
-    "poison": lambda device, seed: Poison(device), "neighbour": lambda device, seed: Neighbour(device),
+    "poison": lambda device, seed: _poison(device), "neighbour": lambda device, seed: Neighbour(device),
 }
 
 
