@@ -17,6 +17,7 @@ from instep.kit.cases.case import BF16, FP32, Call, Draw, at
 from instep.kit.cases.guarded_pools import same_bits
 from instep.kit.cases.paged_kv import Reading, attend_case
 from instep.kit.cases.trees import seen
+from instep.run.stress import Neighbour
 from instep_optimized.kernels.attention import dispatch as attend_file
 from instep_optimized.kernels.attention.dispatch import GROUP, PART, WINDOW
 from instep_optimized.memory_addresses import Pages
@@ -25,7 +26,6 @@ from instep_optimized.ops.plain import PLAIN
 from instep_optimized.ops.row_invariant_triton import INVARIANT
 from instep_optimized.ops.triton import TRITON
 from support.independent.op_agreement import agree
-from support.kernels.second_process import beside_another_process
 from support.running.recorded_calls import launches
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -242,9 +242,10 @@ def test_bits_are_the_same_next_to_another_process(dtype: torch.dtype, monkeypat
     query, given = mixed(64, 0, dtype)
     wanted = TRITON.attend(query=query, pages=given, to=at("attended"))
     monkeypatch.setattr(attend_file, "multiprocessors", lambda _: 2)  # programs, which take a millisecond then
-    with beside_another_process():
+    with (other := Neighbour(torch.device(HERE))):
         found = [TRITON.attend(query=query, pages=given, to=at("attended")) for _ in range(100)]  # no wait between them
         assert all(same_bits(one, wanted) for one in found)
+    assert other.result().times, "the other process ended"
 
 
 @pytest.mark.skipif(not NATIVE, reason="no CUDA device here")

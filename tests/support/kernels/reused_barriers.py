@@ -21,8 +21,8 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from instep.run.stress import Neighbour
 from instep_optimized.kernels.device.gluon_helpers import along, barrier, fence_async_shared, mbarrier
-from support.kernels.second_process import beside_another_process
 
 NUMBERS, PROGRAMS, LONG_NS = 128, 132, 30_000_000
 _TIME = gl.constexpr("{ .reg .b32 x; mov.b32 x, $1; nanosleep.u32 20000; mov.u64 $0, %globaltimer; }")
@@ -116,8 +116,9 @@ def in_each_form() -> tuple[int, int, int]:
 if __name__ == "__main__":
     in_each_form()  # compiled
     alone = in_each_form()
-    with beside_another_process():
+    with (other := Neighbour(torch.device("cuda"))):
         beside = in_each_form()
+    assert other.result().times, "the other process ended"
     for what, words in (("alone", alone), ("beside another process", beside)):
         print(f"{what}, words changed over a barrier: kept {words[0]}, invalidated {words[1]}, forgotten {words[2]}")
     assert alone == (0, 0, 0) and beside[:2] == (0, 0), "no word may change but over a barrier that was forgotten"
