@@ -158,8 +158,8 @@ def look(
     wrong = wrong_states(scene)
     towards = grouped(torch.stack([w.state for w in wrong]).sub_(right))  # [hypotheses, HV, groups, K * 8]
     error = grouped(found.to(right.dtype) - right)
-    length = towards.square().sum(-1)
-    alpha = (error * towards).sum(-1) / length
+    length = torch.linalg.vector_norm(towards, dim=-1).square_()
+    alpha = torch.einsum("gbn,hgbn->hgb", error, towards) / length
     sampled = _spread(yardsticks - right, right, torch.finfo(found.dtype).eps) / length.sqrt()
     correct = yardsticks if again is None or not narrow else again(DITHERED)
     squares, draws, differs = _leaning(correct - right, towards) / length.square(), len(correct), length > 0
