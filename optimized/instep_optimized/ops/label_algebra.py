@@ -25,7 +25,14 @@ def signed(number: int) -> int:
     return number - (1 << BITS) if number >> (BITS - 1) else number
 
 
-_A, _B, _C, _D, _SPREAD = (signed(constant) for constant in (MIX_A, MIX_B, MIX_C, MIX_D, SPREAD))
+@lru_cache(maxsize=4096)
+def _number(number: int) -> torch.Tensor:
+    """Return a tensor without axes with the bits of a number: torch takes three times as long for one of Python."""
+    return torch.tensor(signed(number), device="cpu")
+
+
+_SPREAD = signed(SPREAD)
+_A, _B, _C, _D = (_number(constant) for constant in (MIX_A, MIX_B, MIX_C, MIX_D))
 
 
 def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
@@ -33,14 +40,21 @@ def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
 
     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
     """
-    x = a * _A + (signed(b * MIX_B + MIX_C) if isinstance(b, int) else b * _B + _C)
+    x = a * _A + (_number(b * MIX_B + MIX_C) if isinstance(b, int) else (b * _B).add_(_C))
     x = (x ^ shift_right(x, 29)).mul_(_D)
     return x ^ shift_right(x, 32)
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift logically: zeros come in from the left."""
-    return (x >> bits).bitwise_and_((1 << (BITS - bits)) - 1)
+    by, kept = _shift(bits)
+    return (x >> by).bitwise_and_(kept)
+
+
+@lru_cache
+def _shift(bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of bits, and the mask of those that a logical shift fills from x."""
+    return _number(bits), _number((1 << (BITS - bits)) - 1)
 
 
 @lru_cache(maxsize=4096)
@@ -57,7 +71,7 @@ def expand(label: torch.Tensor, *shape: int) -> torch.Tensor:
     """
     head = label[..., None]
     rows = head + _line(math.prod(shape), _SPREAD, 0, label.device)
-    return rows.masked_fill_(head == 0, 0).view(*label.shape, *shape)
+    return rows.masked_fill_(head.logical_not(), 0).view(*label.shape, *shape)
 
 
 def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
@@ -73,8 +87,8 @@ def read(x: torch.Tensor, keep: int = 1) -> torch.Tensor:
     label, found = flat[..., 0], (flat * _line(count, 2, 1, x.device)).sum(dim=-1)
     odd = count * count
     by_place = count * (count - 1) * (2 * count - 1) // 3 + count * (count - 1) // 2
-    intact = label * signed(odd) + signed(SPREAD * by_place)
-    return label + found - intact.masked_fill_(label == 0, 0)
+    intact = label * _number(odd) + _number(SPREAD * by_place)
+    return label + found - intact.masked_fill_(label.logical_not(), 0)
 
 
 def _line(count: int, step: int, first: int, device: torch.device) -> torch.Tensor:
