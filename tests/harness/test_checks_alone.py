@@ -3,24 +3,42 @@
 Leaves out: whole runs (`test_checks.py`, `test_ladder.py`), and formulas of explanations (`test_mistakes.py`).
 """
 
+import dataclasses
+import math
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from instep.checks import capacity, check_interface, graph_replays, op_call_contracts, prefix_findings, rank_collectives
+from instep import tier_allowances
+from instep.checks import (
+    capacity,
+    check_interface,
+    graph_replays,
+    op_call_contracts,
+    prefix_findings,
+    rank_collectives,
+    unchanged_bytes,
+)
 from instep.checks.declared_writes import Bounds
+from instep.checks.error_measurement import Spot, granted_error, measured
+from instep.checks.exact_labels import folded, states_of_window
 from instep.checks.experts import Experts
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.poison import Poison
 from instep.checks.trace_bookkeeping import Identity
-from instep.diagnose.confirm_cause import _Climb
-from instep.verdict import Comparison, Skipped, Tier
+from instep.diagnose.confirm_cause import _Climb, _until
+from instep.trace.request_table import RequestTable, Standing
+from instep.trace.write_bound import Bound, bound
+from instep.verdict import UNDECIDABLE, Comparison, Skipped, Tier, Verdict
 from instep.watch.memory_changes import pattern
-from instep_reference.contract.engine import Draft, Forward, Load, Row
+from instep_reference.contract.capacity import Capacity
+from instep_reference.contract.engine import Draft, Forward, Idle, Load, Row
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.draft.grow_draft_tree import Growing
+from support.inputs.traces import ROOM
 
 TRUNK = Place("trunk", 0, "hidden")
 
@@ -65,11 +83,18 @@ def test_a_place_that_the_subject_lacks_has_0_rows() -> None:
     assert found.diagnosis == "has 0 rows; expected 3"
 
 
-def test_picks_of_a_block_are_those_after_the_root() -> None:
-    """Two requests with blocks of 3 tokens: the root, whose pick is not used, and two drafts."""
+def test_picks_of_a_draft_head_are_those_of_its_kind() -> None:
+    """Two requests with two drafts each. A block has the root, whose pick is not used, and the drafts."""
     picks = {Place("block", AFTER_LAYERS, "pick"): torch.tensor([90, 11, 12, 91, 21, 22])}
     state = SimpleNamespace(block_keys={0: torch.zeros(1)})
     expected = SimpleNamespace(lengths_after={"a": 5, "b": 7}, parents={"a": (-1, 0, 1), "b": (-1, 0, 1)}, topk=None)
+    # An MTP head: the first draft was proposed before, the second is the pick of the step after it.
+    chain = {Place("chain.1", AFTER_LAYERS, "pick"): torch.tensor([31, 32])}
+    head = SimpleNamespace(block_keys={}, proposal=8)
+    subject = SimpleNamespace(before={"b": head}, places=chain)
+    given = context(event=Draft(("a", "b")), expected=expected, subject=subject)
+    assert [pick for *_, pick in Identity()._heads(given, 1, "b", 2)] == [8, 32]
+    assert not [*Identity()._heads(given, 1, "b", 0)] and not [*Identity()._heads(given, 0, "a", 2)]
     given = context(event=Draft(("a", "b")), expected=expected,
                     subject=SimpleNamespace(before={"a": state, "b": state}, places=picks))  # fmt: skip
     found = [pick for *_, pick in Identity()._heads(given, 1, "b", 2)]
@@ -218,6 +243,19 @@ def test_poison_in_results_is_counted_and_its_first_row_named(monkeypatch: pytes
     tensor[2:] = torch.nan
     (found,) = Poison()._seen(given, TRUNK, tensor, torch.nan, None)
     assert found.diagnosis.startswith("4 of 8 elements are poison (nan), the first in row 2")
+    (found,) = Poison()._seen(given, TRUNK, torch.tensor([1.0, 2.0, torch.nan, torch.nan]), torch.nan, None)
+    assert "the first in row 2" in found.diagnosis
+
+
+def test_the_first_unit_of_a_pool_that_lost_its_poison_is_named() -> None:
+    region = SimpleNamespace(name="pool", by="slot", means=None, rank=None, layer=0)
+    wrong = torch.zeros(4, 3, dtype=torch.bool)
+    wrong[[0, 1, 3], 1] = True
+    given = context(expected=SimpleNamespace(slots_after={}, slots_before={}))
+    looked: Any = SimpleNamespace(region=region, gap=False)
+    found = Poison()._comparison(given, looked, wrong, "is free and not poison", {0})
+    assert found.diagnosis.startswith("pool slot 1 is free and not poison; ")
+    assert (found.elements, found.worst, found.blocks) == (9, 2.0, 3)
 
 
 # -- ranks -------------------------------------------------------------------------------------------------
@@ -242,6 +280,47 @@ def test_the_first_call_in_which_a_rank_differs_is_named() -> None:
         problem = rank_collectives.differing(2, tuple(mine), tuple(theirs))  # type: ignore[arg-type]
         assert problem is not None and problem.clause == says
     assert rank_collectives.differing(2, (), ()) is None
+
+
+def test_the_bucket_is_the_smallest_that_has_room() -> None:
+    """A verify of two requests in a group of which one replica is idle: it replays its graph for one idle row."""
+    replays = [SimpleNamespace(stage=rank, key=("verify", 3), rows=rows, bucket=2, buckets=(1, 2, 4, 8), inputs={},
+                               ran=(), freed=0, addresses=()) for rank, rows in ((0, 2), (1, 1))]  # fmt: skip
+    group = SimpleNamespace(owners={"a": 0, "b": 0}, size=2)
+    event = Forward((Row("a", "verify"), Row("b", "verify")))
+    log = SimpleNamespace(graphs=True, replays=replays, poison=None)
+    given = context(event=event, group=group, stages=None, regions=[], log=log, expected=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_replays, "due", lambda context: graph_replays.Due(("verify", 3), 2))
+        assert [one.agrees for one in islice(graph_replays.Graphs()(given), 2)] == [True, True]
+        replays[1].bucket = 4
+        one, other = islice(graph_replays.Graphs()(given), 2)
+    assert one.agrees and other.diagnosis == "the bucket is for 4 requests; for 2 it is the one for 2"
+
+
+def test_drafts_that_are_no_chains_have_a_graph_of_their_own_without_blocks() -> None:
+    for parents, blocks, kind in (((0, 1), {}, "draft"), ((0, 0), {}, "shaped draft"), ((0, 0), {0: 1}, "draft")):
+        expected = SimpleNamespace(num_steps=2, topk=None, device_widths=False)
+        truth = SimpleNamespace(before={"a": SimpleNamespace(block_keys=blocks)})
+        found = graph_replays.due(context(event=Draft(("a",), parents=(parents,)), expected=expected, truth=truth))
+        assert found == graph_replays.Due((kind, 2), 1)
+
+
+def test_rows_of_a_block_see_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 rows from position 8 on. And a row of a grown tree whose node the tree does not have."""
+    span = SimpleNamespace(request="a", kind="draft", start=8, count=3, begin=0, nodes=())
+    monkeypatch.setattr(op_call_contracts, "row_spans", lambda context, stage: [span])
+    monkeypatch.setattr(op_call_contracts, "_launched", lambda spans: spans)
+    expected = SimpleNamespace(slots_after={"a": 2}, pages_in_use=lambda name: [4], tree=lambda name: (-1, 0, 0),
+                               topk=None)  # fmt: skip
+    ((_, served),) = op_call_contracts._due(context(expected=expected), "attend", Place("block", 0, "attended"))
+    assert (served.before, served.branches) == (8, ((8, 9, 10),) * 3)
+    expected.topk, span.nodes = 2, (1, 5)
+    given = context(expected=expected, subject=None)
+    for parents, count in (((-1, 0, 0, 1), 0), ((-1, 0, 0, 1, 1, 2), 1)):
+        tree = SimpleNamespace(parents=parents)
+        monkeypatch.setattr(op_call_contracts, "grown_of", lambda *given, tree=tree: tree)
+        assert len(op_call_contracts._due(given, "attend", Place("chain.1", 0, "attended"))) == count
 
 
 # -- the search for causes ---------------------------------------------------------------------------------
@@ -271,3 +350,154 @@ def test_memory_that_its_first_reader_finds_wrong_again_is_the_cause() -> None:
                     _left=lambda *given, left=left: left, _is=lambda cause, op, says, options=(): says)  # fmt: skip
         its.at, its.found = state, [SimpleNamespace(event=4, place=state)]
         assert str(_Climb.memory(its)).endswith(f"wrong memory (with the reference's memory restored, {agree})")
+
+
+def test_a_finding_that_an_eager_run_lacks_is_of_the_graph() -> None:
+    says = dict(_is=lambda cause, op, says, options=(): (cause, says), _agree=lambda: "events 0 to 4 agree")
+    found = _Climb.graph(climb(eager=False, _left=lambda variant: [], **says))
+    assert found == ("graph", "cause: the CUDA graph (run eagerly, events 0 to 4 agree)")
+    for place, seen in ((TRUNK, 0), (TRUNK._replace(layer=1), 1)):
+        its = climb(eager=False, seen=[], _left=lambda variant, place=place: [
+            SimpleNamespace(place=place, event=4)], **says)  # fmt: skip
+        assert _Climb.graph(its) is None and len(its.seen) == seen
+
+
+def test_another_strategy_is_one_that_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("instep.diagnose.confirm_cause.Ops", SimpleNamespace)
+    for used, other in (("snapshot", "rerun"), ("columns", "snapshot"), ("rerun", "snapshot")):
+        setting = SimpleNamespace(strategy=used, subject=SimpleNamespace)
+        its = climb(replay=SimpleNamespace(plan=SimpleNamespace(setting=setting)), seen=[],
+                    _left=lambda variant, other=other: [1] * (variant.options != {"strategy": other}))  # fmt: skip
+        its.at = Place("trunk", 1, "state")
+        _Climb._another_strategy(its)
+        assert its.seen == [f"with --strategy {other} it agrees"]
+
+
+def test_results_are_no_memory_that_an_event_writes() -> None:
+    assert _Climb.memory(climb()) is None
+
+
+def test_the_smallest_set_of_ops_that_helps_is_found_by_halving() -> None:
+    for guilty in ("a", "d", "ad", "bc"):
+        its = climb(_agrees=lambda swap, guilty=guilty: set(guilty) <= swap.keys())
+        assert set(guilty) <= set(_Climb._guilty(its, "abcd", "plain")) <= set(guilty if len(guilty) == 1 else "abcd")
+
+
+def test_events_that_agree_are_spelled() -> None:
+    assert _until(3, 3, False) == "event 3 agrees" and _until(3, 5, False) == "events 3 to 5 agree"
+    assert _until(3, 3, True) == "event 3 agrees until it corrupts it again"
+    assert _until(3, 4, True) == "event 3 agrees; event 4 corrupts it again"
+    assert _until(3, 6, True) == "events 3 to 5 agree; event 6 corrupts it again"
+
+
+# -- allowances, votes, bounds -----------------------------------------------------------------------------
+
+
+def test_the_looks_at_errors_of_one_side_share_one_risk() -> None:
+    for look in (1, 2, 50):
+        t = tier_allowances.one_sided_limit(look)
+        assert 2 * math.exp(-t * t / 2) == pytest.approx(tier_allowances.ONE_SIDED_RISK / (look * (look + 1)))
+
+
+def test_the_margin_of_a_choice_grows_with_the_logits_and_the_error() -> None:
+    def granted(largest: float, noise: float, factor: float = 1.0) -> float:
+        values = (torch.tensor(each, dtype=torch.float64) for each in (largest, noise))
+        return float(tier_allowances.granted(*values, torch.float32, factor))
+
+    assert granted(8, 0.25) == pytest.approx(2 * granted(4, 0.25)) == pytest.approx(granted(4, 0.25, 2.0))
+    assert granted(1, 0.25) - granted(1, 0.125) == pytest.approx(
+        tier_allowances.MARGIN_ERRORS * tier_allowances.YARDSTICK_FACTOR * 0.125)  # fmt: skip
+
+
+def test_the_largest_error_of_all_draws_is_the_yardstick() -> None:
+    """Two draws of one row, of which the second errs by a thousandth, and a subject that errs by 2 or 4 of these."""
+    spot = Spot("derived", Tier.DERIVED, 0, "forward", Place("trunk", 0, "hidden"), "a", 1)
+    truth = torch.ones(1, 16, dtype=torch.float64)
+    draws = torch.stack([truth * (1 + 1e-9), truth * 1.001])
+    for wrong, agrees in ((1.002, True), (1.004, False)):
+        found = measured(spot, truth * wrong, truth, draws)
+        assert found.agrees is agrees and found.allowed == pytest.approx(0.003)
+    assert "(would pass at 4 times that)" in found.diagnosis
+    granted = granted_error(spot.place, torch.float64, truth, draws)
+    assert granted.flatten().tolist() == pytest.approx([0.003, 0.003])
+
+
+def test_only_undecided_events_are_undecided() -> None:
+    one, other = (Comparison(check, Tier.DERIVED, 0, "forward", TRUNK, elements=1, worst=2.0, allowed=1.0)
+                  for check in (UNDECIDABLE, "derived"))  # fmt: skip
+    for several, undecided in (([one, one], True), ([one, other], False), ([], False)):
+        verdict = Verdict()
+        verdict.add(several)
+        assert verdict.undecided is undecided
+
+
+def test_an_idle_event_may_write_nothing_and_a_replica_its_own_units() -> None:
+    table = RequestTable(ROOM, 3)
+    assert bound(Idle(), table, table, 7) == Bound()
+    mine = Bound(slots=frozenset({2}), of_rank={1: Bound(slots=frozenset({5}))})
+    for rank, name, units in ((None, "state", {2}), (0, "state", {2}), (1, "state", {5}), (1, "state@1", {5}),
+                              (1, "table", {2}), (1, "table@1", {2})):  # fmt: skip
+        region = SimpleNamespace(red=False, rank=rank, name=name, by="slot")
+        assert mine.units(region) == units, (rank, name)  # type: ignore[arg-type]
+
+
+def test_a_commit_may_replace_only_its_own_prefix_on_the_device() -> None:
+    table = RequestTable(ROOM, 3)
+    table.saved = {"mine": SimpleNamespace(prefix=True, aside=False, request="a"),
+                   "copy": SimpleNamespace(prefix=False, aside=False, request="a"),
+                   "host": SimpleNamespace(prefix=True, aside=True, request="a")}  # fmt: skip
+    assert [table.own_prefix("a", under) for under in ("mine", "copy", "host", "none")] == [True, False, False, False]
+    assert not table.own_prefix("b", "mine")
+
+
+def test_an_event_that_waited_for_a_length_knows_it() -> None:
+    """An engine with overlapping rounds: request "a" has 5 tokens, of which it must assume 3 more."""
+    for reached, ahead in ((7, 0), (10, 3)):
+        table = RequestTable(ROOM, 3, {"a": Standing("a", (1,) * 5, 1, length=5, ahead=3)})
+        table.positions = lambda tokens, reached=reached: {"a": reached}  # type: ignore[method-assign]
+        table.grow = lambda positions: None  # type: ignore[method-assign]
+        table.reach({"a": 2})
+        assert table.live["a"].ahead == ahead
+
+
+def test_a_block_drafter_writes_the_row_of_its_root_alone_without_drafts() -> None:
+    room = Capacity(slots=(1,), pages=tuple(range(1, 30)), page_size=1, max_tokens=40, block=True)
+    then = Standing("a", (1,) * 4, 1, length=4, pages=tuple(range(10, 20)))
+    tables = [RequestTable(room, 3, {"a": one}) for one in (then, dataclasses.replace(then, window=(9,)))]
+    assert bound(Draft(("a",)), *tables, 0).pages == {14}
+
+
+def test_a_verified_window_is_picked_only_if_all_its_nodes_are_there() -> None:
+    rows = torch.arange(3.0)
+    assert unchanged_bytes._picked(rows, [0, 3]) is None and unchanged_bytes._picked(None, [0]) is None
+    assert torch.equal(unchanged_bytes._picked(rows, [2, 0]), rows[[2, 0]])  # type: ignore[arg-type]
+
+
+def test_draft_kv_that_is_valid_up_to_a_position_is_counted() -> None:
+    """4 positions of 2 channels, of which the third is half wrong and the fourth right."""
+    place, right = Place("extend", 0, "keys"), torch.ones(4, 2)
+    found = right.clone()
+    found[2, 1] = 0
+    states = [SimpleNamespace(parts=lambda one=one: [(place, one)], final=None) for one in (found, right)]
+    given = context(event=Load("a", "copy"), subject=SimpleNamespace(after={"a": states[0]}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unchanged_bytes, "kept_of", lambda context: SimpleNamespace(state=states[1]))
+        said = unchanged_bytes.draft_alone(given, place)
+    assert said == "the target's memory came back, the draft KV is valid only for its first 2 of 4 positions: "
+
+
+def test_labels_of_a_tree_continue_from_their_parents() -> None:
+    """A chain and a tree of 3 nodes: the third node follows the second, or the root."""
+    part = {name: torch.arange(3) + 10 * number for number, name in enumerate(("k", "v", "log_decay", "beta"), 1)}
+    places = {Place("trunk", 0, name): labels for name, labels in part.items()}
+    state = SimpleNamespace(state={0: torch.tensor([7])})
+    span = SimpleNamespace(kind="verify", begin=0)
+    made = dict[tuple[int, ...], list[int]]()
+    for parents in ((-1, 0, 1), (-1, 0, 0)):
+        forward: Any = SimpleNamespace(spans={"a": span}, parents={"a": parents},
+                                       truth=SimpleNamespace(before={"a": state}, places=places))  # fmt: skip
+        made[parents] = states_of_window(forward, "a", 0)
+    chain, tree = made.values()
+    assert chain[:3] == tree[:3] and chain[0] == 7 and len({*chain, *tree}) == 5
+    after = [int(labels[2]) for labels in part.values()]
+    assert (chain[3], tree[3]) == tuple(folded(0, chain[node], *after, True) for node in (2, 1))

@@ -3,10 +3,9 @@
 Also formulas of explanations that need no run. Leaves out: explanations of other ops and memory (`test_diagnose.py`).
 """
 
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +16,7 @@ from instep import kit
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
-from instep.diagnose.mistakes import (
-    constants,
-    explanation_fit,
-    fitted_constants,
-    norms,
-    residual_streams,
-    rotary_and_visible_positions,
-    selective_states,
-    wrong_memory,
-    wrong_ranks,
-    wrong_rows,
-)  # fmt: skip
+from instep.diagnose.mistakes import constants, norms, selective_states, wrong_memory, wrong_ranks
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
@@ -41,7 +29,7 @@ from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import AFTER_LAYERS, Place
 from instep_reference.norms import L2_EPS
-from instep_reference.weights import AttentionWeights, LatentWeights
+from instep_reference.weights import LatentWeights
 from support.running.command import Runner
 from support.running.covering import WHOLE, few
 from support.wrong.delta_rules import MISTAKES, RAW_MISTAKES, UNKNOWN, dense_ops, raw_ops
@@ -357,117 +345,3 @@ def test_mistakes_of_a_norm_scale_rows_of_zeros_by_its_eps(
                         "is not normed at all": (1, 1),
                         f"is normed by the {other} of the squares, without the root": (eps, squares + eps)}.items():
         assert made[says] == pytest.approx([one / root for one, root in zip(right, roots, strict=True)]), says
-
-
-def named_tensors(found: Iterable[Any]) -> dict[str, torch.Tensor]:
-    return {one.sentence: one.wrong for one in found}
-
-
-def test_a_factor_is_fitted_to_the_wrong_blocks_alone() -> None:
-    """4 rows: right, off by less than the allowance, and twice the right value; large rows hide no small one."""
-    right = torch.tensor([[4.0] * 8, [2.0] * 8, [0.5] * 8, [0.25] * 8], dtype=torch.float64)
-    found = right * torch.tensor([[1.0], [1 + 1e-4], [2.0], [2.0]])
-    case = SimpleNamespace(component="hidden", found=found, right=right, granted=torch.tensor([[1e-3], [1e-4]]))
-    (one,) = fitted_constants._factor(case)  # type: ignore[arg-type]
-    assert one.sentence == "is 2 times the right value" and torch.equal(one.wrong, 2 * right)
-    near = SimpleNamespace(component="hidden", found=right * (1 + 1e-4), right=right, granted=case.granted)
-    assert not [*fitted_constants._factor(near)]  # type: ignore[arg-type]
-
-
-def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
-    one = torch.tensor([1.0, 1e-9], dtype=torch.float64)
-    assert explanation_fit._same(one, one * (1 + 1e-13)) and explanation_fit._same(one, one + 1e-13)
-    assert not explanation_fit._same(one, one + torch.tensor([1e-9, 0.0])) and not explanation_fit._same(one, one / 0)
-
-
-def test_labels_of_rows_differ_in_their_number_of_wrong_elements() -> None:
-    rows, sources = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[4, 5, 6], [1, 2, 9], [7, 7, 7]])
-    assert wrong_rows._differing(rows, sources).tolist() == [[3, 1, 3], [0, 3, 3]]
-
-
-def test_moved_rows_are_one_rule_or_the_first_few() -> None:
-    pairs = [(row, row + 10, "") for row in range(wrong_rows.SHOWN + 2)]
-    assert wrong_rows._sentence("row", pairs[:1], 40) == "row 0 is that of row 10"
-    assert wrong_rows._sentence("row", pairs, 40).endswith(f"row {wrong_rows.SHOWN + 9}, and 2 more")
-    assert wrong_rows._sentence("head", [(1, 0, ""), (2, 1, "")], 3) == "each head is that of the head before it"
-
-
-def test_wrong_reads_of_streams_are_made_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row of two streams with two channels, normed to 1 and -1 in the first, and to 1 in both of the second.
-
-    Without weights each share is a half. The strength is made of a quarter of the sum of all channels.
-    """
-    zero = torch.zeros(1, 4, dtype=torch.float64)
-    weights = SimpleNamespace(norm=torch.zeros(4), down=zero, up=zero.T, inject=zero + 0.25)
-    x = torch.tensor([[1.0, -1.0, 2.0, 2.0]], dtype=torch.float64)
-    monkeypatch.setattr(residual_streams, "_read_by", lambda case: (x, weights))
-    case: Any = SimpleNamespace(weights=SimpleNamespace(config=SimpleNamespace(eps=0.0, streams=2)),
-                                right=torch.tensor([[1.0, 5.0]]))  # fmt: skip
-    normed = named_tensors(residual_streams._normed(case))
-    assert normed["is the mean of the streams: nothing mixes them"].tolist() == [[1, 0]]
-    assert normed["is the sum over the streams, not their mean"].tolist() == [[1, 0]]
-    assert normed["is mixed by shares without silu"].tolist() == [[0.5, 0]]
-    assert normed["is the normed stream 1 alone"].tolist() == [[1, 1]]
-    strength = named_tensors(residual_streams._strength(case))
-    for says, factor, inner in (("lacks the factor 2", 1, 0.25), ("is made of streams that are not normed", 2, 0.5),
-                                ("is not divided by the number of streams inside", 2, 0.5)):  # fmt: skip
-        assert strength[says].item() == pytest.approx(factor / (1 + math.exp(-inner))), says
-    assert strength["is that of the stream before"].tolist() == [[5, 1]]
-
-
-def test_wrong_views_of_a_cache_are_made_of_its_rows() -> None:
-    """Attention over 3 earlier positions."""
-    keys = torch.tensor([[1.0], [2.0], [3.0]])
-    seen = dict[str, tuple[list[float], list[float]]]()
-    case = SimpleNamespace(made=lambda says, memory: seen.update({says: (memory.keys[:, 0].tolist(),
-                                                                         memory.values[:, 0].tolist())}) or (),
-                           context=SimpleNamespace(subject=SimpleNamespace(before={})),
-                           finding=SimpleNamespace(place=Place("trunk", 0, "attended")))  # fmt: skip
-    work = LayerWork("trunk", 0, torch.zeros(1, 1), 3, AttentionMemory(keys, 10 * keys))
-    assert not [*rotary_and_visible_positions._seen(case, work)]  # type: ignore[arg-type]
-    assert seen["sees nothing from before these rows"] == ([], [])
-    assert seen["does not see the last position before these rows"] == ([1, 2], [10, 20])
-    assert seen["does not see the first 2 positions"] == ([3], [30])
-    assert seen["sees the last position before these rows twice"] == ([1, 2, 3, 3], [10, 20, 30, 30])
-    assert seen["sees one position more, which is empty"] == ([1, 2, 3, 0], [10, 20, 30, 0])
-    assert seen["reads keys and values one position too late"] == ([2, 3, 1], [20, 30, 10])
-    assert seen["reads values one position too late, with the right keys"] == ([1, 2, 3], [20, 30, 10])
-
-
-def test_mistakes_of_scores_scale_the_query() -> None:
-    """Heads of 4 channels."""
-    made = dict[str, float]()
-    config = SimpleNamespace(head_dim=4)
-    case = SimpleNamespace(own=lambda name: torch.ones(1), weights=SimpleNamespace(config=config, layers=[]),
-                           made=lambda says, changes: made.update({says: float(changes["query"])}) or (),
-                           finding=SimpleNamespace(place=Place("trunk", 0, "attended")))  # fmt: skip
-    assert not [*constants._attended(case)]  # type: ignore[arg-type]
-    log2 = 1 / math.log(2)
-    assert made == {"the scores are not scaled by head_dim^-1/2": 2.0, "the scores are scaled twice": 0.5,
-                    "the softmax is in powers of 2, not of e": pytest.approx(1 / log2),
-                    "the softmax takes log2(e) twice": pytest.approx(log2)}  # fmt: skip
-
-
-def test_a_layer_norms_results_if_its_kind_does() -> None:
-    config = SimpleNamespace(mixers=["gdn", "attention"], norm_after={"attention"})
-    for stage, layer, normed in (("trunk", 0, False), ("trunk", 1, True), ("extend", 1, False)):
-        case = SimpleNamespace(weights=SimpleNamespace(config=config),
-                               finding=SimpleNamespace(place=Place(stage, layer, "mixer")))  # fmt: skip
-        assert constants._norms_results(case) is normed  # type: ignore[arg-type]
-
-
-def test_norms_over_all_heads_are_confused_with_those_of_each_head() -> None:
-    """2 rows of 2 heads with 2 channels; the weight of a channel is its number, from 1."""
-    none, weight = torch.zeros(0), torch.arange(4.0, dtype=torch.float64)
-    mixer = AttentionWeights(**{field.name: none for field in fields(AttentionWeights)})
-    mixer = replace(mixer, query_norm=weight, key_norm=10 + weight)
-    x = torch.tensor([[[3.0, 3.0], [1.0, 1.0]], [[2.0, 2.0], [4.0, 4.0]]], dtype=torch.float64)
-    for component, of in (("query", 1 + weight), ("key", 11 + weight)):
-        case = SimpleNamespace(component=component, weights=SimpleNamespace(layers=[SimpleNamespace(mixer=mixer)]),
-                               finding=SimpleNamespace(place=Place("trunk", 0, component)))  # fmt: skip
-        made = named_tensors(norms._of_rows(case, x, 0.0))  # type: ignore[arg-type]
-        w, rows = of.view(2, 2), torch.tensor([5.0, 10.0]).sqrt().double()[:, None, None]
-        assert torch.equal(made["is normed head by head, not over all heads of a row"], w.expand(2, 2, 2))
-        torch.testing.assert_close(made["is scaled with the weights of the first head"], x / rows * w[0])
-        torch.testing.assert_close(made["is scaled with the weights of the head before"], x / rows * w.flip(0))
-        torch.testing.assert_close(made["is normed with the root mean square of the row after"], x / rows.flip(0) * w)

@@ -38,7 +38,7 @@ class Collectives:
             yield compared(self, context, NOWHERE, 1 + len(first), calls != first, differing(rank, calls, first),
                            rank=rank if calls != first else None)  # fmt: skip
         due = {(place, NEEDS[place.component]) for place in context.subject.places if place.component in NEEDS}
-        made = {(call.place, call.kind) for call in first if call.place is not None}
+        made = {(at, call.kind) for call in first if (at := call.place) is not None}
         if due & made:
             yield compared(self, context, NOWHERE, len(due & made), 0)
         for place, kind in due - made:
@@ -47,7 +47,7 @@ class Collectives:
         if context.expected.topk and isinstance(context.event, Draft):
             yield from self._topk(context, first)
         for place, kind in made - due:
-            if place is not None and place in context.subject.places:
+            if place in context.subject.places:
                 more = Problem("differs", f"went through {kind}, and needs no such collective")
                 yield compared(self, context, place, 1, 1, more)
 

@@ -74,7 +74,8 @@ def _sums(case: Case, size: int) -> Iterator[Explanation]:
         if by_others is not None:
             yield Explanation(f"the rows of rank {rank} meet the columns of rank {other}",
                               case.right - parts[rank] + by_others(rank, other))  # fmt: skip
-        if by_others is not None and rank < other:
+    if by_others is not None:
+        for rank, other in combinations(range(size), 2):
             both = by_others(rank, other) + by_others(other, rank)
             yield Explanation(f"ranks {rank} and {other} have the columns of each other",
                               case.right - parts[rank] - parts[other] + both)  # fmt: skip
