@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -470,7 +471,9 @@ turns(5)
 """
 
 
-def test_turns_of_another_process_during_a_run_are_counted() -> None:
+def test_turns_of_another_process_during_a_run_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pathlib.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)  # it imports nothing of a user
     neighbour = Neighbour(CARD, COUNTS)
     with neighbour:
         assert neighbour._process.poll() is None

@@ -63,7 +63,7 @@ class Jitter(Observer):
     def __init__(self, seed: int = 0) -> None:
         self._draw, self._lock, self._stack = random.Random(seed), threading.Lock(), ExitStack()
         self._seconds, self._streams, self._places = list[float](), set[object](), 0
-        self._captured: object = None  # the stream on which the last capture began
+        self._captured = tuple[object, ...]()  # the stream on which the last capture began
         self._eager, self._built = 0, -1  # delays outside of captures, now and before the first event
 
     def __enter__(self) -> None:
@@ -91,7 +91,7 @@ class Jitter(Observer):
             found = act(event, stream)
             with torch.cuda.stream(stream), self._lock:
                 captures = torch.cuda.is_current_stream_capturing()
-                if records and captures and stream != self._captured:
+                if records and captures and stream not in self._captured:
                     return found
                 self._places += 1
                 self._streams.add(stream)
@@ -105,7 +105,7 @@ class Jitter(Observer):
 
     def _noted(self, act: Callable[..., Any]) -> Callable[..., Any]:
         def begin(*given: Any, **named: Any) -> Any:
-            self._captured = torch.cuda.current_stream()
+            self._captured = (torch.cuda.current_stream(),)
             return act(*given, **named)
 
         return begin
