@@ -83,13 +83,13 @@ def test_kinds_have_the_names_of_the_option() -> None:
 
 
 class Acts:
-    """A kind while which an op of its test is wrong."""
+    """A kind while which an op of its test is wrong. runs: under it"""
 
-    on = False
+    on, runs = False, 0
 
     def __init__(self, device: torch.device, seed: int) -> None: ...
     def __enter__(self) -> None:
-        Acts.on = True
+        Acts.on, Acts.runs = True, Acts.runs + 1
 
     def __exit__(self, *failed: object) -> None:
         Acts.on = False
@@ -99,20 +99,30 @@ class Acts:
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_cause_of_a_finding_that_stress_alone_shows_is_the_stress(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("always_wrong", [False, True])
+def test_cause_of_a_finding_is_the_stress_if_it_agrees_without(
+    always_wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it does not agree, the stress hides no other cause: further runs are without it."""
     from instep.diagnose import diagnose
 
     ledger = load("ledger")
 
     def norm(**given: Any) -> torch.Tensor:
-        return ledger.norm(**given) + Acts.on
+        return ledger.norm(**given) + (Acts.on or always_wrong)
+
+    def embed(**given: Any) -> torch.Tensor:
+        return ledger.embed(**given) + (Acts.on and Acts.runs > 1)
 
     monkeypatch.setitem(stress.KINDS, "jitter", Acts)  # type: ignore[misc]
-    replay = Replay(few_channels("ragged", 2), Setting(stress="jitter", handed=replace(ledger, norm=norm)))
-    outcome = diagnose(replay, until=3, ladder=True)
+    monkeypatch.setattr(Acts, "runs", 0)
+    handed = replace(ledger, norm=norm, embed=embed)
+    outcome = diagnose(Replay(few_channels("ragged", 2), Setting(stress="jitter", handed=handed)), until=3, ladder=True)
     assert outcome.verdict.exit is Exit.DIVERGED and outcome.located is not None
-    assert outcome.located.cause == "stress" and "(without it, event" in outcome.located.says
+    says = "cause: op `norm` (with the op of `ledger`, event" if always_wrong else "(without it, event"
+    assert outcome.located.cause == ("op" if always_wrong else "stress") and says in outcome.located.says
     assert outcome.verdict.stressed == {"jitter": Stressed(3, "three times", "never")} and not Acts.on
+    assert Acts.runs == 1
 
 
 # ---- delays
@@ -244,24 +254,19 @@ def test_a_capture_with_a_side_stream_has_no_delay_that_nothing_waits_for(stream
                            ("side", "work"), ("side", "record"), ("launches", "wait"), ("launches", "sleep")]
 
 
-@pytest.mark.parametrize(("seconds", "says"), [
-    (0.0, "0 delays, 0 ms in all, at 1 records and waits on 1 streams, none during an event or in a graph"),
-    (0.001, "1 delays, 1 ms in all, at 1 records and waits on 1 streams, none during an event or in a graph"),
-])  # fmt: skip
-def test_jitter_that_delays_nothing_while_events_run_does_not_count(
-    seconds: float, says: str, streams: Streams
-) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.001])
+def test_jitter_that_delays_nothing_while_events_run_does_not_count(seconds: float, streams: Streams) -> None:
     """Neither the warm-up of a graph while the engine is built, nor a draw of no delay."""
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     with (jitter := always(seconds)):
         event.record(streams.launches)
         serve(jitter)
-        assert (jitter.result().times, jitter.result().idle) == (0, says)
+        assert jitter.result()[::2] == (0, f"{seconds > 0:d} delays, {1e3 * seconds:.0f} ms in all, at 1 records and "
+                                        "waits on 1 streams, none during an event or in a graph")  # fmt: skip
         jitter._drawn = lambda: 0.002  # type: ignore[method-assign]
         event.wait(streams.launches)
-        assert jitter.result().times == 1
         serve(jitter)
-        assert jitter.result().times == 1, "only delays before the first event do not count"
+    assert jitter.result().times == 1, "only delays before the first event do not count"
 
 
 def right(patch: pytest.MonkeyPatch) -> str:
@@ -346,23 +351,6 @@ def test_half_of_the_delays_are_none_and_a_seed_draws_the_same() -> None:
 # ---- few multiprocessors
 
 
-class Spin:
-    """Notes its calls. whole: whether the kernel spins until its end"""
-
-    count, whole = 132, True
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def begin(self) -> int:
-        self.calls.append("begin")
-        return 4
-
-    def end(self) -> bool:
-        self.calls.append("end")
-        return self.whole
-
-
 def serve(observer: Any, act: Callable[[], Any] = lambda: None) -> None:
     """Serve an event that does this."""
     event: Any = SimpleNamespace(on=lambda engine: act())
@@ -370,8 +358,11 @@ def serve(observer: Any, act: Callable[[], Any] = lambda: None) -> None:
 
 
 @pytest.fixture
-def squeezed(monkeypatch: pytest.MonkeyPatch) -> tuple[Spin, Squeeze]:
-    spin = Spin()
+def squeezed(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Squeeze]:
+    """A kernel that notes its calls. whole: whether it spins until its end"""
+    spin = SimpleNamespace(count=132, whole=True, calls=[])
+    spin.begin = lambda: spin.calls.append("begin") or 4
+    spin.end = lambda: spin.calls.append("end") or spin.whole
     stream = SimpleNamespace(synchronize=lambda: spin.calls.append("ran"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: spin.calls.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
@@ -382,7 +373,7 @@ def fails(error: BaseException) -> Any:
     raise error
 
 
-def test_kernel_spins_from_before_an_event_until_the_device_has_run_it(squeezed: tuple[Spin, Squeeze]) -> None:
+def test_kernel_spins_from_before_an_event_until_the_device_has_run_it(squeezed: tuple[Any, Squeeze]) -> None:
     spin, squeeze = squeezed
     with squeeze:
         serve(squeeze, lambda: spin.calls.append("serve"))
@@ -398,14 +389,14 @@ def test_kernel_spins_from_before_an_event_until_the_device_has_run_it(squeezed:
     assert times == 1 and says.startswith("3 events on 4 of 132 multiprocessors; in 2 of them it ended earlier")
 
 
-def test_exception_of_the_engine_is_the_one_that_is_raised(squeezed: tuple[Spin, Squeeze]) -> None:
+def test_exception_of_the_engine_is_the_one_that_is_raised(squeezed: tuple[Any, Squeeze]) -> None:
     spin, squeeze = squeezed
-    spin.end = lambda: fails(RuntimeError("CUDA error: an illegal memory access"))  # type: ignore[method-assign]
+    spin.end = lambda: fails(RuntimeError("CUDA error: an illegal memory access"))
     with squeeze, pytest.raises(InterruptedError):
         serve(squeeze, lambda: fails(InterruptedError()))
 
 
-def test_squeeze_that_always_ends_too_early_does_not_count(squeezed: tuple[Spin, Squeeze]) -> None:
+def test_squeeze_that_always_ends_too_early_does_not_count(squeezed: tuple[Any, Squeeze]) -> None:
     spin, squeeze = squeezed
     spin.whole = False
     with squeeze:

@@ -247,7 +247,7 @@ def test_clock_of_a_gpu_spills_nothing(taken: Mapping[str, list[Taken]]) -> None
 
 
 def test_two_programs_that_spin_fill_a_multiprocessor(printed: Printed) -> None:
-    """Of its 65,536 registers a thread of 2,048 has 32."""
+    """Each of its 2,048 threads has 32 of the 65,536 registers."""
     (line,) = printed["spins"]
     assert read(line).stack == 0 and int(line["usage"].split("REG:")[1].split()[0]) <= 32, line
 

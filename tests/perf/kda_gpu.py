@@ -256,7 +256,7 @@ def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest
         keep(f"rerun {batch}", lines)
     served, finding = prompt(ground, patch)
     works = {name: partial(served, one) for name, one in PROMPTS.items()}
-    if ground.card:  # alone, the second kernel reads what nobody wrote; an interpreter warns of that
+    if ground.card:  # alone, the second kernel reads unwritten memory; an interpreter warns of that
         works |= {f"{name}: {only} alone": partial(served, one, only) for name, one in PROMPTS.items()
                   for only in ("prepare", "carry") if name == "now" or only in name}  # fmt: skip
     keep("prompt", table(works, findings_of(PROMPTS, finding), 1, ground.device, samples))

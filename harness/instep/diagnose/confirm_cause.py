@@ -62,6 +62,7 @@ class _Climb:
         self.last = outcome.last if outcome.last is not None and outcome.last.index == self.event else None
         self.begin = _round_of(replay.trace.events, self.event)
         self.eager = not replay.plan.setting.graphs
+        self.calm = False  # whether the finding needs no stress: then no race of a further run hides what helps
         self.unused = unused_by(self.replay.plan.checkpoint.config)
         self.replays = 0
         self.seen: list[str] = []
@@ -86,7 +87,8 @@ class _Climb:
         if not left:
             return self._is("stress", None, f"cause: work that depends on time or on unowned memory, which --stress "
                             f"{kinds} shows (without it, {self._agree()})")  # fmt: skip
-        if left[0].place != self.at:
+        self.calm = left[0].place == self.at
+        if not self.calm:
             self.seen.append(f"without --stress, the first finding is {_at(left[0])}")
         return None
 
@@ -281,7 +283,8 @@ class _Climb:
             ran = self.replay.run(
                 until=self.event if until is None else until, layers=self.layers, judged_from=self.begin,
                 tiers=self.tiers,
-                variant=replace(variant, eager=variant.eager or (self.eager and self.replay.plan.setting.graphs)),
+                variant=replace(variant, eager=variant.eager or (self.eager and self.replay.plan.setting.graphs),
+                                calm=variant.calm or self.calm),
             )
         except InstepError:
             return self.found

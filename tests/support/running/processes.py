@@ -203,7 +203,7 @@ def start(*words: object, cold: bool = False, **given: Any) -> subprocess.Popen[
 def install(folder: Path) -> dict[str, str]:
     """Install into the folder -> the environment of a shell that has this installation and not the checkout.
 
-    As a wheel would: packages, fixtures, entry points and the command. What a wheel contains is read from
+    As a wheel would: packages, fixtures, entry points and the command. Its content is read from
     `pyproject.toml`; building one needs hatchling.
     """
     project = tomllib.loads((TOP / "pyproject.toml").read_text())
