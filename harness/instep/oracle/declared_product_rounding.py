@@ -130,7 +130,10 @@ class Operands:
 
     def begin_draw(self, number: torch.Tensor | int) -> None:
         """Start a new draw of several: four in turn cover all kinds."""
-        self.begin(number % 2 == 1, number // 2 % 2 == 1)
+        if self.products:  # nothing else is cut off or inverted
+            self.begin(number % 2 == 1, number // 2 % 2 == 1)
+        else:
+            self.begin()
 
     def seen(self, place: Place) -> None:
         form = NEXT.get(place.component)

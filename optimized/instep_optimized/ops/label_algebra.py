@@ -41,8 +41,8 @@ def mix(a: torch.Tensor, b: torch.Tensor | int) -> torch.Tensor:
     x = a*MIX_A + b*MIX_B + MIX_C;  x ^= x >> 29;  x *= MIX_D;  x ^= x >> 32
     """
     x = a * _A + (_number(b * MIX_B + MIX_C) if isinstance(b, int) else (b * _B).add_(_C))
-    x = (x ^ shift_right(x, 29)).mul_(_D)
-    return x ^ shift_right(x, 32)
+    x = shift_right(x, 29).bitwise_xor_(x).mul_(_D)
+    return shift_right(x, 32).bitwise_xor_(x)
 
 
 def shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
