@@ -71,20 +71,20 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, ast.AST):
-        value = _without_docstring if isinstance(one, DOCUMENTED) else _value
-        mine, others = ([value(node, name) for name in node._fields if name != "kind"] for node in (one, other))
-        return all(map(same, mine, others))
+        value = _without_docstring if isinstance(one, DOCUMENTED) else getattr
+        for name in one._fields:  # a loop, as this compares whole files
+            if name != "kind":
+                mine, others = value(one, name, None), value(other, name, None)
+                if mine is not others and not same(mine, others):
+                    return False
+        return True
     if isinstance(one, list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 
-def _value(node: ast.AST, field: str) -> Any:
-    return getattr(node, field, None)
-
-
-def _without_docstring(node: ast.AST, field: str) -> Any:
-    value = getattr(node, field, None)
+def _without_docstring(node: ast.AST, field: str, default: Any) -> Any:
+    value = getattr(node, field, default)
     if field == "body" and isinstance(node, DOCUMENTED) and len(node.body) > 1 and ast.get_docstring(node) is not None:
         return node.body[1:]
     return value
