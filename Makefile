@@ -22,7 +22,7 @@ TIMING = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harnes
 TESTS = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS)
 EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
-.PHONY: replay test whole everything check fast lint types perf sanitize peers docs constraints newest clean
+.PHONY: replay test whole everything check fast lint types perf sanitize peers docs constraints newest newest-installed newest-tested clean
 
 replay: $(READY)  ## the main job: the trained model, every event, both sides, and step counts by batch size
 	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
@@ -68,10 +68,15 @@ constraints: $(READY)  ## the newest releases for every Python version; `make` t
 			grep -vE '^(cuda|nvidia)-' build/constraints.txt; } > constraints/python$$version.txt || exit 1; \
 	done
 
-newest: $(READY)  ## the fast tests on the newest releases, in .venv-newest
+newest: newest-installed  ## the fast tests on the newest releases, in .venv-newest
+	$(MAKE) newest-tested
+
+newest-installed:
 	$(PYTHON) -m venv --clear .venv-newest
 	.venv-newest/bin/python $(INSTALL) --upgrade "pip>=25.1"
 	.venv-newest/bin/python $(INSTALL) --editable . --group dev
+
+newest-tested:
 	.venv-newest/bin/python $(FAST)
 
 peers: $(READY)  ## other people's kernels, engines and step controllers, in .venv-peers; writes fixtures/results/peers.json
