@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         whole = bool(config.getoption("whole"))
         left = [item for item in items if left_out(item, whole=whole)]
         config.hook.pytest_deselected(items=left)
-        config.stash[LEFT] = 0 if whole else len(left)
+        config.stash[LEFT] = 0 if whole else sum(not left_out(item, whole=True) for item in left)
         items[:] = [item for item in items if not left_out(item, whole=whole)]
 
 
