@@ -1,8 +1,8 @@
 """The set-up of the repository: pinned versions, the steps of CI, and the division of the tests among commands."""
 
+import os
 import re
 import shlex
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,6 +11,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from support.running import processes
 from support.running.covering import WHOLE
 
 TOP = Path(__file__).resolve().parents[1]
@@ -46,7 +47,9 @@ def test_every_test_runs_in_one_command_and_ci_runs_all_of_them() -> None:
     def collected(selection: str) -> tuple[set[str], str]:
         command = [sys.executable, "-m", "pytest", "-q", "--collect-only", *shlex.split(selection),
                    "tests/harness/test_storage.py", *TRACES]  # fmt: skip
-        lines = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=True).stdout.splitlines()
+        done = processes.run(command, timeout=120, cwd=TOP, env=os.environ | processes.ENVIRONMENT)
+        assert done.returncode == 0, done
+        lines = done.stdout.splitlines()
         return {line for line in lines if "::" in line}, lines[-1]
 
     text = (TOP / "Makefile").read_text()

@@ -25,7 +25,7 @@ from instep_proof.faults.catalogue import by_id
 from instep_proof.faults.plant import PACKAGES, digests, source
 from support.running.command import Runner, complaint
 from support.running.covering import WHOLE, few
-from support.running.processes import TOP, install
+from support.running.processes import TOP, install, warm_shell
 
 pytest.importorskip("triton")
 PAIR = TOP / "fixtures" / "traces" / "faults" / "pair.jsonl"
@@ -35,6 +35,13 @@ Pytest = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return install(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def commands(shell: dict[str, str]) -> Iterator[Path]:
+    """The commands of this shell, in processes that need not import torch."""
+    with warm_shell(Path(shell["PATH"].split(os.pathsep)[0])) as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -135,10 +142,17 @@ def wrong(tmp_path: Path) -> Path:
     ("instep op src/mine.py:OPS gdn --drawn 0", "instep op src/mine.py:OPS gdn --case "),
     ("python -m pytest -q tests/test_mine.py", "instep op src/mine.py:OPS gdn --case "),
 ], ids=("module", "plugin", "file", "pytest"))  # fmt: skip
-def test_printed_command_runs_in_a_fresh_shell(wrong: Path, shell: dict[str, str], words: str, starts: str) -> None:
+def test_printed_command_runs_in_a_fresh_shell(
+    wrong: Path, shell: dict[str, str], words: str, starts: str, request: pytest.FixtureRequest
+) -> None:
+    """The first row runs the installed commands from their start."""
+    path = shell["PATH"]
+    if not words.startswith("cd src"):
+        path = f"{request.getfixturevalue('commands')}{os.pathsep}{path}"
+
     def typed(line: str, folder: Path) -> tuple[int, str]:
-        done = subprocess.run(["bash", "-c", line], cwd=folder, env=shell, capture_output=True, text=True, check=False,
-                              timeout=240)  # fmt: skip
+        done = subprocess.run(["bash", "-c", line], cwd=folder, env=shell | {"PATH": path}, capture_output=True,
+                              text=True, check=False, timeout=240)  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 
     code, said = typed(words, wrong)
