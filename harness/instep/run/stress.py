@@ -57,7 +57,8 @@ class Jitter(Observer):
     what was there before. If it must not run before some other work ends and does not wait, that other work is late.
     Half of the delays are none; the others are between `SHORTEST_S` and `LONGEST_S`, each order of magnitude equally
     often. In a capture a delay becomes a part of the graph, and nothing follows a record on a side stream: no stream
-    waits for the delay, so the capture would fail. Delays while the engine is built do not count, unless in a graph.
+    waits for the delay, so the capture would fail. In a replay, delays while the engine is built do not count, except
+    those in a graph.
     """
 
     def __init__(self, seed: int = 0) -> None:

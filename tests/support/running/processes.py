@@ -163,7 +163,8 @@ with socket.socket(socket.AF_UNIX) as server:
     server.sendall(json.dumps(given).encode() + b"\\n")
     code = int(server.makefile().readline())
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 sys.exit(code)
 """
