@@ -92,6 +92,7 @@ def main() -> None:
     asks.add_argument("--seen", type=Path, default=SEEN, help="where a later call continues")
     asks.add_argument("--commit", default="", help="the revision that runs")
     asked = asks.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # with the fork that runs
     end = time.monotonic() + 60 * asked.minutes
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -166,6 +167,8 @@ class Campaign:
                    if row["killed_by"] or files.items() <= row["seen"].items()]  # fmt: skip
         words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seed", "seconds")]
         words += ["--whole"] * self.asked.whole + [f"--only {self.asked.only}"] * bool(self.asked.only)
+        if self.asked.tests != [TOP / "tests" / "harness"]:
+            words.append("--tests " + " ".join(name_of(place) for place in self.asked.tests))
         result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
                   "commit": self.asked.commit}  # fmt: skip
         write(self.asked.json, spelled(result, decided))
@@ -397,10 +400,12 @@ def in_fork(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
     file.unlink(missing_ok=True)
     process = FORK.Process(target=_write_result, args=(work, file, seconds))
     process.start()
-    process.join(WAITS * seconds)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
+    try:
+        process.join(WAITS * seconds)
+    finally:
+        if process.exitcode is None:
+            process.kill()
+            process.join()
     return json.loads(file.read_text()) if file.exists() else None
 
 
@@ -410,6 +415,7 @@ def _write_result(work: Callable[[], Any], file: Path, seconds: float) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(TOP)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(file.parent / "hypothesis")
     sys.modules["__main__"] = ModuleType("__main__")  # what tests start does not import this module

@@ -17,17 +17,22 @@ from instep.checks import (
     capacity,
     check_interface,
     graph_replays,
+    known_wrong_states,
     op_call_contracts,
     prefix_findings,
     rank_collectives,
+    recomputed_values,
     unchanged_bytes,
+    unused_positions,
 )
 from instep.checks.declared_writes import Bounds
 from instep.checks.error_measurement import Spot, granted_error, measured
 from instep.checks.exact_labels import folded, states_of_window
 from instep.checks.experts import Experts
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
+from instep.checks.leaks import Leaks
 from instep.checks.poison import Poison
+from instep.checks.tensor_and_choice_judgement import flips, judge
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose.confirm_cause import _Climb, _until
 from instep.trace.request_table import RequestTable, Standing
@@ -501,3 +506,78 @@ def test_labels_of_a_tree_continue_from_their_parents() -> None:
     assert chain[:3] == tree[:3] and chain[0] == 7 and len({*chain, *tree}) == 5
     after = [int(labels[2]) for labels in part.values()]
     assert (chain[3], tree[3]) == tuple(folded(0, chain[node], *after, True) for node in (2, 1))
+
+
+# -- more measures and names of mistakes -------------------------------------------------------------------
+
+
+def test_the_deviation_of_a_state_of_ones_is_half_a_unit() -> None:
+    """2 heads of 4 x 12: a tile of 8 columns and one of 4."""
+    right = torch.ones(2, 4, 12, dtype=torch.float64)
+    spread = known_wrong_states._spread(torch.zeros(3, 2, 4, 12, dtype=torch.float64), right, 0.25)
+    assert spread.flatten().tolist() == pytest.approx([0.125] * 4)
+
+
+def test_rounding_flips_half_of_the_choices_between_two_equal_logits() -> None:
+    logits = torch.tensor([[5.0, 5.0, 5.0], [9.0, 0.0, 0.0], [5.0, 5.0, 0.0]], dtype=torch.float64)
+    assert [flips(row[None], 1e-3) for row in logits] == pytest.approx([1, 0, 0.5])
+    assert flips(logits, 1e-3) == pytest.approx(1.5)
+
+
+def test_no_draw_is_made_after_one_that_allows_the_error() -> None:
+    """Three draws that err by a thousandth, and a subject that errs by 2, 4, or 4000 of these."""
+    spot = Spot("propagated", Tier.PROPAGATED, 0, "forward", TRUNK, "a", 1)
+    truth = torch.ones(1, 16, dtype=torch.float64)
+    for wrong, agrees, made in ((1.002, True, 1), (1.004, False, 3), (5.0, False, 1)):
+        draws = iter([(truth * 1.001, 0.0)] * 3)
+        assert judge(spot, truth, draws, truth * wrong).agrees is agrees
+        assert len([*draws]) == 3 - made
+
+
+def test_data_that_is_left_behind_is_counted_by_positions() -> None:
+    region = SimpleNamespace(name="pool", by="page", means=None, rank=None, layer=0)
+    spoiled = torch.zeros(4, 5, dtype=torch.bool)
+    spoiled[3, :2] = True
+    looked: Any = SimpleNamespace(region=region, after=torch.zeros(4, 5), spoiled=lambda: spoiled)
+    (found,) = Leaks()._left(context(expected=SimpleNamespace(slots_after={}, slots_before={})), looked, "a", (1, 3))
+    assert (found.elements, found.worst) == (10, 1.0)
+    assert found.diagnosis == 'data of request "a" is still in 2 positions of pool page 3'
+
+
+def test_a_prefix_may_belong_to_another_request_that_has_the_place() -> None:
+    states = {name: SimpleNamespace(parts=lambda has=has: [(TRUNK, torch.arange(4))] * has)
+              for name, has in (("a", True), ("b", True), ("c", False))}  # fmt: skip
+    given = context(subject=SimpleNamespace(after=states))
+    ((known, held),) = prefix_findings.of_others(given, "a", TRUNK, 2)
+    assert '"b"' in known.says and held.tolist() == [0, 1]
+    assert not [*prefix_findings.misread(torch.zeros(1, 2, 2), {}, {})]
+
+
+def test_a_request_without_narrow_prefixes_has_no_misrounded_state() -> None:
+    piece: Any = SimpleNamespace(prefix="")
+    state, check = torch.rand(1, 2, 2), SimpleNamespace(oracle=SimpleNamespace(rounds={}))
+    assert recomputed_values.Derived._misrounded(check, piece, state, state) is None  # type: ignore[arg-type]
+
+
+def test_pages_of_a_live_request_do_not_move() -> None:
+    """An engine that orders pages by itself may give pages back and take others."""
+    for before, now, moved in (((1, 2, 3), (1, 2), False), ((1, 2), (1, 2, 3), False), ((1, 2), (2, 1), True)):
+        check = Identity()
+        check.known = {"a": before}
+        given = context(subject_pages={"a": now}, event=Idle(), shown=SimpleNamespace(memory=lambda name: True),
+                        expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
+        (found,) = check._moved(given)
+        assert found.agrees is not moved and check.known == {"a": now}
+
+
+def test_positions_that_the_event_does_not_write_keep_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit 1 changed at positions 0 and 2, and the event writes position 0 there."""
+    changed = torch.zeros(3, 4, dtype=torch.bool)
+    changed[1, [0, 2]] = True
+    region = SimpleNamespace(name="pool", by="slot", means=None, rank=None, layer=0, scratch=set())
+    looked: Any = SimpleNamespace(region=region, changed=lambda: changed)
+    expected = SimpleNamespace(slots_after={}, slots_before={}, request_rows_after={})
+    for writes, strays in (({1: {0}}, True), ({1: {0, 2}}, False), ({}, True), ({1: None}, True)):
+        monkeypatch.setattr(unused_positions, "_writes", lambda *given, writes=writes: writes)
+        found = unused_positions.Tails()._judged(context(expected=expected), looked, None)
+        assert found.agrees is not strays, writes

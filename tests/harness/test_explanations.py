@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from instep.checks import recomputed_values
+from instep.checks.earlier_rounds import EarlierRounds
 from instep.diagnose.mistakes import (
     constants,
     explanation_fit,
@@ -26,11 +28,13 @@ from instep.diagnose.mistakes import (
 )
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
+from instep.diagnose.mistakes.step_controller import from_requests
 from instep.diagnose.ops_by_place import NOT_OF_MINIMAX, NOT_OF_STREAMS, OF_MINIMAX, OF_STREAMS, unused_by
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import Place
+from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from instep_reference.weights import AttentionWeights, LatentWeights, fixed_decay
 
 
@@ -47,7 +51,8 @@ def test_a_factor_is_fitted_to_the_wrong_blocks_alone() -> None:
     """4 rows: right, off by less than the allowance, and twice the right value; large rows hide no small one."""
     right = torch.tensor([[4.0] * 8, [2.0] * 8, [0.5] * 8, [0.25] * 8], dtype=torch.float64)
     found = right * torch.tensor([[1.0], [1 + 1e-4], [2.0], [2.0]])
-    case = SimpleNamespace(component="hidden", found=found, right=right, granted=torch.tensor([[1e-3], [1e-4]]))
+    case = SimpleNamespace(component="hidden", found=found, right=right,
+                           granted=torch.tensor([[1e-3, 1e-9], [1e-4, 1e-4]]))  # fmt: skip
     (one,) = fitted_constants._factor(case)  # type: ignore[arg-type]
     assert one.sentence == "is 2 times the right value" and torch.equal(one.wrong, 2 * right)
     near = SimpleNamespace(component="hidden", found=right * (1 + 1e-4), right=right, granted=case.granted)
@@ -148,9 +153,9 @@ def test_norms_over_all_heads_are_confused_with_those_of_each_head() -> None:
         made = named_tensors(norms._of_rows(case, x, 0.0))  # type: ignore[arg-type]
         w, rows = of.view(2, 2), torch.tensor([5.0, 10.0]).sqrt().double()[:, None, None]
         assert torch.equal(made["is normed head by head, not over all heads of a row"], w.expand(2, 2, 2))
-        torch.testing.assert_close(made["is scaled with the weights of the first head"], x / rows * w[0])
-        torch.testing.assert_close(made["is scaled with the weights of the head before"], x / rows * w.flip(0))
-        torch.testing.assert_close(made["is normed with the root mean square of the row after"], x / rows.flip(0) * w)
+        assert torch.allclose(made["is scaled with the weights of the first head"], x / rows * w[0])
+        assert torch.allclose(made["is scaled with the weights of the head before"], x / rows * w.flip(0))
+        assert torch.allclose(made["is normed with the root mean square of the row after"], x / rows.flip(0) * w)
 
 
 def compared(right: torch.Tensor, found: torch.Tensor, component: str = "hidden") -> Compared:
@@ -211,7 +216,7 @@ def test_the_last_channels_of_latents_turn() -> None:
         assert turned and "positions begin at 0 again" in turned
         for says, wrong in turned.items():
             assert torch.equal(wrong[..., kept], right[..., kept]), says
-            torch.testing.assert_close(wrong.norm(dim=-1), right.norm(dim=-1))
+            assert torch.allclose(wrong.norm(dim=-1), right.norm(dim=-1)), says
         last = turned["all rows are at the position of the first"]
         assert torch.equal(last[0], right[0]) and not torch.equal(last[1], right[1])
 
@@ -314,3 +319,52 @@ def test_a_model_lacks_the_ops_of_other_families(streams: int, residual_factors:
     assert lacks <= unused and not has & unused and "gdn" not in unused and {"mamba2", "kda"} <= unused
     recurrence.inputs, recurrence.name = "selective", "mamba2"
     assert OF_MINIMAX | OF_STREAMS | {"gdn"} <= unused_by(config)  # type: ignore[arg-type]
+
+
+def test_random_bits_of_other_tokens_and_layers_are_tried() -> None:
+    """A state after 3 tokens, of which its event computed 2, in the second of 3 layers."""
+    piece: Any = SimpleNamespace(layer=1, span=SimpleNamespace(start=1, count=2))
+    tried = [state for _, state in recomputed_values.fell(piece, range(3), 9, None) if state is not None]
+    assert [one.tokens for one in tried if one.tokens != 3] == [0, 1, 2, *range(4, 13)]
+    assert [one.layer for one in tried if one.layer != 1] == [0, 2]
+
+
+def test_wrong_states_of_earlier_rounds_are_named_by_their_age() -> None:
+    """The states of two requests in the two latest rounds. A state before a window is named where it is the oldest."""
+    pieces = {name: SimpleNamespace(request=name, layer=1) for name in "ab"}
+    older, latest = ({(name, 1): piece for name, piece in pieces.items()} for _ in range(2))
+    del latest["b", 1]
+    theirs = SimpleNamespace(count=2, right="right", k=range(3), counts=lambda: (1, 0), after=lambda count: count)
+    rounds = EarlierRounds(lambda piece, others: theirs)  # type: ignore[arg-type, return-value]
+    rounds._rounds.extend(({("a", 0): SimpleNamespace(layer=0)} | older, latest))
+    scene: Any = SimpleNamespace(carried=lambda state: [])
+    says = [known.says for known, *_ in rounds.wrong_states(pieces["a"], scene)]  # type: ignore[arg-type]
+    assert len(says) == 6 and not [one for one in says if "in this round" in one]
+    assert len([one for one in says if "before its window, 1 round ago" in one]) == 2
+    assert next(known.says for known, *_ in rounds.wrong_states(pieces["b"], scene)).endswith("in this round")
+
+
+def test_weights_of_a_norm_are_confused_with_the_other_convention(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.tensor([1.0, 3.0])
+    monkeypatch.setattr(norms, "norm_input", lambda case: torch.ones(1, 2))
+    for name in ("_neighbours", "_weights_of_others"):
+        monkeypatch.setattr(norms, name, lambda *given: iter(()))
+    for centred, stored, used, says in ((True, weight, 1 + weight, "is scaled with w, not with 1 + w"),
+                                        (False, 1 + weight, 1 + weight, "is scaled with 1 + w, not with w")):
+        monkeypatch.setattr(norms, "_norm_weight", lambda case: weight)
+        config = SimpleNamespace(eps=0.0, core_eps=0.0, row_norms=False, centred_norms=centred)
+        case = SimpleNamespace(component="normed", right=used[None], piece=object(), weights=SimpleNamespace(
+            config=config, draft=None), finding=SimpleNamespace(place=Place("trunk", 0, "normed")))  # fmt: skip
+        made = named_tensors(norms.norms(case))  # type: ignore[arg-type]
+        scaled = {one: made[one][0].tolist() for one in made if one.startswith("is scaled")}
+        other = stored if centred else 1 + stored
+        assert scaled == {says: other.tolist(), f"is scaled with no weight, not with {says.rpartition('not with ')[2]}":
+                          [1.0, 1.0]}  # fmt: skip
+
+
+def test_a_table_of_step_counts_may_begin_at_other_batches() -> None:
+    for more, starts in ((-2, {1: 3, 2: 1}), (1, {1: 3, 5: 1})):
+        table = ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)
+        changed = from_requests(more)(table)
+        assert isinstance(changed, ByTable) and changed.starts == starts
+    assert from_requests(-9)(ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)).starts == {1: 1}  # type: ignore[union-attr]
