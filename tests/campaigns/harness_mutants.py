@@ -107,7 +107,7 @@ def main() -> None:
         for file in test_files(asked.tests):
             if time.monotonic() < end and (alive := campaign.alive(file)):
                 campaign.run(file, alive)
-                campaign.keep()
+            campaign.keep()
     print("\n".join(lines(json.loads(asked.json.read_text()))))
 
 
@@ -116,8 +116,10 @@ class Campaign:
 
     def __init__(self, mutants: Sequence[Mutant], asked: argparse.Namespace, folder: Path) -> None:
         self.mutants, self.asked, self.folder = mutants, asked, folder
-        known = {row["id"]: row for file in (asked.json, asked.seen) if file.exists()
-                 for row in json.loads(file.read_text())["rows"] if "reached" in row}  # others are of an earlier form
+        known: dict[str, dict[str, Any]] = {}
+        for file in (asked.json, asked.seen):
+            for row in json.loads(file.read_text())["rows"] if file.exists() else ():
+                known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
         self.rows: dict[str, dict[str, Any]] = {one.id: {
             "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
             "commit": "", "seen": {}, **known.get(one.id, {})} for one in mutants}  # fmt: skip
@@ -161,17 +163,18 @@ class Campaign:
             print(says, flush=True)
 
     def keep(self) -> None:
-        """Write the result. A mutant counts only when it is killed or has met every file."""
+        """Write the result. A mutant that nothing has killed counts as a survivor before it has met every file, too."""
         files = {name_of(file): self._digest(file) for file in test_files(self.asked.tests)}
-        decided = [{name: value for name, value in row.items() if name != "seen"} for row in self.rows.values()
-                   if row["killed_by"] or files.items() <= row["seen"].items()]  # fmt: skip
+        rows = [{name: value for name, value in row.items() if name != "seen"} | (
+            {} if row["killed_by"] else {"files": len(files.items() & row["seen"].items())})
+            for row in self.rows.values()]  # fmt: skip
         words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seed", "seconds")]
         words += ["--whole"] * self.asked.whole + [f"--only {self.asked.only}"] * bool(self.asked.only)
         if self.asked.tests != [TOP / "tests" / "harness"]:
             words.append("--tests " + " ".join(name_of(place) for place in self.asked.tests))
         result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
-                  "commit": self.asked.commit}  # fmt: skip
-        write(self.asked.json, spelled(result, decided))
+                  "commit": self.asked.commit, "files": len(files)}  # fmt: skip
+        write(self.asked.json, spelled(result, rows))
         write(self.asked.seen, json.dumps({"rows": [*self.rows.values()]}))
 
     def _digest(self, file: Path) -> str:
@@ -467,8 +470,10 @@ def lower_bound(killed: int, of: int) -> float:
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
     for row in result["rows"]:
         if not row["killed_by"]:
-            yield (f"survived {row['tests']} tests ({row['reached']} reach it): {row['file']} line {row['line']}: "
-                   f"{row['what']}{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
+            yield (f"survived {row['tests']} tests ({row['reached']} reach it) of {row['files']} files: {row['file']} "
+                   f"line {row['line']}: {row['what']}{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
+    some = sum(not row["killed_by"] and row["files"] < result["files"] for row in result["rows"])
+    yield f"{some} survivors have not met all {result['files']} test files; a later call continues"
     yield (f"{result['killed']} of {result['of']} mutants are killed ({result['asked']} requested), "
            f"lower 95% bound {100 * result['lower']:.1f}%")  # fmt: skip
 

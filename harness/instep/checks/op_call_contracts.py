@@ -149,7 +149,7 @@ def _due(context: EventContext, op: str, place: Place) -> list[tuple[RowSpan, Se
             # The draft head's row of a token has the position before the token, so the root's row is committed already.
             nodes = span.nodes if span.kind == "draft" and span.nodes else (int(step or 0),)
             begin, steps = (span.start - 1, nodes) if stage == "chain" else (span.start, range(span.count))
-            before = span.start + int(step or 0) - 1 if stage == "chain" else span.start  # if it is no tree
+            before = span.start + int(step) - 1 if stage == "chain" else span.start  # if it is no tree
             sets = [sum(1 << node for node in lines(tree)[at]) for at in steps] if tree else []
             if stage == "block":  # every row sees the whole block
                 begin, sets, tree = span.start, [(1 << span.count) - 1] * span.count, (-1,)
