@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +170,9 @@ sys.exit(code)
 """
 
 
+_LOCK = Lock()  # a start also reads the exit codes of others that have ended, and each can be read once
+
+
 def _serve(server: socket.socket) -> None:
     """Run what each connection sends, until the server is closed."""
     with suppress(OSError):
@@ -182,13 +185,15 @@ def _answer(client: socket.socket) -> None:
     with client:
         _, ends, *_ = socket.recv_fds(client, 1, 3)
         process = _Started(ends=ends, **json.loads(client.makefile().readline()))
-        process.start()
+        with _LOCK:
+            process.start()
         for end in ends:
             os.close(end)
         connection.wait([process.sentinel, client])
-        if process.exitcode is None:
-            process.kill()
-        process.join()
+        with _LOCK:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
         with suppress(OSError):
             client.sendall(f"{process.exitcode}\n".encode())
 
