@@ -241,10 +241,10 @@ def _written(
     state: torch.Tensor,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Return each token's update along its key, (B, HV, V), and the state after it: `recur` without its last line."""
-    for key, erasing, writing, decay in _tokens(k, erase * k, write * v, log_decay.exp()):  # (B, HV, ..) each
+    for key, value, decay, erasing, writing in _tokens(k, v, log_decay.exp(), erase, write):  # (B, HV, ..) each
         state = decay[..., None] * state  # (B, HV, K, V)
-        recalled = torch.einsum("bhk,bhkv->bhv", erasing, state)  # (B, HV, V)
-        update = writing - recalled  # (B, HV, V)
+        recalled = torch.einsum("bhk,bhkv->bhv", erasing * key, state)  # (B, HV, V)
+        update = writing * value - recalled  # (B, HV, V)
         state = _add(state, key, update)  # (B, HV, K, V)
         yield update, state
 
