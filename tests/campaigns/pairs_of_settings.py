@@ -25,7 +25,6 @@ from instep.campaign.all_settings import document
 TOP = Path(__file__).resolve().parents[2]
 FILE = TOP / "fixtures" / "results" / "settings-cpu.json"
 PAIRED = "strategy,conv,layout,graphs,prompt-graphs,overlap,guarded,ranks,stages,micro-batches,dp"
-FROM, TO = "--settings each", f"--settings {PAIRED}"
 OF_A_TRACE = 6.0  # minutes that a trace may take
 
 
@@ -35,7 +34,7 @@ def main() -> None:
     asks.add_argument("--commit", default="", help="the revision that runs")
     asked = asks.parse_args()
     result = json.loads(FILE.read_text())
-    paired = {array["trace"] for array in result["arrays"] if array["settings"] == PAIRED}
+    paired = {array["trace"] for array in result["arrays"] if array["settings"].startswith(PAIRED.partition(",")[0])}
     for array in [*result["arrays"]]:
         if array["settings"] == "each" and array["trace"] not in paired and spent() < 60 * asked.cpu_minutes:
             result["arrays"].append(in_pairs(array, asked.commit))
@@ -50,18 +49,23 @@ def spent() -> float:
 
 def in_pairs(array: dict[str, Any], commit: str) -> dict[str, Any]:
     """Run one trace, and return its array in the form of the file."""
-    command = array["command"].replace(FROM, TO)
+    given = {word.removeprefix("--") for word in array["command"].split() if word.startswith("--")}
+    settings = ",".join(name for name in PAIRED.split(",") if name not in given)  # a given value stays
+    command = array["command"].replace("--settings each", f"--settings {settings}")
     trace = next((TOP / "fixtures" / "traces").rglob(f"{array['trace']}.jsonl"))
     words = [str(trace) if word.endswith(".jsonl") else word for word in command.split()[1:]]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
-        subprocess.run([sys.executable, "-m", "instep", *words, "--minutes", str(OF_A_TRACE), "--json", str(file)],
-                       check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        words += ["--minutes", str(OF_A_TRACE), "--json", str(file)]
+        ran = subprocess.run([sys.executable, "-m", "instep", *words],
+                             check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        if not file.exists():
+            sys.exit(f"{array['trace']}: {ran.stderr.strip()}")
         found = json.loads(file.read_text())
     (rows,), (sums,) = found["arrays"], found["coverage"]
     print("\n".join(line for line in (*document(found).notes, *document(found).omitted)), flush=True)
     return {
-        **{name: array[name] for name in ("trace", "ops", "until", "strategy")}, "settings": PAIRED, "commit": commit,
+        **{name: array[name] for name in ("trace", "ops", "until", "strategy")}, "settings": settings, "commit": commit,
         "command": command.replace(str(TOP), "").strip(), "exit": found["exit"],
         **{name: sums[name] for name in ("met", "of", "size", "elements", "seconds", "left")},
         "ran": [[one["row"], one["exit"], one["events"], one["elements"], one["seconds"]] for one in rows["ran"]],
@@ -80,8 +84,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
     """The pairs of the whole campaign that were not run: how many traces, which pairs, and why."""
     reasons: dict[str, dict[str, set[str]]] = {}
     for array in result["arrays"]:
-        for one in (*array["not_run"], *([{"why": "the time was over", "values": array["left"]}] * bool(
-                array.get("left")))):  # fmt: skip
+        for one in (*array["not_run"], {"why": "the time was over", "values": array.get("left", [])}):
             pairs = {" with ".join(f"{name} {value}" for name, value in values) for values in one["values"]}
             for pair in pairs:
                 reasons.setdefault(one["why"], {}).setdefault(pair, set()).add(array["trace"])
