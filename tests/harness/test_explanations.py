@@ -1,4 +1,4 @@
-"""Formulas of explanations, each alone on small numbers: the tensor that a mistake would leave.
+"""Formulas of explanations, each alone on small numbers; and parts of the search for causes.
 
 Leaves out: mistakes that are planted in kernels and engines (`test_mistakes.py`, `test_diagnose.py`).
 """
@@ -14,6 +14,10 @@ import torch
 
 from instep.checks import recomputed_values
 from instep.checks.earlier_rounds import EarlierRounds
+from instep.checks.grown_trees import Scores
+from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
+from instep.checks.sampling_bounds import Row, reachable
+from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import (
     constants,
     explanation_fit,
@@ -26,14 +30,17 @@ from instep.diagnose.mistakes import (
     wrong_rows,
     wrong_strides,
 )
+from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
 from instep.diagnose.mistakes.step_controller import from_requests
 from instep.diagnose.ops_by_place import NOT_OF_MINIMAX, NOT_OF_STREAMS, OF_MINIMAX, OF_STREAMS, unused_by
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
+from instep.run.run_variants import Variant
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.place_names import Place
+from instep_reference.contract.sampling import Sampling
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from instep_reference.weights import AttentionWeights, LatentWeights, fixed_decay
 
@@ -368,3 +375,80 @@ def test_a_table_of_step_counts_may_begin_at_other_batches() -> None:
         changed = from_requests(more)(table)
         assert isinstance(changed, ByTable) and changed.starts == starts
     assert from_requests(-9)(ByTable(((1, 3, 3), (4, 9, 1)), 4, 3)).starts == {1: 1}  # type: ignore[union-attr]
+
+
+def test_tokens_by_which_a_stale_state_is_late_are_counted_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.zeros(2, 1)
+    monkeypatch.setattr(miscounted_states, "joined", lambda runs: (rows,) * 5)
+    monkeypatch.setattr(miscounted_states, "_undone", lambda state, *given: state)
+    last: Any = SimpleNamespace(recalls=True)
+    says = [known.says for known, _ in miscounted_states.stale(torch.zeros(1), last)]
+    assert says == [f"was continued from the state of {tokens} before" for tokens in ("1 token", "2 tokens")]
+
+
+def test_a_shared_expert_is_gated_by_its_rows_or_not_at_all() -> None:
+    """2 rows of 3 channels: the gate reads the first one. Without a bias, scores are a softmax over the experts."""
+    x, scores = torch.tensor([[0.0, 5.0, 5.0], [2.0, 5.0, 5.0]]), torch.tensor([[1.0, 1.0, 3.0], [0.0, 0.0, 0.0]])
+    mlp: Any = SimpleNamespace(shared_gate=torch.tensor([[1.0, 0.0, 0.0]]), bias=None)
+    mix = Mixture(SimpleNamespace(), mlp, x, scores, scores.argsort(descending=True))  # type: ignore[arg-type]
+    assert torch.allclose(mix.opened, torch.sigmoid(torch.tensor([[0.0], [2.0]])))
+    assert torch.allclose(mix.chances(scores).sum(-1), torch.ones(2)) and mix.chances(scores)[1, 0] == 1 / 3
+    mlp.shared_gate, mlp.bias = None, torch.zeros(3)
+    assert mix.opened.tolist() == [[1.0], [1.0]] and mix.chances(scores)[1].tolist() == [0.5] * 3
+
+
+def test_kept_paths_are_compared_with_the_best_other_one() -> None:
+    """Scores by their distance: a path may be kept if no other one is far above it."""
+    scores: Any = SimpleNamespace(_part=lambda kept, other: float(other[0] - kept[0]))
+    paths = [(1,), (4,), (2,)]
+    assert Scores.disorder(scores, [(1,)], paths, ordered=False) == 3
+    assert Scores.disorder(scores, [(2,), (4,)], paths, ordered=False) == -1
+    assert Scores.disorder(scores, [(2,), (4,)], paths, ordered=True) == 2
+    assert Scores.disorder(scores, paths, paths, ordered=False) == 0
+
+
+def test_a_look_needs_enough_new_samples() -> None:
+    samples = Samples("core", 0, 0)
+    for count, looked, due in ((FEWEST_SAMPLES - 1, 0, False), (FEWEST_SAMPLES, 0, True),
+                               (LOOKS * FEWEST_SAMPLES - 1, FEWEST_SAMPLES, False),
+                               (LOOKS * FEWEST_SAMPLES, FEWEST_SAMPLES, True)):  # fmt: skip
+        samples.count, samples.looked = count, looked
+        assert samples.due() is due
+
+
+@pytest.mark.parametrize(("first", "child", "other"), [(0.49, True, False), (0.51, False, True), (0.0, True, False)])
+def test_a_token_of_half_the_weight_is_drawn_in_one_half_of_the_uniforms(
+    first: float, child: bool, other: bool
+) -> None:
+    """Two tokens of equal weight, of which the first is a draft; in fp64 nothing else is allowed."""
+    logits = torch.zeros(2, dtype=torch.float64)
+    for tokens, parents in (((9, 0), (-1, 0)), ((9, 0, 1), (-1, 0, 0))):
+        drawing: Any = SimpleNamespace(sampling=Sampling(1.0), at_nodes=[first] * 3, final=0.5, tokens=tokens,
+                                       parents=parents)  # fmt: skip
+        row = Row(logits, drawing, 0)
+        assert reachable(row, 0, 0.0, torch.float64) is child and reachable(row, 1, 0.0, torch.float64) is other
+    large = Row(logits + 100, SimpleNamespace(**{**vars(drawing), "at_nodes": [0.5] * 3}), 0)  # type: ignore[arg-type]
+    assert all(reachable(large, token, 0.0, torch.float32) for token in (0, 1)), "rounding may decide"
+
+
+def test_the_ops_that_are_a_cause_are_spelled() -> None:
+    says = dict(_is=lambda cause, op, says, options=(): (op, says, options), _agree=lambda: "event 0 agrees")
+    its: Any = SimpleNamespace(**says)
+    assert _Climb._by_ops(its, ["gdn"], "plain") == (
+        "gdn", "cause: op `gdn` (with the op of `plain`, event 0 agrees)", ("--swap gdn=plain",))  # fmt: skip
+    assert _Climb._by_ops(its, ["gdn", "conv"], "plain")[1].startswith(  # type: ignore[index]
+        "cause: ops `gdn`, `conv` (with the ops of `plain`")
+
+
+@pytest.mark.parametrize(("eager", "graphs", "wanted"), [
+    (False, True, False), (True, True, True), (True, False, False), (False, False, False)])  # fmt: skip
+def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool, wanted: bool) -> None:
+    """A run without graphs in its setting is not told to run eagerly."""
+    ran = list[bool]()
+    replay = SimpleNamespace(plan=SimpleNamespace(setting=SimpleNamespace(graphs=graphs)),
+                             run=lambda variant, **given: ran.append(variant.eager) or SimpleNamespace(
+                                 verdict=SimpleNamespace(findings=["left"])))  # fmt: skip
+    its: Any = SimpleNamespace(replays=0, replay=replay, event=3, layers=None, begin=2, tiers=None, eager=eager,
+                               calm=False)  # fmt: skip
+    assert _Climb._left(its, Variant()) == ["left"] and ran == [wanted] and its.replays == 1
+    assert _Climb._left(its, Variant(eager=True)) == ["left"] and ran[1]
