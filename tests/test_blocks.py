@@ -59,7 +59,8 @@ TYPED = (  # shell commands that end, read and write in each way that a block ca
     "python -m inner.within x | cat; python inner/within.py y 2> errors; cat errors",
     "python -m nothing 2>&1 | grep -o 'No mod.*'",
     *(f"python -c 'import os; os.kill(os.getpid(), {number})'" for number in (9, 15)),
-    "python -c 'print(1); 1 / 0' 2>&1 | sed -n '1p;$p'",
+    "PYTHONUNBUFFERED=1 python -c 'print(1); 1 / 0' 2>&1 | sed -n '1p;$p'",
+    "PYTHONUNBUFFERED= python -c 'print(1); 1 / 0' 2>&1 | sed -n '1p;$p'",
     "python -c 'import atexit; atexit.register(print, 5)'", "python -c 'import sys; sys.exit(\"no\")'",
     "instep --version | cat", "instep nothing", "python -m json.tool --no-ensure-ascii words",
 )  # fmt: skip

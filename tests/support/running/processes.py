@@ -99,7 +99,11 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
         for descriptor, end in enumerate(self.ends):
             os.dup2(end.detach(), descriptor)  # type: ignore[attr-defined]
         # Made anew: the first was closed when it began, the others take the file of before for what they write to.
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(end, mode, closefd=False) for end, mode in enumerate("rww"))
+        unbuffered = 1 if self.env.get("PYTHONUNBUFFERED") else -1  # a line at a time, as stderr always is
+        sys.stdin, sys.stdout, sys.stderr = (
+            os.fdopen(end, mode, buffering, closefd=False)
+            for end, (mode, buffering) in enumerate([("r", -1), ("w", unbuffered), ("w", 1)])
+        )
         if self.cwd is not None:
             os.chdir(self.cwd)
         os.environ.clear()
@@ -120,6 +124,9 @@ class _Started(SERVER.Process):  # type: ignore[name-defined, misc]
         assert not {"instep", "instep_optimized", "instep_reference"} & sys.modules.keys(), "sources of ours are loaded"
         try:
             self._execute()
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            sys.exit(1)
         finally:
             atexit._run_exitfuncs()
 
