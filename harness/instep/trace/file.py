@@ -290,11 +290,11 @@ def decode(text: bytes, kind: Any, where: str, otherwise: str = f"a line of sche
     """Decode strictly. An error names the field, what was found and what was expected (by default `otherwise`)."""
     try:
         return msgspec.json.decode(text, type=kind)
-    except UnicodeDecodeError:
-        raise BadInput(where, found="bytes that are not UTF-8", expected="JSON") from None
     except RecursionError:
         raise BadInput(where, found="lists or objects nested too deep", expected=otherwise) from None
-    except msgspec.DecodeError as error:
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        if isinstance(error, UnicodeDecodeError) or str(error).startswith("Invalid UTF-8"):  # msgspec from 0.23 on
+            raise BadInput(where, found="bytes that are not UTF-8", expected="JSON") from None
         said, _, place = str(error).partition(" - at `$")
         field = where + (f": {place.rstrip('`').lstrip('.')}" if place else "")
         parts = re.fullmatch(r"Expected (.*), got (.*)", said)
