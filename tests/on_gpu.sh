@@ -7,6 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=$1 commit=$2 part=${3:-all} failed=$(mktemp -d)
 export PYTHONPATH=${PYTHONPATH:+$PYTHONPATH:}reference:optimized:harness:tests PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
+python3 -c "import instep.cli, pytest" || exit  # a bare machine lacks packages: nothing would run
 mkdir -p "$out"
 where=$(python3 -c 'import torch, triton; print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")')
 
