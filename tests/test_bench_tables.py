@@ -81,7 +81,7 @@ def test_every_cell_with_a_faster_correct_peer_is_listed() -> None:
         assert count == f"These are {len(told)} of {int('sglang' in peers)} cells that have such a peer."
 
 
-def test_every_cell_of_the_benchmark_has_a_name_of_its_own() -> None:
+def test_no_two_cells_of_the_benchmark_have_the_same_name() -> None:
     ground = Ground(torch.device("cpu"), torch.bfloat16, {}, Rates(1e10, 2e10, 1e11), 0, peers=False)
     for name in KINDS:
         cells = [dict(at) for at in kind_of(name).cells(ground, "full")]

@@ -64,7 +64,7 @@ def test_every_setting_of_the_main_traces_was_run_and_agreed() -> None:
 def test_mutants_of_the_harness_are_killed_or_have_a_reason() -> None:
     result: dict[str, Any] = json.loads((TOP / "fixtures" / "results" / "harness-mutants.json").read_text())
     rows, survived = result["rows"], [row for row in result["rows"] if not row["killed_by"]]
-    assert result["commit"] and "harness_mutants" in result["command"]
+    assert result["commit"] and "campaigns.harness_mutants" in result["command"]
     assert result["of"] == len(rows) == len({row["id"] for row in rows}) == result["killed"] + len(survived)
     assert result["killed"] >= 200 and result["lower"] < result["killed"] / len(rows)
     assert all(row.get("reason") or row["files"] < result["files"] for row in survived), "it met every test"

@@ -89,7 +89,7 @@ def over_ranks(result: Results) -> str:
     """A round on one rank and on several, by batch: its time and floor, and the time in its collectives."""
     lines = _head(["batch", "ranks", "a round, us", "floor, us", "mean / floor", "of that collectives, us",
                    "in collectives, us", "of that with all ranks there"])  # fmt: skip
-    for row in rows_of(result, "rounds"):
+    for row in sorted(rows_of(result, "rounds"), key=lambda row: (row["cell"]["batch"], row["cell"]["ranks"])):
         for arm in row["arms"].values():
             cell = f"| {row['cell']['batch']} | {row['cell']['ranks']} "
             if "us" not in arm:

@@ -337,6 +337,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "score": score, "fast": lambda: bench_tables.brief(_read(BENCH)),
     "found": found, "replay": replay, "in_settings": in_settings,
     "parity": parity, "tiny": tiny, "strategies": strategies, "memory": memory,
+    "ranks": lambda: bench_tables.over_ranks(_read("bench-ranks.json")),
     "speed": lambda: bench_tables.speed(_read(BENCH)), "behind": lambda: bench_tables.behind(_read(BENCH)),
     "shapes": shapes, "effect": effect, "peers": peers, "faults": faults, "unseen": unseen,
     "calibration": calibration, "slips": slips, "combined": combined, "others": others,

@@ -534,7 +534,7 @@ def test_no_draw_is_made_after_one_that_allows_the_error() -> None:
         assert len([*draws]) == 3 - made
 
 
-def test_data_that_is_left_behind_is_counted_by_positions() -> None:
+def test_data_of_a_request_that_left_is_counted_by_positions() -> None:
     region = SimpleNamespace(name="pool", by="page", means=None, rank=None, layer=0)
     spoiled = torch.zeros(4, 5, dtype=torch.bool)
     spoiled[3, :2] = True

@@ -182,7 +182,7 @@ def test_an_explanation_fits_if_it_accounts_for_every_wrong_cell() -> None:
         fits = explanation_fit.fit(compared(right, found), doubled)
         assert (fits and fits.sentence) == says
     assert explanation_fit.fit(compared(right, 2 * right), doubled, tried=1e60) is not None
-    one = torch.ones(1, 1, dtype=torch.float64)  # a single number may fit by chance
+    one = torch.ones(1, 1, dtype=torch.float64)  # any explanation may fit a single number
     twice = Explanation("is doubled", 2 * one)
     assert explanation_fit.fit(compared(one, 2 * one, "hidden"), twice, tried=1.0) is not None
     assert explanation_fit.fit(compared(one, 2.001 * one), twice) is None
@@ -443,7 +443,7 @@ def test_the_ops_that_are_a_cause_are_spelled() -> None:
 @pytest.mark.parametrize(("eager", "graphs", "wanted"), [
     (False, True, False), (True, True, True), (True, False, False), (False, False, False)])  # fmt: skip
 def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool, wanted: bool) -> None:
-    """A run without graphs in its setting is not told to run eagerly."""
+    """Only a run whose setting has graphs needs this."""
     ran = list[bool]()
     replay = SimpleNamespace(plan=SimpleNamespace(setting=SimpleNamespace(graphs=graphs)),
                              run=lambda variant, **given: ran.append(variant.eager) or SimpleNamespace(

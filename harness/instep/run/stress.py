@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
+from unittest.mock import patch
 
 import torch
 
@@ -71,7 +72,7 @@ class Jitter(Observer):
         for owner, name, made in ((torch.cuda.Event, "record", partial(self._followed, records=True)),
                                   (torch.cuda.Event, "wait", self._followed),
                                   (torch.cuda.CUDAGraph, "capture_begin", self._noted)):  # fmt: skip
-            self._stack.enter_context(replaced(owner, name, made))
+            self._stack.enter_context(patch.object(owner, name, made(getattr(owner, name))))
 
     def __exit__(self, *failed: object) -> None:
         self._stack.close()
@@ -131,7 +132,8 @@ class Poison:
         self._replays = self._bytes = 0
 
     def __enter__(self) -> None:
-        self._stack.enter_context(replaced(torch.cuda.CUDAGraph, "replay", self._poisoned))
+        graph = torch.cuda.CUDAGraph
+        self._stack.enter_context(patch.object(graph, "replay", self._poisoned(graph.replay)))
 
     def __exit__(self, *failed: object) -> None:
         self._stack.close()
@@ -286,18 +288,3 @@ def stressed(setting: Setting, *, calm: bool = False) -> Iterator[Under]:
         for kind in kinds.values():
             stack.enter_context(kind)
         yield Under(kinds)
-
-
-@contextmanager
-def replaced(owner: Any, name: str, made: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace a function of a class or a module by what `made` makes of it, while this lasts."""
-    own = name in vars(owner)
-    before = getattr(owner, name)
-    setattr(owner, name, made(before))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
