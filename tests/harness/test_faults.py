@@ -30,7 +30,7 @@ from instep_proof.commands.faults import A_TRIAL, _trials
 from instep_proof.faults import plant, result_data, run_in_forks
 from instep_proof.faults.campaign import campaign
 from instep_proof.faults.catalogue import FAMILIES, TRACES, by_id
-from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, recorded, speaking
+from instep_proof.faults.catalogue.fault import EXPECTED, Edit, Expected, Fault, of_family, recorded, speaking
 from instep_proof.faults.compare_with_control import HYPOTHESIS, Heard, Judged, Result, Session, hear, judge, updated
 from instep_proof.faults.fault_runs import Arm, Said, both, replayed, spoken
 from instep_proof.faults.result_data import data_of
@@ -345,10 +345,10 @@ TOP = Path(__file__).resolve().parents[2]
 
 def test_fault_on_the_page_is_one_of_the_catalogue() -> None:
     page = (TOP / "docs" / "faults-adding.md").read_text()
-    example = re.search(r"```python\n(Fault\(.*?\n\)),?\n```", page, re.DOTALL)
-    right = by_id()["commit-index-minus-one"]
-    assert example is not None
-    shown = eval(example[1], {"Fault": Fault, "Edit": Edit, "Setting": type(right.how)})
+    (family, example) = page.split("```python\n", 1)[1].split("\n```", 1)[0].split("\n\n")
+    right, names = by_id()["commit-index-minus-one"], {"of_family": of_family, "Edit": Edit, "Setting": Setting}
+    exec(family, names)
+    (shown,) = eval(f"({example}\n)", names)
     assert replace(shown, edits=(), blind=()) == replace(right, edits=(), blind=())
     (edit,) = shown.edits
     source = " ".join((TOP / "optimized" / edit.file).read_text().split())

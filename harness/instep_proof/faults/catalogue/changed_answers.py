@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 ENGINE = "instep_optimized/engine.py"
 LABELS = Setting(ops="ledger")
@@ -28,34 +28,22 @@ STAGED = (
     "        kept_aside = (kept, memory.changed(state=state))\n"
 )
 
+_fault = of_family("kept", LABELS, ("copies",), blind=("identity", "bytes"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "answer-of-two-rounds-ago", "answer-overwritten",
-        "Drafts are answered from two buffers in turn: after two rounds an answer that was given is another one.",
-        (
-            Edit(ENGINE, SAID, SAID + IN_TURN),
-            Edit("instep_optimized/draft_answers.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
-                 "said.view(len(said), 2, steps).transpose(0, 1)"),
-        ),
-        "wider", LABELS, ("aliasing",), ("identity", "bytes"),
-    ),
-    Fault(
-        "kept-in-one-buffer", "kept-copy-changed",
-        "Saves and preemptions share one staging buffer, so the second copy overwrites the first.",
-        (
-            Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
-            Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n"),
-        ),
-        "kept", LABELS, ("copies",), ("identity", "bytes"),
-    ),
-    Fault(
-        "kept-by-reference", "kept-copy-changed",
-        "A save keeps a view of the slot's state: it keeps changing with the request.",
-        (Edit(ENGINE, SAVE,
-              "        kept, memory = self._kept(request)\n"
-              "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
-              "        views = {layer: states.units(layer)[slot] for layer in memory[\"state\"]}\n"
-              "        self._saved[name] = (kept, memory.changed(state=views))\n"),),
-        "kept", LABELS, ("copies",), ("identity", "bytes"),
-    ),
+    _fault("answer-of-two-rounds-ago", "answer-overwritten",
+           "Drafts are answered from two buffers in turn: after two rounds an answer that was given is another one.",
+           Edit(ENGINE, SAID, SAID + IN_TURN),
+           Edit("instep_optimized/draft_answers.py", "said.view(len(said), 2, steps).transpose(0, 1).contiguous()",
+                "said.view(len(said), 2, steps).transpose(0, 1)"), trace="wider", seen=("aliasing",)),
+    _fault("kept-in-one-buffer", "kept-copy-changed",
+           "Saves and preemptions share one staging buffer, so the second copy overwrites the first.",
+           Edit(ENGINE, SAVE, f"{STAGED}        self._saved[name] = kept_aside\n"),
+           Edit(ENGINE, PREEMPT, f"{STAGED}        self._preempted[request] = kept_aside\n")),
+    _fault("kept-by-reference", "kept-copy-changed",
+           "A save keeps a view of the slot's state: it keeps changing with the request.",
+           Edit(ENGINE, SAVE, "        kept, memory = self._kept(request)\n"
+                "        slot, states = self._memory.slots.of(request), self._memory[\"state\"]\n"
+                "        views = {layer: states.units(layer)[slot] for layer in memory[\"state\"]}\n"
+                "        self._saved[name] = (kept, memory.changed(state=views))\n")),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 CONV, GDN, LANES = (f"instep_optimized/ops/plain/{name}.py" for name in ("causal_conv", "gdn", "requests_of_part"))
 CHUNK, RERUN = "instep_optimized/kernels/gdn_prefill/chunk16_fp32.py", "instep_optimized/commit/rerun.py"
@@ -72,82 +72,47 @@ STATE_OF_ANOTHER_COUNT = Edit(
     "        self._saved[name] = (kept, memory if kept.length.exact >= 8 else memory.changed(state=older))\n",
 )
 
+_fault = of_family("rounds", seen=("derived", "directed"), blind=("identity", "bytes"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "chunk-boundary-begins-anew", "chunk-boundary",
-        "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.",
-        (FRESH,), "rounds", Setting(), ("derived", "directed"), ("identity",), mistake="from-zero",
-        origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-begins-anew-labels", "chunk-boundary",
-        "Every chunk of a prompt is taken for its first, seen in labels.",
-        (FRESH,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
-        origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-state-dropped", "chunk-boundary",
-        "The delta rule of a chunk is given no initial state; the conv has its history.",
-        (NO_STATE,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="previous-step-lost", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-counted-twice", "chunk-boundary",
-        "A chunk packed next to a longer one folds its last token in twice.",
-        (TWICE,), "rounds", Setting(), ("directed",), ("identity", "bytes"),
-        mistake="last-token-twice", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-conv-zero-padded", "chunk-boundary",
-        "A chunk shorter than the conv's history leaves a window that is padded with zeros.",
-        (ZERO_PADDED,), "rounds", Setting(), ("bytes",), ("identity", "derived"),
-        mistake="from-zero", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-partial-block", "chunk-boundary",
-        "The tokens of a chunk's last, partial block are folded in without their decay.",
-        (PARTIAL_BLOCK,), "rounds", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="last-decays-dropped", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-unsorted-mask", "chunk-boundary",
-        "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
-        (UNSORTED_MASK,), "arriving", Setting(), ("poison", "derived"), ("identity",),
-    ),
-    Fault(
-        "chunk-boundary-kernel-block", "chunk-boundary",
-        "The chunk kernel forgets the state from one block of 16 tokens to the next.",
-        (BLOCK_FORGETS,), "rounds", Setting(ops="triton"), ("derived", "directed"),
-        ("identity", "bytes"), mistake="forgotten-by-block", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "chunk-boundary-kernel-last-block", "chunk-boundary",
-        "The chunk kernel does not decay the state over a last block that is not full.",
-        (LAST_BLOCK_UNGATED,), "rounds", Setting(ops="triton"), ("directed",), ("identity", "bytes"),
-        mistake="last-decays-dropped", origin="sglang-jax 1039",
-    ),
-    Fault(
-        "state-transpose-store", "state-transpose",
-        "Prefill stores a state as rows of [K, V], where every other path reads [V, K].",
-        (STORED_TURNED,), "rounds", Setting(), ("contracts", "directed"),
-        ("identity",), origin="sglang, chunked prefill on NPU",
-    ),
-    Fault(
-        "state-transpose-read", "state-transpose",
-        "A further chunk reads the state in the other layout and stores it in the right one.",
-        (READ_TURNED,), "rounds", Setting(), ("contracts",), ("identity", "bytes"),
-        origin="sglang, chunked prefill on NPU",
-    ),
-    Fault(
-        "checkpoint-boundary-count", "checkpoint-boundary",
-        "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
-        (UNDER_THE_INTERVAL,), "kept", Setting(), ("identity", "bytes"), ("directed",),
-        origin="vllm 43559",
-    ),
-    Fault(
-        "checkpoint-boundary-state", "checkpoint-boundary",
-        "A state is saved under the right count, but was taken before the chunk that reached it.",
-        (STATE_OF_ANOTHER_COUNT,), "kept", Setting(ops="ledger"), ("bytes", "labels"), ("identity",),
-        origin="vllm 43559",
-    ),
+    _fault("chunk-boundary-begins-anew", "chunk-boundary",
+           "Every chunk of a prompt is taken for its first: conv window and state begin at zero again.", FRESH,
+           blind=("identity",), mistake="from-zero", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-begins-anew-labels", "chunk-boundary",
+           "Every chunk of a prompt is taken for its first, seen in labels.", FRESH, how=Setting(ops="ledger"),
+           seen=("labels",), blind=("identity",), origin="sglang-jax 1039"),
+    _fault("chunk-boundary-state-dropped", "chunk-boundary",
+           "The delta rule of a chunk is given no initial state; the conv has its history.", NO_STATE,
+           mistake="previous-step-lost", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-counted-twice", "chunk-boundary",
+           "A chunk packed next to a longer one folds its last token in twice.", TWICE, seen=("directed",),
+           mistake="last-token-twice", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-conv-zero-padded", "chunk-boundary",
+           "A chunk shorter than the conv's history leaves a window that is padded with zeros.", ZERO_PADDED,
+           seen=("bytes",), blind=("identity", "derived"), mistake="from-zero", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-partial-block", "chunk-boundary",
+           "The tokens of a chunk's last, partial block are folded in without their decay.", PARTIAL_BLOCK,
+           mistake="last-decays-dropped", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-unsorted-mask", "chunk-boundary",
+           "Which chunks have a state before them is read in batch order, where requests are sorted by length.",
+           UNSORTED_MASK, trace="arriving", seen=("poison", "derived"), blind=("identity",)),
+    _fault("chunk-boundary-kernel-block", "chunk-boundary",
+           "The chunk kernel forgets the state from one block of 16 tokens to the next.", BLOCK_FORGETS,
+           how=Setting(ops="triton"), mistake="forgotten-by-block", origin="sglang-jax 1039"),
+    _fault("chunk-boundary-kernel-last-block", "chunk-boundary",
+           "The chunk kernel does not decay the state over a last block that is not full.", LAST_BLOCK_UNGATED,
+           how=Setting(ops="triton"), seen=("directed",), mistake="last-decays-dropped", origin="sglang-jax 1039"),
+    _fault("state-transpose-store", "state-transpose",
+           "Prefill stores a state as rows of [K, V], where every other path reads [V, K].", STORED_TURNED,
+           seen=("contracts", "directed"), blind=("identity",), origin="sglang, chunked prefill on NPU"),
+    _fault("state-transpose-read", "state-transpose",
+           "A further chunk reads the state in the other layout and stores it in the right one.", READ_TURNED,
+           seen=("contracts",), origin="sglang, chunked prefill on NPU"),
+    _fault("checkpoint-boundary-count", "checkpoint-boundary",
+           "A state is saved under the last multiple of the tracking interval, and is older than it by two tokens.",
+           UNDER_THE_INTERVAL, trace="kept", seen=("identity", "bytes"), blind=("directed",), origin="vllm 43559"),
+    _fault("checkpoint-boundary-state", "checkpoint-boundary",
+           "A state is saved under the right count, but was taken before the chunk that reached it.",
+           STATE_OF_ANOTHER_COUNT, trace="kept", how=Setting(ops="ledger"), seen=("bytes", "labels"),
+           blind=("identity",), origin="vllm 43559"),
 )

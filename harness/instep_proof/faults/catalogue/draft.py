@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap, of_family
 
 EAGLE, EXTEND, MTP = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "proposal_after_extend", "mtp"))
 ROUND, MIXED = "instep_optimized/round_for_step_count.py", "instep_optimized/forward_with_prefill_chunks.py"
@@ -60,96 +60,56 @@ ALIASED_KINDS = Wrap(
 )
 ALIASED_EPS = Wrap(MTP, "MtpLayer.all", "object.__setattr__(config, \"eps\", 1e-5)")
 
+_fault = of_family("accepted", blind=("identity", "bytes", "directed"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "mtp-hidden-pre-norm", "mtp-hidden",
-        "After a prompt the head reads the target's rows before the final norm.",
-        PRE_NORM, "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-        mistake="rows-before-the-norm", origin="vllm 36531",
-    ),
-    Fault(
-        "mtp-hidden-not-chained", "mtp-hidden",
-        "Every step of a draft chain reads the head's row of the first one.",
-        (NOT_CHAINED,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-        mistake="row-of-another-step", origin="sglang 22041",
-    ),
-    Fault(
-        "mtp-hidden-not-chained-labels", "mtp-hidden",
-        "Every step of a draft chain reads the head's row of the first one, seen in labels.",
-        (NOT_CHAINED,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
-        origin="sglang 22041",
-    ),
-    Fault(
-        "mtp-hidden-targets-row", "mtp-hidden",
-        "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
-        (TARGETS_ROW,), "accepted", Setting(), ("poison", "derived"), ("identity", "bytes"),
-        origin="vllm 36531",
-    ),
-    Fault(
-        "mtp-hidden-stale", "mtp-hidden",
-        "After a plain step the head's row after draft 1 is that of the round before.",
-        (STALE,), "rounds", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 22041",
-    ),
-    Fault(
-        "mtp-hidden-packed-rows", "mtp-hidden",
-        "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
-        (PACKED_ROWS,), "accepted", Setting(), ("bytes", "derived"), ("identity", "directed"),
-        origin="vllm 36531",
-    ),
-    Fault(
-        "mtp-hidden-row-stride", "mtp-hidden",
-        "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
-        (ROW_STRIDE,), "accepted", Setting(), ("poison", "derived"), ("identity", "directed"),
-        origin="vllm 36531",
-    ),
-    Fault(
-        "draft-kv-behind-at-zero-steps", "draft-kv",
-        "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
-        (NO_EXTEND_AT_ZERO,), "steps", Setting(), ("identity",), ("directed",),
-    ),
-    Fault(
-        "draft-kv-behind-at-zero-steps-labels", "draft-kv",
-        "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
-        (NO_EXTEND_AT_ZERO,), "steps", Setting(ops="ledger"), ("identity", "labels"),
-    ),
-    Fault(
-        "draft-kv-last-row", "draft-kv",
-        "After full acceptance the last accepted position's row is missing from the draft KV.",
-        (LAST_ROW_MISSING,), "accepted", Setting(), ("identity",), ("directed",),
-    ),
-    Fault(
-        "draft-prefill-padded-token", "draft-prefill",
-        "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.",
-        (PADDED_TOKEN,), "rounds", Setting(ops="ledger"), ("labels",), ("identity",),
-    ),
-    Fault(
-        "draft-prefill-not-shifted", "draft-prefill",
-        "After a prompt, row p of the head is paired with token p, not with token p + 1.",
-        (NOT_SHIFTED,), "accepted", Setting(), ("derived",), ("identity", "directed"),
-    ),
-    Fault(
-        "draft-chain-position", "draft-chain",
-        "Every step of a draft chain runs one position too far on.",
-        (FURTHER_ON,), "accepted", Setting(), ("contracts", "derived"), ("identity", "directed"),
-    ),
-    Fault(
-        "draft-chain-own-drafts", "draft-chain",
-        "A draft chain continues from the head's own picks although others are in use.",
-        (OWN_DRAFTS,), "accepted", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
-    ),
-    Fault(
-        "draft-hidden-first", "draft-input",
-        "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
-        (HIDDEN_FIRST,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "config-alias-kinds", "config-alias",
-        "Making the draft head writes its layer kinds into the configuration that the target holds too.",
-        (ALIASED_KINDS,), "accepted", Setting(), ("aliasing",), origin="sglang 23330",
-    ),
-    Fault(
-        "config-alias-eps", "config-alias",
-        "Making the draft head changes the norms' epsilon in the configuration that everybody holds.",
-        (ALIASED_EPS,), "accepted", Setting(), ("aliasing",), origin="sglang 23330",
-    ),
+    _fault("mtp-hidden-pre-norm", "mtp-hidden",
+           "After a prompt the head reads the target's rows before the final norm.", *PRE_NORM,
+           mistake="rows-before-the-norm", origin="vllm 36531"),
+    _fault("mtp-hidden-not-chained", "mtp-hidden", "Every step of a draft chain reads the head's row of the first one.",
+           NOT_CHAINED, blind=("identity", "bytes"), mistake="row-of-another-step", origin="sglang 22041"),
+    _fault("mtp-hidden-not-chained-labels", "mtp-hidden",
+           "Every step of a draft chain reads the head's row of the first one, seen in labels.", NOT_CHAINED,
+           how=Setting(ops="ledger"), seen=("labels",), blind=("identity", "bytes"), origin="sglang 22041"),
+    _fault("mtp-hidden-targets-row", "mtp-hidden",
+           "A draft chain begins on the target's row of the window's root, not on the head's own after draft 1.",
+           TARGETS_ROW, seen=("poison", "derived"), blind=("identity", "bytes"), origin="vllm 36531"),
+    _fault("mtp-hidden-stale", "mtp-hidden",
+           "After a plain step the head's row after draft 1 is that of the round before.", STALE, trace="rounds",
+           seen=("bytes",), blind=("identity", "directed"), origin="sglang 22041"),
+    _fault("mtp-hidden-packed-rows", "mtp-hidden",
+           "After a commit draft 1 is picked from row sum(accept_lens) - 1, although rows are a window apart.",
+           PACKED_ROWS, seen=("bytes", "derived"), blind=("identity", "directed"), origin="vllm 36531"),
+    _fault("mtp-hidden-row-stride", "mtp-hidden",
+           "A commit reads the verified rows with a stride made from the step count, not with the pool's own.",
+           ROW_STRIDE, seen=("poison", "derived"), blind=("identity", "directed"), origin="vllm 36531"),
+    _fault("draft-kv-behind-at-zero-steps", "draft-kv",
+           "While the step count is 0 nothing is drafted, and the draft head does not take in what is decoded.",
+           NO_EXTEND_AT_ZERO, trace="steps", seen=("identity",), blind=("directed",)),
+    _fault("draft-kv-behind-at-zero-steps-labels", "draft-kv",
+           "While the step count is 0 the draft head does not take in what is decoded, seen in labels.",
+           NO_EXTEND_AT_ZERO, trace="steps", how=Setting(ops="ledger"), seen=("identity", "labels"), blind=()),
+    _fault("draft-kv-last-row", "draft-kv",
+           "After full acceptance the last accepted position's row is missing from the draft KV.", LAST_ROW_MISSING,
+           seen=("identity",), blind=("directed",)),
+    _fault("draft-prefill-padded-token", "draft-prefill",
+           "The last row of an unfinished chunk is paired with token 0, not with the prompt's next one.", PADDED_TOKEN,
+           trace="rounds", how=Setting(ops="ledger"), seen=("labels",), blind=("identity",)),
+    _fault("draft-prefill-not-shifted", "draft-prefill",
+           "After a prompt, row p of the head is paired with token p, not with token p + 1.", NOT_SHIFTED,
+           blind=("identity", "directed")),
+    _fault("draft-chain-position", "draft-chain", "Every step of a draft chain runs one position too far on.",
+           FURTHER_ON, seen=("contracts", "derived"), blind=("identity", "directed")),
+    _fault("draft-chain-own-drafts", "draft-chain",
+           "A draft chain continues from the head's own picks although others are in use.", OWN_DRAFTS,
+           how=Setting(ops="ledger"), seen=("labels",), blind=("identity", "bytes")),
+    _fault("draft-hidden-first", "draft-input",
+           "The head's input is joined with the hidden row first, where its fc expects the embedding first.",
+           HIDDEN_FIRST),
+    _fault("config-alias-kinds", "config-alias",
+           "Making the draft head writes its layer kinds into the configuration that the target holds too.",
+           ALIASED_KINDS, seen=("aliasing",), blind=(), origin="sglang 23330"),
+    _fault("config-alias-eps", "config-alias",
+           "Making the draft head changes the norms' epsilon in the configuration that everybody holds.", ALIASED_EPS,
+           seen=("aliasing",), blind=(), origin="sglang 23330"),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 EAGLE, MTP, VANILLA = (f"instep_optimized/draft/{name}.py" for name in ("eagle", "mtp", "vanilla"))
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
@@ -29,68 +29,47 @@ def _put(short: str) -> Edit:
                             "            units.put((self.at[0][:short], self.at[1][:short]), rows[:short])\n")
 
 
+_fault = of_family("several", blind=("identity", "bytes"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "draft-kv-shorter", "draft-validity",
-        "A request comes back with draft KV up to the last whole block of 4 tokens, and all of the target's.",
-        (_put("length // 4 * 4 if name.startswith(\"draft\") else length"),), "several", Setting(), ("bytes",),
-        ("identity", "directed", "decisions"),
-    ),
-    Fault(
-        "draft-kv-of-another", "draft-validity",
-        "A resumed request gets the target's KV back, and for the draft head what another one had saved.",
-        (Edit(ENGINE, CLAIM, f"{CLAIM}        for _, other in self._saved.values():\n"
-              "            memory = memory.changed(**{n: other[n] for n in (\"draft_keys\", \"draft_values\")})\n"),),
-        "kept", Setting(ops="ledger"), ("labels", "bytes"),
-    ),
-    Fault(
-        "draft-kv-hole", "draft-validity",
-        "The head runs every row, and does not store the last one of a page.",
-        (Edit(MTP, RUN, "        from dataclasses import replace\n"
-              "        kept = batch.locations.masked_fill(batch.positions % 8 == 7, -1)\n"
-              "        answer = self.layer(ops, fused, replace(batch, locations=kept), stage)\n"),),
-        "several", Setting(), ("bytes", "poison"), ("identity", "directed"),
-    ),
-    Fault(
-        "draft-kv-seen-shorter", "draft-validity",
-        "A draft chain sees the draft KV as if it were valid for one position less.",
-        (Edit(EAGLE, CHAINED, f"{CHAINED}            batch = replace(batch, before=batch.before - 1)\n"),),
-        "accepted", Setting(), ("contracts", "derived"), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "draft-kv-first-layer", "draft-validity",
-        "Only the first one of three MTP layers has its KV restored.",
-        (_put("0 if name.startswith(\"draft\") and layer else length"),), "several", Setting(), ("bytes",),
-        ("identity", "directed"),
-    ),
-    Fault(
-        "layers-not-chained", "several-layers",
-        "Every MTP layer reads the target's rows, where it should read those of the layer before.",
-        (Edit(VANILLA, FED, "            fed = hidden\n"),), "several", Setting(), ("derived",),
-        ("identity", "bytes"), mistake="rows-of-another-layer", origin="sglang 22041",
-    ),
-    Fault(
-        "layers-chained-at-fewer-steps", "several-layers",
-        "A layer for which there is no step reads the layer before all the same, not the target's rows.",
-        (Edit(VANILLA, FED, "            fed = y if self.chained else hidden\n"),), "several",
-        Setting(), ("derived",), ("identity", "bytes"), mistake="rows-of-another-layer", origin="sglang 22041",
-    ),
-    Fault(
-        "layers-not-shifted", "several-layers",
-        "Every MTP layer takes the tokens of the first one; each should take them one further on than the one before.",
-        (Edit(VANILLA, "            batch = replace(batch, tokens=tokens)\n", "            del tokens\n"),),
-        "several", Setting(ops="ledger"), ("labels",), ("identity", "bytes"),
-    ),
-    Fault(
-        "handed-in-backwards", "handed-in", "A block that is handed in is taken with its last draft first.",
-        (Edit(ROUND, NOTED, NOTED.replace("[:, step]", "[:, -1 - step]")),), "handed", Setting(ops="ledger"),
-        ("identity",),
-    ),
-    Fault(
-        "handed-in-not-noted", "handed-in",
-        "The last supplied draft of a block is answered, but the window keeps its previous token.",
-        (Edit(ROUND, f"            for step, draft in enumerate(drafts):\n{NOTE}",
-              f"            for step, draft in enumerate(drafts[:-1]):\n{NOTE}"),),
-        "handed", Setting(ops="ledger"), ("labels", "contracts"),
-    ),
+    _fault("draft-kv-shorter", "draft-validity",
+           "A request comes back with draft KV up to the last whole block of 4 tokens, and all of the target's.",
+           _put("length // 4 * 4 if name.startswith(\"draft\") else length"), seen=("bytes",),
+           blind=("identity", "directed", "decisions")),
+    _fault("draft-kv-of-another", "draft-validity",
+           "A resumed request gets the target's KV back, and for the draft head what another one had saved.",
+           Edit(ENGINE, CLAIM, f"{CLAIM}        for _, other in self._saved.values():\n"
+                "            memory = memory.changed(**{n: other[n] for n in (\"draft_keys\", \"draft_values\")})\n"),
+           trace="kept", how=Setting(ops="ledger"), seen=("labels", "bytes"), blind=()),
+    _fault("draft-kv-hole", "draft-validity", "The head runs every row, and does not store the last one of a page.",
+           Edit(MTP, RUN, "        from dataclasses import replace\n"
+                "        kept = batch.locations.masked_fill(batch.positions % 8 == 7, -1)\n"
+                "        answer = self.layer(ops, fused, replace(batch, locations=kept), stage)\n"),
+           seen=("bytes", "poison"), blind=("identity", "directed")),
+    _fault("draft-kv-seen-shorter", "draft-validity",
+           "A draft chain sees the draft KV as if it were valid for one position less.",
+           Edit(EAGLE, CHAINED, f"{CHAINED}            batch = replace(batch, before=batch.before - 1)\n"),
+           trace="accepted", seen=("contracts", "derived"), blind=("identity", "bytes", "directed")),
+    _fault("draft-kv-first-layer", "draft-validity", "Only the first one of three MTP layers has its KV restored.",
+           _put("0 if name.startswith(\"draft\") and layer else length"), seen=("bytes",),
+           blind=("identity", "directed")),
+    _fault("layers-not-chained", "several-layers",
+           "Every MTP layer reads the target's rows, where it should read those of the layer before.",
+           Edit(VANILLA, FED, "            fed = hidden\n"), mistake="rows-of-another-layer", origin="sglang 22041"),
+    _fault("layers-chained-at-fewer-steps", "several-layers",
+           "A layer for which there is no step reads the layer before all the same, not the target's rows.",
+           Edit(VANILLA, FED, "            fed = y if self.chained else hidden\n"), mistake="rows-of-another-layer",
+           origin="sglang 22041"),
+    _fault("layers-not-shifted", "several-layers", "Every MTP layer takes the tokens of the first one; each should "
+           "take them one further on than the one before.",
+           Edit(VANILLA, "            batch = replace(batch, tokens=tokens)\n", "            del tokens\n"),
+           how=Setting(ops="ledger"), seen=("labels",)),
+    _fault("handed-in-backwards", "handed-in", "A block that is handed in is taken with its last draft first.",
+           Edit(ROUND, NOTED, NOTED.replace("[:, step]", "[:, -1 - step]")), trace="handed", how=Setting(ops="ledger"),
+           seen=("identity",), blind=()),
+    _fault("handed-in-not-noted", "handed-in",
+           "The last supplied draft of a block is answered, but the window keeps its previous token.",
+           Edit(ROUND, f"            for step, draft in enumerate(drafts):\n{NOTE}",
+                f"            for step, draft in enumerate(drafts[:-1]):\n{NOTE}"), trace="handed",
+           how=Setting(ops="ledger"), seen=("labels", "contracts"), blind=()),
 )

@@ -159,13 +159,16 @@ def speaking(how: Setting) -> Setting:
     return replace(how, ops="plain") if how.ops == "ledger" else how
 
 
-def of_family(trace: str) -> Callable[..., Fault]:
-    """Return a maker of the faults of a model family, most of which one check of its only trace sees."""
+def of_family(
+    trace: str, how: Setting = USUAL, seen: tuple[str, ...] = ("derived",), blind: tuple[str, ...] = ("identity",),
+) -> Callable[..., Fault]:
+    """Return a maker of the faults of a family: a fault names only what differs from most of them."""
 
     def fault(
-        id: str, kind: str, what: str, *edits: Edit | Wrap, how: Setting = USUAL, seen: tuple[str, ...] = ("derived",),
-        blind: tuple[str, ...] = ("identity",), mistake: str = "",
+        id: str, kind: str, what: str, *edits: Edit | Wrap, trace: str = trace, how: Setting = how,
+        seen: tuple[str, ...] = seen, blind: tuple[str, ...] = blind, relation: str | None = None, mistake: str = "",
+        origin: str = "",
     ) -> Fault:
-        return Fault(id, kind, what, edits, trace, how, seen, blind, mistake=mistake)
+        return Fault(id, kind, what, edits, trace, how, seen, blind, relation, mistake, origin)
 
     return fault

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault, Wrap
+from .fault import USUAL, Edit, Fault, Wrap, of_family
 
 ENGINE, ROUND = "instep_optimized/engine.py", "instep_optimized/round_for_step_count.py"
 FLAT = "instep_optimized/controllers/sglang_0_5_12.py"
@@ -57,50 +57,30 @@ STEPS_BY_ROWS = Edit(
     "        tile = tile._replace(inner=2 * tile.inner)\n",
 )
 
+_fault = of_family("controller", Setting(ops="ledger"), ("identity",), blind=("labels", "bytes"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "empty-batch-division", "empty-batch", "An idle step is a round without requests, and divides by zero.",
-        EMPTY_DIVISION, "controller", Setting(ops="ledger"), ("serves",), origin="LightLLM 1338",
-    ),
-    Fault(
-        "empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.",
-        (IDLE_COUNTS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
-        mistake="controller-counts-idle-steps",
-    ),
-    Fault(
-        "hot-sync-assertion", "hot-sync", "A commit asserts that its counts are within the window, and waits for them.",
-        (ASSERTED,), "accepted", Setting(), ("hostreads",),
-        ("identity", "bytes", "directed", "derived"), origin="LightLLM 1338",
-    ),
-    Fault(
-        "hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
-        (IN_A_LAUNCHER,), "accepted", Setting(ops="triton"), ("hostreads",),
-        ("identity", "bytes", "directed", "derived"), origin="LightLLM 1338",
-    ),
-    Fault(
-        "controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
-        (LAST_ONE_UNTOLD,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
-        mistake="controller-one-batch-late",
-    ),
-    Fault(
-        "controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
-        (WITH_THE_BONUS,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
-        mistake="controller-counts-the-bonus",
-    ),
-    Fault(
-        "controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
-        (NO_WARM_UP,), "controller", Setting(ops="ledger"), ("identity",), ("labels", "bytes"),
-        mistake="controller-no-warm-up",
-    ),
-    Fault(
-        "controller-mid-round", "controller",
-        "A wish switches the round at once, where the driver has not yet put it in force.",
-        (MID_ROUND,), "late", Setting(ops="ledger"), ("serves",),
-    ),
-    Fault(
-        "batch-dependent-tile", "batch-dependent-tile",
-        "A single row is multiplied in deeper steps than several, so its bits depend on the batch.",
-        (STEPS_BY_ROWS,), "pair", Setting(ops="invariant"), ("alone",),
-        ("identity", "bytes", "derived", "propagated"), relation="alone", origin="vllm 42960",
-    ),
+    _fault("empty-batch-division", "empty-batch", "An idle step is a round without requests, and divides by zero.",
+           *EMPTY_DIVISION, seen=("serves",), blind=(), origin="LightLLM 1338"),
+    _fault("empty-batch-counts", "empty-batch", "An idle step counts as a batch of the controller's.", IDLE_COUNTS,
+           mistake="controller-counts-idle-steps"),
+    _fault("hot-sync-assertion", "hot-sync",
+           "A commit asserts that its counts are within the window, and waits for them.", ASSERTED, trace="accepted",
+           how=USUAL, seen=("hostreads",), blind=("identity", "bytes", "directed", "derived"), origin="LightLLM 1338"),
+    _fault("hot-sync-launcher", "hot-sync", "A launcher reads the largest count off the device to size its grid.",
+           IN_A_LAUNCHER, trace="accepted", how=Setting(ops="triton"), seen=("hostreads",),
+           blind=("identity", "bytes", "directed", "derived"), origin="LightLLM 1338"),
+    _fault("controller-one-batch-late", "controller", "The controller's mean of accepted drafts lacks the last batch.",
+           LAST_ONE_UNTOLD, mistake="controller-one-batch-late"),
+    _fault("controller-counts-the-bonus", "controller", "The controller's mean counts the bonus among accepted drafts.",
+           WITH_THE_BONUS, mistake="controller-counts-the-bonus"),
+    _fault("controller-no-warm-up", "controller", "The first batches, which are to warm up, already decide.",
+           NO_WARM_UP, mistake="controller-no-warm-up"),
+    _fault("controller-mid-round", "controller",
+           "A wish switches the round at once, where the driver has not yet put it in force.", MID_ROUND, trace="late",
+           seen=("serves",), blind=()),
+    _fault("batch-dependent-tile", "batch-dependent-tile",
+           "A single row is multiplied in deeper steps than several, so its bits depend on the batch.", STEPS_BY_ROWS,
+           trace="pair", how=Setting(ops="invariant"), seen=("alone",),
+           blind=("identity", "bytes", "derived", "propagated"), relation="alone", origin="vllm 42960"),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault, Wrap
+from .fault import Edit, Fault, Wrap, of_family
 
 GDN, ROWS, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "embed_norm_linear_head", "attend"))
 BUDGET = "instep_optimized/memory/budget.py"
@@ -90,111 +90,60 @@ LOUD_TILES = {
 CAST_BEFORE_THE_WEIGHT = Edit.of(GDN, "return (normed{ => .bfloat16()} * wide(weight) * opened).to(core.dtype)")
 ONE_PLUS = Edit.of(GDN, "return (normed * {wide(weight) => (1 + wide(weight))} * opened).to(core.dtype)")
 
+_fault = of_family("accepted", blind=("identity", "bytes", "directed"))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "gate-l2-eps-on-the-mean", "gate-numerics",
-        "The l2 norm of q and k adds its epsilon to the mean of the squares, not to their sum.",
-        (EPS_ON_THE_MEAN,), "accepted", Setting(), ("derived",),
-        ("identity", "bytes", "directed"), origin="transformers 40842",
-    ),
-    Fault(
-        "gate-l2-eps-outside-the-root", "gate-numerics",
-        "The l2 norm of q and k adds its epsilon to the root, not inside it.",
-        (EPS_OUTSIDE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-        origin="transformers 40842",
-    ),
-    Fault(
-        "gate-exp-of-running-sums", "gate-numerics",
-        "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
-        (OF_RUNNING_SUMS,), "long", Setting(), ("derived", "directed"), ("identity", "bytes"),
-        mistake="decay-of-running-sums", origin="fla 463",
-    ),
-    Fault(
-        "gate-in-16-bits", "gate-numerics",
-        "The decay's logarithm goes through the activations' 16 bits.",
-        (GATE_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-    ),
-    Fault(
-        "gate-beta-in-16-bits", "gate-numerics", "beta is rounded to 16 bits, where fp32 is declared.",
-        (BETA_IN_16_BITS,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-        origin="sglang 12335",
-    ),
-    Fault(
-        "gate-beta-in-snapshots", "gate-numerics",
-        "Verify reads with the right beta, and snapshots states that took a rounded one.",
-        BETA_IN_SNAPSHOTS, "accepted", Setting(strategy="snapshot"), ("derived",), ("identity", "bytes"),
-        mistake="beta-rounded",
-    ),
-    Fault(
-        "state-stored-narrow", "state-narrowed",
-        "A state goes through bf16 on its way to the pool, where fp32 is declared.",
-        (STORED_NARROW,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-        mistake="state-stored-in-bfloat16",
-    ),
-    Fault(
-        "state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
-        (NARROW_POOL,), "accepted", Setting(), ("derived", "contracts"), ("identity", "bytes"),
-    ),
-    Fault(
-        "state-narrow-ring", "state-narrowed",
-        "The ring keeps keys, decays and updates in bf16: what is run again is not what was run.",
-        (NARROW_RING,), "accepted", Setting(), ("contracts",), ("identity",),
-    ),
-    Fault(
-        "fold-of-its-own", "fold-formula",
-        "Accepted tokens are run again by a formula of their own, which decays after it has written.",
-        (FOLD_OF_ITS_OWN,), "accepted", Setting(), ("directed", "derived"), ("identity", "bytes"),
-        mistake="run-again-written-first",
-    ),
-    Fault(
-        "fold-rounds-in-between", "fold-formula",
-        "Every token that is run again rounds the state to 16 bits: an error that grows with every round.",
-        (HALF_OF_THE_FOLD,), "accepted", Setting(), ("derived",), ("identity", "bytes"),
-        mistake="state-in-bfloat16",
-    ),
-    Fault(
-        "attention-short-log2e", "attention-numerics",
-        "The softmax takes powers of 2 and writes log2(e) as 1.443.",
-        (LOG2E,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "attention-narrow-chances", "attention-numerics",
-        "Probabilities are rounded to 16 bits before they weigh values of 32.",
-        (NARROW_CHANCES,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "attention-default-theta", "attention-numerics",
-        "Rotary positions turn by the class's default theta, not by the file's.",
-        (DEFAULT_THETA,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "product-narrow-tile", "product-numerics",
-        "The last eight columns of one product are multiplied in 16 bits.",
-        (NARROW_TILE,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "product-loud-tile-qkv", "product-numerics",
-        "One tile of eight columns of the conv's input is too large by a hundred-thousandth.",
-        (LOUD_TILES["qkv"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
-    ),
-    Fault(
-        "product-loud-tile-mixer", "product-numerics",
-        "One tile of eight columns of the mixer's product is too large by a hundred-thousandth.",
-        (LOUD_TILES["mixer"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
-    ),
-    Fault(
-        "product-loud-tile-fused", "product-numerics",
-        "One tile of eight columns of the draft head's input is too large by a ten-thousandth.",
-        (LOUD_TILES["fused"],), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed", "decisions"),
-    ),
-    Fault(
-        "norm-cast-before-the-weight", "gate-numerics",
-        "The gated norm is cast to 16 bits before its weight and its gate.",
-        (CAST_BEFORE_THE_WEIGHT,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
-    Fault(
-        "norm-one-plus-weight", "gate-numerics",
-        "The gated norm multiplies by one plus its weight, as the other norms do.",
-        (ONE_PLUS,), "accepted", Setting(), ("derived",), ("identity", "bytes", "directed"),
-    ),
+    _fault("gate-l2-eps-on-the-mean", "gate-numerics",
+           "The l2 norm of q and k adds its epsilon to the mean of the squares, not to their sum.", EPS_ON_THE_MEAN,
+           origin="transformers 40842"),
+    _fault("gate-l2-eps-outside-the-root", "gate-numerics",
+           "The l2 norm of q and k adds its epsilon to the root, not inside it.", EPS_OUTSIDE,
+           origin="transformers 40842"),
+    _fault("gate-exp-of-running-sums", "gate-numerics",
+           "A decay is made from exp(-cumsum), which overflows where a chunk's decays add up to more than 88.7.",
+           OF_RUNNING_SUMS, trace="long", seen=("derived", "directed"), blind=("identity", "bytes"),
+           mistake="decay-of-running-sums", origin="fla 463"),
+    _fault("gate-in-16-bits", "gate-numerics", "The decay's logarithm goes through the activations' 16 bits.",
+           GATE_IN_16_BITS, blind=("identity", "bytes")),
+    _fault("gate-beta-in-16-bits", "gate-numerics", "beta is rounded to 16 bits, where fp32 is declared.",
+           BETA_IN_16_BITS, blind=("identity", "bytes"), origin="sglang 12335"),
+    _fault("gate-beta-in-snapshots", "gate-numerics",
+           "Verify reads with the right beta, and snapshots states that took a rounded one.", *BETA_IN_SNAPSHOTS,
+           how=Setting(strategy="snapshot"), blind=("identity", "bytes"), mistake="beta-rounded"),
+    _fault("state-stored-narrow", "state-narrowed",
+           "A state goes through bf16 on its way to the pool, where fp32 is declared.", STORED_NARROW,
+           blind=("identity", "bytes"), mistake="state-stored-in-bfloat16"),
+    _fault("state-narrow-pool", "state-narrowed", "The pool of states is allocated in bf16, where fp32 is declared.",
+           NARROW_POOL, seen=("derived", "contracts"), blind=("identity", "bytes")),
+    _fault("state-narrow-ring", "state-narrowed",
+           "The ring keeps keys, decays and updates in bf16: what is run again is not what was run.", NARROW_RING,
+           seen=("contracts",), blind=("identity",)),
+    _fault("fold-of-its-own", "fold-formula",
+           "Accepted tokens are run again by a formula of their own, which decays after it has written.",
+           FOLD_OF_ITS_OWN, seen=("directed", "derived"), blind=("identity", "bytes"),
+           mistake="run-again-written-first"),
+    _fault("fold-rounds-in-between", "fold-formula",
+           "Every token that is run again rounds the state to 16 bits: an error that grows with every round.",
+           HALF_OF_THE_FOLD, blind=("identity", "bytes"), mistake="state-in-bfloat16"),
+    _fault("attention-short-log2e", "attention-numerics", "The softmax takes powers of 2 and writes log2(e) as 1.443.",
+           LOG2E),
+    _fault("attention-narrow-chances", "attention-numerics",
+           "Probabilities are rounded to 16 bits before they weigh values of 32.", NARROW_CHANCES),
+    _fault("attention-default-theta", "attention-numerics",
+           "Rotary positions turn by the class's default theta, not by the file's.", DEFAULT_THETA),
+    _fault("product-narrow-tile", "product-numerics",
+           "The last eight columns of one product are multiplied in 16 bits.", NARROW_TILE),
+    _fault("product-loud-tile-qkv", "product-numerics",
+           "One tile of eight columns of the conv's input is too large by a hundred-thousandth.", LOUD_TILES["qkv"],
+           blind=("identity", "bytes", "directed", "decisions")),
+    _fault("product-loud-tile-mixer", "product-numerics",
+           "One tile of eight columns of the mixer's product is too large by a hundred-thousandth.",
+           LOUD_TILES["mixer"], blind=("identity", "bytes", "directed", "decisions")),
+    _fault("product-loud-tile-fused", "product-numerics",
+           "One tile of eight columns of the draft head's input is too large by a ten-thousandth.", LOUD_TILES["fused"],
+           blind=("identity", "bytes", "directed", "decisions")),
+    _fault("norm-cast-before-the-weight", "gate-numerics",
+           "The gated norm is cast to 16 bits before its weight and its gate.", CAST_BEFORE_THE_WEIGHT),
+    _fault("norm-one-plus-weight", "gate-numerics",
+           "The gated norm multiplies by one plus its weight, as the other norms do.", ONE_PLUS),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 TIERS, ENGINE = "instep_optimized/kept_entries_on_device_or_host.py", "instep_optimized/engine.py"
 LABELS, PLAIN = Setting(ops="ledger"), Setting()
@@ -51,79 +51,50 @@ def _without(part: str, emptied: str) -> Edit:
     return Edit(TIERS, ASIDE, f"kept = kept.changed({part}={emptied})\n{ASIDE}")
 
 
+_fault = of_family("tiers", LABELS, ("bytes",))
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "offload-without-conv", "tier-component", "A prefix goes to the host without its conv windows.",
-        (_without("conv", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
-        (_without("state", "{layer: torch.zeros_like(x) for layer, x in kept[\"state\"].items()}"),), "tiers", PLAIN,
-        ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-without-scales", "tier-component",
-        "States that are stored in tiles go to the host, without their scales.",
-        (_without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept[\"state\"].items()}"),),
-        "tiers", Setting(state_dtype="float8_e4m3fn"), ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-without-draft-kv", "tier-component", "A prefix goes to the host without the KV of the draft head.",
-        (_without("draft_values", "{}"),), "tiers", LABELS, ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-without-final-row", "tier-component",
-        "A prefix goes to the host without the target's final row, and an empty one comes back.",
-        (Edit(TIERS, ASIDE, "from dataclasses import replace\n"
-              f"kept = kept if kept.final is None else replace(kept, final=torch.zeros_like(kept.final))\n{ASIDE}"),),
-        "tiers", LABELS, ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-newer-than-its-key", "tier-other",
-        "A prefix whose donor is there goes to the host with the state that the donor has by then.",
-        (Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD),), "tiers", Setting(strategy="snapshot"), ("bytes",), ("identity",),
-        mistake="content-of-now",
-    ),
-    Fault(
-        "offload-through-one-buffer", "tier-other",
-        "All that goes to the host goes into the same buffers: the next prefix is written over the last one.",
-        (Edit(TIERS, POP, f"        {POP}\n{OVER}"),),
-        "tiers", LABELS, ("copies",), ("identity",),
-    ),
-    Fault(
-        "fetch-of-another", "tier-other", "The prefix that was put on the host first comes back, whichever is wanted.",
-        (Edit(TIERS, "self.aside[name][:2]", "next(iter(self.aside.values()))[:2]"),), "tiers", LABELS, ("identity",),
-    ),
-    Fault(
-        "hit-into-the-donor-s-ring", "tier-other",
-        "A request that continues from a prefix settles its donor's ring and state, too.",
-        (Edit(ENGINE, GIVEN, GIVEN + TWICE),), "tiers", PLAIN, ("bytes",), ("identity",),
-    ),
-    Fault(
-        "offload-frees-nothing", "tier-evicted",
-        "An offloaded prefix is still held on the device, so nothing is freed.",
-        (Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),),
-        "tiers", LABELS, ("copies",), ("identity", "bytes"),
-    ),
-    Fault(
-        "evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
-        (Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"),), "tiers", LABELS, ("copies",),
-        ("identity", "bytes"),
-    ),
-    Fault(
-        "evicted-and-served-again", "tier-evicted",
-        "A copy on the host outlives its eviction: whatever is put there under that name later is taken for it.",
-        (Edit(TIERS, FORGET,
-                  "        if self.here.pop(name, None) is None:\n"
-                  "            self.__dict__.setdefault(\"_old\", {})[name] = self.aside.pop(name)\n"),
-             Edit(TIERS, "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))",
-                  "self.__dict__.get(\"_old\", {}).get(name) or "
-                  "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))")),
-        "tiers", LABELS, ("copies",), ("identity", "bytes"),
-    ),
-    Fault(
-        "evicted-with-a-shared-page", "tier-evicted",
-        "An eviction frees the page on which the prefix began, while its donor still uses it.",
-        (Edit(ENGINE, EVICT, UNSHARED + EVICT),), "tiers", PLAIN, ("bytes",), ("identity",),
-    ),
+    _fault("offload-without-conv", "tier-component", "A prefix goes to the host without its conv windows.",
+           _without("conv", "{}")),
+    _fault("offload-without-state", "tier-component", "A prefix goes to the host with uninitialised states.",
+           _without("state", "{layer: torch.zeros_like(x) for layer, x in kept[\"state\"].items()}"), how=PLAIN),
+    _fault("offload-without-scales", "tier-component",
+           "States that are stored in tiles go to the host, without their scales.",
+           _without("state", "{n: x._replace(scales=torch.ones_like(x.scales)) for n, x in kept[\"state\"].items()}"),
+           how=Setting(state_dtype="float8_e4m3fn")),
+    _fault("offload-without-draft-kv", "tier-component", "A prefix goes to the host without the KV of the draft head.",
+           _without("draft_values", "{}")),
+    _fault("offload-without-final-row", "tier-component",
+           "A prefix goes to the host without the target's final row, and an empty one comes back.",
+           Edit(TIERS, ASIDE, "from dataclasses import replace\n"
+                f"kept = kept if kept.final is None else replace(kept, final=torch.zeros_like(kept.final))\n{ASIDE}")),
+    _fault("offload-newer-than-its-key", "tier-other",
+           "A prefix whose donor is there goes to the host with the state that the donor has by then.",
+           Edit(ENGINE, OFFLOAD, NEWER + OFFLOAD), how=Setting(strategy="snapshot"), mistake="content-of-now"),
+    _fault("offload-through-one-buffer", "tier-other",
+           "All that goes to the host goes into the same buffers: the next prefix is written over the last one.",
+           Edit(TIERS, POP, f"        {POP}\n{OVER}"), seen=("copies",)),
+    _fault("fetch-of-another", "tier-other",
+           "The prefix that was put on the host first comes back, whichever is wanted.",
+           Edit(TIERS, "self.aside[name][:2]", "next(iter(self.aside.values()))[:2]"), seen=("identity",), blind=()),
+    _fault("hit-into-the-donor-s-ring", "tier-other",
+           "A request that continues from a prefix settles its donor's ring and state, too.",
+           Edit(ENGINE, GIVEN, GIVEN + TWICE), how=PLAIN),
+    _fault("offload-frees-nothing", "tier-evicted",
+           "An offloaded prefix is still held on the device, so nothing is freed.",
+           Edit(TIERS, POP, f"        {POP}\n        self.__dict__.setdefault(\"_held\", []).append(kept)\n"),
+           seen=("copies",), blind=("identity", "bytes")),
+    _fault("evicted-and-still-there", "tier-evicted", "An eviction forgets the device, and not the host.",
+           Edit(TIERS, FORGET, "        self.here.pop(name, None)\n"), seen=("copies",), blind=("identity", "bytes")),
+    _fault("evicted-and-served-again", "tier-evicted",
+           "A copy on the host outlives its eviction: whatever is put there under that name later is taken for it.",
+           Edit(TIERS, FORGET, "        if self.here.pop(name, None) is None:\n"
+                "            self.__dict__.setdefault(\"_old\", {})[name] = self.aside.pop(name)\n"),
+           Edit(TIERS, "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))",
+                "self.__dict__.get('_old', {}).get(name) or "
+                "Aside(request, copied_alone(kept, memory, _to_host), Arrival(self._device))"),
+           seen=("copies",), blind=("identity", "bytes")),
+    _fault("evicted-with-a-shared-page", "tier-evicted",
+           "An eviction frees the page on which the prefix began, while its donor still uses it.",
+           Edit(ENGINE, EVICT, UNSHARED + EVICT), how=PLAIN),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from instep.setting import Setting
 
-from .fault import Edit, Fault
+from .fault import Edit, Fault, of_family
 
 ENGINE, SAVED = "instep_optimized/engine.py", "instep_optimized/memory/saved_states.py"
 
@@ -46,64 +46,40 @@ SLOT_STAYS = Edit.of(ENGINE, "self._preempted.pop(request, None) is None{ =>  an
 PAGES_STAY = Edit.of("instep_optimized/memory/__init__.py",
                      "self.slots.give(request), self.pages.{release => of}(request)")
 
+_fault = of_family("kept", seen=("identity",), blind=())
+
 FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "count-permute-batch", "count-permute",
-        "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
-        (BY_SLOT,), "accepted", Setting(), ("bytes", "directed", "identity"), origin="vllm 53919",
-    ),
-    Fault(
-        "count-permute-lengths", "count-permute",
-        "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
-        (LENGTHS_BY_SLOT,), "accepted", Setting(ops="ledger"), ("labels", "identity"),
-        origin="vllm 53919",
-    ),
-    Fault(
-        "count-permute-rows", "count-permute",
-        "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
-        (CONDENSED_ROWS,), "aborted", Setting(), ("bytes",), ("identity",),
-        mistake="window-of-another-request", origin="vllm 53919",
-    ),
-    Fault(
-        "lifecycle-loss-pending", "lifecycle-loss",
-        "A preempted request keeps the state in the slot, without the tokens that would be rerun later.",
-        (UNSETTLED,), "kept", Setting(ops="ledger"), ("labels", "bytes"), ("identity",),
-        origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-draft-kv", "lifecycle-loss",
-        "A saved request is restored without the draft head's KV.",
-        (NO_DRAFT_KV,), "kept", Setting(), ("bytes",), ("identity", "directed", "decisions"),
-        origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-proposal", "lifecycle-loss",
-        "A resumed request has lost the draft that was already proposed.",
-        (NO_PROPOSAL,), "kept", Setting(), ("bytes", "identity"), ("directed",), origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-proposed-row", "lifecycle-loss",
-        "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
-        (NO_PROPOSED,), "kept", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-root", "lifecycle-loss",
-        "A resumed request continues from the old root of its new slot.",
-        (NO_ROOT,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-conv", "lifecycle-loss",
-        "A request comes back with its recurrent state and an empty conv window.",
-        (NO_CONV,), "kept", Setting(), ("bytes",), ("identity", "directed"), origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-slot", "lifecycle-loss",
-        "An abort between verify and commit does not free the slot and its pages.",
-        (SLOT_STAYS,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
-    ),
-    Fault(
-        "lifecycle-loss-pages", "lifecycle-loss",
-        "A request that leaves gives its slot back, and none of its pages.",
-        (PAGES_STAY,), "kept", Setting(ops="ledger"), ("identity",), origin="sglang 35957",
-    ),
+    _fault("count-permute-batch", "count-permute",
+           "The batch is condensed between verify and commit, and takes the accepted counts in the order of before.",
+           BY_SLOT, trace="accepted", seen=("bytes", "directed", "identity"), origin="vllm 53919"),
+    _fault("count-permute-lengths", "count-permute",
+           "Memory takes the right counts; the host gathers them in another order, and lengths are exchanged.",
+           LENGTHS_BY_SLOT, trace="accepted", how=Setting(ops="ledger"), seen=("labels", "identity"),
+           origin="vllm 53919"),
+    _fault("count-permute-rows", "count-permute",
+           "After an abort the commit renumbers the rows of the verify, and takes those of the aborted request.",
+           CONDENSED_ROWS, trace="aborted", seen=("bytes",), blind=("identity",), mistake="window-of-another-request",
+           origin="vllm 53919"),
+    _fault("lifecycle-loss-pending", "lifecycle-loss",
+           "A preempted request keeps the state in the slot, without the tokens that would be rerun later.", UNSETTLED,
+           how=Setting(ops="ledger"), seen=("labels", "bytes"), blind=("identity",), origin="sglang 35957"),
+    _fault("lifecycle-loss-draft-kv", "lifecycle-loss", "A saved request is restored without the draft head's KV.",
+           NO_DRAFT_KV, seen=("bytes",), blind=("identity", "directed", "decisions"), origin="sglang 35957"),
+    _fault("lifecycle-loss-proposal", "lifecycle-loss",
+           "A resumed request has lost the draft that was already proposed.", NO_PROPOSAL, seen=("bytes", "identity"),
+           blind=("directed",), origin="sglang 35957"),
+    _fault("lifecycle-loss-proposed-row", "lifecycle-loss",
+           "A resumed request has lost the head's row after its proposed draft: the chain continues from another one.",
+           NO_PROPOSED, seen=("bytes",), blind=("identity", "directed"), origin="sglang 35957"),
+    _fault("lifecycle-loss-root", "lifecycle-loss", "A resumed request continues from the old root of its new slot.",
+           NO_ROOT, how=Setting(ops="ledger"), origin="sglang 35957"),
+    _fault("lifecycle-loss-conv", "lifecycle-loss",
+           "A request comes back with its recurrent state and an empty conv window.", NO_CONV, seen=("bytes",),
+           blind=("identity", "directed"), origin="sglang 35957"),
+    _fault("lifecycle-loss-slot", "lifecycle-loss",
+           "An abort between verify and commit does not free the slot and its pages.", SLOT_STAYS,
+           how=Setting(ops="ledger"), origin="sglang 35957"),
+    _fault("lifecycle-loss-pages", "lifecycle-loss",
+           "A request that leaves gives its slot back, and none of its pages.", PAGES_STAY, how=Setting(ops="ledger"),
+           origin="sglang 35957"),
 )
