@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from itertools import islice
 from math import comb
@@ -104,7 +105,7 @@ def main() -> None:
         campaign = Campaign(mutants, asked, folder)
         setattr(builtins, SWITCH, Forks({}))
         warm_up()
-        for file in test_files(asked.tests):
+        for file in test_files(asked.tests, campaign.code()):
             if time.monotonic() < end and (alive := campaign.alive(file)):
                 campaign.run(file, alive)
             campaign.keep()
@@ -117,13 +118,18 @@ class Campaign:
     def __init__(self, mutants: Sequence[Mutant], asked: argparse.Namespace, folder: Path) -> None:
         self.mutants, self.asked, self.folder = mutants, asked, folder
         known: dict[str, dict[str, Any]] = {}
-        for file in (asked.json, asked.seen):
-            for row in json.loads(file.read_text())["rows"] if file.exists() else ():
-                known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
+        before, seen = (json.loads(file.read_text()) if file.exists() else {} for file in (asked.json, asked.seen))
+        for row in (*before.get("rows", ()), *seen.get("rows", ())):
+            known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
+        self.note = {name: before[name] for name in ("note",) if name in before}
         self.rows: dict[str, dict[str, Any]] = {one.id: {
             "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
             "commit": "", "seen": {}, **known.get(one.id, {})} for one in mutants}  # fmt: skip
         self.spent = dict.fromkeys(self.rows, 0.0)
+
+    def code(self) -> Counter[str]:
+        """The number of survivors in each mutated file."""
+        return Counter(row["file"] for row in self.rows.values() if not row["killed_by"])
 
     def alive(self, file: Path) -> list[int]:
         """The numbers of the mutants that nothing has killed and that have not seen this text of a file."""
@@ -164,7 +170,7 @@ class Campaign:
 
     def keep(self) -> None:
         """Write the result. A mutant that nothing has killed counts as a survivor before it has met every file, too."""
-        files = {name_of(file): self._digest(file) for file in test_files(self.asked.tests)}
+        files = {name_of(file): self._digest(file) for file in test_files(self.asked.tests, self.code())}
         rows = [{name: value for name, value in row.items() if name != "seen"} | (
             {} if row["killed_by"] else {"files": len(files.items() & row["seen"].items())})
             for row in self.rows.values()]  # fmt: skip
@@ -173,7 +179,7 @@ class Campaign:
         if self.asked.tests != [TOP / "tests" / "harness"]:
             words.append("--tests " + " ".join(name_of(place) for place in self.asked.tests))
         result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
-                  "commit": self.asked.commit, "files": len(files)}  # fmt: skip
+                  "commit": self.asked.commit, **self.note, "files": len(files)}  # fmt: skip
         write(self.asked.json, spelled(result, rows))
         write(self.asked.seen, json.dumps({"rows": [*self.rows.values()]}))
 
@@ -262,7 +268,8 @@ class Forks:
         if self.shared:
             self.wider.add(number)
         row = self.rows[number]
-        if min(self.left[number], OF_ONE_FILE) <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES:
+        over = min(self.left[number], OF_ONE_FILE) <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES
+        if over or len(os.listdir("/proc/self/task")) > 1:  # a child would wait for threads that it does not have
             row["left"] += 1
             return False
         seconds, status = self._child(number, 3 * OF_A_TEST if self.shared else OF_A_TEST)
@@ -433,14 +440,18 @@ def write(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def test_files(places: Iterable[Path]) -> list[Path]:
-    """The test files, those first that import most of the mutated files, also by way of `tests/support`."""
-    code = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in code_files()}
+def test_files(places: Iterable[Path], code: Mapping[str, int]) -> list[Path]:
+    """The test files, those first that import the files of most survivors, also by way of `tests/support`.
+
+    code: survivors in each mutated file, package first
+    """
     several = (file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py")))
-    files = {file.resolve(): len(code & imported(file)) for file in several}
+    names = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): one for file, one in code.items()}
+    files = {file.resolve(): sum(names.get(name, 0) for name in imported(file)) for file in several}
     return sorted(files, key=lambda file: (-files[file], file.name))
 
 
+@cache
 def imported(test: Path) -> set[str]:
     """The modules that a file of the tests imports, itself or by way of `tests/support`."""
     left, found = {test}, set[str]()

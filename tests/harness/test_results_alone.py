@@ -1,0 +1,298 @@
+"""Parts of checks of results, labels and calls, and of the choice of explanations, each alone on values made by hand.
+
+Leaves out: checks of memory, graphs and ranks, the search for causes (`test_checks_alone.py`), and formulas of
+explanations (`test_explanations.py`).
+"""
+
+import ast
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import instep.diagnose
+from instep.checks import (
+    capacity,
+    exact_labels,
+    of_ranks,
+    sampled_tokens,
+    sampling_bounds,
+    trace_bookkeeping,
+    unused_positions,
+)
+from instep.checks.check_interface import NOWHERE
+from instep.checks.exact_labels import Labels
+from instep.checks.one_sided_errors import Samples
+from instep.checks.op_call_contracts import Contracts
+from instep.checks.sampling_bounds import Row
+from instep.checks.trace_bookkeeping import Identity
+from instep.diagnose import confirm_cause, explanation_bank
+from instep.diagnose.confirm_cause import _Climb
+from instep.diagnose.mistakes import source_slips
+from instep.finding_problem import Explained, Problem, Unexplained
+from instep.run.run_variants import Variant
+from instep.verdict import Comparison, Skipped, Tier
+from instep_reference.contract.engine import Commit, Committed, Forward, Load
+from instep_reference.contract.engine import Row as BatchRow
+from instep_reference.contract.place_names import Place
+from instep_reference.contract.sampling import Sampling
+from instep_reference.sampling import Drawing
+
+KEYS, STATE = Place("trunk", 0, "keys"), Place("trunk", 0, "state")
+
+
+def context(**given: Any) -> Any:
+    """An event context of these facts. No request has a slot, unless they say so."""
+    nobody = SimpleNamespace(slots_after={}, slots_before={})
+    log = SimpleNamespace(poison=None)
+    return SimpleNamespace(**{"index": 4, "kind": "forward", "log": log, "expected": nobody, **given})
+
+
+def state(**tensors: torch.Tensor) -> Any:
+    """A request's memory in layer 0, by component."""
+    parts = [(Place("trunk", 0, name), tensor) for name, tensor in tensors.items()]
+    return SimpleNamespace(parts=lambda: parts)
+
+
+def finding(place: Place = STATE, request: str = "a", check: str = "derived", **more: Any) -> Comparison:
+    return Comparison(check, Tier.DERIVED, 4, "forward", place, elements=1, worst=2.0, allowed=1.0, request=request,
+                      **more)  # fmt: skip
+
+
+# -- which checks, capacity, labels ----------------------------------------------------------------------
+
+
+def test_ranks_stages_and_replicas_are_compared_where_there_are_several() -> None:
+    named = {how: [check.name for check in of_ranks(*how)] for how in ((1,), (2,), (2, 3), (1, 3), (1, 1, 2))}
+    assert named == {(1,): [], (2,): ["agreement", "collectives", "replicas"], (2, 3): ["agreement", "stages"],
+                     (1, 3): ["agreement", "stages"], (1, 1, 2): ["agreement", "group"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "layout", "short"), [(None, "KV", False), (None, "VK", True), (2, "VK", False)])
+def test_a_pool_of_states_has_the_declared_layout(ranks: int | None, layout: str, short: bool) -> None:
+    """A pool of 3 states [2, 4, 5], of a model with 2 heads; a rank of two has one of them, so it is no such pool."""
+    region = SimpleNamespace(name="pool", layer=0, units=torch.zeros(3, 2, 4, 5), means=None, by="slot", red=False,
+                             rank=None)  # fmt: skip
+    room = SimpleNamespace(layouts=(layout, layout), capacity=SimpleNamespace(slots=(1, 2)))
+    shown = SimpleNamespace(conv={}, state={0: torch.zeros(2, 4, 5)})
+    of_ranks = None if ranks is None else SimpleNamespace(size=ranks)
+    given = context(log=SimpleNamespace(room=room, budget=None, guarded=False), regions=[region], ranks=of_ranks,
+                    subject=SimpleNamespace(after={"a": shown}))  # fmt: skip
+    found = next(iter(capacity.Capacity()(given)))
+    assert isinstance(found, Comparison) and found.agrees is not short
+    assert not short or "blocks in the order VK" in found.diagnosis
+
+
+def test_wrong_labels_are_counted_or_named() -> None:
+    """4 labels. A prefix has fewer rows than the memory of another request; a third request has no keys."""
+    right, mine = torch.arange(4), torch.arange(10, 14)
+    after = {"b": state(keys=torch.arange(10, 16)), "c": state(state=torch.arange(4))}
+    forward = SimpleNamespace(spans={}, truth=None, parents={})
+    given = context(event=Load("a", "copy"), truth=SimpleNamespace(after=after),
+                    earlier=SimpleNamespace(forward=forward, saved={}, preempted={}))  # fmt: skip
+
+    def said(found: torch.Tensor, component: str = "keys") -> str:
+        due, has = (state(**{component: tensor}) for tensor in (right, found))
+        (one,) = Labels()._memory(given, "a", due, has, False)
+        return one.diagnosis
+
+    assert said(right) == "" and said(torch.tensor([0, 7, 2, 7])).startswith(
+        "2 of 4 elements are wrong, the first at (1"
+    )
+    assert (
+        said(mine) == 'holds what belongs to request "b"' and said(mine + 50) == "holds labels that do not belong here"
+    )
+    assert said(torch.arange(4) + 50, "values") == "holds labels that do not belong here"
+    given.truth.after["d"] = state(values=mine)
+    assert said(mine, "values") == 'holds what belongs to request "d"'
+
+
+def test_memory_comes_back_to_the_request_of_the_event_alone() -> None:
+    copy = SimpleNamespace(state=state(keys=torch.zeros(2)))
+    given = context(event=Load("a", "copy"), earlier=SimpleNamespace(saved={"copy": copy}, preempted={}))
+    for name, found, back in (("a", torch.ones(2), True), ("a", torch.zeros(2), False), ("b", torch.ones(2), False),
+                              ("a", None, True)):  # fmt: skip
+        assert exact_labels._came_back(given, name, KEYS, found) is back
+    assert not exact_labels._came_back(given, "a", STATE, torch.ones(2))
+
+
+# -- calls, positions, bookkeeping -------------------------------------------------------------------------
+
+
+def test_served_rows_are_judged_unless_their_calls_were_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = Skipped("contracts", 4, "judged")
+    monkeypatch.setattr(Contracts, "_served", lambda self, context: iter([judged]))
+    for captured in (0, 2):
+        log = SimpleNamespace(ops="plain", calls=3, tensors=9, broken=(), replays=(), captured=captured, poison=None)
+        *_, last = Contracts()(context(event=Forward((BatchRow("a", "decode"),)), log=log))
+        assert isinstance(last, Skipped) and (last is judged) is not captured
+        assert not captured or "a graph was captured here" in last.reason
+
+
+def test_only_verified_rows_are_nodes_of_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode and a verify of 2 tokens. A decode also writes the column that it reads, in a pool by slot."""
+    spans = [SimpleNamespace(request="a", kind="decode", count=1), SimpleNamespace(request="b", kind="verify", count=2)]
+    monkeypatch.setattr(unused_positions, "row_spans", lambda context, stage: spans)
+    expected = SimpleNamespace(slots_after={"a": 3, "b": 5}, request_rows_after={}, num_steps=2)
+    given = context(event=Forward((BatchRow("a", "decode"), BatchRow("b", "verify"))), expected=expected)
+    for by, what, writes in (("slot", "node", {5: {0, 1, 2}}), ("slot", "column", {3: None, 5: {0, 1}}),
+                             ("row", "column", {1: {0, 1}}), ("row", "node", {1: {0, 1}})):  # fmt: skip
+        region = SimpleNamespace(by=by, units=torch.zeros(8, 4), means=None)
+        found = unused_positions._writes(given, region, SimpleNamespace(what=what))  # type: ignore[arg-type]
+        assert found == writes, (by, what)
+
+
+@pytest.mark.parametrize(("pages", "right", "before", "because"), [
+    ((1, 2, 3), (1, 2), (1, 2, 3), "keeps the pages after its length"),
+    ((1,), (1, 2), (1,), "has no pages for the last positions"),
+    ((1, 2, 4), (1, 2), (1, 2, 3), ""), ((1, 2, 3), (1, 4), (1, 2, 3), "")])  # fmt: skip
+def test_wrong_pages_are_those_that_go_or_come_at_the_event(pages: Any, right: Any, before: Any, because: str) -> None:
+    expected = SimpleNamespace(slots_after={"a": 1}, slots_before={}, pages_after={"a": right}, flying=(),
+                               pages_before={"a": before})  # fmt: skip
+    shown = SimpleNamespace(exact=True, hidden=(), memory=lambda name: True, has=lambda what: what == "pages", gone=())
+    given = context(event=Commit(("a",)), expected=expected, shown=shown, subject_slots={"a": 1},
+                    subject_pages={"a": pages}, subject=SimpleNamespace(after={}))  # fmt: skip
+    (found,) = Identity()._rooms(given)
+    assert because in found.diagnosis and (": it " in found.diagnosis) is bool(because)
+
+
+def test_a_bonus_without_the_cap_is_named_where_all_requests_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caps of 1; without caps 3 drafts would be accepted. The bonus is 7 with the cap, and 9 without it."""
+    monkeypatch.setattr(trace_bookkeeping, "paths", lambda context, event: [SimpleNamespace(nodes=(), bonus=0)] * 2)
+    monkeypatch.setattr(trace_bookkeeping, "_own", lambda forward, name, cap: (1, 7) if cap else (3, 9))
+    event, bonus = Commit(("a", "b"), caps=(1, 1)), "the bonus is the choice at the node that would be accepted"
+    for own, said in (([(1, 9), (1, 9)], bonus), ([(3, 9), (3, 9)], "its cap is ignored"), ([(1, 9), (1, 7)], ""),
+                      ([(1, 8), (1, 7)], "")):  # fmt: skip
+        none, (drafts, bonuses) = torch.zeros(2, dtype=torch.int64), torch.tensor(own).T
+        answer = Committed(none, none + 1, none[:, None], none, none, drafts, bonuses)
+        given = context(event=event, subject=SimpleNamespace(answer=answer), earlier=SimpleNamespace(forward=object()))
+        found = [one.diagnosis for one in Identity()._committed(given, event) if not one.agrees]
+        assert found and all(said in one and (": " in one.partition("expected")[2]) is bool(said) for one in found)
+
+
+# -- sampling, one-sided errors ----------------------------------------------------------------------------
+
+
+def test_tokens_that_cannot_be_drawn_are_explained_and_others_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows. The parts of the allowance with which their tokens are drawn are given."""
+    span = SimpleNamespace(request="a", logit_rows=2)
+    drawing = Drawing(Sampling(1.0), (9, 0), (-1, 0), (0.5, 0.5, 0.5))
+    shown = {"pick": torch.tensor([0, 1]), "logits": torch.zeros(2, 3)}
+    monkeypatch.setattr(sampled_tokens, "row_spans", lambda context, stage: [span])
+    monkeypatch.setattr(sampled_tokens, "rows", lambda side, place, span: shown[place.component])
+    monkeypatch.setattr(sampled_tokens, "drawing_of", lambda context, span: drawing)
+    monkeypatch.setattr(sampled_tokens, "wrong_way", lambda *given: Explained("bank", "by a known mistake"))
+    given = context(shown=SimpleNamespace(whole=True, gone=()), subject=None, earlier=SimpleNamespace(forward=None))
+    for parts, undecided, wrong in (([0.0, 2.0], 0, True), ([1.0, 0.0], 1, False), ([0.5, 2.0], 1, True),
+                                    ([0.0, 0.0], 0, False)):  # fmt: skip
+        monkeypatch.setattr(sampled_tokens, "against", lambda *given, parts=parts: parts)
+        (found,) = sampled_tokens.Draws()(given)
+        assert (found.undecided, found.blocks, found.agrees) == (undecided, 2, not wrong)
+        assert wrong is (found.problem is not None and found.problem.mistake is not None)
+
+
+def test_a_token_within_the_largest_part_is_surely_drawn() -> None:
+    """Parts of 0.4, 0.3 and 0.3; top-p 0.5 keeps the first two, and no rounding of fp64 changes that."""
+    logits = torch.tensor([0.4, 0.3, 0.3], dtype=torch.float64).log()
+    for final, token in ((0.5, 0), (0.8, 1)):
+        row = Row(logits, Drawing(Sampling(1.0, top_p=0.5), (9,), (-1,), (0.0, final)), 0)
+        assert row.drawn == token and sampling_bounds.sure(row, 0.0, torch.float64)
+        reached = [sampling_bounds.reachable(row, other, 0.0, torch.float64) for other in range(3)]
+        assert reached == [other == token for other in range(3)]
+
+
+def test_a_row_of_zeros_is_a_sample_without_an_error_to_one_side() -> None:
+    samples = Samples("hidden", 0, 0)
+    a, d = samples._by_row(np.array([[1.0, 3.0], [1.0, 3.0]]), np.array([[0.0, 0.0], [2.0, -2.0]]))
+    assert not a[0].any() and not d[0].any() and a[1].any() and d[1].all()
+
+
+# -- the choice of explanations ----------------------------------------------------------------------------
+
+
+def test_causes_are_confirmed_only_on_request_and_without_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further runs cost minutes."""
+    for name, made in (("explain_outcome", lambda outcome, history: outcome), ("locate", lambda *given: "located"),
+                       ("replace", lambda outcome, located: located)):  # fmt: skip
+        monkeypatch.setattr(instep.diagnose, name, made)
+    for ladder, findings, variant, runs in (
+        (True, [1], Variant(), True),
+        (False, [1], Variant(), False),
+        (True, [], Variant(), False),
+        (True, [1], Variant(calm=True), False),
+    ):
+        outcome = SimpleNamespace(verdict=SimpleNamespace(findings=findings))
+        replay: Any = SimpleNamespace(plan=SimpleNamespace(steps=None), run=lambda outcome=outcome, **given: outcome)
+        found: Any = instep.diagnose.diagnose(replay, ladder=ladder, variant=variant)
+        assert (found == "located") is runs
+
+
+@pytest.mark.parametrize(("last", "families"), [(1.0, "finite"), (torch.nan, "infinite")])
+def test_tensors_with_some_infinite_numbers_are_explained_apart(
+    last: float, families: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case: Any = SimpleNamespace(granted=torch.ones(2), found=torch.tensor([1.0, last]), finding=finding())
+    for name, made in (("BANK", ("known", "finite")), ("NOT_FINITE", "infinite"), ("agrees", lambda case: False),
+                       ("case_of", lambda *given: case),
+                       ("_best", lambda case, families: (families, families != "known"))):  # fmt: skip
+        monkeypatch.setattr(explanation_bank, name, made)
+    found: Any = (explanation_bank.explanation_of(case), explanation_bank._nearer(case))
+    assert found == ((families, True), "finite" if families == "finite" else None)
+    monkeypatch.setattr(explanation_bank, "explanation_of", lambda case: (None, 3))
+    said = explanation_bank._said(case.finding, context(), None, SimpleNamespace(steps=None))  # type: ignore[arg-type]
+    assert said == (Unexplained(3) if families == "finite" else None)
+
+
+def test_the_first_places_are_explained_for_two_requests_each() -> None:
+    places = [Place("trunk", layer, "mixer") for layer in range(explanation_bank.PLACES + 2)]
+    findings = [finding(place, name) for place in places for name in "abc"]
+    found = [(one.place.layer, one.request) for one in explanation_bank._first([*findings, finding(places[0], "a")])]
+    due = [(layer, name) for layer in range(explanation_bank.PLACES) for name in "ab"]
+    assert sorted(set(found)) == due and found.count((0, "a")) == 2
+
+
+def test_a_broken_contract_belongs_to_its_place_its_op_and_its_event() -> None:
+    core = Place("trunk", 1, "core")
+    broken = Problem("broken_contract", "is broken")
+    for place, same in ((core, True), (NOWHERE, True), (core._replace(component="state"), True),
+                        (core._replace(component="mlp"), False), (core._replace(layer=2), False)):  # fmt: skip
+        findings = [finding(core), finding(place, check="contracts", problem=broken)]
+        assert bool(explanation_bank._contracts(Problem("differs"), findings[0], findings).broken) is same, place
+
+
+def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:
+    assert [one.value for one in source_slips.others(ast.Constant(3))] == [4, 2]  # type: ignore[attr-defined]
+    for longer, shown in ((0, True), (1, False)):
+        name = "x" * (source_slips.SHOWN - len(" + 1") + longer)
+        tree = ast.parse(f"{name} + 1")
+        parents = {below: above for above in ast.walk(tree) for below in ast.iter_child_nodes(above)}
+        node = next(one for one in ast.walk(tree) if isinstance(one, ast.Constant))
+        assert isinstance(source_slips._shown(node, parents), ast.BinOp) is shown
+
+
+# -- the search for causes ---------------------------------------------------------------------------------
+
+
+def test_a_finding_that_a_calm_run_lacks_is_of_the_stress() -> None:
+    setting = SimpleNamespace(stress="poison")
+    says: Any = {"_is": lambda cause, op, says, options=(): cause, "_agree": lambda: "events 0 to 4 agree", "at": STATE,
+                 "replay": SimpleNamespace(plan=SimpleNamespace(setting=setting))}  # fmt: skip
+    for left, cause, calm, seen in (([], "stress", False, 0), ([finding()], None, True, 0),
+                                    ([finding(KEYS)], None, False, 1)):  # fmt: skip
+        its: Any = SimpleNamespace(calm=False, seen=[], _left=lambda variant, left=left: left, **says)
+        found: Any = _Climb.stress(its)
+        assert (found, its.calm, len(its.seen)) == (cause, calm, seen)
+    setting.stress = None
+    assert _Climb.stress(its) is None
+
+
+def test_ops_are_swapped_together_only_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confirm_cause, "ops_of", lambda place, unused: ("gdn",))
+    for other, runs in ((["gdn"], 1), (["gdn", "conv"], 2), (["conv"], 1), ([], 0)):
+        tried = list[Any]()
+        its: Any = SimpleNamespace(at=STATE, unused=(), remains="", _others=lambda other=other: ("plain", other),
+                                   _keepers_ops=list, _agrees=lambda swap, tried=tried: tried.append(swap))  # fmt: skip
+        assert _Climb.op(its) is None and len(tried) == runs
+        assert bool(its.remains) is (other[-1:] == ["conv"])

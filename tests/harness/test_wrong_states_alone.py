@@ -1,0 +1,260 @@
+"""Contents that known mistakes leave in states and rings, each computed again by hand for a few tokens.
+
+Leaves out: the comparison with them (`test_directed.py`), and whole runs (`test_mistakes.py`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import make_dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from instep.checks import known_wrong_states, wrong_state_bank
+from instep.checks.known_wrong_states import Directed, Looked, scene_of
+from instep.checks.wrong_ring_states import wrong_parts
+from instep.checks.wrong_state_inputs import Scene, add, step
+from instep.checks.wrong_states_of_full_rings import unstored_updates
+from instep.diagnose.mistakes import delta_rule_on_own_inputs, delta_rule_variants, wrong_states
+from instep.diagnose.mistakes.delta_rule_with_hooks import Call
+from instep.oracle.miscounted_states import lacking_oldest
+from instep.oracle.single_layer_run import LayerWork
+from instep.oracle.states_with_folded_tokens import Run
+from instep.verdict import UNDECIDABLE, Comparison
+from instep_reference.contract.place_names import Place
+
+HV, K, V = 4, 3, 2
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def scene(count: int, window: int = 4, **changed: Any) -> Scene:
+    """A window of accepted tokens, the first `count` of which were accepted."""
+    of = Scene(drawn(HV, K, V), drawn(window, HV, K) / 2, drawn(window, HV, V), -drawn(window, HV),
+               drawn(window, HV) / 2 + 0.1, count, "accepted", drawn(HV, K, V) + 1, [])  # fmt: skip
+    return replace(of, **changed)
+
+
+def value(**given: Any) -> Any:
+    """A frozen value of these fields, for code that replaces some of them."""
+    return make_dataclass("Value", given)(**given)
+
+
+def run_of(of: Scene, begin: int, end: int) -> Run:
+    """Tokens of a scene, as the oracle keeps them."""
+    rows = {"k": of.k, "v": of.v, "log_decay": of.log_decay, "beta": of.beta, "update": of.updates}
+    return Run({Place("trunk", 0, name): x[begin:end] for name, x in rows.items()})
+
+
+def same(found: Iterable[torch.Tensor], right: Iterable[torch.Tensor]) -> bool:
+    return all(torch.allclose(*pair, rtol=1e-9) for pair in zip(found, right, strict=True))
+
+
+# -- the bank --------------------------------------------------------------------------------------------
+
+
+def test_the_last_token_has_the_gates_of_the_token_before_it() -> None:
+    for count in (2, 3):
+        of, t = scene(count), count - 1
+        last = step(of.after(t), of.k[t], of.v[t], of.log_decay[t - 1], of.beta[t - 1])
+        assert same(wrong_state_bank._stale_gate(of), [last])
+    assert not [*wrong_state_bank._stale_gate(scene(1))]
+
+
+def test_outer_products_take_keys_of_the_next_group_and_decays_of_the_next_head() -> None:
+    """Two value heads read a key head."""
+    of, keys, decays = scene(3, recalls=False, shared=2), [2, 3, 0, 1], [3, 0, 1, 2]
+    found = [state for _, state in wrong_state_bank._of_other_heads("k")(of)]
+    assert same(found[:1], [replace(of, k=of.k[:, keys]).right]) and same(found[2:], found[:2])
+    found = [state for _, state in wrong_state_bank._of_other_heads("log_decay")(of)]
+    assert same(found[:1], [replace(of, log_decay=of.log_decay[:, decays]).right])
+
+
+def test_a_scene_has_the_states_of_other_requests_in_its_layer() -> None:
+    of = scene(2, 2)
+    tokens = SimpleNamespace(of=lambda name: of.updates, recalls=True, skip=None,
+                             folded=lambda: (of.k, of.v, of.log_decay, of.beta))  # fmt: skip
+    folding = SimpleNamespace(others=(), previous=None, parents=None, tokens=tokens, base=drawn(HV, K, V), count=2,
+                              safe=None)  # fmt: skip
+    piece, *others = (
+        SimpleNamespace(request=name, layer=layer, folding=folding, prefix="", later_windows=tuple,
+                        truth=SimpleNamespace(state=drawn(HV, K, V)), span=SimpleNamespace(kind="verify"))
+        for name, layer in (("a", 1), ("a", 0), ("b", 0), ("b", 1)))  # fmt: skip
+    of = scene_of(piece, [piece, *others])  # type: ignore[arg-type, list-item]
+    assert [[whose for whose, _ in some] for some in (of.others, of.theirs, of.their_decays)] == [
+        ['of request "b"']
+    ] * 3
+
+
+def test_the_last_of_several_undecided_states_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of 4 x 12 in two layers, of 5 draws; the second tile has 4 of 8 columns. Most pairs are undecided."""
+    seen = list[torch.Tensor]()
+
+    def looked(found: torch.Tensor, of: Scene, draws: torch.Tensor, *more: Any, leaning: Any, **named: Any) -> Looked:
+        seen.append(leaning)
+        return Looked(worst=0.1, head=0, group=1, blocks=2, pairs=10, undecided=9, problem=None)
+
+    draws = torch.arange(5.0)[:, None, None, None].expand(5, 1, 4, 12)
+    pieces = [value(
+        layer=layer, request="a", prefix="", narrow=False, leans=True, dithered=None, truth=SimpleNamespace(
+            state=draws[0]), yardsticks=SimpleNamespace(state=draws), place=Place("trunk", layer, "state")._replace,
+        left=lambda side, layer=layer: SimpleNamespace(state={layer: draws[0]})) for layer in (0, 1)]  # fmt: skip
+    for piece in pieces:
+        piece.place = lambda component, layer=piece.layer: Place("trunk", layer, component)
+    monkeypatch.setattr(known_wrong_states, "look", looked)
+    monkeypatch.setattr(known_wrong_states, "scene_of", lambda *given: None)
+    monkeypatch.setattr(Directed, "_pieces", lambda self, context: pieces)
+    given: Any = SimpleNamespace(index=4, kind="commit", subject=None,
+                                 expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
+    one, other, undecided = Directed(SimpleNamespace())(given)  # type: ignore[arg-type]
+    assert isinstance(one, Comparison) and (one.elements, one.columns) == (48, (8, 11))
+    assert isinstance(other, Comparison) and isinstance(undecided, Comparison)
+    assert (undecided.check, undecided.place) == (UNDECIDABLE, other.place) and other.place.layer == 1
+    assert [leaning[:, 0, 0, 0].tolist() for leaning in seen] == [[1, 3]] * 2
+
+
+# -- rings -----------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_in_one_part_of_a_ring_changes_keys_or_updates() -> None:
+    """Keys and updates in two bfloat16 parts each. Shown updates count if they have the shape of the window's."""
+    of = scene(3)
+    high = {name: getattr(of, name).bfloat16().double() for name in ("k", "updates")}
+    found = {known.says: state for known, state in wrong_parts(of, torch.bfloat16)}
+    for which, changed in (("keys", {"k": high["k"]}), ("updates", {"updates": high["updates"]}),
+                           ("keys and updates", high)):  # fmt: skip
+        state = found[f"was run again from {which} without low parts"]
+        assert torch.allclose(state, of.again(of.base, **changed), rtol=1e-4)
+        assert not torch.allclose(state, of.again(of.base, **{name: high[name] for name in high if name not in changed})
+                                  if len(changed) < 2 else of.right, rtol=1e-4)  # fmt: skip
+    other = {known.says: state for known, state in wrong_parts(of, torch.bfloat16, drawn(2, HV, V))}
+    assert found.keys() == other.keys() and same(found.values(), other.values())
+    shown = {known.says: state for known, state in wrong_parts(of, torch.bfloat16, of.updates + 1)}
+    says = "was run again from keys without low parts"
+    assert torch.allclose(shown[says], of.again(of.base, k=high["k"], updates=of.updates + 1), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("window", "held"), [(1, 3), (2, 3), (3, 1)])
+def test_a_full_ring_holds_tokens_that_are_one_ring_older(window: int, held: int) -> None:
+    """Token t is in the entry of token t - size, which it did not overwrite."""
+    before, of = scene(held, held), scene(1, window)
+    both, due = [*before.updates, *of.updates], list[torch.Tensor]()
+    for size in range(max(window, 2), held + window):
+        for many in range(1, min(window, held + window - size) + 1):
+            due.append(torch.stack([both[t - size * (t >= held + window - many)] for t in range(held, held + window)]))
+    of = replace(of, recent=[run_of(before, 0, 1), run_of(before, 1, held)][:held])
+    assert same((updates for _, updates in unstored_updates(of)), due) and due
+
+
+def test_a_state_without_the_oldest_tokens_continues_from_before_them() -> None:
+    """A ring held one token, two or all three. The only token of a ring is that of a step, which is another mistake."""
+    of = scene(3, 3)
+    assert not [*lacking_oldest(of.after(1), [run_of(of, 0, 1)])]
+    found = [state for _, state in lacking_oldest(of.right, [run_of(of, 0, 2), run_of(of, 2, 3)])]
+    due = []
+    for before, begin in ((1, 2), (0, 1), (0, 2)):
+        due += [of.fold(of.after(before), begin), of.again(of.after(before), begin=begin)]
+    assert same(found, due)
+
+
+def test_a_short_ring_replays_the_last_token_of_each_entry() -> None:
+    of = scene(3, 4)
+    found = {one.sentence: one.wrong for one in wrong_states._in_a_short_ring(of)}
+    for room, entry in ((1, "1 entry"), (2, "2 entries"), (3, "3 entries")):
+        state = of.base
+        for t in range(of.count):
+            last = max(other for other in range(4) if other % room == t % room)
+            state = add(state, of.k[last], of.log_decay[last], of.updates[last])
+        (wrong,) = (wrong for says, wrong in found.items() if f"a ring of {entry}," in says)
+        assert same([wrong], [state])
+    assert len(found) == 3 and not [*wrong_states._in_a_short_ring(scene(1, 1))]
+
+
+def test_entries_that_this_step_overwrote_are_those_of_its_last_tokens() -> None:
+    before, of = scene(3, 3), scene(4, 4)
+    pending = before.k, before.log_decay, before.updates
+    found = [one.wrong for one in wrong_states._before_an_overwrite(replace(of, pending=pending))]
+    for many in (1, 2, 3):
+        state = of.previous
+        assert state is not None
+        for t in range(3):
+            own, at = (of, 4 - many + t) if t < many else (before, t)
+            state = add(state, own.k[at], own.log_decay[at], own.updates[at])
+        assert same(found[2 * many - 2 : 2 * many], of.carried(state))
+    assert len(found) == 6
+
+
+def test_own_rows_replace_those_of_the_truth_except_the_wrong_ones() -> None:
+    places = {name: Place("trunk", 0, name) for name in ("k", "update", "core")}
+    tokens = Run({places["k"]: torch.zeros(1), places["update"]: torch.zeros(1)})
+    piece = value(folding=value(tokens=tokens), own={place: torch.ones(1) for place in places.values()})
+    for component, own in (("state", {"k": 1, "update": 1}), ("update", {"k": 1, "update": 0})):
+        made = wrong_states._own(piece, SimpleNamespace(component=component))  # type: ignore[arg-type]
+        assert {place.component: int(rows) for place, rows in made.folding.tokens.places.items()} == own  # type: ignore[union-attr]
+
+
+# -- the delta rule --------------------------------------------------------------------------------------
+
+
+def call(rows: int, keys: int = 2) -> Call:
+    """A call with two value heads for each key head."""
+    q, k = drawn(rows, keys, K), drawn(rows, keys, K)
+    return Call(q, k, drawn(rows, HV, V), -drawn(rows, HV), drawn(rows, HV), drawn(HV, K, V))
+
+
+def test_blocks_have_edges_inside_a_call_alone() -> None:
+    sizes = delta_rule_variants.BLOCKS
+    for rows, count in ((sizes[0], 0), (sizes[0] + 1, 1), (sizes[1], 1), (sizes[1] + 1, 2)):
+        assert len([*delta_rule_variants.at_edges(lambda *given: given[1])(call(rows))]) == count
+
+
+def test_gates_by_key_head_are_those_of_its_number() -> None:
+    given = call(2)
+    for modulo, heads in ((False, [0, 0, 1, 1]), (True, [0, 1, 0, 1])):
+        (one,) = delta_rule_variants.by_key_head("beta", modulo=modulo)(given)
+        assert torch.equal(one.call.beta, given.beta[:, heads])
+    assert not [*delta_rule_variants.by_key_head("beta", modulo=False)(call(2, HV))]
+
+
+def test_a_state_with_some_zeros_may_be_another_one() -> None:
+    given = call(2)
+    change = delta_rule_variants.other_state(delta_rule_variants.of_another_head)
+    given.state[0, 0, 0] = 0
+    found = [one.call.state for one in change(given)]
+    assert same(found, [given.state.roll(by, 0) for by in (1, 2, 3)])
+    given.state.zero_()
+    assert not [*change(given)]
+
+
+def test_a_mistake_in_half_of_a_recurrence_is_named_there_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three mistakes: one accounts for the read-outs alone, one for the state, too, and one for nothing."""
+    own, names = delta_rule_on_own_inputs, ("alone", "both", "neither")
+    monkeypatch.setattr(own, "_commits", lambda case: False)
+    monkeypatch.setattr(own, "_of_layer", lambda case: (None, 2))
+    monkeypatch.setattr(own, "listed", lambda call: ())
+    monkeypatch.setattr(own, "candidates", lambda call, listed: names)
+    monkeypatch.setattr(own, "explanation", lambda name, take: value(sentence=name, _replace=lambda sentence: sentence))
+    for component, other, said in (("core", "state", "the read-outs"), ("state", "core", "the state")):
+        fits = {component: {"alone", "both"}, other: {"both"}}
+        monkeypatch.setattr(own, "agrees", lambda case, one, fits=fits: one.sentence in fits[case.component])
+        monkeypatch.setattr(own, "_other", lambda case, other=other: SimpleNamespace(component=other))
+        case: Any = SimpleNamespace(component=component, granted=torch.ones(1))
+        assert [one.sentence for one in own.recurrence(case)] == ["both", "neither"]
+        halves: list[Any] = [*own.half_of_recurrence(case)]
+        assert halves == [f"alone, in {said} alone"]
+
+
+def test_only_results_of_a_layer_are_computed_from_its_rows() -> None:
+    """A conv's rows in the same layer have no recurrence."""
+    for component in ("mixed", "core"):
+        asked = list[str]()
+        work = LayerWork("trunk", 0, torch.zeros(1, 1), 0)
+        case = SimpleNamespace(component=component, piece=SimpleNamespace(work=work), own=asked.append)
+        assert delta_rule_on_own_inputs._of_layer(case) is None  # type: ignore[arg-type]
+        assert bool(asked) is (component == "core")
+        case.piece.work = None
+        asked.clear()
+        assert delta_rule_on_own_inputs._of_layer(case) is None and not asked  # type: ignore[arg-type]
