@@ -38,6 +38,7 @@ from instep_reference import gdn
 from instep_reference.attention import attend, rotate
 from instep_reference.contract.engine import Commit, Forward
 from instep_reference.contract.place_names import STAGE_LEVEL, Place
+from instep_reference.mlp import dense
 from instep_reference.norms import gated_norm, rms_norm
 from instep_reference.weights import Weights
 from support.inputs import check_contexts as m
@@ -262,6 +263,19 @@ WRONG: list[tuple[str, int, Callable[[Scenario, Rows, RowSpan], torch.Tensor], s
     ("residual", GDN, lambda s, r, _: r["mixer"], "lacks the residual"),
     ("embedding", STAGE_LEVEL, lambda s, r, _: with_row(r["before"], 3, s.weights.embedding[11]),
      "row 3 is the embedding of token 11; the trace has"),
+    ("normed", GDN, lambda s, r, _: rms_norm(r["before"], s.weights.layers[1].input_norm, s.config.eps),
+     "is made with the weights of layer 1"),
+    ("query", ATTENTION, lambda s, r, span: rotate(
+        rms_norm(r["projected"][:, :, 0], mixer(s, ATTENTION).key_norm, s.config.eps),
+        span.start + torch.arange(span.count), s.config),
+     "is made with `mixer.key_norm` in the place of `mixer.query_norm`"),
+    ("mlp", GDN, lambda s, r, _: dense(
+        replace(mlp := s.weights.layers[GDN].mlp, gate=mlp.up, up=mlp.gate), r["post_normed"]),
+     "is made with `mlp.gate` and `mlp.up` exchanged"),
+    ("post_normed", GDN, lambda s, r, _: rms_norm(r["before"], s.weights.layers[GDN].post_norm, s.config.eps),
+     "is computed with the rows that the layer reads in the place of `residual`"),
+    ("hidden", GDN, lambda s, r, _: r["residual"] + r["mixer"],
+     "is computed with `mixer` in the place of `mlp`"),
 ]  # fmt: skip
 
 
@@ -287,8 +301,14 @@ def near_but_not(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
     return 0.1 * gated(s, r) + 0.9 * gated(s, r, z=r["z"].roll(1, 0))
 
 
+def nearly_of_layer_1(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
+    mine, other = (s.weights.layers[layer].input_norm for layer in (0, 1))
+    return rms_norm(r["before"], 0.1 * mine + 0.9 * other, s.config.eps)
+
+
 @pytest.mark.parametrize(("component", "change"), [
-    ("z", noise), ("gated", smooth), ("gated", near_but_not),
+    ("z", noise), ("gated", smooth), ("gated", near_but_not), ("normed", nearly_of_layer_1),
+    ("mlp", lambda s, r, span: noise(s, r, span, "mlp")),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
 ])
 def test_a_finding_without_explanation_is_unexplained(scene: Scenario, component: str, change: Any) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks import recomputed_values
+from instep.checks import for_labels, recomputed_values
 from instep.checks.earlier_rounds import EarlierRounds
 from instep.checks.grown_trees import Scores
 from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
 from instep.checks.sampling_bounds import Row, reachable
+from instep.diagnose import RunHistory, explained
 from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import (
     constants,
@@ -34,15 +35,23 @@ from instep.diagnose.mistakes.experts import Mixture
 from instep.diagnose.mistakes.finding_case import Compared, Explanation
 from instep.diagnose.mistakes.rotary_and_visible_positions import THETAS
 from instep.diagnose.mistakes.step_controller import from_requests
+from instep.diagnose.mistakes.wrong_labels import heads, undone
 from instep.diagnose.ops_by_place import NOT_OF_MINIMAX, NOT_OF_STREAMS, OF_MINIMAX, OF_STREAMS, unused_by
 from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
 from instep.run.run_variants import Variant
+from instep.watch.event_context import EventContext
 from instep_reference.attention import AttentionMemory
+from instep_reference.contract.declared_rounding import Blocked
+from instep_reference.contract.engine import Forward
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
+from instep_reference.label_ledger import code, expand
+from instep_reference.label_mixing import MASK, mix
 from instep_reference.weights import AttentionWeights, LatentWeights, fixed_decay
+from support.inputs import check_contexts
+from support.running.covering import few
 
 
 def value(**given: Any) -> Any:
@@ -64,6 +73,26 @@ def test_a_factor_is_fitted_to_the_wrong_blocks_alone() -> None:
     assert one.sentence == "is 2 times the right value" and torch.equal(one.wrong, 2 * right)
     near = SimpleNamespace(component="hidden", found=right * (1 + 1e-4), right=right, granted=case.granted)
     assert not [*fitted_constants._factor(near)]  # type: ignore[arg-type]
+
+
+def test_entries_with_other_scales_are_multiples_of_the_right_ones() -> None:
+    """Each entry has its own factor. Numbers that differ otherwise, or in too few numbers, are no sign of scales."""
+    right = torch.randn(3, 2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    narrow = Blocked(torch.float8_e4m3fn, (1, None))
+
+    def said(found: torch.Tensor, right: torch.Tensor, stored: Any = narrow) -> list[str]:
+        case: Any = SimpleNamespace(granted=None, component="keys", found=found, right=right,
+                                    oracle=SimpleNamespace(rounds={"keys": stored}))  # fmt: skip
+        return [one.sentence for one in fitted_constants.scales_of_entries(case)]
+
+    scaled = right.clone()
+    scaled[1] *= torch.tensor([0.5, 1.25])[:, None]
+    assert said(scaled, right) == [
+        "is read with other scales: the numbers of each entry are 0.5 to 1.25 times the right ones"]
+    noise = torch.randn(right.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert not said(right + 0.01 * noise, right) and not said(-scaled, right)
+    assert not said(scaled[..., :4], right[..., :4]) and not said(scaled, right, torch.float32)  # there are no scales
 
 
 def test_tensors_are_the_same_up_to_the_rounding_of_fp64() -> None:
@@ -452,3 +481,48 @@ def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool
                                calm=False)  # fmt: skip
     assert _Climb._left(its, Variant()) == ["left"] and ran == [wanted] and its.replays == 1
     assert _Climb._left(its, Variant(eager=True)) == ["left"] and ran[1]
+
+
+@pytest.fixture(scope="module")
+def of_labels(tmp_path_factory: pytest.TempPathFactory) -> list[EventContext]:
+    opened = check_contexts.checkpoint(tmp_path_factory.mktemp("labels"))
+    return list(check_contexts.run_labels(opened, check_contexts.events_of(opened)[:6]))
+
+
+@few(2)
+@pytest.mark.parametrize(("layer", "component", "label", "says"), [
+    (2, "normed", lambda of: mix(of(1, "residual"), code(Place("trunk", 2, "normed"))),
+     "row 0 is made from `residual` of layer 1, row 0, not from `hidden` of layer 1, row 0"),
+    (2, "normed", lambda of: mix(0, code(Place("trunk", 2, "normed"))),
+     "row 0 is made from zeros, not from `hidden` of layer 1, row 0"),
+    (2, "normed", lambda of: mix(of(1, "hidden"), code(Place("trunk", 1, "normed"))),
+     "row 0 is made with the weights of layer 1, not of layer 2"),
+    (3, "query", lambda of: mix(mix(of(3, "projected"), 2), code(Place("trunk", 3, "query"))),
+     "row 0 is made from position 2, not from position 0"),
+    (2, "residual", lambda of: mix(mix(of(1, "hidden"), of(2, "gated")), code(Place("trunk", 2, "residual"))),
+     "row 0 is made from `gated`, row 0, not from `mixer`, row 0"),
+    (2, "residual", lambda of: mix(mix(of(1, "mixer"), of(2, "gated")), code(Place("trunk", 2, "residual"))),
+     "row 0 is wrong in"),  # two parts are wrong, so neither is named
+    (2, "normed", lambda of: mix(12345678901, code(Place("trunk", 2, "normed"))), "row 0 is wrong in"),
+], ids=["other-row", "zeros", "other-layer", "position", "second-part", "two-parts", "unknown"])  # fmt: skip
+def test_labels_tell_what_a_row_was_made_from(
+    of_labels: list[EventContext], layer: int, component: str, label: Any, says: str
+) -> None:
+    place = Place("trunk", layer, component)
+    context = next(one for one in of_labels if isinstance(one.event, Forward) and len(one.subject.places[place]) > 3)
+
+    def first(at: int, name: str) -> int:
+        return heads(context.truth.places[Place("trunk", at, name)])[0]
+
+    def put(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((expand([label(first)], x.shape[1:]), x[1:]))
+
+    wrong = check_contexts.with_rows(context, place, put)
+    check = next(check for check in for_labels() if check.name == "labels")
+    said = explained([found for found in check(wrong) if not found.agrees], wrong, None, RunHistory())
+    assert said[0].place == place and said[0].diagnosis.startswith(says)
+
+
+def test_mixtures_are_undone() -> None:
+    for first, second in ((0, 0), (7, 1 << 63), (MASK, 12345), (1 << 40, MASK)):
+        assert undone(mix(first, second), second) == first

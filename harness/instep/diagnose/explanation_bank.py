@@ -30,12 +30,12 @@ from .mistakes.delta_rule_on_own_inputs import half_of_recurrence, recurrence
 from .mistakes.experts import experts, other_experts
 from .mistakes.explanation_fit import agrees, nearest, only
 from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
-from .mistakes.fitted_constants import fitted
+from .mistakes.fitted_constants import fitted, scales_of_entries
 from .mistakes.formula_slips import slips, slips_of_scores
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
-from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows
+from .mistakes.permuted_windows_and_shifted_caches import known_windows, windows, written_rows
 from .mistakes.product_rounding import products
 from .mistakes.residual_streams import residual_streams
 from .mistakes.rotary_and_visible_positions import positions
@@ -44,14 +44,15 @@ from .mistakes.selective_states import selective
 from .mistakes.step_controller import wrong_rule
 from .mistakes.transformed_tensors import appearance
 from .mistakes.tree_as_chain import trees
-from .mistakes.wrong_inputs import inputs
-from .mistakes.wrong_labels import labels
+from .mistakes.wrong_inputs import inputs, other_rows
+from .mistakes.wrong_labels import labels, made_from
 from .mistakes.wrong_memory import known_rows, memory, unwritten
 from .mistakes.wrong_ranks import every_shared_expert, ranks
 from .mistakes.wrong_rows import read_rows, result_rows
 from .mistakes.wrong_states import known_states, states
 from .mistakes.wrong_strides import addresses
 from .mistakes.wrong_tokens import tokens
+from .mistakes.wrong_weights import other_weights
 from .ops_by_place import ops_of
 
 FOLLOWS = Explained("bank", "follows from an earlier error: it is correct for its own inputs")
@@ -76,8 +77,10 @@ BANK: tuple[tuple[Family, ...], ...] = (
         memory, states, tokens, windows, labels, addresses, trees, experts, selective,
         residual_streams,
     ),
+    (made_from,),
+    (other_weights, other_rows, written_rows),
     (slips,),
-    (fitted, other_experts),
+    (fitted, other_experts, scales_of_entries),
     (slips_of_scores,),
 )
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places

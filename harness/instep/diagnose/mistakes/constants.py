@@ -228,8 +228,10 @@ def _norms_results(case: Case) -> bool:
 def _mixer(case: Case) -> Iterator[Explanation]:
     attended, projected = case.own("attended"), case.own("projected")
     if attended is not None and projected is not None and not case.weights.config.attention_gate:
-        yield from case.made("is gated by the queries, and attention of this type has no gate",
-                             {"attended": attended * torch.sigmoid(projected[:, :, 0])})  # fmt: skip
+        for queries in (projected[:, :, 0], case.own("query")):
+            if queries is not None:
+                yield from case.made("is gated by the queries, and attention of this type has no gate",
+                                     {"attended": attended * torch.sigmoid(queries)})  # fmt: skip
 
 
 GATES_OF_CONVS = ("in_gate", "out_gate", "x")  # the thirds of the projection of a short convolution, in order
@@ -403,7 +405,7 @@ def _sum(case: Case) -> Iterator[Explanation]:
     if normed is not None and added is not None:
         yield Explanation(f"adds {name} without its norm", case.right - normed + added)
         added = normed
-    if added is not None:
+    if added is not None and added.shape == case.right.shape:  # not with streams
         yield Explanation("lacks the residual", added)
         yield Explanation("lacks what the layer adds", case.right - added)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from instep_reference.contract.answers import BLOCKS
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.place_names import Place
 from instep_reference.weights import Weights
 
@@ -201,6 +202,7 @@ def _of_piece(
         found = piece.left(context.subject).state.get(piece.layer)
         right, sampled = near.truth.state, near.yardsticks.state
         stored = None if oracle is None else oracle.rounds.get("state")
+        stored = stored.shown if isinstance(stored, Blocked) else stored
         narrow = oracle is not None and piece.kept_in(oracle.rounds)
         if narrow or (found is not None and stored is not None and found.dtype != stored):
             return None  # the finding reports it

@@ -1,4 +1,4 @@
-"""Numbers that are fitted to the finding: the eps of a norm, a factor on the scores or on all wrong numbers.
+"""Numbers that are fitted to the finding: the eps of a norm, a factor on scores, on all wrong numbers or on each tile.
 
 These are tried last, after all known mistakes, and count as many tries. Leaves out: numbers of known mistakes
 (`constants.py`).
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 
+from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.norms import L2_EPS
+from instep_reference.trunk import WithState
 
+from ...oracle.single_layer_run import LayerWork
 from .constants import LOG2E
 from .explanation_fit import cells
 from .finding_case import Case, Explanation
 from .norms import norm_input
 
 TRIES = 1e6  # tries that a fitted number counts as
+FEWEST, EXACT = 8, 1e-5  # numbers of an entry that share a scale, and how nearly they do
+SAME_SCALE, MOST_FITTED = 1e-3, 32  # a relative change of a scale that is none, and how many of them count as tries
 STEPS, NUDGE = 4, 1e-6  # steps of Newton's method, and the relative change that measures the slope
 
 
@@ -30,6 +37,62 @@ def fitted(case: Case) -> Iterator[Explanation]:
     if case.component == "attended" and (query := case.own("query")) is not None:
         yield from _scores(case, query)
     yield from _factor(case)
+    yield from _scales(case)
+
+
+def scales_of_entries(case: Case) -> Iterator[Explanation]:
+    """Entries of a cache whose stored numbers are right, and were read with other scales."""
+    stored = None if case.oracle is None else case.oracle.rounds.get(case.component)
+    if case.granted is not None or case.component not in ("keys", "values") or not isinstance(stored, Blocked):
+        return
+    found, right = (x.to("cpu", torch.float64) for x in (case.found, case.right))
+    factors = (found * right).sum(-1, keepdim=True) / right.square().sum(-1, keepdim=True)
+    near = (found - factors * right).abs() <= EXACT * right.abs().amax(-1, keepdim=True)
+    wrong = (found != right).any(-1)
+    if found.shape[-1] >= FEWEST and (factors[wrong] > 0).all() and near.all():
+        yield Explanation(_of_scales("entry", factors[wrong]), case.found)
+
+
+def _scales(case: Case) -> Iterator[Explanation]:
+    """A state that is stored with scales: right but for a factor of each tile, as it is left or as it is read."""
+    stored = None if case.oracle is None else case.oracle.rounds.get("state")
+    work, right = None if case.piece is None else case.piece.work, case.right.to("cpu", torch.float64)
+    if not isinstance(stored, Blocked) or stored.tile is None or right.dim() != 3:
+        return
+    tall, wide, rest = *stored.tile, torch.zeros_like(right)
+    if case.component == "core" and isinstance(work, LayerWork) and isinstance(work.memory, WithState):
+        tall = tall if tall is not None and tall < work.memory.state.shape[1] else None
+        without: Any = replace(work.memory, state=torch.zeros_like(work.memory.state))
+        rest = case.again(memory=without)  # type: ignore[assignment]  # the finding is about this place
+    elif case.component != "state":
+        return
+    if (case.component == "core" and tall is not None) or rest is None:
+        return  # a column has several scales
+    given, found = right - rest, case.found.to("cpu", torch.float64) - rest
+    if case.component == "core":
+        given, found = given.transpose(0, 1), found.transpose(0, 1)  # heads first, as in a state
+    factors, count = torch.ones_like(given), 0
+    for rows in _runs(given.shape[1], tall):
+        for columns in _runs(given.shape[2], wide):
+            mine, theirs = given[:, rows, columns], found[:, rows, columns]
+            each = (mine * theirs).sum((1, 2)) / mine.square().sum((1, 2)).clamp_min(torch.finfo(torch.float64).tiny)
+            each = torch.where((each - 1).abs() > SAME_SCALE, each, 1.0)
+            factors[:, rows, columns] = each[:, None, None]
+            count += int((each != 1).sum())
+    if count and (factors > 0).all():
+        wrong = (factors * given).transpose(0, 1) if case.component == "core" else factors * given
+        says = _of_scales("tile", factors[factors != 1])
+        yield Explanation(says, rest + wrong, TRIES ** min(count, MOST_FITTED))
+
+
+def _runs(size: int, tile: int | None) -> list[slice]:
+    step = tile or size
+    return [slice(begin, begin + step) for begin in range(0, size, step)]
+
+
+def _of_scales(what: str, factors: torch.Tensor) -> str:
+    least, most = float(factors.min()), float(factors.max())
+    return f"is read with other scales: the numbers of each {what} are {least:.3g} to {most:.3g} times the right ones"
 
 
 def _eps(case: Case, x: torch.Tensor) -> Iterator[Explanation]:

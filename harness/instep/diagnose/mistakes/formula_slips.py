@@ -10,17 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from instep_reference import attention, gdn, mla, mlp, norms, short_conv, trunk
+from instep_reference import attention, gdn, mla, mlp, norms, per_layer_embedding, short_conv, trunk
 
 from ...oracle import single_layer_run
 from .finding_case import Case, Explanation
 from .source_slips import of_function, slipped
 
 NORM = (norms.rms_norm, norms.over_rms)
+STREAMS = (per_layer_embedding.read_streams, per_layer_embedding.norm_streams, *NORM)
+OF_NGRAMS = (per_layer_embedding.embed, per_layer_embedding.dilated_conv, per_layer_embedding.norm_streams, *NORM)
 RULE = (gdn.recur, gdn._written, gdn._add, gdn.left_by, gdn.absorb)
 # Component -> the functions of the reference between its inputs and its rows.
 MAKERS: Mapping[str, Sequence[Any]] = {
-    **dict.fromkeys(("normed", "post_normed", "final", "context"), NORM),
+    **dict.fromkeys(("normed", "post_normed", "strength", "post_strength", "final"), STREAMS),
+    **dict.fromkeys(("context", "mixer_normed", "mlp_normed"), NORM),
+    **dict.fromkeys(("ple_written", "ple_normed", "ple_mixed", "ple_made", "ple"), OF_NGRAMS),
     **dict.fromkeys(("q", "k"), (norms.l2_norm, gdn._rows)),
     "log_decay": (gdn.forget,), "beta": (gdn._rows,),
     "mixed": (gdn.causal_conv, single_layer_run.conv_tree, gdn._rows),
@@ -29,7 +33,8 @@ MAKERS: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("query", "key"), (attention.rotate, attention._normed, *NORM)),
     "value": NORM,
     "attended": (attention.attend, attention.attend_both_ways, single_layer_run.read_tree, mla.mix),
-    "opened": (attention.mix,), "residual": (trunk.layer,), "hidden": (trunk.layer,),
+    "opened": (attention.mix,),
+    **dict.fromkeys(("residual", "hidden"), (trunk.layer, per_layer_embedding.add_to_streams)),
     "mlp": (mlp.dense, mlp.mixture, mlp.route, mlp.route_by_sigmoid, mlp.in_best_groups),
 }  # fmt: skip
 FITTED_FIRST = ("attended",)  # the scale of scores is fitted to the finding before a slip is tried

@@ -59,8 +59,9 @@ def _turned(case: Case, work: LayerWork) -> Iterator[Explanation]:
     if projected is not None:
         yield Explanation("turns at its first channels, not at its last",
                           rotate(projected[..., :-1].to("cpu", torch.float64), at, config))  # fmt: skip
-    for width in (config.rotary_dim // 2,) if config.latent else (config.head_dim, config.rotary_dim // 2):
-        if width != config.rotary_dim and width % 2 == 0:
+    halves = config.rotary_dim // 2, config.rotary_dim // 4
+    for width in halves if config.latent else (config.head_dim, *halves):
+        if width != config.rotary_dim and width and width % 2 == 0:
             yield from case.made(f"rotates {width} channels, not {config.rotary_dim}",
                                  weights=replace(case.weights, config=replace(config, rotary_dim=width)))
 

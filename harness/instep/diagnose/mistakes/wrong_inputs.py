@@ -10,7 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
+from instep_reference.norms import rms_norm
+
 from ...checks.error_measurement import HEAD_AXIS
+from ...oracle.single_layer_run import LayerWork
+from ...watch.rows_by_request import rows
 from .finding_case import Case, Explanation, in_16_bits
 
 # Component -> the components that its op reads, if there are several, or if it reads memory, too.
@@ -31,6 +36,14 @@ READS_ONE: dict[str, tuple[str, ...]] = {
     "mixer_normed": ("mixer",), "mlp_normed": ("mlp",),
 }  # fmt: skip
 FAR = 4  # rows that an input may be shifted by
+MOST_TOKENS = 64  # of a piece that is run again so often
+# The same of ops that only a search of all other rows tries.
+READS_ALSO: dict[str, tuple[str, ...]] = {
+    "ple_key": ("ngrams",), "ple_value": ("ngrams",), "ple_written": ("ple_key", "ple_value"),
+    "ple_normed": ("ple_written",), "ple_mixed": ("ple_normed",), "ple_made": ("ple_written", "ple_mixed"),
+    "ple": ("ple_made",), "residual": ("normed",), "hidden": ("post_normed",), "logits": ("final",),
+}  # fmt: skip
+STREAM = ("residual", "hidden", "embedding", "normed", "post_normed", "mixer", "mlp", "mixer_normed", "mlp_normed")
 
 
 def inputs(case: Case) -> Iterator[Explanation]:
@@ -69,3 +82,72 @@ def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]
     yield f"{name} twice as large", 2 * own
     yield f"half of {name}", own / 2
     yield f"{name} of the opposite sign", -own
+
+
+def other_rows(case: Case) -> Iterator[Explanation]:
+    """An input, or the result itself, is another tensor of the same request: of the op, the layer or a layer before."""
+    if case.piece is None or case.piece.span.count > MOST_TOKENS:
+        return
+    work, tables = case.piece.work, (READS, READS_ONE, READS_OF_CONVS, READS_ALSO)
+    names = dict.fromkeys(name for table in tables for name in table.get(case.component, ()))
+    known = dict(_before(case))
+    for name in names:
+        own = case.own(name)
+        for says, other in known.items() if own is not None else ():
+            if says != f"`{name}`" and own is not None and other.shape == own.shape:
+                yield from case.made(f"is computed with {says} in the place of `{name}`", {name: other})
+    if isinstance(work, LayerWork) and _reads_hidden(case, work):
+        mine = work.hidden.to("cpu", torch.float64)
+        for says, other in (*known.items(), *_earlier(case)):
+            if other.shape == mine.shape and says != INPUT:
+                yield from case.made(f"is computed with {says} in the place of {INPUT}", hidden=other)
+        for says, narrow in in_16_bits(mine):
+            yield from case.made(f"is computed with {INPUT} rounded to {says}", hidden=narrow)
+    for says, other in known.items():
+        if other.shape == case.right.shape:
+            yield Explanation(f"is {says}", other)
+    if case.component == "post_normed" and case.finding.place.layer == STAGE_LEVEL and len(case.right) == 1:
+        yield from _of_another_final_row(case)
+
+
+INPUT = "the rows that the layer reads"
+
+
+def _reads_hidden(case: Case, work: LayerWork) -> bool:
+    without = case.again(hidden=torch.full_like(work.hidden, torch.nan))
+    return without is not None and not bool(without.isfinite().all())
+
+
+def _before(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """The rows that the layer reads, and its results that precede the finding in the data flow."""
+    assert case.piece is not None, "asked before"
+    place, work = case.finding.place, case.piece.work
+    if isinstance(work, LayerWork):
+        yield INPUT, work.hidden.to("cpu", torch.float64)
+    for other in case.piece.own:
+        if other[:2] == place[:2] and other.order() < place.order() and (own := case.own(other.component)) is not None:
+            yield f"`{other.component}`", own
+
+
+def _earlier(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """The rows of the residual stream in the layer before and in the one before that."""
+    assert case.piece is not None, "asked before"
+    place = case.finding.place
+    for layer in range(max(STAGE_LEVEL, place.layer - 2), place.layer):
+        for component in STREAM:
+            theirs = rows(case.context.subject, Place(place.stage, layer, component), case.piece.span)
+            if theirs is not None:
+                at = "" if layer == STAGE_LEVEL else f" of layer {layer}"
+                yield f"`{component}`{at}", theirs.to("cpu", torch.float64)
+
+
+def _of_another_final_row(case: Case) -> Iterator[Explanation]:
+    """A draft step that continues from another row than that of its parent."""
+    draft = case.weights.draft
+    for place in case.context.subject.places if draft is not None else ():
+        if place.component == "final" and draft is not None:
+            for name, theirs in case.everybody(place):
+                whose = "" if name == case.finding.request else f' of request "{name}"'
+                for row, each in enumerate(theirs.to("cpu", torch.float64)):
+                    made = rms_norm(each[None], draft.norm_hidden, case.weights.config.eps)
+                    yield Explanation(f"is the norm of `final` of stage {place.stage}, row {row}{whose}", made)

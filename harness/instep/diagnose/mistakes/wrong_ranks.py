@@ -188,6 +188,10 @@ def _tokens(case: Case, size: int) -> Iterator[Explanation]:
                 yield Explanation(f"lacks the embedding of rank {rank}'s tokens", case.right.masked_fill(own, 0))
     if case.component == "logits" and size <= MOST:
         parts = torch.tensor_split(case.right, size, -1)
+        for rank, part in enumerate(parts):
+            if all(part.shape == other.shape for other in parts):
+                yield Explanation(f"has the logits of rank {rank} in the place of those of every rank",
+                                  torch.cat([part] * size, -1))  # fmt: skip
         for order in permutations(range(size)):
             if order != tuple(range(size)):
                 told = ", ".join(map(str, order))

@@ -13,7 +13,7 @@ from instep_reference.contract.engine import Drafted
 
 from ...watch.rows_by_request import row_spans
 from .finding_case import Case, Explanation
-from .wrong_labels import embedded, heads
+from .wrong_labels import embedded, heads, vocab_of
 from .wrong_rows import SHOWN
 
 
@@ -21,7 +21,7 @@ def tokens(case: Case) -> Iterator[Explanation]:
     if case.component != "embedding" or (case.oracle is None and case.finding.check != "labels"):
         return
     if case.granted is None:
-        table = embedded(case, _vocab(case))
+        table = embedded(case, vocab_of(case))
         ours, due = ([table.get(label, -1) for label in heads(x)] for x in (case.found, case.right))
         wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
         if wrong and all(ours[row] >= 0 for row in wrong):
@@ -51,12 +51,6 @@ def _own(case: Case) -> int | None:
     if stage != "chain" or row is None or not isinstance(answer, Drafted) or answer.own_parents is not None:
         return None
     return int(answer.own[row, int(step) - 1])
-
-
-def _vocab(case: Case) -> int:
-    """The vocabulary of a run of labels, from logits of any event, or else from the largest known token."""
-    logits = [made.shape[-1] for place, made in case.context.truth.places.items() if place.component == "logits"]
-    return max(logits, default=1 << 16)
 
 
 def nearest(rows: torch.Tensor, table: torch.Tensor) -> list[int]:
