@@ -7,8 +7,6 @@ Leaves out: the contents, and whether an existing file may be replaced (`trace/f
     device, pipe, terminal  is opened and written to, and stays what it is
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -4,8 +4,6 @@ This file does not import torch, because the plugin uses it before anything is l
 (`cli/fixtures.py`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 # The part of the folder `fixtures` that a wheel contains. A test compares it with `pyproject.toml`.

@@ -3,8 +3,6 @@
 Leaves out: what is cached and how keys are made (`run/reference_cache.py`, `oracle/recomputation.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ This file does not import torch, because pytest reads it in every session. Leave
 (`instep.setting`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 
 from instep_reference.contract.errors import BadInput

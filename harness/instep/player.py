@@ -7,8 +7,6 @@ Without observers `serve` calls `event.on(engine)` and nothing else, so a timer 
 Leaves out: which event is legal (`trace/event_rules.py`), and the observers (`observe/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

@@ -3,8 +3,6 @@
 Leaves out: the command line, which sets the number before torch is loaded (`cli/__init__.py`).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Leaves out: how errors are measured (`checks/error_measurement.py`, `checks/known_wrong_states.py`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

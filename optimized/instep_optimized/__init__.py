@@ -3,8 +3,6 @@
 Leaves out: the op sets at import; `load` brings one by name (Triton is imported only with an op set that needs it).
 """
 
-from __future__ import annotations
-
 from .engine import OptimizedEngine
 from .ops import BY_NAME, load
 from .options import Options

@@ -3,8 +3,6 @@
 Leaves out: what a mover is (`memory/component_cells.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .commit.strategy_pair import COMMITS

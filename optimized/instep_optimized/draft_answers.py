@@ -3,8 +3,6 @@
 Leaves out: trees that the drafter grows, which come as tables (`round_for_step_count.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

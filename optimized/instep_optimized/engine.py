@@ -6,8 +6,6 @@ the events: `round_for_step_count.py` for what depends on the step count, `windo
 `forward_with_prefill_chunks.py` for rows of several kinds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

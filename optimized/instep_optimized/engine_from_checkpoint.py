@@ -3,8 +3,6 @@
 Leaves out: requests and events (`engine.py`), and graphs (`graphs/capture_all_at_start.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Leaves out: these graphs (`graphs/prompt_segments.py`), forwards without prompts
 the bookkeeping of requests (`engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -6,8 +6,6 @@ Leaves out: which entry moves or is evicted, which the events decide, and the pa
 (`memory/saved_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ A pool's physical layout is nothing but its strides: every op sees a state as [H
 transposed view of memory that is [HV, V, K]. Leaves out: allocation (`memory/pool.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 

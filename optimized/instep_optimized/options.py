@@ -3,8 +3,6 @@
 Leaves out: the op set and the capacity, which are separate arguments of the engine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

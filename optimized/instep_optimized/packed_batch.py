@@ -3,8 +3,6 @@
 Leaves out: which memory an op reads or writes for them (`commit/`), and the model (`model/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate

@@ -4,8 +4,6 @@ All of it is known on the host, so nothing waits for the device. Leaves out: roo
 unsupported requests (`Unsupported`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 

@@ -3,8 +3,6 @@
 Leaves out: the draw itself (`draw` of the op sets).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

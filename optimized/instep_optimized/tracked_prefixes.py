@@ -5,8 +5,6 @@ there, if the strategy stores them, and the final rows are in the order of the a
 Leaves out: giving a prefix to a request, which is a load (`engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

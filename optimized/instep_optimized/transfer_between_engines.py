@@ -6,8 +6,6 @@ are in the canonical layout of `RequestState`, so pages have no size here. An in
 Leaves out: memory in tiles, which is refused, and which entry moves (the events decide).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

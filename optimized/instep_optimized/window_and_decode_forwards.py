@@ -5,8 +5,6 @@ graphs. Leaves out: forwards with prompts (`forward_with_prefill_chunks.py`), an
 (`round_for_step_count.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A chain is the tree in which every node's parent is the previous node. Leaves ou
 probabilities (`trunk.py`), and the rest of a commit (`speculative_rounds.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

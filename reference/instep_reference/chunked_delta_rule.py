@@ -4,8 +4,6 @@ It is slow: decays are formed for every pair of tokens, so that no exponent is e
 around the rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

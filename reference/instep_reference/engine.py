@@ -3,8 +3,6 @@
 Memories are values: they are never written in place, so no request can change the memory of another. Leaves out: speed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -4,8 +4,6 @@ The rounds are those of the reference; only the model differs. A hidden row is o
 the model computes (`contract/label_algebra.py` has the rules). Leaves out: all arithmetic of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce

@@ -3,8 +3,6 @@
 Leaves out: the engine that moves labels (`label_ledger.py`).
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 from .contract.label_algebra import MIX_A, MIX_B, MIX_C, MIX_D, SCORES

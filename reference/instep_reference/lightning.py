@@ -3,8 +3,6 @@
 Leaves out: blocks of a prompt, fusing, caches.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

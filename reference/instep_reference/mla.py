@@ -3,8 +3,6 @@
 Leaves out: pages, computing by blocks, and the absorbed form, which multiplies queries by the expansion instead.
 """
 
-from __future__ import annotations
-
 import torch
 
 from .attention import AttentionMemory, Read, attend, rotate

@@ -4,8 +4,6 @@ Leaves out: the two models (tensors in `engine.py`, labels in `label_ledger.py`)
 (`speculative_rounds.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 

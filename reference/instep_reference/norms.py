@@ -3,8 +3,6 @@
 Each computes in the dtype of its input. Leaves out: casts.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -5,8 +5,6 @@ PLE adds to the streams what the last tokens say: their n-grams, hashed into tab
 memory is the last N - 1 tokens and the convolution's window. Leaves out: the blocks between (`trunk.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

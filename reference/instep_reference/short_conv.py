@@ -3,8 +3,6 @@
 Leaves out: fusing, caches, and a state, which such a layer does not have.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

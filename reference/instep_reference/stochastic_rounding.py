@@ -3,8 +3,6 @@
 Leaves out: the rest of storage (scales, and rounding to nearest).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

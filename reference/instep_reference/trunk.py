@@ -3,8 +3,6 @@
 Leaves out: the draft head (`draft/`), and the choice of tokens to run (`speculative_rounds.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType, SimpleNamespace

@@ -4,8 +4,6 @@ The same function is used for chains and trees. A commit then takes the memory o
 this node (`acceptance.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic

@@ -137,8 +137,7 @@ def test_an_arm_is_asked_for_no_option_at_its_default() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_tree_that_builds_no_engine_is_bad_input(model: Path, tmp_path: Path) -> None:
-    future = "from __future__ import annotations\n"
-    broken = Edit("instep_optimized/memory_addresses.py", future, "raise ValueError('planted')\n")
+    broken = Edit("instep_optimized/memory_addresses.py", "import torch\n", "raise ValueError('planted')\n")
     with pytest.raises(BadInput, match=r"AFTER .*its process ended.*planted"):
         run("plain", planted(tmp_path / "planted", broken), model, tmp_path)
 

@@ -4,8 +4,6 @@ A name is one of ours ("plain"), one of the adapters here ("fla"), one that an i
 point group "instep.ops", `module:attribute`, or `path/to/file.py:attribute`. Leaves out: what is then done with it.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -5,8 +5,6 @@ the result reports a window kernel that was never called with two rows. Leaves o
 (`--conv widened`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace

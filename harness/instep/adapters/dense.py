@@ -5,8 +5,6 @@ to the kernel, and stores the states that it returns. A kernel that reads pools 
 Leaves out: the kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol
 

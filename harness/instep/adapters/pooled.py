@@ -4,8 +4,6 @@ A mirror is a packed copy of a pool with all allocated columns. Every byte of it
 so instep sees every write of the kernel. Leaves out: the kernel; strategies that rerun tokens (`dense.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Leaves out: memory that the kernel may write, which is compared in the engine's own pools.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 

@@ -3,8 +3,6 @@
 Leaves out: the numbers, which are compared with the reference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any

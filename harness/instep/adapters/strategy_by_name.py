@@ -4,8 +4,6 @@ A name is one of ours ("rerun"), one that the op set brings (`Ops.keepers`), one
 the entry point group "instep.keepers", or an address such as `module:attribute`. Leaves out: how an engine uses it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from instep_optimized.commit import known

@@ -3,8 +3,6 @@
 Leaves out: the kernels' arguments (`sglang.py`, and the peers of the benchmark).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -7,8 +7,6 @@ Modules under `keep` are the wheel's own, unchanged. Parent packages exist witho
 of the package is a stub: each name in it is a function that returns a false value. Leaves out: the use of the modules.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

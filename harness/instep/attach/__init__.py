@@ -9,8 +9,6 @@ else of instep.
 Leaves out: the hooks (`sglang.py`, `vllm.py`), and the judgement (`instep.audit`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

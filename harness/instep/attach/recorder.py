@@ -6,8 +6,6 @@ exception of a hook never reaches the engine: it marks the recording as incomple
 Leaves out: hooks (`sglang.py`, `vllm.py`), and copies of states (`device_states.py`).
 """
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections import deque

@@ -3,8 +3,6 @@
 Leaves out: the names (`sglang_names.py`, `vllm_names.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ the released wheels, and a test reads them again (`tests/harness/test_attach_cos
 Leaves out: their use (`sglang.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

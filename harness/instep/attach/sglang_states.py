@@ -4,8 +4,6 @@ With a ring the state in the pool lags by the last tokens, which the ring holds;
 Leaves out: moving copies to the host (`device_states.py`), and when states are copied and written (`recorder.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -6,8 +6,6 @@ read in the released wheels, and a test reads them again (`tests/harness/test_at
 Leaves out: their use (`vllm.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Leaves out: the levels themselves (`tokens.py`), and words (`result.py`).
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

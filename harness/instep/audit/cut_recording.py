@@ -4,8 +4,6 @@ Nothing else can be cut: the rest of a recording is what an engine did. Leaves o
 requests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence

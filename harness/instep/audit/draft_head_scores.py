@@ -6,8 +6,6 @@ the recorded draft before it, with the head's own row of the step before. So one
 no later one. Leaves out: several MTP layers, and drafters without a head, whose drafts are another choice by design.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -7,8 +7,6 @@
 Leaves out: judging the merged recording, which is that of one engine (`audit.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

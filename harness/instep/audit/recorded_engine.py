@@ -5,8 +5,6 @@ So logits, final rows and states reach the same event contexts and checks as tho
 shape. Leaves out: the checks, and models that do not fit into memory, for which only tokens and counts are judged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

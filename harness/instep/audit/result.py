@@ -3,8 +3,6 @@
 Leaves out: the judgement (`audit.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The round of a finding, from the recording: its batch rows, and what changed just before it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -10,8 +10,6 @@ chunk of one token looks like a decode, so the token after the widest chunk is n
 Leaves out: engines with a draft model, as the dumper does not mark the draft model's steps. Use `write.py` for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

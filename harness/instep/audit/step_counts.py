@@ -8,8 +8,6 @@ what was recorded.
 Leaves out: the rules of the dialects (`instep_reference.contract.controllers`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 

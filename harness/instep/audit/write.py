@@ -18,8 +18,6 @@ verify), `positions`, `input_ids`, and the accepted tokens with the bonus after 
 Leaves out: draft heads, as their proposals are visible as windows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ row that is refused only while it runs, or that compares nothing, is reported wi
 Leaves out: the choice of rows (`covering_array.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

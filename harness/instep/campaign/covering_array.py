@@ -5,8 +5,6 @@ pair of cells, or a single one. A row may be refused, and only `refusal` knows w
 Leaves out: what a row runs (`all_settings.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 

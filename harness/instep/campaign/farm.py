@@ -11,8 +11,6 @@ compare no clocks: a claim is stale if a worker has watched it for its limit and
 Leaves out: the list of trials and the merge, which each command has, and the options (`instep.cli.farm_options`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -3,8 +3,6 @@
 Leaves out: the trials, their judgement, and the result that they are folded into, which each campaign declares.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@ The finding stays the same if check, tier, kind of event, place and named mistak
 and steps of a draft chain may be others. Leaves out: the cuts (`trace/cut_events.py`), recordings (`instep.audit`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace

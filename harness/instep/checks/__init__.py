@@ -3,8 +3,6 @@
 Leaves out: relations, which vary a run, and every constant (`tier_allowances.py`).
 """
 
-from __future__ import annotations
-
 from ..oracle.free_run_states import FreeOracle, Redraws
 from ..oracle.oracle import Oracle
 from .accumulated_errors import Propagated

@@ -12,8 +12,6 @@ draws in 16 bits would be equal.
 Leaves out: where an error was made, which T2 reports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ around every constructor, not between sides. Leaves out: results of ops that sha
 (`op_call_contracts.py`), and buffers of graphs (`graph_replays.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..verdict import Comparison, Skipped, Tier

@@ -5,8 +5,6 @@ budget that is computed with the first step count promises memory that the pools
 the run begins and whenever pools are rebuilt. Leaves out: the content of pools.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch

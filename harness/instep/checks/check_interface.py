@@ -3,8 +3,6 @@
 Leaves out: relations, which vary a whole run, and the result of a run (`verdict.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable

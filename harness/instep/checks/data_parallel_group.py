@@ -4,8 +4,6 @@ A replica without rows joins each of them. Leaves out: memory of requests of ano
 (`unchanged_bytes.py`), and the answers that replicas exchange (`rank_agreement.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

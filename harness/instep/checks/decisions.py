@@ -3,8 +3,6 @@
 Leaves out: forced choices, which are given (T0 compares them).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 

@@ -4,8 +4,6 @@ Leaves out: the bytes (`unchanged_bytes.py`), which may change only where the ta
 write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..verdict import Comparison, Skipped, Tier

@@ -4,8 +4,6 @@ A stale buffer, a wrong row or a wrong stride can leave the state of any request
 accepted or not. Leaves out: the wrong states that are always tried (`wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: the constants (`tier_allowances.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

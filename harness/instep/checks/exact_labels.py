@@ -3,8 +3,6 @@
 Leaves out: owners (`trace_bookkeeping.py`) and unowned bytes (`unchanged_bytes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import reduce
 from zlib import crc32

@@ -6,8 +6,6 @@ continues from a copy of it. Leaves out: near ties on the subject's own rows, wh
 (`oracle/expert_routes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch

@@ -5,8 +5,6 @@ compared. A forward with a prompt has segments between its GDN layers. Leaves ou
 other checks see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

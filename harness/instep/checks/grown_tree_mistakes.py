@@ -3,8 +3,6 @@
 Leaves out: whether the tree is wrong (`grown_trees.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -5,8 +5,6 @@ derived error (`Scores`). That is a tie, as with picks, and no divergence; the t
 tree. Leaves out: the logits (T2, T3), and the mistake that made a wrong tree (`grown_tree_mistakes.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A read is expected inside the ops of a set that does not declare `captures`. Bet
 op set that declares it, a read stalls the round. Leaves out: how reads are caught (`watch/host_reads.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

@@ -5,8 +5,6 @@ Copies are made by `save`, `preempt` and `offload`; an offload must keep the byt
 logical state of a preempted request is compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from instep_reference.contract.event_facts import facts, moves, tracked

@@ -4,8 +4,6 @@ The check runs for the request after every finish, abort and preempt, and for ev
 out: units that were free before (`poison.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from instep_reference.contract.event_facts import facts, named

@@ -4,8 +4,6 @@ The trace determines the rows, their requests and their memory. Calls inside a C
 replay, which is reported. Leaves out: how calls are judged (`watch/op_calls.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

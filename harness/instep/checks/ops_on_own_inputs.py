@@ -6,8 +6,6 @@ v, gates, updates, states) are then judged at fp32. Leaves out: the recomputatio
 whose inputs are a boundary, which `recomputed_values.py` judges.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

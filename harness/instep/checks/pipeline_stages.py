@@ -4,8 +4,6 @@ A relay must have the requests of its micro-batch, in the rows of the forward, w
 and the caps of the event. Leaves out: the memory that a stage then has, which all other checks see.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

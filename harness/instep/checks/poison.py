@@ -4,8 +4,6 @@ The trace determines the owners. Poison that is read shows as a NaN or as the de
 that outputs do not depend on the poison, and units that this event released (`leaks.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator
 from itertools import chain

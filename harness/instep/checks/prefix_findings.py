@@ -3,8 +3,6 @@
 Leaves out: the comparisons, which the checks make as for a request's own memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 

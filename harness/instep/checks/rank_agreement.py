@@ -4,8 +4,6 @@ The rank that differs from the trace is named; if the trace does not know, the r
 Leaves out: numbers that several ranks hold (`rank_replicas.py`), and collectives (`rank_collectives.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..finding_problem import Problem

@@ -5,8 +5,6 @@ a collective: a recurrent state belongs to one rank. Leaves out: a rank that wai
 make. It is reported while the event runs, because nothing comes after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from instep_optimized.ranks import Call

@@ -4,8 +4,6 @@ The parts of the ranks are compared with the reference's own run. At the first w
 of the wrong part is large. Leaves out: results of collectives, which are equal on every rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Leaves out: whether the numbers are right: the other checks judge those of the first rank that holds them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..finding_problem import Problem

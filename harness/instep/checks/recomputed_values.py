@@ -4,8 +4,6 @@ Leaves out: the recomputation (`oracle/oracle.py`), which wrong state an error p
 explanations (`explain/`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: whether these logits are right (T2, T3), and whether the truth draws the same tokens (`decisions.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

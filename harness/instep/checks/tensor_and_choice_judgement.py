@@ -4,8 +4,6 @@ Callers are checks, relations, `generate` and the gate. Leaves out: how an error
 and the constants (`tier_allowances.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Leaves out: contents of memory (`unchanged_bytes.py`) and of places (`exact_labe
 numbers).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

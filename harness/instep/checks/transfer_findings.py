@@ -4,8 +4,6 @@ Leaves out: the comparisons, which are those of memory that comes back (`unchang
 on the host may have, too (`prefix_findings.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

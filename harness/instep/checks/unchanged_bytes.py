@@ -4,8 +4,6 @@ Moved rows are taken from the subject's own recorded activations; the trace dete
 Leaves out: computed values (T2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

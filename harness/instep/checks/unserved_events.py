@@ -3,8 +3,6 @@
 Leaves out: memory and results that an engine does not show, which `watch/visible_places.py` lists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from instep_reference.contract.engine import Refused

@@ -6,8 +6,6 @@ count are scratch. The trace determines the positions; the engine declares with 
 pools what a position is. Leaves out: units that may not be written at all (`unchanged_bytes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from instep_reference.contract.engine import Commit, Draft, Region

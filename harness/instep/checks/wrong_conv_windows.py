@@ -4,8 +4,6 @@ Leaves out: windows of rows that the subject shows, which `unchanged_bytes.py` c
 windows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch

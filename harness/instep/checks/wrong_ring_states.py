@@ -5,8 +5,6 @@ be that of another token, and the update may have been computed from another sta
 kept update, and the table of all wrong states (`wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Leaves out: the comparison with these states (`known_wrong_states.py`), and mist
 (`wrong_ring_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal

@@ -6,8 +6,6 @@ are hundreds of them. They are computed only to name a state that is known to be
 Leaves out: rings with enough room (`wrong_ring_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

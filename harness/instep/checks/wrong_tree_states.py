@@ -4,8 +4,6 @@ Leaves out: the comparison (`known_wrong_states.py`), and mistakes that are poss
 (`wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from instep_reference import gdn

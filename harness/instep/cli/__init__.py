@@ -6,8 +6,6 @@ Leaves out: torch, until a command needs it. Exit codes: 0 all agree, 1 divergen
 3 inconclusive, 4 the harness itself failed. Bad input is one line on stderr, never a traceback.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import os

@@ -3,8 +3,6 @@
 Leaves out: the recorder (`instep.attach`), and the judgement (`instep audit`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -3,8 +3,6 @@
 Exit codes are those of `verdict.Exit`; typer's own never replace a verdict. Leaves out: the commands.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -3,8 +3,6 @@
 Leaves out: claims and results (`instep.campaign.farm`), the trials of a command, and their merge.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Leaves out: their source (`instep.bundled`).
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from enum import Enum

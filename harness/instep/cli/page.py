@@ -3,8 +3,6 @@
 Leaves out: its contents (`instep.report.document`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 Leaves out: the relations (`instep.campaign.relations`), and the comparison with the reference (`instep replay`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

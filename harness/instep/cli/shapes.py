@@ -3,8 +3,6 @@
 Leaves out: the run (`instep.campaign.shapes`) and the messages (`instep.report`).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

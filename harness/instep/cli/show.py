@@ -3,8 +3,6 @@
 Leaves out: serving it (`replay`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

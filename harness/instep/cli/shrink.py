@@ -3,8 +3,6 @@
 Leaves out: the cuts and the runs (`instep.campaign.shrink`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn

@@ -3,8 +3,6 @@
 Leaves out: drawing, serving and counting (`instep.campaign.soak`), and shrinking, which `instep fuzz` does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 Leaves out: the replay (`instep.campaign.streams`) and the messages (`instep.report`).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

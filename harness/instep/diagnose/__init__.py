@@ -3,8 +3,6 @@
 Leaves out: finding anything (`instep.checks`), and wrong states that T2d recognises (`checks/wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 

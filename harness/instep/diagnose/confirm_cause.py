@@ -12,8 +12,6 @@ A cause is confirmed only if everything that is computed from there agrees. Ever
 of the finding, and judges arithmetic only in the round of that event. Leaves out: explanations (`instep.diagnose`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

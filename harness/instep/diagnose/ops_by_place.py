@@ -3,8 +3,6 @@
 Leaves out: the order of findings, which the contract has (`Place.order`, `Comparison.order`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from instep_reference.contract.config import ModelConfig

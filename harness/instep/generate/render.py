@@ -3,8 +3,6 @@
 Without a check, or if the check found a fault, no speed is shown. Leaves out: making the results.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from ..report.divergence_message import numbers, where

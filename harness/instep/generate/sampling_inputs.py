@@ -3,8 +3,6 @@
 Leaves out: whether the token is the right one (`text_check.py`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -3,8 +3,6 @@
 Leaves out: chat templates.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: values of options (`setting.py`), and numbers of a model (`ModelConfig`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 

@@ -12,8 +12,6 @@ report how much memory the compiler itself uses (for example, to change a layout
 it. Leaves out: whether the kernel uses a barrier correctly, which racecheck and the results show.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

@@ -6,8 +6,6 @@
 Leaves out: the content of an event (`campaign/fuzz/draw_events.py`), and long campaigns (`instep fuzz`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any

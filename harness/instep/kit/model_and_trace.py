@@ -4,8 +4,6 @@
 wrong head is visible. Leaves out: the replay (`replayed_trace.py`), and drawn workloads (`hypothesis_strategies.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

@@ -5,8 +5,6 @@ and every state of every launch, including those that agree. Leaves out: the com
 and whether a tensor fits (`diagnose/mistakes/explanation_fit.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: the replay itself (`instep.run`) and its messages (`instep.report`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ The layer runs once per rank, on the rank's parts of the inputs. All ranks are i
 collective that a rank does not join is reported at once. Leaves out: the speed and the transport of collectives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -12,8 +12,6 @@ all roundings; an overflow or a 16-bit product still exceeds it.
 Leaves out: a declared form, whose products are narrower on purpose (`declared_product_rounding.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -8,8 +8,6 @@ them: `tier_allowances.py` derives the value of 16 such draws.
 Leaves out: the comparison (`checks/known_wrong_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: the other wrong states (`checks/wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

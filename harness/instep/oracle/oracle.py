@@ -6,8 +6,6 @@ their inputs, and the oracle runs this plan.
 Leaves out: the comparison (`checks/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

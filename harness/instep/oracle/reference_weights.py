@@ -4,8 +4,6 @@ A replay needs them in two widths and for two readers, and a process runs many r
 Leaves out: the weights themselves (`instep_reference.weights`), which must not be changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import MutableMapping
 

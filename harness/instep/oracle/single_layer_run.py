@@ -3,8 +3,6 @@
 Leaves out: the source of the rows and the memory (`recomputation_plan.py`), and running a piece (`recomputation.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ For models too large for the pieces of `oracle.py`: no MLP, attention, head or d
 shape is judged in milliseconds on the subject's device. Leaves out: the comparison.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

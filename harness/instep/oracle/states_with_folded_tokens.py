@@ -3,8 +3,6 @@
 Leaves out: running it (`recomputation.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

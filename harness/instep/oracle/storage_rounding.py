@@ -4,8 +4,6 @@ It is written independently of the engine's arithmetic: numbers are divided by t
 Leaves out: which components are stored how.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

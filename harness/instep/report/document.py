@@ -4,8 +4,6 @@ Leaves out: the writers (`terminal_tables.py`, `html/write_page.py`), and the co
 `FAMILY`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module

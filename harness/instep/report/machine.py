@@ -5,8 +5,6 @@ the name of a CUDA device. Leaves out: whether a result is too old for the insta
 decide that).
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import platform

@@ -3,8 +3,6 @@
 Leaves out: the fields that each command adds.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 Leaves out: the output on the terminal (`cli/diff.py`), and all schemas of result files (`result.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Leaves out: events, because a file has none; `instep replay --html` draws them (`html/replay.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ raised; or else at the definition of the user's op set or engine; or else at the
 or else at the definition of our op set. Leaves out: the result itself (`result.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator, Mapping, Sequence

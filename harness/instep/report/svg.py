@@ -4,8 +4,6 @@ The data is that of the plots of a page (`html/assets/plots.js`). Every mark has
 measured: text has a fixed-width font. Leaves out: intervals, which only pages have.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle

@@ -3,8 +3,6 @@
 Leaves out: their content.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD

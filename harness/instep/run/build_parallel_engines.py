@@ -5,8 +5,6 @@ the layers, and a replica has all of them. The parts of an engine get separate o
 logged separately. Leaves out: tensor-parallel ranks (`build_compared_engines.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

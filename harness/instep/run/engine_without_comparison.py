@@ -4,8 +4,6 @@ Leaves out: its setting (`setting.py`), and comparing it with anything (`build_c
 for models that are too large for a whole reference).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

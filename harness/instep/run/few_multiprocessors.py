@@ -6,8 +6,6 @@ Leaves out: when (`stress.py`).
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -6,8 +6,6 @@ hidden rows and states (`oracle/state_oracle.py`). Memory, op calls, graphs, hos
 any run. Leaves out: T2 of other places, T3, T4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ the memory of its own rank. After every event the ranks exchange their findings,
 out: the calls between ranks (`instep_optimized.ranks.processes`).
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

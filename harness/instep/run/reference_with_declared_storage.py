@@ -4,8 +4,6 @@ Between events a state has the precision of its storage; during an event it has 
 Leaves out: all other places, which `see` rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType

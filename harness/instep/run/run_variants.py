@@ -4,8 +4,6 @@ On the command line a place is stage.layer.component: trunk.2.core, chain.1.0.qu
 extend.fused. Leaves out: running it (`replay.py`), and the conclusions (`instep.diagnose`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -11,8 +11,6 @@ allocator, so it reaches any engine that uses them. A kind that never acted is r
 (`Verdict.exit`). Leaves out: the kernel that spins (`few_multiprocessors.py`), and which numbers must agree.
 """
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

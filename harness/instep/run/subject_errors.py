@@ -3,8 +3,6 @@
 Leaves out: whether a failure is the subject's or the harness's (`subject/guarded_calls.py`).
 """
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from collections.abc import Iterator

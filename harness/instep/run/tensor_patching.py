@@ -3,8 +3,6 @@
 Leaves out: which places, and whether it helped (`instep.diagnose`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ same names (`adapters.Declares`). Leaves out: how yardsticks use them (`oracle/d
 `oracle/recomputation.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

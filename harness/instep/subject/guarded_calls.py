@@ -4,8 +4,6 @@ A failure of the harness is raised unchanged and is never the subject's. Leaves 
 (`run/subject_errors.py`).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 The figures come from the same `Demand` values from which the engine allocates its pools. Leaves out: allocation.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ round before. With overlapped rounds the driver does not wait, and the proposer 
 as if all drafts in flight were accepted. Leaves out: how an engine uses the drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from instep_reference.contract.drafters import EXTERNAL, MODES

@@ -5,8 +5,6 @@ row of one, that the event rules refuse: without a draft its verify and its comm
 which cuts are worth it (`instep.campaign.shrink`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ saved and preempted. Leaves out: reading a policy (`policy.py`), and the events 
 (`event_scheduler.py`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

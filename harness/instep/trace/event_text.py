@@ -3,8 +3,6 @@
 Leaves out: what an engine computes. Describing a trace needs no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

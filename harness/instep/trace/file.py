@@ -10,8 +10,6 @@ choices. Nothing is executed, unknown fields are refused, and either both files 
 Leaves out: whether the events are legal (`event_rules.py`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

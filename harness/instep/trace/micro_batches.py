@@ -3,8 +3,6 @@
 They follow from the trace alone. Leaves out: the engine's own schedule (`instep_optimized.pipeline`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby

@@ -5,8 +5,6 @@ them before that. The root's first child is the draft head's proposal, if there 
 Leaves out: the shape, which the policy gives.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Uniforms of a request that follow from its seed, its length and the column: the coins of SGLang's verify."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from instep_reference.contract.sampling import UNIFORM

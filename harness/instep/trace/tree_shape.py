@@ -1,7 +1,5 @@
 """The depths of the nodes of a tree of drafts, and the paths to them, from the parents of the nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -3,8 +3,6 @@
 Leaves out: which tensors, and when.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace

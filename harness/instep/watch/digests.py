@@ -5,8 +5,6 @@ changes that cancel in a plain sum. Leaves out: which memory is digested, and th
 (`memory_changes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

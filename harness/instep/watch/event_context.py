@@ -3,8 +3,6 @@
 Leaves out: how it is gathered (`run/lockstep.py`) and how it is judged (`checks/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

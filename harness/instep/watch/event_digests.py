@@ -3,8 +3,6 @@
 Two runs of a trace have the same digests if no byte of them differs. Leaves out: whether any of it is right.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass

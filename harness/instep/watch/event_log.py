@@ -4,8 +4,6 @@ Leaves out: how it is gathered (`op_calls.py`, `host_reads.py`, `run/build_compa
 (`checks/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

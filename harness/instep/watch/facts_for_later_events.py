@@ -4,8 +4,6 @@ The run updates them and passes them in every context, so that no check has to r
 Leaves out: owners, lengths and windows, which follow from the trace (`context.Expected`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

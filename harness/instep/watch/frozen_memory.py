@@ -3,8 +3,6 @@
 Leaves out: the judgement of changes (`checks/`), and pools, which events may write (`memory_changes.py`).
 """
 
-from __future__ import annotations
-
 import gc
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

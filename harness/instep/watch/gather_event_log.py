@@ -5,8 +5,6 @@ harness are not logged. Leaves out: the parts of the log (`op_calls.py`, `host_r
 checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace

@@ -4,8 +4,6 @@ The definition (`contract/grown_draft_tree.py`) runs on these logits in fp64. So
 should have run, and the window that follows from them. Leaves out: judging a window (`checks/grown_trees.py`).
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Leaves out: which reads are correct (`checks/host_reads.py`). On a GPU an explic
 because torch's debug mode does not report it.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

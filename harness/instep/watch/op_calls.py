@@ -5,8 +5,6 @@ judgement are not logged. On a GPU a call is judged with cached indices, and aga
 Leaves out: the results of ops, and the use of the log (`checks/op_call_contracts.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace

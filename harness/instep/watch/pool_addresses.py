@@ -3,8 +3,6 @@
 Strides are the whole layout of a pool, so a view with other strides reads or writes elsewhere. Leaves out: contents.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Leaves out: gathering them (`subject/engines/ranked.py`), and which of them must be equal (`checks/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

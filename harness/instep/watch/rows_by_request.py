@@ -3,8 +3,6 @@
 If the engine assigned the rows, every check would repeat a wrong gather. Leaves out: the contents of the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -6,8 +6,6 @@ Rows of other requests in the same forward are zeros there. Leaves out: the allo
 (`checks/recomputed_values.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 

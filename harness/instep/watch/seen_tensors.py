@@ -3,8 +3,6 @@
 Leaves out: which request a row belongs to (`watch/rows_by_request.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: choosing constants. They are derived in `tier_allowances.py`; here they are confirmed or refuted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from instep.campaign.runner import TrialRunner

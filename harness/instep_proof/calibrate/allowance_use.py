@@ -4,8 +4,6 @@ Consecutive variants share a scene, so its truth is run once (`run/reference_cac
 Leaves out: engines that are a little wrong (`graded_errors.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A scene depends only on its number; no file is read. Leaves out: running it (`allowance_use.py`, `graded_errors.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from msgspec import structs

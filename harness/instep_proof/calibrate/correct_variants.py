@@ -8,8 +8,6 @@
 Leaves out: other functions and other rounding points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial

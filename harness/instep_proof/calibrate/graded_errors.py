@@ -4,8 +4,6 @@ An error in memory is made after the first commit that accepts a draft, in the s
 in an op acts from the start and affects everything after it. Leaves out: the errors in ops (`injected_errors.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

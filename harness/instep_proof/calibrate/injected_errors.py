@@ -7,8 +7,6 @@
 In the first layer of its kind. Leaves out: errors in memory, which are made after an event (`graded_errors.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

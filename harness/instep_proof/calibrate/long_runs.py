@@ -6,8 +6,6 @@ numbers that round to another neighbour, so there no power follows.
 Leaves out: the engines (`correct_variants.py`), and the other checks, which see single events (`allowance_use.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 Leaves out: a single run (`fault_runs.py`), judging (`compare_with_control.py`), and printing (`result_document.py`).
 """
 
-from __future__ import annotations
-
 import resource
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence

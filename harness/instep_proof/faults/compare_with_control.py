@@ -10,8 +10,6 @@ A catalogue outside the tree may expect no certain finding. Then any finding cou
 that the sentence is no size; whether it is right, a reader decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A file is edited if a fault of the built-in catalogue edits it; the drawn one ge
 fault, so its code mostly runs. Leaves out: texts of errors, annotations, kernels, and the judgement of what is found.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256

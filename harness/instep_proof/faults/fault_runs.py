@@ -3,8 +3,6 @@
 Leaves out: comparing two runs (`compare_with_control.py`).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -5,8 +5,6 @@ The result is what a test of accuracy would see: texts, and the number of accept
     python -P -m instep_proof.faults.free_run TRACE TOKENS OUT.json HOW      (how: JSON of a `Setting`)
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping

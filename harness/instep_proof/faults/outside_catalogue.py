@@ -4,8 +4,6 @@ The files are data with a strict schema. Each edit replaces one exact text in a 
 set or strategy of somebody else cannot be named, so no other code runs. Leaves out: planting and judging.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 The product itself is never changed, and contains no switch that makes it wrong. Leaves out: the faults.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

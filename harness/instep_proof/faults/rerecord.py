@@ -4,8 +4,6 @@ So every fault can be planted under a model with experts, or with other layers. 
 faults show at the same event. Leaves out: traces whose policy this model cannot serve (`BadInput` gives the reason).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from pathlib import Path

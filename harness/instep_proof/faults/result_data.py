@@ -3,8 +3,6 @@
 Leaves out: tables and the picture (`result_document.py`), and judging.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: planting and judging (`instep_proof.faults`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

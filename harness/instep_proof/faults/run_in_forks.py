@@ -3,8 +3,6 @@
 Only on Linux: elsewhere a fork of such a large process is unsafe, and every run is a new Python.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

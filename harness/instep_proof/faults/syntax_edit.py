@@ -3,8 +3,6 @@
 Leaves out: finding it (`syntax_search.py`), the pieces (`catalogue/`), and copies of the source (`plant.py`).
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

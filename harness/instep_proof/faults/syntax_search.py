@@ -5,8 +5,6 @@ and the docstrings of functions and classes do not matter to the search.
 Leaves out: replacing one (`syntax_edit.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections.abc import Iterable, Iterator

@@ -3,8 +3,6 @@
 Leaves out: the kinds themselves (`kinds/`), and timing (`interleaved_timing.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product

@@ -5,8 +5,6 @@ ours. If the package is neither installed nor unpacked on Python's path, or its 
 cell reports that. Leaves out: the contents of the packages.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

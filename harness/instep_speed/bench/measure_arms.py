@@ -7,8 +7,6 @@ arms would be blamed. Leaves out: arms that time themselves and compare on the w
 `replayed_acceptance.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: the total time (`kinds/rounds.py`).
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

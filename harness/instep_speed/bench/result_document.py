@@ -3,8 +3,6 @@
 An arm of ours with wrong answers has no time: the page shows its finding instead. Leaves out: measuring.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from math import log

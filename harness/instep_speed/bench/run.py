@@ -5,8 +5,6 @@ did not fit before. Cells that were left out are reported. Leaves out: tables an
 (`result_document.py`).
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import time

@@ -3,8 +3,6 @@
 Leaves out: the measurement (`instep_speed.gate`).
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from pathlib import Path

@@ -6,8 +6,6 @@ A machine is everything that affects a speed, except for its load (`report/machi
 nothing: they are printed next to new ones. Leaves out: measuring (`power.py`).
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

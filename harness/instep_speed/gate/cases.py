@@ -11,8 +11,6 @@ the same bits, with the same uneven acceptance, and one lap can be timed by the 
 out: clocks (`clock.py`), and the choice of arms (`gate.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial

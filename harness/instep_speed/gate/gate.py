@@ -14,8 +14,6 @@ runs of A/A and 166 of a slow-down of 1% were inconclusive, with them 1 and 24. 
 Leaves out: the statistics (`statistics.py`) and the words (`result_data.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -6,8 +6,6 @@ Leaves out: the clocks (`clock.py`), and statistics.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # (device code: Triton's types are not Python's)
 
-from __future__ import annotations
-
 from statistics import median
 
 import torch

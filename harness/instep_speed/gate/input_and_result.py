@@ -3,8 +3,6 @@
 Leaves out: how the result is found (`gate.py`), and how it is shown (`result_document.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -12,8 +12,6 @@ trial at whose end the minutes are over is the last. It is not cut off, because 
 Leaves out: the gate's own run, and the bounds on rates (`statistics.py`).
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ This check runs outside the arm. So a source tree whose own reference or checks 
 Leaves out: the checks after every event (an arm replays the course with all of them in its own process).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: the judgement (`gate.py`), and tables (`result_document.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

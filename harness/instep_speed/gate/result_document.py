@@ -3,8 +3,6 @@
 Next to it, the page of a calibration. Leaves out: timing (`instep_speed.gate`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ A new strategy is one line here and one file in this folder; an op set may bring
 definition of a strategy (`base.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from instep_reference.contract.answers import MEMORY_FACTS

@@ -8,8 +8,6 @@ knowledge of a strategy about a request, apart from its memory, is at most one i
 file each).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol

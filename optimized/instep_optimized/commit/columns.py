@@ -4,8 +4,6 @@ A verify writes the state after row t into column t. A commit moves only the mar
 (T + 1) states. Mirrors vLLM, where a request owns T slots; here one slot has T columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

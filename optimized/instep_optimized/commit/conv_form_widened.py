@@ -5,8 +5,6 @@ use of the windows, which is the `columns` strategy; its columns overlap here. M
 keeps a narrow committed window in addition to the line; here `peek` returns it.
 """
 
-from __future__ import annotations
-
 from instep_reference.contract.config import ModelConfig
 
 from ..memory.budget import Component, Sizes, mark, widened

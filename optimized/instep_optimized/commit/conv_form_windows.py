@@ -3,8 +3,6 @@
 Leaves out: the method, which is the `snapshot` strategy on another component.
 """
 
-from __future__ import annotations
-
 from ..memory.budget import Component
 from .base import StrategySpec, printed
 from .snapshot import Snapshot, may_change

@@ -4,8 +4,6 @@ It checks what is known before an event runs: names, pools, methods, the table. 
 harness judges those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 

@@ -4,8 +4,6 @@ Leaves out: state dtypes narrower than the arithmetic (`options.REFUSED`). Such 
 and its bits would depend on the schedule. Traffic per layer and request: between 1 and 2 states. Mirrors ReplaySSM.
 """
 
-from __future__ import annotations
-
 from .base import StrategySpec, printed
 from .rerun import MAY_CHANGE, Rerun
 

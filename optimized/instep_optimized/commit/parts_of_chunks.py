@@ -6,8 +6,6 @@ parts of a call in their order. Leaves out: which prefixes are kept (`tracked_pr
 request's own memory, which the strategy chooses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -7,8 +7,6 @@ arithmetic, which is the per-token body of decode in the `gdn` op. Traffic per l
 window. A commit of chains writes nothing: the number of accepted tokens follows from the request's length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

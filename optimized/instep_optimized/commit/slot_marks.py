@@ -4,8 +4,6 @@ Leaves out: its meaning, which its strategy defines. The mark of a freed slot is
 mark is written when the slot is given to a request, before it is read.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..ops.op_protocols import Ops

@@ -3,8 +3,6 @@
 Traffic per layer and request: (T + 3) states; the other strategies need fewer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from instep_reference.contract.config import ModelConfig

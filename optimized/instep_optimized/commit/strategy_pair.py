@@ -3,8 +3,6 @@
 Leaves out: the strategies themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol

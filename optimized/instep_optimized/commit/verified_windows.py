@@ -3,8 +3,6 @@
 Leaves out: which units of state memory move (the strategies in this folder).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

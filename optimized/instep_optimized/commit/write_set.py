@@ -5,8 +5,6 @@ commit those after its length (`Capacity.trim`).
 Leaves out: running the event.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from instep_reference.contract.engine import (

@@ -5,8 +5,6 @@ The specification is the text of `instep_reference.contract.controllers`; the re
 the harness compares the wishes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from instep_reference.contract.adaptive_controller_file import AdaptiveFile, Dialect

@@ -3,8 +3,6 @@
 Leaves out: every rule by which a count is chosen.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The constant controller: the initial count, always."""
 
-from __future__ import annotations
-
 from .base import Controller, Made
 
 

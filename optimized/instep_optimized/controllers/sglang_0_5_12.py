@@ -1,7 +1,5 @@
 """SGLang's controller of 0.5.12, with brackets of batch sizes and 0 steps in addition to the release's flat file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Leaves out: that a wish acts a round later (the driver's `wish_delay`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from .base import Controller, Made

@@ -3,8 +3,6 @@
 Leaves out: the engine of one replica (`replica_engine.py`), and its ops (`ops_of_group.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -9,8 +9,6 @@ replica without rows joins each collective, with one idle row. A graph has the r
 Leaves out: the idle forward (`replica_engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ in the same collectives, which changes nothing. All replicas replay the same gra
 most requests. Leaves out: the choice of a replica for a request.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

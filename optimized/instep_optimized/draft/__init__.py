@@ -4,8 +4,6 @@ Leaves out: the drafter protocol (`drafter_protocol.py`), and `external`: the ev
 here.
 """
 
-from __future__ import annotations
-
 from .block import Block
 from .drafter_protocol import Make
 from .eagle import Eagle

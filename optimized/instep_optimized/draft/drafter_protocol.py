@@ -3,8 +3,6 @@
 Leaves out: every particular drafter (one file each), and the layer that all of them run (`mtp.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

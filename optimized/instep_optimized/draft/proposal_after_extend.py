@@ -3,8 +3,6 @@
 Leaves out: the rows themselves (`mtp.py`), and every other use of a pick (the drafters).
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..memory.slot_table import SlotTable

@@ -3,8 +3,6 @@
 Leaves out: recording and replaying a body (`capture_and_replay.py`), and forwards with prompts (`prompt_segments.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

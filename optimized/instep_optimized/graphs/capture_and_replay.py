@@ -9,8 +9,6 @@ that run eagerly between two segments of its graph. Leaves out: recording a body
 computation.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ it. A rank with a separate process captures its own graph. Leaves out: keys, buc
 (`capture_and_replay.py`).
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress

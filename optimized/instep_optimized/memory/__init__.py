@@ -3,8 +3,6 @@
 Leaves out: the writes of an event (`commit/`) and the copies that are kept aside (`saved_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ Pools are made from demands, and the budget counts demands. Both must take the w
 commit strategy demands (`commit/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal

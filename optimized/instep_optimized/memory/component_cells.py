@@ -15,8 +15,6 @@ Leaves out: the functions, which are next to their movers (`component_table.py` 
     budget    the bytes that a component needs, for the memory budget
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, TypeVar, get_args
 

@@ -5,8 +5,6 @@ new positions. It keeps all its pages until the request is released, or until a 
 the memory of a page (`pool.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 

@@ -8,8 +8,6 @@ A unit and the gap after it make one pitch. The two ends catch a write to unit -
 unit past the last layer.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Leaves out: the memory of a slot (`pool.py`). Slot 0 and request row 0 are reserved and never handed out.
 """
 
-from __future__ import annotations
-
 from instep_reference.contract.errors import BadInput, OutOfCapacity
 
 

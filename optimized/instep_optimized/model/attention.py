@@ -3,8 +3,6 @@
 Leaves out: pages and positions, which come with the batch.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

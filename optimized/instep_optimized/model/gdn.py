@@ -3,8 +3,6 @@
 Leaves out: the memory that is read and written; the commit strategy chooses the addresses.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -3,8 +3,6 @@
 Leaves out: pages, which come with the batch, and the expansion of latents, which is a part of the op `attend_latents`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from instep_reference.contract.config import LATENT_EPS, ModelConfig

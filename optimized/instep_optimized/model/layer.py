@@ -3,8 +3,6 @@
 Leaves out: running it, which each kind of layer does in its own way.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 

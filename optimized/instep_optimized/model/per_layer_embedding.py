@@ -3,8 +3,6 @@
 Leaves out: the tokens and windows that are read and written; the commit strategies choose the addresses.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Self

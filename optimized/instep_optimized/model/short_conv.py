@@ -3,8 +3,6 @@
 Leaves out: the windows that are read and written; the form of conv windows chooses the addresses.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -3,8 +3,6 @@
 Leaves out: what an op does; `op_protocols.py` has the contract of each.
 """
 
-from __future__ import annotations
-
 from instep_reference.contract.errors import BadInput
 
 from .import_by_name import attribute_at, split

@@ -3,8 +3,6 @@
 Leaves out: the ops before them with a key per head (`op_protocols.py`, whose rules hold here, too).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch

@@ -5,8 +5,6 @@ belongs to checks and debugging, not to a timed run. Leaves out: values, and whi
 (`op_shapes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any

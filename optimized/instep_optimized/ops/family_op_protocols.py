@@ -3,8 +3,6 @@
 An op set may lack them, and then does not serve these families. Rules and alphabet are those of the other ops.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -4,8 +4,6 @@ The current directory is searched for modules, as pytest, gunicorn and uvicorn d
 names of op sets (`load`), and the words of an error.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from hashlib import sha256

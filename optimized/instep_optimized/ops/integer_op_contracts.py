@@ -3,8 +3,6 @@
 Leaves out: ops on floating-point numbers, and reporting (`check_op_calls.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

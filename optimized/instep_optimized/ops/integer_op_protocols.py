@@ -3,8 +3,6 @@
 Leaves out: ops that compute numbers, and the op set with all ops (`op_protocols.py`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 import torch

@@ -4,8 +4,6 @@ Leaves out: the decision for our own kernels (`kernels/runtime.py`), which also 
 torch nor Triton, except that `wanted_without_gpu` imports torch.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

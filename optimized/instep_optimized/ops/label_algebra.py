@@ -5,8 +5,6 @@ int64: its sums and products wrap to the same 64 bits, and a mask makes its righ
 mixes which labels (`ledger_label_ops.py`).
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from zlib import crc32

@@ -6,8 +6,6 @@ Leaves
 out: all arithmetic of the model, and so its weights.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Leaves out: indices and memory (`check_op_calls.py`), and dtypes, which an op set declares by place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from functools import partial

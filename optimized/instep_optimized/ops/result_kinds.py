@@ -3,8 +3,6 @@
 Leaves out: shapes (`op_shapes.py`), and ops that only write: their return values are not checked.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 

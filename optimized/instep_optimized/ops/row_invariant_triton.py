@@ -5,8 +5,6 @@ the same chunks. Leaves out: kernels that are row-invariant already (norms, inpu
 moves, decisions).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..kernels.invariant.attend import attend, attend_latents

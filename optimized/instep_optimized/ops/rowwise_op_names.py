@@ -3,8 +3,6 @@
 Leaves out: the op sets that give the same bits either way (`Ops.row_invariant`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 # Ops whose result rows depend only on the same input row (`attend`: and on memory), and their row arguments.

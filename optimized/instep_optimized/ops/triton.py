@@ -3,8 +3,6 @@
 Importing it decides whether Triton interprets kernels (`kernels.runtime`). Leaves out: the kernels themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

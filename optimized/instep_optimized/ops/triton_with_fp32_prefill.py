@@ -4,8 +4,6 @@ With 32-bit activations it is `triton`. With 16-bit ones `triton` prefills in bl
 this set in blocks of 16 with fp32 operands. Leaves out: everything that both share.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..kernels.gdn_dispatch import precise_gdn

@@ -3,8 +3,6 @@
 It reads the device, so only watched runs use it. Leaves out: the watcher itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ Wrappers are applied from the inside out, in a fixed order:
      replaced, separately.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import cache

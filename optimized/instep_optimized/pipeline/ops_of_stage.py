@@ -10,8 +10,6 @@ transfer: it reads received rows from memory outside of it, and leaves its rows 
 and the transfers before and after a replay (`stage_engine.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -6,8 +6,6 @@ has no transfer: rows arrive before its replay, and leave after it. Leaves out: 
 events themselves (`engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby

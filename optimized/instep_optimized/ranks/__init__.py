@@ -4,8 +4,6 @@ Leaves out: the implementation in one process (`lockstep.py`), the ops that call
 the parts of tensors that a rank holds (`instep_reference.contract.shards`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 

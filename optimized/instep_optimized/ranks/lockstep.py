@@ -7,8 +7,6 @@ reported at once. Only a rank that does not come back is reported after a time l
 and one stream, and a graph is captured with the work of all ranks in this order. Leaves out: speed.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

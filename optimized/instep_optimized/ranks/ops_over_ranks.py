@@ -12,8 +12,6 @@ A fusion of one of these ops would skip its collective, so its parts run instead
 Leaves out: the collectives themselves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -7,8 +7,6 @@ moved by torch.distributed alone, since a value in the store has at most 8 MiB. 
 (`instep.run.rank_processes`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import math

@@ -6,8 +6,6 @@ wait for the launches of the other. Leaves out: the copies themselves, and the l
 `to_host.py`).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal, Protocol
 

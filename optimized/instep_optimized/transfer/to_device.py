@@ -4,8 +4,6 @@
 of the numbers. The other direction is `to_host.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -3,8 +3,6 @@
 Leaves out: the meaning of the numbers. Users of copies: lengths, roots, and the shapes of grown trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import overload

@@ -3,8 +3,6 @@
 Leaves out: the cost of the room (each side's own).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MOST_NODES = 63  # maximum nodes of a tree: the ancestors of a node are bits of an int64, whose sign stays clear

@@ -3,8 +3,6 @@
 Leaves out: the fields of each model type (`config.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeVar
 

@@ -132,8 +132,6 @@ constant: the initial count, always. wish_delay: 0. `num_steps` must be given.
 Trees: drafts that form a tree are refused (Unsupported) while there is a controller other than constant.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -3,8 +3,6 @@
 Leaves out: how each drafts (`draft/` of either side), and the proposer of given drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -3,8 +3,6 @@
 Leaves out: divergences (a result and not an error), and errors of the harness itself (exit code 4).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

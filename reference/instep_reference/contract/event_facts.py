@@ -5,8 +5,6 @@ depend on more than a phase, such as token counts, room, choices (`instep.trace.
 the table: what it writes is its own statement, which the table bounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import Enum

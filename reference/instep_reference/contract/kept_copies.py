@@ -3,8 +3,6 @@
 Leaves out: the events that make and end them (`engine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal, Protocol
 

@@ -3,8 +3,6 @@
 Leaves out: what the fields mean (`config.ModelConfig`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .config_fields import Fields, experts_per_token, mixers_of, only, positive, turning_heads

@@ -5,8 +5,6 @@ writes, and the required number of positions, follow from this declaration. Leav
 `engine.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

@@ -3,8 +3,6 @@
 Leaves out: the fields that it shares with Qwen3.5 (`config.py`), and what the fields mean (`config.ModelConfig`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -9,8 +9,6 @@ has a conv window and no state. Both sides and the harness read a row of this ta
 weights, whose form depends on the model type (`checkpoint_tensor_shapes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -20,8 +20,6 @@ The choice at a node of a window (a decode row and a last prefill chunk are a wi
   target-only rejection sampling: `own` of a verified window are these choices, and acceptance is as for an argmax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

@@ -8,8 +8,6 @@ Mirrors: SGLang 0.5.9 and vLLM 0.11, `ColumnParallelLinear`, `RowParallelLinear`
 loaders of `in_proj_qkv` and `conv1d` for Qwen3-Next. These pad a vocabulary to a multiple of 64; here it is not padded.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Leaves out: reading the files (the contract does that), and when a wish comes into force (the driver decides that).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from ..contract.adaptive_controller_file import AdaptiveFile, Dialect

@@ -3,8 +3,6 @@
 Leaves out: the rules (one file per dialect, from the text of `contract/controllers.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """The dialect constant: the initial count, always."""
 
-from __future__ import annotations
-
 from ..contract.controllers import Controlled
 from .base import Controller
 

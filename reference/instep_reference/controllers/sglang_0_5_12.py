@@ -3,8 +3,6 @@
 Mirrors: `srt/speculative/adaptive_spec_params.py` of SGLang 0.5.12. Differs: there it is one flat file, without 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -3,8 +3,6 @@
 Mirrors: `srt/speculative/adaptive_spec_params.py` of SGLang 0.5.13.
 """
 
-from __future__ import annotations
-
 from ..contract.controllers import Controlled
 from . import sglang_0_5_14 as later
 

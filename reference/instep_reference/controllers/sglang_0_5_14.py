@@ -4,8 +4,6 @@ Mirrors: `srt/speculative/adaptive_spec_params.py` of SGLang 0.5.14 to 0.5.23. D
 rounds overlap are queued here; there the scheduler's loop does that.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

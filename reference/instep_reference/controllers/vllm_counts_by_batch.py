@@ -4,8 +4,6 @@ Mirrors: `v1/spec_decode/dynamic/utils.py` of vLLM 0.33. Differs: the table is s
 largest batch.
 """
 
-from __future__ import annotations
-
 from ..contract.controllers import Controlled
 from .base import Controller
 

@@ -3,8 +3,6 @@
 Leaves out: how each drafts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..contract.config import ModelConfig

@@ -4,8 +4,6 @@ Leaves out: the computation of its rows (`Model.context`, `Model.block`). So the
 labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..contract.errors import Unsupported

@@ -3,8 +3,6 @@
 Leaves out: which tokens and rows run when (`block.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -3,8 +3,6 @@
 Leaves out: the drafters, one file each, and their table of contents (`__init__.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, runtime_checkable

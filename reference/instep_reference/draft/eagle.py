@@ -3,8 +3,6 @@
 Leaves out: the computation of a head (`Model.head`). So the same steps draft with tensors and with labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic

@@ -3,8 +3,6 @@
 Leaves out: caches and heads. The memory of such a drafter is its own, and not part of a request's state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Leaves out: the source of log-probabilities (`Model.best`), and the head (`eagle.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

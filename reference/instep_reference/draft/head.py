@@ -3,8 +3,6 @@
 Leaves out: which rows run when (`eagle.py`, `vanilla.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import cast
 

@@ -3,8 +3,6 @@
 The draft event only passes on the proposals of extend. Leaves out: the computation of a head (`Model.head`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 If a condition was never met, the campaign cannot have found the faults that need it. Leaves out: code coverage.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ Every choice is drawn: picks, roots, accepted paths and bonuses. Leaves out: leg
 requests an event may name, and they check the drawn event. So no rule is written a second time here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: what is drawn (`draw_events.py`), and who asks for it (`hypothesis_machine.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Leaves out: the conditions that are counted (`coverage.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

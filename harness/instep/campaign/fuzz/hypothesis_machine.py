@@ -5,8 +5,6 @@ it, and nothing may change. Some rules are a whole round, so that runs get far. 
 (`draw_events.py`), and the number of runs (`campaign.py`).
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

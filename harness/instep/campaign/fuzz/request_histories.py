@@ -4,8 +4,6 @@ A fault may need both: a load into a request that samples, a prefix that ends wi
 fact alone is met soon, and a pair of them rarely. Leaves out: facts of one event alone (`coverage.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 

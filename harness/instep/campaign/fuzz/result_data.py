@@ -3,8 +3,6 @@
 Leaves out: drawing and counting (`campaign.py`, `coverage.py`), and tables (`result_document.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

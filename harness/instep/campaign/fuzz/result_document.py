@@ -3,8 +3,6 @@
 Leaves out: drawing (`instep.campaign.fuzz`).
 """
 
-from __future__ import annotations
-
 from ...report.document import Data, Document, Kind, Listing, findings, messages, short, word
 from ...verdict import Exit
 

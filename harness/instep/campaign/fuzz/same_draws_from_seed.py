@@ -5,8 +5,6 @@ whether instep is installed or a checkout, and in a test on the tests before it.
 (`draw_events.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ A relation is a row in `same_events.py` or `same_tokens.py`, or a separate file.
 event of one run (`instep.checks`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

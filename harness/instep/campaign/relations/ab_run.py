@@ -4,8 +4,6 @@ Leaves out: why they must be equal (`same_events.py`), and runs that bring the s
 (`position_record.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Leaves out: recording (`position_record.py`), the choice of the two records (eac
 differ (`compare_within_allowance.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: records that must have equal bits (`compare_bitwise.py`), and all other constants (`tier_allowances.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -4,8 +4,6 @@ that move to another engine.
 This is the only place where a relation reaches into an engine. Leaves out: external engines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -7,8 +7,6 @@ and with pages that hold a whole request, where every byte of every pool must be
 Leaves out: what a round may know of the round before (`trace/event_rules.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

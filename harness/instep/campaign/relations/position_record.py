@@ -5,8 +5,6 @@ rejected drafts have no position and are not recorded. A row of the draft chain 
 chain started from and the drafts before the row. Leaves out: comparing records (`compare_bitwise.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

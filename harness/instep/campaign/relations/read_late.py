@@ -12,8 +12,6 @@ Leaves out: graphs, unless the setting has them; a comparison of rounds that ove
 (`overlapped.py`).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

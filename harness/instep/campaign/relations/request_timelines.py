@@ -5,8 +5,6 @@ positions. A load is replaced by the steps that led to the loaded state, so ever
 Leaves out: running the events (`position_record.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle

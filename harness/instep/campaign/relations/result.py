@@ -4,8 +4,6 @@ The result file has the fields of a replay's (`report/outcome_data.py`), with on
 running the relations.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Leaves out: a request's own timeline rewritten into other steps (`request_timelines.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast

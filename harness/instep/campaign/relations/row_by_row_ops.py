@@ -7,8 +7,6 @@ Leaves out: the op set's own promise (`Ops.row_invariant`), and whether the ops 
 unwrapped run decides.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ A row has the name, the claim, the two engines, and an example of a wrong engine
 engines are compared (`ab_run.py`), and relations that bring the same tokens through other events (`same_tokens.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast

@@ -7,8 +7,6 @@ wrong engine that it detects. If bits may differ, the difference must be within 
 `compare_bitwise.py`), and two engines on the same events (`same_events.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

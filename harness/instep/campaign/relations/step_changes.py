@@ -10,8 +10,6 @@ alone judges it.
 Leaves out: the step counts of the trace itself (`schedule` in `same_tokens.py`), and engines without a commit strategy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle

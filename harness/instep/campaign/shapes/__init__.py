@@ -3,8 +3,6 @@
 Leaves out: weights (`random_weights.py` draws them), and the sources of the numbers (`README.md`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

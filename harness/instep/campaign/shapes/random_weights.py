@@ -4,8 +4,6 @@ A tensor depends only on its name and the seed. So the first layers stay the sam
 Leaves out: files.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from types import MappingProxyType

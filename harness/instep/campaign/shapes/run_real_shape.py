@@ -4,8 +4,6 @@ The reference cannot hold such a model as a whole, so checks that need a whole r
 Leaves out: the checks (`run/large_model.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Leaves out: what a rule does, and what it draws. Nothing is shrunk here: a finding is cut to its last stretch.
 """
 
-from __future__ import annotations
-
 from random import Random
 from typing import TypeVar
 

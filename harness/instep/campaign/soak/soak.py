@@ -5,8 +5,6 @@ STRETCHES of them, so that their permanent memory, such as saved copies, stays b
 Leaves out: the drawn rules (`drawn_rounds.py`) and the file (`totals.py`).
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Leaves out: running it (`soak.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

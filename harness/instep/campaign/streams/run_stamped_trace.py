@@ -4,8 +4,6 @@ There are two levels. `model`: the model made by hand; its values must be right 
 of the delta rule are rounded to labels first, so every state must be right to the bit. Leaves out: numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal

@@ -7,8 +7,6 @@ hold the code as their values. In the draft head, value head 0 holds the code of
 row's own token. Leaves out: text. The choices of such a model mean nothing, so all choices are forced.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable

@@ -5,8 +5,6 @@ at the position of its depth. A request that loads the saved state of another re
 other's stamps. Leaves out: which of two rejected siblings a row is; their stamps are equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

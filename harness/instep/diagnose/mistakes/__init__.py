@@ -3,8 +3,6 @@
 Leaves out: the mistakes (each family and check has its table), and faults (`instep_proof/faults/catalogue`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ...checks import (

@@ -4,8 +4,6 @@ Leaves out: other positions and other caches (`rotary_and_visible_positions.py`)
 (`constants.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 

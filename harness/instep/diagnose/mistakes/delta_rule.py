@@ -7,8 +7,6 @@ Leaves out: mistakes in memory around the call (`wrong_memory.py`, `checks/wrong
 (`wrong_inputs.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Leaves out: the mistakes (`delta_rule.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

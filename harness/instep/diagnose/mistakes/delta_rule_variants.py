@@ -3,8 +3,6 @@
 A function here makes the forms for a call; the table of mistakes is in `delta_rule.py`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace

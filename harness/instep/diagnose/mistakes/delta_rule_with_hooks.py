@@ -4,8 +4,6 @@ The catalogue (`delta_rule.py`) changes its inputs or its hook. Leaves out: the 
 (`checks/wrong_state_inputs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple

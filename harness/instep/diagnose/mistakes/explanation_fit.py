@@ -5,8 +5,6 @@ explanation if that is closer than the right cell, and the whole must then be wi
 matches, the matched numbers are counted against the tensors that were tried. Leaves out: the explanations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

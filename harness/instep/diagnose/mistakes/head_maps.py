@@ -3,8 +3,6 @@
 Leaves out: heads that are rotated or swapped as a whole (`wrong_inputs.py`, `wrong_rows.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: the content that is in their place (`wrong_memory.py`, `permuted_windows_and_shifted_caches.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from instep_reference.contract.engine import Region

@@ -3,8 +3,6 @@
 Leaves out: an eps that is fitted to the finding (`fitted_constants.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: rounded inputs of other ops (`wrong_inputs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

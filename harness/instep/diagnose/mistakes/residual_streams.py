@@ -3,8 +3,6 @@
 Leaves out: mistakes in their memory that any component may have (`wrong_memory.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 

@@ -4,8 +4,6 @@ Nothing is copied, as an engine's state is a copy already. Leaves out: explanati
 `step_controller.py`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: mistakes in the recurrence itself (`delta_rule.py`) and in its states (`checks/wrong_state_bank.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

@@ -3,8 +3,6 @@
 Leaves out: where such code is run (`formula_slips.py`, `step_controller.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

@@ -5,8 +5,6 @@ step count if it gives it and, at every earlier event, the right one. Leaves out
 which the driver decides.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

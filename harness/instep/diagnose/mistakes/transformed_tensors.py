@@ -3,8 +3,6 @@
 These describe the content and not how it came about. Leaves out: everything that names a mechanism.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

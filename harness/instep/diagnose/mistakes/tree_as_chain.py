@@ -3,8 +3,6 @@
 Leaves out: states of other nodes, which T2d recognises (`checks/wrong_tree_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -4,8 +4,6 @@ Leaves out: states that follow from a wrong step (`wrong_states.py`), windows an
 (`permuted_windows_and_shifted_caches.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

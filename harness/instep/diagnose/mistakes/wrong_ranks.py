@@ -4,8 +4,6 @@ All follow from the subject's own merged rows, and from the part of a weight tha
 Leaves out: ranks that hold different results (`checks/rank_replicas.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

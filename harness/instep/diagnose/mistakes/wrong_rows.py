@@ -4,8 +4,6 @@ For an op that makes one row from one row, a result at the wrong row and an inpu
 Leaves out: ops with several inputs (`wrong_inputs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

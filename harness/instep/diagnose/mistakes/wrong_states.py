@@ -4,8 +4,6 @@ Leaves out: steps with the input of another row, head or request (`wrong_inputs.
 and decays in the right entries of a ring (`checks/wrong_ring_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import starmap

@@ -5,8 +5,6 @@ width, row r, step t is read from row r * width + t. If the engine shows the buf
 included. Leaves out: rows of the same event (`wrong_rows.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

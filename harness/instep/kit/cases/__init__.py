@@ -3,8 +3,6 @@
 Leaves out: how a case is built (`case.py`), and the right answers (`kit/expected_results.py`).
 """
 
-from __future__ import annotations
-
 from .case import Case, Outcome, serve, strays
 from .conv_and_gdn import CONV, RECURRENT
 from .grown_trees import GROW

@@ -9,8 +9,6 @@ The cases rely on these parts of the contracts:
   - a query row that sees no page (table of -1) gives zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial

@@ -3,8 +3,6 @@
 Leaves out: paged attention and plain data movement (`paged_kv.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

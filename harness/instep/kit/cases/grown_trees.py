@@ -3,8 +3,6 @@
 Leaves out: every other op on trees (`trees.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_optimized.ops.integer_op_protocols import Beams

@@ -3,8 +3,6 @@
 Leaves out: the product's own allocation (`instep_optimized.memory`); these pools are independent of it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

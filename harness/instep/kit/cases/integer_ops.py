@@ -3,8 +3,6 @@
 Leaves out: accept (`rows.py`) and KV rows in pages (`paged_kv.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Leaves out: conv and gdn (`conv_and_gdn.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

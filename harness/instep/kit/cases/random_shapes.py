@@ -3,8 +3,6 @@
 Leaves out: the table of chosen shapes (`conv_and_gdn.py`, `paged_kv.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from random import Random

@@ -5,8 +5,6 @@ The sizes are those of a layer of Qwen3.5-9B, and of Kimi-Linear-48B-A3B for att
 Leaves out: products and rows, which have only small cases, and whole layers (`instep shapes`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -4,8 +4,6 @@ Leaves out: chains (the other tables), and the test that a path has the bits of 
 (`tests/optimized/test_ops_trees.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

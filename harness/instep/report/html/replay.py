@@ -3,8 +3,6 @@
 Leaves out: the document (`runs_document.py`), and the HTML (`write_page.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -8,8 +8,6 @@
 Leaves out: the results of events. Events after the end of the replay are in the timeline, because the trace has them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -5,8 +5,6 @@ that could end its element, and the content security policy allows only the two 
 Leaves out: the content (`document.py`, `replay.py`) and the look of the charts (`assets/`).
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import hashlib

@@ -4,8 +4,6 @@ Every tensor is copied to the host, so later writes of the engine do not change 
 Leaves out: when a callback is called (`engine_from_verbs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar

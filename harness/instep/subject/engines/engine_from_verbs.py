@@ -6,8 +6,6 @@ tokens are stepped over again; a request that cannot be served so leaves the run
 Leaves out: what the verbs give, and whether it is of the right kind (`callbacks.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 

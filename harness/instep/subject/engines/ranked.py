@@ -6,8 +6,6 @@ step (`instep_optimized.ranks.lockstep`), or each in a process (`ranks.processes
 and rows, states and decisions come from all. Leaves out: building the ranks (`run/build_compared_engines.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace

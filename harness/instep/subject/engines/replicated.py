@@ -4,8 +4,6 @@ Requests go to the replicas in turn as they are admitted; one that loads a state
 state of a request is that of its replica. Leaves out: building the replicas (`run/build_parallel_engines.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ after every event it gets rows, states and answers of the others. Leaves out: bu
 (`run/build_parallel_engines.py`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext

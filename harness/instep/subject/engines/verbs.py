@@ -9,8 +9,6 @@ tensors in dicts. Leaves out: what the harness derives (`engine_from_verbs.py`),
         num_steps  largest step count;  widest: maximum tokens of one window;  device: str;  dtype: of activations
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Leaves out: what a fault is (`instep_proof/faults/catalogue/fault.py`), and clas
 exist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 

@@ -3,8 +3,6 @@
 Leaves out: MTP layers (`draft.py`, `drafters.py`), and widths of windows (`widths.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

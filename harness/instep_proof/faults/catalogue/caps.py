@@ -3,8 +3,6 @@
 Leaves out: acceptance without caps (`rollback.py`), and windows with own widths (`widths.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

@@ -3,8 +3,6 @@
 Leaves out: copies that were wrong when they were made (`scheduling.py`, `chunks.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: prefixes that end with a chunk, and parts that a prefix lacks (`prefixes.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

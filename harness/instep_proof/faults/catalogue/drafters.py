@@ -3,8 +3,6 @@
 Leaves out: what one head is fed and remembers within rounds (`draft.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

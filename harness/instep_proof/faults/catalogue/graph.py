@@ -3,8 +3,6 @@
 Leaves out: every other family.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import USUAL, Edit, Fault, Wrap, of_family

@@ -1,7 +1,5 @@
 """Data-parallel groups: idle replicas, padded rows, and results that the replicas exchange."""
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -4,8 +4,6 @@ Key and value heads of KDA are equally wide, so many of these faults change no s
 do not depend on the kind of decay (`rollback.py`, `rings.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -4,8 +4,6 @@ A replay reads everything after every event, so only the relation `read_late` fi
 whose tensors are written again, which a replay remembers (`changed_answers.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

@@ -4,8 +4,6 @@ The conv window is the only memory of a layer with a short convolution. Many of 
 equally wide. Leaves out: what windows suffer in layers that also have a state (`rollback.py`, `neighbours`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: what Kimi-Linear has, too (`kimi_linear.py`): the channels of a decay, the expansion of latents, the router.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

@@ -4,8 +4,6 @@ The heads of lightning attention have one width, and many of these faults change
 that do not depend on the kind of decay (`rollback.py`, `rings.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

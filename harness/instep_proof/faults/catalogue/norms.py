@@ -3,8 +3,6 @@
 Leaves out: the l2 norm of q and k, and casts (`numerics.py`).
 """
 
-from __future__ import annotations
-
 from .fault import Edit, Fault, of_family
 
 GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend"))

@@ -3,8 +3,6 @@
 Leaves out: how prefixes are made and shared (`prefixes.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: what a state suffers whatever its beta is (`rollback.py`, `rings`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

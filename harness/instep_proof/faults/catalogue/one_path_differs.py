@@ -3,8 +3,6 @@
 The runs are in bfloat16, where a layer's own rounding is as large. Leaves out: every other family.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import USUAL, Edit, Fault, of_family

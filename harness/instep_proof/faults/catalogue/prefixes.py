@@ -3,8 +3,6 @@
 Leaves out: copies of whole requests (`chunks.py`, `changed_answers.py`, `scheduling.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

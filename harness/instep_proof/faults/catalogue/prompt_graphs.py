@@ -3,8 +3,6 @@
 Leaves out: graphs of rounds (`graph.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

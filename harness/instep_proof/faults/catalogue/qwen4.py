@@ -4,8 +4,6 @@ SGLang 0.5.20 to 0.5.23 commit this memory on one of two paths of a verify (`_up
 fused commit returns before it. Leaves out: faults of states and of the conv of GDN (`rollback.py`, `rings.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

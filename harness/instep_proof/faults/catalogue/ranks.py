@@ -3,8 +3,6 @@
 Leaves out: mistakes of one rank alone, which are in the other families.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from instep.setting import Setting

@@ -3,8 +3,6 @@
 Leaves out: other wrong counts of tokens that are run again (`rollback.py`), and rings of other slots (`slots.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: storage of pools (`storage.py`), and what a prefix keeps (`prefixes.py`).
 """
 
-from __future__ import annotations
-
 from instep.options import INT8
 from instep.setting import Setting
 

@@ -3,8 +3,6 @@
 Leaves out: sums over several children, which only a tree has, and every other family.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

@@ -3,8 +3,6 @@
 Leaves out: other mistakes of rings (`rings.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

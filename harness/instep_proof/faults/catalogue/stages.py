@@ -3,8 +3,6 @@
 Every run has 3 stages and 2 micro-batches: with 2 stages (i - 1) mod 2 = (i + 1) mod 2 hides a wrong micro-batch.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

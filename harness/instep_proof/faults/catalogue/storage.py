@@ -3,8 +3,6 @@
 Leaves out: memory that is stored narrower than declared (`numerics.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from instep.options import FP8

@@ -3,8 +3,6 @@
 Leaves out: another request's memory (`slots.py`), and kept tokens that are run again with another's (`rings.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: copies that stay in the host memory of one engine (`offloaded_prefixes.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family

@@ -3,8 +3,6 @@
 Leaves out: mistakes that a chain shows as well (`rollback.py`, `draft.py`, `graph.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -3,8 +3,6 @@
 Leaves out: trees (`trees.py`), and acceptance in windows that are equally wide (`rollback.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import USUAL, Edit, Fault, of_family

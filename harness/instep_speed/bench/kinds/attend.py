@@ -4,8 +4,6 @@ Cells with fp8 KV and a scale per row and head have the axis `kv`, cells with tr
 have neither. Leaves out: the linear maps, norms and rotary around it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -3,8 +3,6 @@
 Leaves out: the linear map before it and the norms and gates after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

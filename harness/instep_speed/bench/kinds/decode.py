@@ -3,8 +3,6 @@
 Some peers compute norms and gates inside; one of our arms does so too. Leaves out: norms, gates and conv before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

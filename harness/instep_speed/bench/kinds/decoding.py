@@ -10,8 +10,6 @@ has one: with one draft it equals `eagle`, and more drafts are not possible. The
 about the text, and the time of a proposer on the host (`ngram`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -3,8 +3,6 @@
 Leaves out: the product that makes the logits (`products.py`), and drawing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -6,8 +6,6 @@ bf16 in blocks of 64). The errors of every arm are printed as well, and the row 
 the same rows. Leaves out: norms, gates and conv before it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import torch

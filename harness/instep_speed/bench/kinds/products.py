@@ -4,8 +4,6 @@ With `--ops triton --ops invariant` it shows the cost of bits that do not depend
 between.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any

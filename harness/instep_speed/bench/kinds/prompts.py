@@ -6,8 +6,6 @@ replayed, so an arm whose graphs never ran has a finding. The floor has, in addi
 forward. Leaves out: rounds without a prompt, and prompts alone (`prefill.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 

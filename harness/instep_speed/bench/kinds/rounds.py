@@ -13,8 +13,6 @@ round's collectives: a call takes at least as long as a sum of two numbers, and 
 both are measured in the same processes. Leaves out: prompts, and any acceptance but the forced one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools

@@ -3,8 +3,6 @@
 Leaves out: paging; the states are one tensor, without a gather. Mirrors: fla-core 0.6.0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any

@@ -6,8 +6,6 @@ planned once for a batch, outside the timing, and reads our pages.
 Mirrors: flashinfer-python 0.7.2.post1, flash-qla 0.1.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module

@@ -3,8 +3,6 @@
 Leaves out: the kernels.
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_optimized.memory_addresses import Part

@@ -11,8 +11,6 @@ The kernels compute norms and gates inside, so they are compared with our arms t
 unpacked, its modules are loaded from the wheel one by one. Leaves out: trees. Mirrors: sglang 0.5.12 to 0.5.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module

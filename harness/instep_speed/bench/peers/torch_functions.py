@@ -4,8 +4,6 @@ Experts are two grouped products over the rows in the order of their experts (`g
 Leaves out: everything that is paged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

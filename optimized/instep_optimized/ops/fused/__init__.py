@@ -5,8 +5,6 @@ A fusion is a file here with its composition, a protocol and a field of `Ops` th
 declares the parts that it was made of (`fuses`): a set with a different part does not have the op. Leaves out: kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar

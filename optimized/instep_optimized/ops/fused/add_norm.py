@@ -1,7 +1,5 @@
 """The residual sum, and the norm that reads it."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

@@ -1,7 +1,5 @@
 """The conv, and the delta rule's inputs from its result."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

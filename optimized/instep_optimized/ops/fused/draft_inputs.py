@@ -1,7 +1,5 @@
 """Input of a draft head's first product: embedded tokens and hidden rows, each normed, side by side."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

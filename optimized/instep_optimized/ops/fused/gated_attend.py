@@ -1,7 +1,5 @@
 """Attention, and the output gate of its rows."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

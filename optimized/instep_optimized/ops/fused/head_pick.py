@@ -1,7 +1,5 @@
 """Logits, and the pick from them."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

@@ -1,7 +1,5 @@
 """Inputs of attention from a projection: queries as a result; keys and values into their pages."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

@@ -1,7 +1,5 @@
 """Several projections of the same rows as one product."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Moving the same units of several layers at once."""
 
-from __future__ import annotations
-
 from ..integer_op_protocols import Moved
 from ..op_protocols import Ops
 

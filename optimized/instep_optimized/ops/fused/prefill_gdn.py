@@ -3,8 +3,6 @@
 In a fusion of prompts intermediate rows have the dtype of their use.
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

@@ -1,7 +1,5 @@
 """The delta rule of a verify, with the conv, norms and gates before it: no intermediate row is stored."""
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

@@ -5,8 +5,6 @@ It is a subject like the other op sets, never the yardstick. Rounding points: ev
 need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

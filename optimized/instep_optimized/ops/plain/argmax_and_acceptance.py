@@ -3,8 +3,6 @@
 Both ops are exact. The `ledger` op set uses them too. Leaves out: choices that are drawn (`top_k_top_p_sampling.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.place_names import Place

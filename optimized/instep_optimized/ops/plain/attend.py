@@ -4,8 +4,6 @@ One request at a time, all its positions at once. Leaves out: writing the pages 
 blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

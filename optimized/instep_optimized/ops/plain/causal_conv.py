@@ -3,8 +3,6 @@
 The silu after the conv is part of the op `conv`; a short convolution has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 

@@ -3,8 +3,6 @@
 Leaves out: storage dtypes, which `__init__.py` declares.
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.declared_rounding import Storage

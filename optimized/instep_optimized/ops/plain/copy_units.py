@@ -3,8 +3,6 @@
 The `ledger` op set uses these ops too. Leaves out: arithmetic.
 """
 
-from __future__ import annotations
-
 import torch
 
 from ...memory_addresses import Address

@@ -3,8 +3,6 @@
 Leaves out: the MLP (`mlp.py`) and everything with memory. Sums are in at least fp32, with one cast at the end.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import linear as product
 

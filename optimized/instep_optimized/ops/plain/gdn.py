@@ -4,8 +4,6 @@ Both forms of a part (chunk, window) are the same loop here, over all requests a
 products.
 """
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 Nothing here waits for the host. The `ledger` op set uses the last two. Leaves out: the head's rows (`draft/eagle.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..integer_op_protocols import Beams, GrownTree, TopkTokens

@@ -3,8 +3,6 @@
 Leaves out: the rounding that uses them (`scaled_tiles.py`).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

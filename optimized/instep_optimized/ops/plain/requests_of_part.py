@@ -4,8 +4,6 @@ Every read of a pool is a copy; every write goes through the pool's own strides.
 neither rows nor tokens to run again, or if its `read` unit is -1. Leaves out: the computation of a row.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

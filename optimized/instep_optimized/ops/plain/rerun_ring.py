@@ -4,8 +4,6 @@ Numbers and labels share this code. An entry in which nothing was kept is never 
 token.
 """
 
-from __future__ import annotations
-
 import torch
 
 from instep_reference.contract.errors import Unsupported

@@ -3,8 +3,6 @@
 Nothing here waits for the host. The `ledger` op set uses it too. Leaves out: the ring itself (`rerun_ring.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..integer_op_protocols import RingPlan

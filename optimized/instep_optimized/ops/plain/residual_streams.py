@@ -3,8 +3,6 @@
 Leaves out: the dilated conv (`causal_conv.py`). Sums are in at least fp32, with one cast at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

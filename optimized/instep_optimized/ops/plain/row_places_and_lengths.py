@@ -4,8 +4,6 @@ Nothing here waits for the host. The `ledger` op set uses these ops too. Leaves 
 (`argmax_and_acceptance.py`).
 """
 
-from __future__ import annotations
-
 import torch
 
 from ..integer_op_protocols import PathPlan, RowPlacement, TreePlan

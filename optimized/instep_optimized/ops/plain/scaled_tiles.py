@@ -3,8 +3,6 @@
 A pool without scales is read and written as it is, in its own dtype. Leaves out: which pools have scales.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import pad
 

@@ -4,8 +4,6 @@ Leaves out: the argmax alone, and acceptance (`argmax_and_acceptance.py`). The `
 here, too.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
