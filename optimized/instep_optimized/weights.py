@@ -363,13 +363,15 @@ def _ungated(stored: Stored, at: str, layer: int, config: ModelConfig) -> DenseW
         return DenseWeights(*(stored.take(f"{at}.{name}_proj.weight") for name in ("up", "down")))
     up, down = (torch.stack([stored.take(f"{at}.experts.{expert}.{name}_proj.weight")
                              for expert in range(config.experts)]) for name in ("up", "down"))  # fmt: skip
-    bias = f"{at}.gate.e_score_correction_bias"
+    bias, latent = f"{at}.gate.e_score_correction_bias", config.expert_latent > 0
+    to_latent, from_latent = (
+        stored.take(f"{at}.{name}_latent_proj.weight") if latent else None for name in ("fc1", "fc2"))
     return ExpertWeights(
         router=stored.take(f"{at}.gate.weight"), gate_up=up, down=down,
         shared_gate_up=stored.take(f"{at}.shared_experts.up_proj.weight"),
         shared_down=stored.take(f"{at}.shared_experts.down_proj.weight"), shared_gate=None,
         router_bias=stored.wide(bias), groups=config.expert_groups, groups_per_token=config.groups_per_token,
-        scale=config.routed_scale, gated=False,
+        scale=config.routed_scale, gated=False, to_latent=to_latent, from_latent=from_latent,
     )
 
 

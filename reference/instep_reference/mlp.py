@@ -27,6 +27,7 @@ def dense(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:
     """Sum share * expert(x) over the chosen experts, plus sigmoid(shared_gate x) * shared(x), or plus shared(x).
 
+    Experts over latents read z = to_latent x, and from_latent maps their sum back. Router and shared expert read x.
     Mirrors: transformers `Qwen3NextSparseMoeBlock`, `Qwen3_5MoeSparseMoeBlock`, and `KimiLinearMoE` and
              `NemotronHMoE`, whose shared expert has no gate; HF's router is fp32.
     """
@@ -36,9 +37,11 @@ def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.
     out = dense(weights.shared, x)
     if weights.shared_gate is not None:
         out = torch.sigmoid(x @ weights.shared_gate.T) * out
+    z = x if weights.to_latent is None else x @ weights.to_latent.T
+    total = out if weights.from_latent is None else torch.zeros_like(z)
     for expert in shares.any(0).nonzero().flatten().tolist():
-        out = out + shares[:, expert, None] * dense(weights.experts[expert], x)
-    return out
+        total = total + shares[:, expert, None] * dense(weights.experts[expert], z)
+    return total if weights.from_latent is None else out + total @ weights.from_latent.T
 
 
 def route(config: ModelConfig, scores: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,7 @@ class MlpWeights:
 @dataclass(frozen=True)
 class MoeWeights:
     """router [E, D]; experts, E of them; the shared expert, of width 0 if there is none, and its gate [1, D], if it
-    has one; bias [E], of a sigmoid router.
+    has one; bias [E], of a sigmoid router; to_latent [L, D] and from_latent [D, L], around routed experts of width L.
     """
 
     router: torch.Tensor
@@ -138,6 +138,8 @@ class MoeWeights:
     shared: MlpWeights
     shared_gate: torch.Tensor | None
     bias: torch.Tensor | None = None
+    to_latent: torch.Tensor | None = None
+    from_latent: torch.Tensor | None = None
 
 
 MixerWeights = GdnWeights | LightningWeights | ShortConvWeights | AttentionWeights | LatentWeights | NopeWeights
@@ -477,12 +479,15 @@ def _mlp(config: ModelConfig, at: str, get: Get) -> MlpWeights:
 
 
 def _ungated(config: ModelConfig, at: str, get: Get) -> MoeWeights:
-    """Load experts without gates, and their sigmoid router."""
+    """Load experts without gates, their sigmoid router, and the projections around them if they read latents."""
+    latent = config.expert_latent > 0
     return MoeWeights(
         router=get(f"{at}.gate.weight"),
         experts=tuple(_mlp(config, f"{at}.experts.{expert}", get) for expert in range(config.experts)),
         shared=_mlp(config, f"{at}.shared_experts", get), shared_gate=None,
         bias=get(f"{at}.gate.e_score_correction_bias"),
+        to_latent=get(f"{at}.fc1_latent_proj.weight") if latent else None,
+        from_latent=get(f"{at}.fc2_latent_proj.weight") if latent else None,
     )
 
 

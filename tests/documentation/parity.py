@@ -119,14 +119,17 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
         **_heads(1, 1), "num_attention_heads": 1, "num_key_value_heads": 1, "rms_norm_eps": 0.1}),
     ("OLMo-Hybrid, one KV head of four, wide heads", "olmo", {"num_key_value_heads": 1, "hidden_size": 64}),
     ("Nemotron-H, Mamba2 x 2, MLP, attention, experts in 2 groups", "nemotron", {}),
-    ("Nemotron-H, one group, prompts in chunks of 5", "nemotron", {"n_groups": 1, "chunk_size": 5}),
-    ("Nemotron-H, as many groups as heads, conv width 2", "nemotron", {"n_groups": 4, "conv_kernel": 2}),
-    ("Nemotron-H, six heads of 8 in 3 groups, K 16", "nemotron", {
-        "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 3, "ssm_state_size": 16}),
+    ("Nemotron-H, one group, prompts in chunks of 5, latents of experts", "nemotron", {
+        "n_groups": 1, "chunk_size": 5, "moe_latent_size": 8}),
+    ("Nemotron-H, as many groups as heads, conv width 2, latents wider than the rows", "nemotron", {
+        "n_groups": 4, "conv_kernel": 2, "moe_latent_size": 40}),
+    ("Nemotron-H, six heads of 8 in 3 groups, K 16, latents of one channel", "nemotron", {
+        "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 3, "ssm_state_size": 16, "moe_latent_size": 1}),
     ("Nemotron-H, conv without bias", "nemotron", {"use_conv_bias": False}),
     ("Nemotron-H, attention first, two in a row", "nemotron", {"hybrid_override_pattern": "**M-"}),
-    ("Nemotron-H, names of layers", "nemotron", {"hybrid_override_pattern": None, "layers_block_type": [
-        "linear_attention", "linear_attention", "moe", "full_attention"]}),
+    ("Nemotron-H, names of layers, latents as wide as the rows", "nemotron", {
+        "hybrid_override_pattern": None, "moe_latent_size": 32,
+        "layers_block_type": ["linear_attention", "linear_attention", "moe", "full_attention"]}),
     ("Nemotron-H, older names of layers", "nemotron", {"hybrid_override_pattern": None, "layers_block_type": [
         "mamba", "mlp", "attention"]}),
     ("Nemotron-H, top 4 of 6 experts, not renormalised", "nemotron", {
@@ -135,6 +138,21 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("Nemotron-H, one head", "nemotron", {
         "mamba_num_heads": 1, "n_groups": 1, "num_attention_heads": 1, "num_key_value_heads": 1}),
     ("Nemotron-H, MLPs and attention alone", "nemotron", {"hybrid_override_pattern": "*-*-"}),
+    ("Nemotron-H, experts over latents", "nemotron", {"moe_latent_size": 12}),
+    ("Nemotron-H, latents, top 3 of 6 in one group, scale 5, after each mixer", "nemotron", {
+        "moe_latent_size": 8, "n_routed_experts": 6, "num_experts_per_tok": 3, "n_group": 1,
+        "routed_scaling_factor": 5.0, "hybrid_override_pattern": "MEME*E"}),
+    ("Nemotron-H, latents, one expert per token, not renormalised", "nemotron", {
+        "moe_latent_size": 12, "num_experts_per_tok": 1, "norm_topk_prob": False}),
+    ("Nemotron-H, latents, two of three groups, scale 1", "nemotron", {
+        "moe_latent_size": 12, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3,
+        "routed_scaling_factor": 1.0}),
+    ("Nemotron-H, latents, wide experts, a narrow shared expert", "nemotron", {
+        "moe_latent_size": 6, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 4}),
+    ("Nemotron-H, latents, experts first and last, large eps", "nemotron", {
+        "moe_latent_size": 12, "hybrid_override_pattern": "E*ME", "layer_norm_epsilon": 0.1}),
+    ("Nemotron-H, latents, experts alone among attention", "nemotron", {
+        "moe_latent_size": 12, "hybrid_override_pattern": "*E*E", "num_key_value_heads": 1}),
     ("LFM2, conv x 3 and attention, conv width 3", "lfm2", {}),
     ("LFM2, attention first, conv width 4", "lfm2", {**_layers(FULL, CONV, CONV), "conv_L_cache": 4}),
     ("LFM2, conv width 2, one KV head", "lfm2", {"conv_L_cache": 2, "num_key_value_heads": 1}),
@@ -215,6 +233,8 @@ DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Nemotron-H, top 3 of 6 in one group, one KV head", "nemotron", {
         "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 6, "n_group": 1,
         "topk_group": 1, "num_experts_per_tok": 3, "num_key_value_heads": 1, "layer_norm_epsilon": 0.1}),
+    ("MTP head, Nemotron-H, experts over latents, scale 5", "nemotron", {
+        "num_nextn_predict_layers": 1, "moe_latent_size": 12, "routed_scaling_factor": 5.0}),
 )
 CASES = (*(Case(*drawn) for drawn in DRAWN), Case("fixtures/tiny, trained", "dense", {}, TINY))
 HEADS = (*(Case(*drawn) for drawn in DRAWN_HEADS), Case("MTP head, fixtures/tiny, trained", "dense", {}, TINY))

@@ -46,7 +46,7 @@ TYPES: dict[str, tuple[str, Kind, str, str]] = {
     "kimi_linear": ("Kimi-Linear-48B-A3B", "kimi", "faults/kimi", "kimi"),
     "olmo_hybrid": ("Olmo-Hybrid-7B", "olmo", "faults/olmo", "olmo"),
     "bailing_hybrid": ("Ling 3", "ling", "faults/ling", "ling"),
-    "nemotron_h": ("Nemotron-H, Nemotron-3-Nano", "nemotron", "faults/nemotron", "nemotron"),
+    "nemotron_h": ("Nemotron-H, Nemotron 3 (Nano, Super, Ultra)", "nemotron", "faults/nemotron", "nemotron"),
     "lfm2": ("LFM2-350M to 2.6B", "lfm2", "faults/lfm2", "lfm2"),
     "minimax": ("MiniMax-Text-01 as `transformers` converts it", "minimax", "faults/minimax", "minimax"),
     "qwen4_exp": ("Qwen4-Exp", "qwen4", "faults/qwen4", "qwen4"),

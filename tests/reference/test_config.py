@@ -350,6 +350,18 @@ def test_a_file_of_nemotron_h_is_read() -> None:
     for stated in ({}, {"mtp_hybrid_override_pattern": "*E"}, {"mtp_layers_block_type": ["full_attention", "moe"]}):
         heads = ModelConfig.from_dict(config_of("nemotron", num_nextn_predict_layers=1, **stated))
         assert heads.drafter().layers == (("nope", "moe"),)
+    for pattern, latent in (("M-M*E", 12), ("M*", 0)):
+        stated = config_of("nemotron", moe_latent_size=12, hybrid_override_pattern=pattern)
+        assert ModelConfig.from_dict(stated).expert_latent == latent
+
+
+def test_a_file_of_nemotron_h_states_infinity_and_an_older_name(tmp_path: Path) -> None:
+    """As released: a bare Infinity is no JSON. transformers 5 writes an object in its place."""
+    path, config = tmp_path / "config.json", ModelConfig.from_dict(config_of("nemotron"))
+    for limit in (float("inf"), {"__float__": "Infinity"}):
+        path.write_text(json.dumps(config_of("nemotron", time_step_limit=[0.0, limit])))
+        assert ModelConfig.from_file(path) == config
+    assert ModelConfig.from_dict(config_of("nemotron", head_dim=None, attention_head_dim=16)) == config
 
 
 @pytest.mark.parametrize(("field", "value"), [
@@ -363,9 +375,10 @@ def test_an_mtp_layer_that_nemotron_h_cannot_have_is_refused(field: str, value: 
 
 NEMOTRON_REFUSED: dict[str, list[Any]] = {
     "hybrid_override_pattern": [None, "", "MX", ["M"]], "layers_block_type": ["M*", [], ["conv"]],
-    "num_hidden_layers": [4], "mamba_num_heads": [3, None], "mlp_hidden_act": ["silu"], "moe_latent_size": [8],
+    "num_hidden_layers": [4], "mamba_num_heads": [3, None], "mlp_hidden_act": ["silu"], "moe_latent_size": [0, "8"],
     "num_nextn_predict_layers": [2, -1], "tie_word_embeddings": [True], "use_bias": [True], "n_group": [3, 8],
-    "time_step_limit": [[0.001, 0.1]], "num_experts_per_tok": [9, 5], "n_shared_experts": [2], "ssm_state_size": [0],
+    "time_step_limit": [[0.001, 0.1], {}], "attention_head_dim": [8], "mlp_bias": [True],
+    "num_experts_per_tok": [9, 5], "n_shared_experts": [2], "ssm_state_size": [0],
 }
 
 

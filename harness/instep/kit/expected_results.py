@@ -259,14 +259,20 @@ def _swiglu(gate_up: Tensor, down: Tensor) -> MlpWeights:
     return MlpWeights(gate, up, down)
 
 
+def _squared(up: Tensor, down: Tensor) -> MlpWeights:
+    return MlpWeights(None, up, down)
+
+
 def experts(given: ExpertWeights) -> MoeWeights:
     """The weights in the reference's form. A missing shared expert becomes one of zeros."""
+    of = _swiglu if given.gated else _squared
     none = torch.zeros_like(given.router[:1])
     shared = (none.new_zeros(2, none.shape[1]), none.new_zeros(none.shape[1], 1))
     if given.shared_gate_up is not None and given.shared_down is not None:
         shared = given.shared_gate_up, given.shared_down
-    each = tuple(_swiglu(*pair) for pair in zip(given.gate_up, given.down, strict=True))
-    return MoeWeights(given.router, each, _swiglu(*shared), given.shared_gate, given.router_bias)
+    each = tuple(of(*pair) for pair in zip(given.gate_up, given.down, strict=True))
+    return MoeWeights(
+        given.router, each, of(*shared), given.shared_gate, given.router_bias, given.to_latent, given.from_latent)
 
 
 def _moe(given: Inputs) -> Tensor:
@@ -289,7 +295,7 @@ ROWS: Mapping[str, Callable[[Inputs], Tensor | dict[str, Tensor]]] = {
     "output_gate": lambda given: given["attended"] * torch.sigmoid(
         given["projected"][..., -1:] if given["projected"].dim() == 3 else given["projected"][:, :, 1]),
     "mlp": lambda given: mlp.dense(_swiglu(given["gate_up"], given["down"]), given["x"]),
-    "squared_mlp": lambda given: mlp.dense(MlpWeights(None, given["up"], given["down"]), given["x"]),
+    "squared_mlp": lambda given: mlp.dense(_squared(given["up"], given["down"]), given["x"]),
     "multiply": lambda given: given["x"] * given["y"],
     "scaled_add": lambda given: given["alpha"] * given["x"] + given["beta"] * given["y"],
     "selective_inputs": _selective_inputs,

@@ -114,6 +114,8 @@ class ExpertWeights:
                      sigmoid(score), renormalised if `norm_topk`, times `scale`
     gated            whether experts are SwiGLUs. If not, gate_up is up alone [E, I, D], and experts compute as
                      `SquaredMlp`. Only sets with this op are given such experts
+    to_latent [L, D], from_latent [D, L]  given for routed experts that read to_latent x and have the width L in place
+                     of D. from_latent maps their weighted sum back. Only sets with `squared_mlp` are given them
     """
 
     router: torch.Tensor
@@ -127,6 +129,8 @@ class ExpertWeights:
     groups_per_token: int = 1
     scale: float = 1.0
     gated: bool = True
+    to_latent: torch.Tensor | None = None
+    from_latent: torch.Tensor | None = None
 
 
 class Embed(Protocol):

@@ -251,8 +251,12 @@ def _nemotron(config: ModelConfig, at: str, block: Block) -> Iterator[tuple[str,
         yield f"{at}.gate.weight", (config.experts, D)
         yield f"{at}.gate.e_score_correction_bias", (config.experts,)
         yield from _mlp(config, D, config.shared_intermediate, f"{at}.shared_experts").items()
+        if config.expert_latent:
+            yield f"{at}.fc1_latent_proj.weight", (config.expert_latent, D)
+            yield f"{at}.fc2_latent_proj.weight", (D, config.expert_latent)
         for expert in range(config.experts):
-            yield from _mlp(config, D, config.expert_intermediate, f"{at}.experts.{expert}").items()
+            width = config.expert_latent or D
+            yield from _mlp(config, width, config.expert_intermediate, f"{at}.experts.{expert}").items()
     elif block == "mlp":
         yield from _mlp(config, D, config.intermediate, at).items()
     else:

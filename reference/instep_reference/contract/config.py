@@ -5,14 +5,13 @@ Leaves out: weights (`checkpoint.py`) and everything that is not needed to compu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
-
-import msgspec
 
 from .block_drafter import BlockDrafter
 from .config_fields import ROPE_OBJECTS
@@ -115,6 +114,7 @@ class ModelConfig:
     expert_groups: int = 1
     groups_per_token: int = 1
     routed_scale: float = 1.0
+    expert_latent: int = 0  # width of the rows that routed experts read and make; 0: they read rows of D, as the others
     centred_norms: bool = True  # whether a norm multiplies by 1 + w, where w is its stored weight
     attention_gate: bool = True  # whether q_proj also makes a gate for the output of attention
     row_norms: bool = False  # whether queries and keys are normed over all heads of a row, not head by head
@@ -246,10 +246,10 @@ class ModelConfig:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file, or raise a `BadInput` that names the file."""
     try:
-        data = msgspec.json.decode(path.read_bytes())
+        data = json.loads(path.read_bytes())  # not msgspec, which refuses the Infinity in files of Nemotron-H
     except FileNotFoundError:
         raise BadInput(str(path), found="no such file", expected="a JSON file") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(str(path), found=error, expected="a readable JSON file") from None
     if not isinstance(data, dict):
         raise BadInput(str(path), found=type(data).__name__, expected="a JSON object")

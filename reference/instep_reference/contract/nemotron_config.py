@@ -11,10 +11,11 @@ from .config_fields import Fields, bad, experts_per_token, multiple, only
 from .recurrences import RECURRENCES
 
 NEMOTRON = "nemotron_h"
+INFINITY = float("inf")  # in files also {"__float__": "Infinity"}, as transformers 5 writes it
 
 
 def read_nemotron(f: Fields) -> dict[str, Any]:
-    """Read a file of Nemotron-H: every layer is one block. Experts over latents are refused.
+    """Read a file of Nemotron-H: every layer is one block. Experts may read latents (Nemotron 3 Super).
 
     Its MTP layer is two blocks, attention and experts. One is served, as in SGLang and vLLM.
     Mirrors: transformers 5.24 `NemotronHConfig`, with its defaults; the releases state a pattern of letters.
@@ -22,13 +23,12 @@ def read_nemotron(f: Fields) -> dict[str, Any]:
     for name, value in (
         ("attention_bias", False), ("mlp_bias", False), ("use_bias", False), ("mamba_proj_bias", False),
         ("mamba_hidden_act", "silu"), ("mlp_hidden_act", "relu2"), ("residual_in_fp32", False),
-        ("sliding_window", None), ("moe_latent_size", None),
+        ("sliding_window", None),
         ("tie_word_embeddings", False), ("n_shared_experts", 1),
     ):
         only(name, f.get(name), value)
-    limit = f.get("time_step_limit")
-    if limit is not None and list(limit) != [0.0, float("inf")]:
-        raise bad("time_step_limit", limit, "[0.0, Infinity]: steps are not clamped")
+    if f.get("time_step_limit") not in (None, [0.0, INFINITY], [0.0, {"__float__": "Infinity"}]):
+        raise bad("time_step_limit", f.get("time_step_limit"), "[0.0, Infinity]: steps are not clamped")
     blocks, mtp_layers = _blocks(f), f.whole("num_nextn_predict_layers", least=0, default=0, most=1)
     if mtp_layers and (stated := _blocks(f, *OF_MTP, default=["attention", "moe"])) != ("nope", "moe"):
         raise bad(" or ".join(OF_MTP), stated, "attention, then experts (*E)")
@@ -46,11 +46,12 @@ def read_nemotron(f: Fields) -> dict[str, Any]:
         key_heads=groups, value_heads=value_heads, key_dim=f.whole("ssm_state_size"),
         value_dim=f.whole("mamba_head_dim"), conv_width=f.whole("conv_kernel"), output_gate="silu",
         conv_bias=f.flag("use_conv_bias", default=True),
-        heads=heads, kv_heads=kv_heads, head_dim=f.whole("head_dim"), rotary_dim=0, rope_theta=1.0,
+        heads=heads, kv_heads=kv_heads, head_dim=_head_dim(f), rotary_dim=0, rope_theta=1.0,
         intermediate=f.whole("intermediate_size") if "mlp" in blocks else 0,
         experts=experts,
         expert_intermediate=f.whole("moe_intermediate_size") if experts else 0,
         shared_intermediate=f.whole("moe_shared_expert_intermediate_size") if experts else 0,
+        expert_latent=f.whole("moe_latent_size") if experts and f.get("moe_latent_size") is not None else 0,
         mtp_layers=mtp_layers, centred_norms=False, attention_gate=False, mlp_gate=False, **routing,
     )
 
@@ -84,6 +85,14 @@ def _blocks(
     if count is not None and count != len(stated):
         raise bad("num_hidden_layers", count, f"{len(stated)}, the length of {name}")
     return tuple(BLOCKS[kind] for kind in stated)
+
+
+def _head_dim(f: Fields) -> int:
+    """Read the width of a head of attention, under the name of today or of the first releases."""
+    older = f.get("attention_head_dim")
+    width = f.whole("head_dim", default=older)
+    only("attention_head_dim", older, width)
+    return width
 
 
 def _routing(f: Fields, experts: int) -> dict[str, Any]:

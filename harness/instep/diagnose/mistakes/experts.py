@@ -14,6 +14,7 @@ import torch
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import dense, in_best_groups
+from instep_reference.mlp import mixture as mixture_of
 from instep_reference.weights import MlpWeights, MoeWeights, given
 
 from ...checks.check_interface import listed
@@ -41,9 +42,18 @@ class Mixture:
     def top(self) -> int:
         return self.config.experts_per_token
 
-    def made(self, experts: tuple[MlpWeights, ...]) -> torch.Tensor:
-        """[E, T, D]: the result of each expert for every row."""
-        return torch.stack([dense(expert, self.x) for expert in experts])
+    @property
+    def read(self) -> torch.Tensor:
+        """[T, D], or [T, L] of experts over latents: the rows that routed experts read."""
+        return self.x if self.mlp.to_latent is None else self.x @ self.mlp.to_latent.T
+
+    def back(self, made: torch.Tensor) -> torch.Tensor:
+        """[.., D]: results of routed experts, from latents if they have them."""
+        return made if self.mlp.from_latent is None else made @ self.mlp.from_latent.T
+
+    def made(self, experts: tuple[MlpWeights, ...], read: torch.Tensor | None = None) -> torch.Tensor:
+        """[E, T, D]: the result of each routed expert for every row. read: rows in place of `read`"""
+        return self.back(torch.stack([dense(expert, self.read if read is None else read) for expert in experts]))
 
     def shared(self, opened: torch.Tensor | float | None = None) -> torch.Tensor:
         return (self.opened if opened is None else opened) * dense(self.mlp.shared, self.x)
@@ -92,6 +102,8 @@ def experts(case: Case) -> Iterator[Explanation]:
                           _sum(right, made) + mix.shared(mix.x @ gate.T))  # fmt: skip
     for says, others in _experts(mix.mlp.experts):
         yield Explanation(says, _sum(right, mix.made(others)) + shared)
+    yield from _over_latents(mix, right, made, shared)
+    yield from _of_other_layers(case, mix)
     yield from _left_out(case, mix, right, made, shared)
     yield from _grouped(case)
 
@@ -190,6 +202,58 @@ def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeig
         yield f"gate and up of expert {number} are swapped", (*right[:number], one, *right[number + 1 :])
 
 
+def _over_latents(
+    mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
+) -> Iterator[Explanation]:
+    """Mistakes around experts over latents: in what reads latents, in what they are, in the way back."""
+    if mix.mlp.to_latent is None:
+        return
+    latents, scale, experts = mix.read, mix.config.routed_scale, mix.mlp.experts
+    again = mix.back(latents)
+    yield Explanation("the shared expert reads the rows after both projections of latents",
+                      _sum(right, made) + mix.opened * dense(mix.mlp.shared, again))  # fmt: skip
+    scores = scores_of(again, mix.mlp.router)
+    share = mix.shares(mix.top, mix.config.norm_topk, scores)
+    yield Explanation("the router reads the rows after both projections of latents",
+                      _sum(mix.weighed(share, mix.ranked(scores)), made) + shared)  # fmt: skip
+    weighed = torch.stack([dense(expert, right[:, number, None] * latents) for number, expert in enumerate(experts)])
+    yield Explanation("the routing weights multiply the latents, not what the experts make of them",
+                      mix.back(weighed.sum(0)) + shared)  # fmt: skip
+    sum_of = torch.stack([dense(expert, latents) for expert in experts])
+    total = _sum(right, sum_of)
+    reads = [("its experts read latents times the scale of the configuration", right / scale, latents * scale),
+             ("its latents pass a squared ReLU", right, torch.relu(latents).square())]
+    for step, word in ((1, "before"), (-1, "after")):
+        reads.append((f"its experts read the latents of the row {word}", right, latents.roll(step, 0)))
+    for name, dtype in NARROW.items():
+        reads.append((f"its latents are rounded to {name}", right, latents.to(dtype).double()))
+        yield Explanation(f"the sum of its experts is rounded to {name} before it leaves the latents",
+                          mix.back(total.to(dtype).double()) + shared)  # fmt: skip
+    for says, weights, read in reads:
+        yield Explanation(says, _sum(weights, mix.made(experts, read)) + shared)
+
+
+def _of_other_layers(case: Case, mix: Mixture) -> Iterator[Explanation]:
+    """The experts, or what is around them, of another layer."""
+    weights, own = case.weights, mix.mlp
+    draft = weights.draft.layers if weights.draft else ()
+    if mix.x.numel() * len(own.experts) * len((*weights.layers, *draft)) > ROOM:
+        return
+    for stage, layers in (("trunk", weights.layers), ("MTP", draft)):
+        for number, layer in enumerate(layers):
+            other, at = layer.mlp, f"{stage} layer {number}"
+            if not isinstance(other, MoeWeights) or other is own:
+                continue
+            for says, changed in (
+                ("all weights", other), ("the experts", replace(own, experts=other.experts)),
+                ("the projections of latents", replace(own, to_latent=other.to_latent, from_latent=other.from_latent)),
+                ("the projection to latents", replace(own, to_latent=other.to_latent)),
+                ("the projection from latents", replace(own, from_latent=other.from_latent)),
+            ):
+                if own.to_latent is not None or "latents" not in says:
+                    yield Explanation(f"has {says} of {at}", mixture_of(mix.config, changed, mix.x))
+
+
 def _left_out(
     case: Case, mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
 ) -> Iterator[Explanation]:
@@ -271,7 +335,7 @@ def other_experts(case: Case) -> Iterator[Explanation]:
 
 def _pairs(mix: Mixture) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """made [E + 1, T, D]; share, chosen [T, top + 1]; the shared expert is the last of a row, weighted by its gate."""
-    made, opened = mix.made((*mix.mlp.experts, mix.mlp.shared)), mix.opened
+    made, opened = torch.cat([mix.made(mix.mlp.experts), dense(mix.mlp.shared, mix.x)[None]]), mix.opened
     chosen = torch.cat([mix.ranking[:, : mix.top], torch.full_like(mix.ranking[:, :1], len(made) - 1)], 1)
     return made, torch.cat([mix.shares(mix.top, mix.config.norm_topk), opened], 1), chosen
 

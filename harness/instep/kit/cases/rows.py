@@ -203,6 +203,24 @@ def sigmoid_moe(groups: int, best: int, norm_topk: bool) -> Make:
     return make
 
 
+def squared_moe(latent: int) -> Make:
+    """The same with experts without gates, over latents of this width. latent 0: over rows"""
+
+    def make(draw: Draw, dtype: torch.dtype) -> Inputs:
+        inputs = sigmoid_moe(1, 1, True)(draw, dtype)
+        given, E, D, width = inputs["weights"], 12, 32, 16
+
+        def weight(*shape: int) -> torch.Tensor:
+            return draw.normal(*shape, dtype=dtype, scale=0.3)
+
+        around = {"to_latent": weight(latent, D), "from_latent": weight(D, latent)} if latent else {}
+        weights = replace(given, gate_up=weight(E, width, latent or D), down=weight(E, latent or D, width),
+                          shared_gate_up=weight(width, D), gated=False, **around)  # fmt: skip
+        return {**inputs, "weights": weights}
+
+    return make
+
+
 def lm_head(draw: Draw, dtype: torch.dtype) -> Inputs:
     return {"x": draw.normal(3, 32, dtype=dtype), "weight": draw.normal(17, 32, dtype=dtype), "to": at("logits")}
 
@@ -306,6 +324,8 @@ ROWS = [
         ("gated_group_norm", "rows", gated_group_norm),
         ("gated_group_norm", "empty", empty_rows(gated_group_norm, "core", "z")),
         ("squared_mlp", "rows", squared_mlp),
+        ("moe", "squared", squared_moe(0)),
+        ("moe", "squared-latents", squared_moe(12)),
     ], start=500)
     for dtype in (FP32, BF16)
 ]

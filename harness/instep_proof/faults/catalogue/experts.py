@@ -14,7 +14,7 @@ from .fault import Edit, Fault
 MLP, KERNEL = "instep_optimized/ops/plain/mlp.py", "instep_optimized/kernels/products/moe.py"
 CHOSEN = "    share, chosen = ranked.values[:, :top_k], ranked.indices[:, :top_k]\n"
 PAIRS = "        row, rank = torch.where(chosen == expert)\n"
-ANSWER = "_expert(weights)(rows[row], weights.gate_up[expert], weights.down[expert])"
+ANSWER = "_expert(weights)(given[row], weights.gate_up[expert], weights.down[expert])"
 HOW, SEEN, BLIND = Setting(), ("derived",), ("identity", "bytes", "directed")
 GROUPED, GROUPS = "instep_optimized/kernels/products/grouped_experts.py", Setting(ops="triton", dtype="bfloat16")
 
@@ -42,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "experts-shifted-by-one", "expert-of-another", "An expert reads gate and up of the one before it.",
-        Edit(MLP, ANSWER, "_expert(weights)(rows[row], weights.gate_up[expert - 1], weights.down[expert])"),
+        Edit(MLP, ANSWER, "_expert(weights)(given[row], weights.gate_up[expert - 1], weights.down[expert])"),
     ),
     _fault(
         "token-dropped-at-capacity", "expert-left-out",
@@ -77,7 +77,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     _fault(
         "gate-and-up-of-one-expert", "share-numerics", "One expert has up before gate.",
-        Edit(MLP, ANSWER, "_expert(weights)(rows[row], weights.gate_up[expert].roll(weights.down.shape[-1] * "
+        Edit(MLP, ANSWER, "_expert(weights)(given[row], weights.gate_up[expert].roll(weights.down.shape[-1] * "
                           "(expert == 2), 0), weights.down[expert])"),
     ),
     _fault(

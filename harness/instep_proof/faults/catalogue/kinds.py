@@ -213,6 +213,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "group-norm": "read-outs are not gated, then normed group by group",
         "conv-bias": "the conv has another bias, or adds it at another place",
         "one-block": "a layer of one block has other weights, another formula, or another sum",
+        "latents": "latents around routed experts are other ones, or something else reads or weighs them",
         "two-blocks": "the MTP layer, which is two blocks, has other weights, other inputs, or another sum",
     },
     "ling": {

@@ -23,6 +23,10 @@ GROUPS = "    y = opened.reshape(len(core), groups, len(weight) // groups)\n"
 
 DRAFT = "instep_optimized/ops/fused/draft_inputs.py"
 OF_MLP = "_ungated(stored, prefix_of_block(config, prefix, layer, config.layers[layer][-1])%s, layer, config)"
+LATENT = 'stored.take(f"{at}.{name}_latent_proj.weight")'
+OF_TRUNK = 'at.replace("mtp.layers.0.mlp", "model.layers.2")'
+GIVEN = "linear(rows, weights.to_latent.to(rows.dtype))"
+AGAIN = f"linear({GIVEN}, weights.from_latent.to(rows.dtype))"
 OF_HEAD = 'stored.norm(f"mtp.{name}.weight"%s, config)'
 
 _fault, _of_two_blocks = of_family("nemotron"), of_family("nemotron-mtp")
@@ -219,5 +223,48 @@ FAULTS: tuple[Fault, ...] = (
         "mtp-norms-of-its-inputs-swapped", "two-blocks", "The norms of embedding and hidden row are swapped.",
         Edit(WEIGHTS, 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")',
              'norms = ("pre_fc_norm_hidden", "pre_fc_norm_embedding", "norm")'),
+    ),
+    _of_two_blocks(
+        "latents-read-by-the-shared-expert", "latents", "The shared expert reads rows that went through latents.",
+        Edit.of(MLP, f"(out + _shared({{rows => {AGAIN}}}, weights)).to(x.dtype)"),
+    ),
+    _of_two_blocks(
+        "latents-read-by-the-router", "latents", "The router reads rows that went through latents.",
+        Edit.of(MLP, f"[{{rows => {AGAIN}}} @ expert for expert in weights.router.to(rows.dtype)]"),
+    ),
+    _of_two_blocks(
+        "latents-weighted-before-the-experts", "latents", "Routing weights multiply latents, not an expert's result.",
+        Edit.of(MLP, "_expert(weights)(given[row]{ => * share[row, rank, None]}, weights.gate_up[expert], "
+                     "weights.down[expert])"),
+        Edit.of(MLP, "out.index_add_(0, row, answer{ * share[row, rank, None] => })"),
+    ),
+    _of_two_blocks(
+        "latents-with-the-scale", "latents", "The scale of the routing weights multiplies the latents.",
+        Edit(MLP, "share = share * weights.scale", ""),
+        Edit(MLP, GIVEN, f"{GIVEN} * weights.scale"),
+    ),
+    _of_two_blocks(
+        "latents-in-16-bits", "latents", "The latents are rounded to bfloat16, which is not declared.",
+        Edit(MLP, GIVEN, f"{GIVEN}.bfloat16().to(rows.dtype)"),
+    ),
+    _of_two_blocks(
+        "latents-summed-in-16-bits", "latents", "The weighted sum of experts is rounded to bfloat16 on its way back.",
+        Edit.of(MLP, "linear(out{ => .bfloat16().to(rows.dtype)}, weights.from_latent.to(rows.dtype))"),
+    ),
+    _of_two_blocks(
+        "latents-after-an-activation", "latents", "The projections of latents count as an MLP, with a squared ReLU.",
+        Edit(MLP, GIVEN, f"relu({GIVEN}).square()"),
+    ),
+    _of_two_blocks(
+        "latents-of-the-row-before", "latents", "The experts of a row read the latents of the row before it.",
+        Edit.of(MLP, "_expert(weights)(given{ => .roll(1, 0)}[row], weights.gate_up[expert], weights.down[expert])"),
+    ),
+    _of_two_blocks(
+        "latents-by-the-projections-of-the-trunk", "latents", "The MTP layer has the trunk's projections of latents.",
+        Edit(WEIGHTS, LATENT, LATENT.replace("{at}", "{" + OF_TRUNK.replace('"', "'") + "}")),
+    ),
+    _of_two_blocks(
+        "latents-left-by-the-trunk", "latents", "The MTP layer leaves its latents by the projection of the trunk.",
+        Edit(WEIGHTS, LATENT, LATENT.replace("{at}", "{" + OF_TRUNK.replace('"', "'") + " if name == 'fc2' else at}")),
     ),
 )

@@ -35,6 +35,7 @@ def squared_mlp(*, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, to: Pl
 def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, to: Place) -> torch.Tensor:
     """Sum the top-k experts by softmax over all of them, weighted, plus sigmoid(shared gate) * shared expert.
 
+    Experts over latents read a projection of x, and another one maps their sum back. Router and shared expert read x.
     Shapes:  x (N, D)   router (E, D)   gate_up (E, 2I, D)   down (E, D, I)  ->  (N, D)
     Mirrors: Qwen3-Next's sparse block; `norm_topk` makes the chosen weights sum to 1. On a tie the expert with the
     lower
@@ -53,11 +54,14 @@ def moe(*, x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool,
     if norm_topk:
         share = share / share.sum(dim=-1, keepdim=True)
     share = share * weights.scale
-    out = torch.zeros_like(rows)
+    given = rows if weights.to_latent is None else linear(rows, weights.to_latent.to(rows.dtype))
+    out = torch.zeros_like(given)
     for expert in range(weights.router.shape[0]):  # the order of experts fixes the order of each row's sum
         row, rank = torch.where(chosen == expert)
-        answer = _expert(weights)(rows[row], weights.gate_up[expert], weights.down[expert])
+        answer = _expert(weights)(given[row], weights.gate_up[expert], weights.down[expert])
         out.index_add_(0, row, answer * share[row, rank, None])
+    if weights.from_latent is not None:
+        out = linear(out, weights.from_latent.to(rows.dtype))
     return (out + _shared(rows, weights)).to(x.dtype)
 
 
