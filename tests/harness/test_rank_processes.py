@@ -94,6 +94,9 @@ def test_ranks_in_processes_are_judged_like_those_in_turns(four_rounds: Trace, h
                  "rank 0 waits in all_reduce for trunk layer 0 mlp", id="hangs", marks=WHOLE),
     pytest.param(Edit.of(OVER, REDUCED % "2 * added(rows, to)"), "derived", "mixer", None, "has every partial sum",
                  id="wrong-sum", marks=WHOLE),
+    pytest.param(Edit.of(OVER, REDUCED % "(added(rows, to), rows)[1]"), "replicas", "mixer", 1,
+                 "lacks the sum over the ranks: it is the partial sum of rank 0; rank 1 holds other bits than rank 0",
+                 id="drops-every-sum", marks=WHOLE),
 ])  # fmt: skip
 def test_rank_that_leaves_the_others_is_reported(
     four_rounds: Trace, edit: Edit, check: str, component: str, rank: int | None, says: str,

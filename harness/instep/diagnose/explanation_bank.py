@@ -17,6 +17,7 @@ from ..checks.one_sided_errors import OneSided
 from ..checks.op_call_contracts import Contracts
 from ..checks.ops_on_own_inputs import OwnInputs
 from ..checks.poison import Poison
+from ..checks.rank_replicas import Replicas
 from ..checks.sampled_tokens import Draws
 from ..checks.trace_bookkeeping import LENGTH, Identity
 from ..checks.unchanged_bytes import Bytes
@@ -113,6 +114,8 @@ def explained(
                     problem = replace(problem, mistake=one, nearest=problem.mistake)
                 elif finding.check == Poison.name:
                     problem = replace(problem, like=_like(finding, at))
+                elif finding.check == Replicas.name and finding.request is None:
+                    problem = replace(problem, mistake=_of_a_request(finding, at))
                 said[id(finding)] = replace(finding, problem=problem)
     told_of = (said.get(id(found), found) for found in findings)
     return [one if one.sides is None else replace(one, sides=None) for one in told_of]
@@ -191,6 +194,14 @@ def _like(
     return None
 
 
+def _of_a_request(
+    finding: Comparison, at: Mapping[Any, Explained | Unexplained | None]
+) -> Explained | None:
+    """For a finding about the rows of all requests: the mistake in those of one of them."""
+    return next((one for (place, _, _), one in at.items()
+                 if place == finding.place and isinstance(one, Explained) and one is not FOLLOWS), None)  # fmt: skip
+
+
 def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
     """The first findings at the first places, without places that another finding explains or measures better."""
     kept: dict[object, list[str | None]] = {}
@@ -209,7 +220,7 @@ def _first(findings: Sequence[Comparison]) -> Iterator[Comparison]:
         here = kept.setdefault(finding.place, [])
         if len(kept) > PLACES:
             return
-        if finding.request not in here and len(here) < OF_A_PLACE:
+        if finding.request not in here and len(here) - (None in here) < OF_A_PLACE:
             here.append(finding.request)
         if finding.request in here:
             yield finding

@@ -50,21 +50,26 @@ def ranks(case: Case) -> Iterator[Explanation]:
         yield from _tokens(case, group.size)
     if facts is None or case.piece is None:
         return
-    yield from _sums(case, facts.size)
+    yield from _sums(case, facts)
     yield from _experts(case, facts.size)
     yield from _weights(case, facts)
     yield from _tokens(case, facts.size)
 
 
-def _sums(case: Case, size: int) -> Iterator[Explanation]:
+def _sums(case: Case, facts: RankFacts) -> Iterator[Explanation]:
+    size = facts.size
     made = _parts(case, size)
     if made is None:
         return
     parts, by_others = made
+    unlike = {one.rank for one in facts.replicas if one.place == case.finding.place and one.differing}
+    if len(unlike) == size - 1:
+        yield Explanation("lacks the sum over the ranks: it is the partial sum of rank 0", parts[0])
     for rank, part in enumerate(parts):
-        yield Explanation(f"lacks the partial sum of rank {rank}", case.right - part)
         yield Explanation(f"has the partial sum of rank {rank} twice", case.right + part)
-        if size > 2:  # of two ranks, the same as without the other one
+        if size > 2 or not unlike:  # of two ranks that differ, the same as without the sum
+            yield Explanation(f"lacks the partial sum of rank {rank}", case.right - part)
+        if size > 2 and (rank or len(unlike) < size - 1):  # of two ranks, the same as without the other one
             yield Explanation(f"is the partial sum of rank {rank} alone", part)
     for rank, other in permutations(range(size), 2):
         yield Explanation(f"has the partial sum of rank {rank} in place of that of rank {other}",
