@@ -9,8 +9,8 @@ A case that is not slower is held only if its own interval is within what is all
 pairs are taken, up to the same limit. The change decides this, so these pairs cannot make a case slower: repeated
 looks find a slow-down that does not exist. They can only make it held, at most three times. So the gate calls a
 slow-down beyond what is allowed held by a clock in at most four runs of a hundred, as far as noise within pairs hides
-it. With pairs of one CPU, resampled (`tests/perf/gate_resampled.py`), in 200 runs of both cases: without these pairs 28
-runs of A/A and 166 of a slow-down of 1% were inconclusive, with them 1 and 24. No run of 3% and more was held.
+it. In 200 runs with pairs drawn from those of one CPU (at bce7bc7a): without these pairs 28 runs of A/A and 166 of a
+slow-down of 1% were inconclusive, with them 1 and 24. No run of 3% and more was held.
 Leaves out: the statistics (`statistics.py`) and the words (`result_data.py`).
 """
 
