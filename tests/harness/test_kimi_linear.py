@@ -1,11 +1,8 @@
-"""Kimi-Linear and Ling: further settings, kernels, names of mistakes; what is not served is refused by name.
+"""Kimi-Linear and Ling: kernels, names of mistakes, and groups that tie.
 
-Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+Leaves out: settings and refusals (`test_families.py`), the layers against `transformers`
 (`tests/reference/test_oracle.py`), and planted faults (`kimi_linear` and `ling` of the catalogue).
 """
-
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,19 +19,15 @@ from instep.trace.policy import read_policy
 from instep.verdict import Exit
 from instep_optimized.memory_addresses import Pages
 from instep_optimized.ops.plain import PLAIN
-from instep_optimized.options import Options, check
 from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.catalogue.kimi_linear import DECAY, GDN, MLP
 from instep_proof.faults.free_run import POLICY
 from instep_reference import mla
 from instep_reference.attention import AttentionMemory, attend
-from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.config import ModelConfig
 from instep_reference.contract.engine import Admit
-from instep_reference.contract.errors import BadInput, Unsupported
 from instep_reference.contract.place_names import Place
-from instep_reference.contract.shards import config_of as of_rank
 from support.inputs.checkpoints import config_of, write
 from support.inputs.traces import committed
 from support.running.planting import planted_here
@@ -42,31 +35,6 @@ from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/kimi")
 ling = committed("faults/ling")
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("more", [
-    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"drafter": "external"},
-    {"graphs": True, "overlap": True, "strategy": "lazy_rerun"}], ids=str)
-def test_ling_agrees_with_narrow_rows_in_graphs_and_overlapped(ling: Trace, more: dict[str, object]) -> None:
-    agreed(Replay(ling, Setting("plain", **more)).run())  # type: ignore[arg-type]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("more", [
-    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True}, {"ranks": 2},
-    {"ops": "ledger", "ranks": 4}, {"ranks": 4, "experts": "whole"}], ids=str)
-def test_kimi_linear_agrees_with_narrow_rows_in_graphs_and_over_ranks(trace: Trace, more: dict[str, object]) -> None:
-    agreed(Replay(trace, Setting(**{"ops": "plain"} | more)).run())  # type: ignore[arg-type]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(("ops", "more"), [
-    ("triton", {"dtype": "bfloat16", "ranks": 2}),
-    ("invariant", {"strategy": "snapshot", "kv_dtype": "float8_e4m3fn"}),
-], ids=str)
-def test_kernels_serve_kimi_linear(trace: Trace, ops: str, more: dict[str, object]) -> None:
-    agreed(Replay(trace, Setting(ops, **more)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.whole
@@ -141,19 +109,6 @@ def test_attention_over_latents_is_that_of_expanded_heads() -> None:
     for rows, line, length in ((slice(0, 3), [3, 1], 4), (slice(3, 5), [2], 2)):
         memory = AttentionMemory(keys[line].flatten(0, 1)[:length], values[line].flatten(0, 1)[:length])
         torch.testing.assert_close(found[rows], attend(query[rows], *mla.expand(config, up, memory)))
-
-
-def test_op_sets_without_an_op_of_latents_are_refused_by_name(tmp_path: Path, trace: Trace) -> None:
-    for more, what in ({"latent_inputs": None}, "latent_inputs"), ({"bounds_decay": False}, "bounds_decay"):
-        with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* bailing_hybrid needs"):
-            ops = replace(PLAIN, name="own", **more)  # type: ignore[arg-type]
-            check(Options(), Checkpoint.open(write(tmp_path / what, "ling")).config, 3, ops)
-    without = replace(PLAIN, name="own", attend_latents=None), replace(PLAIN, name="own", sigmoid=False)
-    for ops, what in zip(without, ("attend_latents", "sigmoid"), strict=True):
-        with pytest.raises(Unsupported, match=f"the ops of own .*`Ops.{what}`.* kimi_linear needs"):
-            check(Options(), Checkpoint.open(write(tmp_path / what, "kimi")).config, 1, ops)
-    with pytest.raises(BadInput, match="a divisor of the model's 4 key heads"):
-        of_rank(Checkpoint.open(tmp_path / "sigmoid").config, 3)
 
 
 @pytest.fixture(scope="module")

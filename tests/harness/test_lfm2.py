@@ -1,6 +1,6 @@
-"""LFM2: further settings, a model without states; what is not served is refused by name.
+"""LFM2: a model without states, and names of tensors.
 
-Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+Leaves out: settings and refusals (`test_families.py`), the layers against `transformers`
 (`tests/reference/test_oracle.py`), and planted faults (`lfm2` of the catalogue).
 """
 
@@ -15,26 +15,15 @@ from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
 from instep.verdict import Exit
-from instep_optimized.ops.plain import PLAIN
-from instep_optimized.ops.triton import TRITON
-from instep_optimized.options import Options, check
 from instep_reference import short_conv
 from instep_reference.contract.checkpoint import Checkpoint
 from instep_reference.contract.engine import Forward, Row
-from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.shards import config_of as of_rank
+from instep_reference.contract.errors import BadInput
 from support.inputs.checkpoints import write
 from support.inputs.traces import committed
 from support.running.verdicts import agreed, related
 
 trace = committed("faults/lfm2")
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"graphs": True, "overlap": True},
-                                  {"graphs": True, "prompt_graphs": "8,16"}], ids=str)  # fmt: skip
-def test_lfm2_agrees_with_narrow_rows_and_in_graphs(trace: Trace, more: dict[str, object]) -> None:
-    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
 
 def test_a_model_without_states_leaves_step_changes_inconclusive(trace: Trace) -> None:
@@ -55,15 +44,6 @@ def test_the_conv_of_a_short_convolution_has_no_silu() -> None:
     x, weight, window = (torch.tensor([[number]]).double() for number in (3.0, 1.0, 5.0))
     mixed, after = short_conv.causal_conv(x, torch.cat([weight, 2 * weight], 1), window)
     assert (float(mixed), float(after)) == (1 * 5 + 2 * 3, 3)
-
-
-def test_op_sets_and_ranks_that_lfm2_lacks_are_refused_by_name(tmp_path: Path) -> None:
-    config = Checkpoint.open(write(tmp_path / "lfm2", "lfm2")).config
-    for ops, what in ((TRITON, "no op short_conv"), (replace(PLAIN, multiply=None), "`Ops.multiply`")):
-        with pytest.raises(Unsupported, match=f"the ops of {ops.name} have .*{what}.*lfm2"):
-            check(Options(), config, 1, ops)
-    with pytest.raises(BadInput, match="parts of lfm2's tensors are not declared"):
-        of_rank(config, 2)
 
 
 def test_a_tensor_that_lfm2_lacks_is_named_as_in_its_files(tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
-"""Nemotron-H: further settings, mistakes that no list has; what is not served is refused by name.
+"""Nemotron-H: an MTP layer of two blocks, and mistakes that no list has.
 
-Leaves out: every strategy (`test_families.py`), the layers against `transformers`
+Leaves out: settings and refusals (`test_families.py`), the layers against `transformers`
 (`tests/reference/test_oracle.py`), and planted faults (`nemotron` of the catalogue).
 """
-
-from dataclasses import replace
 
 import pytest
 
@@ -12,31 +10,14 @@ from instep.diagnose import diagnose
 from instep.run.replay import Replay
 from instep.setting import Setting
 from instep.trace.file import Trace
-from instep_optimized.ops import load
-from instep_optimized.ops.plain import PLAIN
-from instep_optimized.options import Options, check
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.catalogue.nemotron import GDN, MLP, WEIGHTS
-from instep_reference.contract.config import ModelConfig
-from instep_reference.contract.errors import BadInput, Unsupported
-from instep_reference.contract.shards import config_of as of_rank
-from support.inputs.checkpoints import config_of
 from support.inputs.traces import committed
 from support.running.command import Runner, complaint
 from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
 trace, mtp = committed("faults/nemotron"), committed("faults/nemotron-mtp")
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("more", [
-    {"dtype": "bfloat16"}, {"kv_dtype": "float8_e4m3fn"}, {"graphs": True, "overlap": True},
-    {"strategy": "columns", "graphs": True, "prompt_graphs": "16,64"}, {"stages": 2},
-    {"strategy": "snapshot", "state_dtype": "bfloat16"},
-], ids=str)  # fmt: skip
-def test_nemotron_h_agrees_with_narrow_rows_in_graphs_and_in_stages(trace: Trace, more: dict[str, object]) -> None:
-    agreed(Replay(trace, Setting("plain", **more)).run())  # type: ignore[arg-type]
 
 
 @pytest.mark.whole
@@ -53,19 +34,7 @@ def test_an_mtp_layer_of_two_blocks_drafts_under_every_strategy(
     assert {"trunk", "extend", "chain.1", "chain.2"} <= {one.place.stage for one in verdict.compared}
 
 
-def test_op_sets_without_the_ops_of_nemotron_h_are_refused_by_name(instep: Runner, trace: Trace) -> None:
-    model = ModelConfig.from_dict(config_of("nemotron"))
-    check(Options(drafter="external"), model, 1, PLAIN)
-    for lacking, says in {
-        "mamba2": "no recurrence mamba2", "selective_inputs": "Ops.biased_conv", "gated_group_norm": "Ops.biased_conv",
-        "squared_mlp": "no MLP without a gate",
-    }.items():
-        with pytest.raises(Unsupported, match=says):
-            check(Options(drafter="external"), model, 1, replace(PLAIN, **{lacking: None}))
-    with pytest.raises(Unsupported, match="the ops of triton have no recurrence mamba2"):
-        check(Options(drafter="external"), model, 1, load("triton"))
-    with pytest.raises(BadInput, match="the parts of nemotron_h"):
-        of_rank(model, 2)
+def test_streams_of_a_model_whose_tokens_add_up_are_refused(instep: Runner, trace: Trace) -> None:
     assert "codes of tokens add up" in complaint(instep("streams", trace.path))
 
 

@@ -37,7 +37,7 @@ PREFIXES: Mapping[bool | str, Mapping[str, str]] = {
 IN_INT8, CHUNKS = (name for name in PREFIXES if isinstance(name, str))
 # The names are those of `Setting`, but for the kind of model, trees and tracked prefixes, which a trace decides.
 # A family without MTP layers, or with one at most, has no row: its traces run under every option that it has
-# (`tests/harness/test_kimi_linear.py`, `test_lfm2.py`).
+# (`tests/harness/test_families.py`).
 FACTORS: Mapping[str, tuple[Any, ...]] = {
     "kind": tuple(name for name, kind in MODEL_TYPES.items()
                   if kind.removesuffix("_text") not in (*HEADLESS, "bailing_hybrid", "nemotron_h")),
