@@ -132,13 +132,17 @@ def test_a_row_of_a_mixed_batch_has_a_slot_for_its_kind_alone() -> None:
 
 
 def test_calls_that_are_shown_are_judged_when_a_graph_hides_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay shows the target's conv and the draft head's attention. No call serves a recurrence of the target."""
+    """A replay shows the target's conv and the draft head's attention. No call serves a recurrence of the target.
+
+    A replay without a prompt hides all calls of the target.
+    """
     core, at = Place("trunk", 0, "core"), {name: Place("trunk", 0, name) for name in ("mixed", "core")}
     served = [SimpleNamespace(op="conv", place=at["mixed"], count=1, part=0, begin=0, form="window", units=(2,),
                               before=0, branches=()),
               SimpleNamespace(op="attend", place=Place("extend", 0, "attended"))]  # fmt: skip
     span = SimpleNamespace(request="a", kind="decode", count=1)
-    monkeypatch.setattr(op_call_contracts, "row_spans", lambda context, stage: [span])
+    spans = [span]
+    monkeypatch.setattr(op_call_contracts, "row_spans", lambda context, stage: spans)
     monkeypatch.setattr(op_call_contracts, "_due", lambda context, op, place: [(span, served[0])])
     given = context(log=SimpleNamespace(served=served, replays=[1]), truth=SimpleNamespace(places={core: None}),
                     shown=SimpleNamespace(inside=()), stages=None, group=None,
@@ -146,8 +150,10 @@ def test_calls_that_are_shown_are_judged_when_a_graph_hides_others(monkeypatch: 
     (found,) = op_call_contracts.Contracts()._served(given)
     assert isinstance(found, Comparison) and "no call serves the 1 row of request" in found.diagnosis
     given.log.served = served[1:]
-    (found,) = op_call_contracts.Contracts()._served(given)
-    assert isinstance(found, Skipped)
+    for kind, skipped in (("decode", True), ("prefill", False)):
+        spans[1:] = [SimpleNamespace(request="b", kind=kind, count=4)]
+        (found,) = op_call_contracts.Contracts()._served(given)
+        assert isinstance(found, Skipped) is skipped
 
 
 # -- helpers of checks -------------------------------------------------------------------------------------

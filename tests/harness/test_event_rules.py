@@ -140,6 +140,14 @@ def test_a_tree_is_committed_along_parents() -> None:
     assert "accepted[0].nodes[1]: found 3, expected a child of node 1" in said
 
 
+def test_a_drafter_proposes_chains_by_itself_and_no_given_trees() -> None:
+    rules = rules_after(*ready())
+    rules.drafts_itself = True
+    rules.check(e.Draft(("a",), parents=((0, 1, 2),)), choices=False)
+    with pytest.raises(BadInput, match="picks: found nothing"):
+        rules.check(e.Draft(("a",), parents=((0, 0, 2),)), choices=False)
+
+
 @pytest.mark.parametrize(("before", "event", "field"), [
     ((), e.Admit("a", (64,)), "prompt[0]: found token 64"),
     ((), e.Admit("a", ()), "prompt: found no token"),

@@ -43,8 +43,8 @@ from instep.run.run_variants import Variant
 from instep.watch.event_context import EventContext
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.declared_rounding import Blocked
-from instep_reference.contract.engine import Forward
-from instep_reference.contract.place_names import Place
+from instep_reference.contract.engine import Commit, Forward
+from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Place
 from instep_reference.contract.sampling import Sampling
 from instep_reference.controllers.vllm_counts_by_batch import ByTable
 from instep_reference.label_ledger import code, expand
@@ -111,6 +111,18 @@ def test_moved_rows_are_one_rule_or_the_first_few() -> None:
     assert wrong_rows._sentence("row", pairs[:1], 40) == "row 0 is that of row 10"
     assert wrong_rows._sentence("row", pairs, 40).endswith(f"row {wrong_rows.SHOWN + 9}, and 2 more")
     assert wrong_rows._sentence("head", [(1, 0, ""), (2, 1, "")], 3) == "each head is that of the head before it"
+    both = "row 0 is that of row 1, row 1 is that of row 0"
+    assert wrong_rows._sentence("row", [(0, 1, ""), (1, 0, "")], 2) == both
+
+
+def test_two_moved_rows_are_no_rule_where_other_rows_are_equal() -> None:
+    """The second of 5 rows is equal to the fourth. Two or three rows after the first are those of the row before."""
+    right = torch.tensor([[1.0], [2.0], [3.0], [2.0], [5.0]], dtype=torch.float64)
+    for last, rule in ((3, False), (4, True)):
+        found = torch.cat((right[:1], right[: last - 1], right[last:]))
+        case = SimpleNamespace(found=found, right=right, granted=torch.ones(5, 1))
+        made = named_tensors(wrong_rows.permuted(case, 0, "row", []))  # type: ignore[arg-type]
+        assert [one.tolist() for one in made.values()] == [found.tolist()] * rule
 
 
 def test_wrong_reads_of_streams_are_made_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +229,14 @@ def test_an_explanation_fits_if_it_accounts_for_every_wrong_cell() -> None:
     assert explanation_fit.fit(compared(one, 2.001 * one), twice) is None
 
 
+def test_an_explanation_may_leave_the_whole_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.randn(2, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for left, fits in ((1.0, True), (1.0 + 1e-9, False), (math.nan, False)):
+        monkeypatch.setattr(explanation_fit, "_explained_left", lambda *given, left=left: left)
+        found = explanation_fit.fit(compared(right, 2 * right), Explanation("is doubled", 2 * right))
+        assert (found is not None) is fits
+
+
 def test_numbers_that_are_lost_must_be_lost_by_the_mistake_too() -> None:
     """A NaN, where the mistake has one, too; it may begin in 1,200 places, so one place is no coincidence."""
     right = torch.randn(600, 16, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -273,18 +293,44 @@ def test_channels_of_latents_that_turn_are_stored_in_pairs(monkeypatch: pytest.M
 
 
 def test_rows_with_a_wrong_stride_are_read_from_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 slots of 3 steps, each filled with the number of its row; a subject with fewer slots than the trace has."""
+    """4 slots of 3 steps with two channels each; a subject with fewer slots than the trace has, and the last row."""
     monkeypatch.setattr(wrong_strides, "rms_norm", lambda rows, weight, eps: rows)
-    units = torch.arange(12.0).view(4, 3, 1).expand(4, 3, 2).contiguous()
-    for slot, widths in ((2, {1: [2, 4], 2: [4, 6]}), (11, {})):
+    units = torch.arange(24.0).view(4, 3, 2)
+    for slot, widths in ((2, {1: [2, 4], 2: [4, 6]}), (9, {1: [9, 11]}), (11, {})):
         config = SimpleNamespace(drafter=lambda: SimpleNamespace(eps=0.0))
         region = SimpleNamespace(units=units, by="slot", name="hidden")
         case = SimpleNamespace(
             context=SimpleNamespace(expected=SimpleNamespace(slots_after={"a": slot}), regions=[region]),
-            found=torch.zeros(2, 2), finding=SimpleNamespace(request="a"), weights=SimpleNamespace(config=config))
+            found=torch.zeros(2, 2),
+            finding=SimpleNamespace(request="a"),
+            weights=SimpleNamespace(config=config),
+        )
         found = named_tensors(wrong_strides._by_stride(case, units, (0, 2)))  # type: ignore[arg-type]
-        assert [one[:, 0].tolist() for one in found.values()] == [*widths.values()]
+        rows = units.view(12, 2)
+        assert [one.tolist() for one in found.values()] == [rows[each].tolist() for each in widths.values()]
         assert all(f"row r * {width} + t" in says for says, width in zip(found, widths, strict=True))
+
+
+def test_verified_rows_of_another_request_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows 3 and 4 of the target are those of request "b"; the draft head read rows 3 and 1, or the right ones."""
+    spans = [
+        SimpleNamespace(request=name, begin=begin, count=count) for name, begin, count in (("a", 0, 3), ("b", 3, 2))
+    ]
+    for name, made in (("row_spans", lambda context, stage: spans), ("_by_stride", lambda *given: ()),
+                       ("rms_norm", lambda rows, weight, eps: rows)):  # fmt: skip
+        monkeypatch.setattr(wrong_strides, name, made)
+    final = torch.randn(5, 2, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    forward = SimpleNamespace(subject=SimpleNamespace(places={Place("trunk", AFTER_LAYERS, "final"): final}))
+    of, said = "the target's row 1 of request", 'row 1 reads {0} "a", not {0} "b"'
+    for taken, says in (([3, 1], [said.format(of)]), ([3, 4], [])):
+        finding = SimpleNamespace(place=Place("extend", STAGE_LEVEL, "post_normed"), request="b")
+        config = SimpleNamespace(drafter=lambda: SimpleNamespace(eps=0.0))
+        case: Any = SimpleNamespace(
+            history=SimpleNamespace(forward=forward), finding=finding, context=SimpleNamespace(event=Commit(("b",))),
+            oracle=object(), piece=SimpleNamespace(span=SimpleNamespace(nodes=(0, 1))), found=final[taken],
+            weights=SimpleNamespace(draft=SimpleNamespace(norm_hidden=None), config=config))  # fmt: skip
+        found = named_tensors(wrong_strides.addresses(case))
+        assert [*found] == says and all(torch.equal(wrong, final[taken]) for wrong in found.values())
 
 
 def test_decays_of_other_heads_and_layers_are_those_of_the_formula() -> None:

@@ -5,6 +5,8 @@ explanations (`test_explanations.py`).
 """
 
 import ast
+import math
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +17,22 @@ import torch
 import instep.diagnose
 from instep.checks import (
     capacity,
+    decisions,
     exact_labels,
+    graph_replays,
+    grown_tree_mistakes,
+    grown_trees,
     of_ranks,
     sampled_tokens,
     sampling_bounds,
     trace_bookkeeping,
+    unchanged_bytes,
     unused_positions,
 )
+from instep.checks.accumulated_errors import OTHER_EXPERTS
 from instep.checks.check_interface import NOWHERE
 from instep.checks.exact_labels import Labels
-from instep.checks.one_sided_errors import Samples
+from instep.checks.one_sided_errors import OneSided, Samples
 from instep.checks.op_call_contracts import Contracts
 from instep.checks.sampling_bounds import Row
 from instep.checks.trace_bookkeeping import Identity
@@ -32,9 +40,10 @@ from instep.diagnose import confirm_cause, explanation_bank
 from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained
+from instep.oracle import free_run_states
 from instep.run.run_variants import Variant
 from instep.verdict import Comparison, Skipped, Tier
-from instep_reference.contract.engine import Commit, Committed, Forward, Load
+from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
 from instep_reference.contract.sampling import Sampling
@@ -172,6 +181,107 @@ def test_a_bonus_without_the_cap_is_named_where_all_requests_have_it(monkeypatch
         assert found and all(said in one and (": " in one.partition("expected")[2]) is bool(said) for one in found)
 
 
+def test_choices_are_judged_unless_the_drafts_of_both_sides_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Request "a" has other experts, "b" other drafts, and "c" has no logits."""
+    spans = [SimpleNamespace(request=name, logit_rows=name != "c") for name in "abcd"]
+    for name, made in (("row_spans", lambda context, stage: spans),
+                       ("parted", lambda context, stage, span: span.request in "bc")):  # fmt: skip
+        monkeypatch.setattr(decisions, name, made)
+    monkeypatch.setattr(decisions.Decisions, "_without_choice", lambda self, context, place, span: None)
+    monkeypatch.setattr(decisions.Decisions, "_chosen", lambda self, context, place, span: span.request)
+    given = context(shown=SimpleNamespace(gone=()))
+    found: list[Any] = [*decisions.Decisions({"a"})._picks(given, KEYS)]
+    assert [one if isinstance(one, str) else one.reason for one in found] == [
+        OTHER_EXPERTS, "the drafts differ", "d"]  # fmt: skip
+
+
+def test_a_prompt_next_to_a_tree_has_another_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of parents belongs to a subject that verifies trees, on any rank."""
+    monkeypatch.setattr(graph_replays, "row_spans", lambda context, stage: [SimpleNamespace(count=4)])
+    for name, kind, graph in (("parents@1", "verify", graph_replays.TREES), ("slots@1", "verify", graph_replays.PROMPT),
+                              ("parents", "decode", graph_replays.PROMPT)):  # fmt: skip
+        event = Forward((BatchRow("a", "prefill", 4), BatchRow("b", kind)))
+        given = context(event=event, truth=SimpleNamespace(before={}), regions=[SimpleNamespace(name=name)],
+                        log=SimpleNamespace(prompt_buckets=(8,)),
+                        expected=SimpleNamespace(num_steps=2, topk=None))  # fmt: skip
+        assert graph_replays.due(given) == graph_replays.Due((graph, 0), 4, "row")
+
+
+def test_states_without_a_tracked_prefix_are_not_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state that comes back: of no copy, of a copy of a request, and of a prefix, which has a final row."""
+    monkeypatch.setattr(unchanged_bytes, "kept_states", lambda right, narrow, forward: right)
+    monkeypatch.setattr(unchanged_bytes, "misread", lambda right, narrow, others: ["misread"])
+    its: Any = SimpleNamespace(_narrow={"state": None}, _other_states=lambda *given: {})
+    for copy, misread in ((None, 0), (SimpleNamespace(sent=None, state=SimpleNamespace(final=None)), 0),
+                          (SimpleNamespace(sent=None, state=SimpleNamespace(final=torch.ones(1))), 1)):  # fmt: skip
+        monkeypatch.setattr(unchanged_bytes, "kept_of", lambda context, copy=copy: copy)
+        found: list[Any] = [*unchanged_bytes.Bytes._misread(its, context(event=None), STATE, torch.ones(1))]
+        assert len(found) == 2 + misread
+
+
+def test_whole_runs_in_place_of_an_oracle_make_no_narrow_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_run_states, "_left", lambda side, piece: torch.ones(2))
+    its: Any = SimpleNamespace(_redrawn=lambda context, piece: None)
+    piece = make_dataclass("Piece", ("writes_state", "yardsticks", "dithered", "narrow"))(True, None, None, True)
+    found = free_run_states.FreeOracle._by(its, context(rounded=object()), piece)
+    assert not found.narrow and found.yardsticks.state is not None and found.yardsticks.state.shape == (1, 2)
+
+
+# -- grown trees -------------------------------------------------------------------------------------------
+
+
+def grown(tree: Any, paths: Any = (), **more: Any) -> Any:
+    growing = SimpleNamespace(tree=lambda drafts: tree, candidates=paths, path=lambda number: paths[number], topk=2)
+    return SimpleNamespace(growing=growing, whole=True, **more)
+
+
+def test_only_a_tree_that_follows_from_its_own_logits_is_compared_with_the_truth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine, other = ([4, 5], [0, 1]), ([4, 6], [0, 1])
+    monkeypatch.setattr(grown_trees, "grown_of", lambda context, side, name: grown(mine))
+    monkeypatch.setattr(grown_trees, "carried", lambda context: {})
+    monkeypatch.setattr(grown_trees, "_own_part", lambda context, ours, told: 0.5)
+    monkeypatch.setattr(grown_trees.Grown, "_follows", lambda self, context, name, trees, mine, part: part)
+    monkeypatch.setattr(grown_trees.Grown, "_chosen", lambda self, *given: "compared")
+    for told, says in ((mine, [0.0, "compared"]), (other, [0.5])):
+        answer, right = (
+            Drafted(torch.tensor([tree[0]]), *(torch.tensor([each]) for each in tree)) for tree in (told, mine)
+        )
+        given = context(
+            event=Draft(("a",)),
+            subject=SimpleNamespace(answer=answer),
+            truth=SimpleNamespace(answer=right),
+            expected=SimpleNamespace(topk=2, grown=2),
+            shown=SimpleNamespace(whole=True),
+            rounded=object(),
+        )
+        found: list[Any] = [*grown_trees.Grown()(given)]
+        assert found == says
+
+
+def test_the_order_of_a_window_is_no_order_of_its_scores() -> None:
+    """Two children of the root, the less probable one first. Rows below the fork count for an error."""
+    growth = grown(None, paths=[(0,), (1,)], logits=[torch.tensor([[0.0, 3.0]], dtype=torch.float64)])
+    place = Place("chain.0", grown_trees.PLACE.layer, "logits")
+    given = context(subject=SimpleNamespace(places=dict.fromkeys(
+        (place, grown_trees.PLACE._replace(component="logits")), growth.logits[0])))  # fmt: skip
+    assert grown_trees._own_part(given, growth, ([0, 1], [0, 0])) == 0
+    assert grown_trees._own_part(given, growth, ([0, 0], [0, 0])) == math.inf
+    rows: Any = SimpleNamespace(_granted=lambda path: 10.0 ** len(path), _rounding=lambda path: 0.0)
+    for one, other, error in (((1,), (1, 2), 10), ((1, 2), (1, 3), 10), ((1, 2), (3,), 11), ((1,), (1,), 0)):
+        assert grown_trees.Scores._error(rows, one, other) == error
+
+
+def test_the_tree_of_another_request_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = {"a": ([4, 5], [0, 1]), "b": ([6, 7], [0, 0])}
+    monkeypatch.setattr(grown_tree_mistakes, "MISTAKES", ())
+    monkeypatch.setattr(grown_tree_mistakes, "grown_of", lambda context, side, name: grown(trees[name], said=()))
+    given = context(event=Draft(("a", "b")), subject=None, expected=SimpleNamespace(grown=2))
+    for name, told, others in (("a", "b", 1), ("b", "a", 1), ("a", "a", 0)):
+        assert len(grown_tree_mistakes._fitting(given, name, trees[told])) == others
+
+
 # -- sampling, one-sided errors ----------------------------------------------------------------------------
 
 
@@ -207,6 +317,19 @@ def test_a_row_of_zeros_is_a_sample_without_an_error_to_one_side() -> None:
     samples = Samples("hidden", 0, 0)
     a, d = samples._by_row(np.array([[1.0, 3.0], [1.0, 3.0]]), np.array([[0.0, 0.0], [2.0, -2.0]]))
     assert not a[0].any() and not d[0].any() and a[1].any() and d[1].all()
+
+
+def test_looks_at_errors_of_one_side_are_counted() -> None:
+    """512 rows that are all too large by a thousandth, or not; each look shares its risk with the earlier ones."""
+    oracle: Any = SimpleNamespace(runner=SimpleNamespace(rounded=SimpleNamespace(embedding=torch.zeros(1))))
+    g, check = torch.Generator().manual_seed(2), OneSided(oracle)
+    truth = torch.randn(512, 4, generator=g, dtype=torch.float64)
+    for scale, agrees in ((1.001, False), (1.0, True)):
+        samples = Samples("hidden", 0, 0)
+        assert samples.add(truth * scale, truth)
+        for looks in (1, 2):
+            (found,) = check._look(context(), KEYS, "a", samples, torch.float32)
+            assert (found.agrees, samples.looks, samples.looked) == (agrees, looks, 512)
 
 
 # -- the choice of explanations ----------------------------------------------------------------------------

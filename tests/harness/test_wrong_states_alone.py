@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from instep.checks import known_wrong_states, wrong_state_bank
-from instep.checks.known_wrong_states import Directed, Looked, scene_of
+from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
 from instep.checks.wrong_ring_states import wrong_parts
-from instep.checks.wrong_state_inputs import Scene, add, step
+from instep.checks.wrong_state_inputs import Scene, Wrong, add, step
 from instep.checks.wrong_states_of_full_rings import unstored_updates
 from instep.diagnose.mistakes import delta_rule_on_own_inputs, delta_rule_variants, wrong_states
 from instep.diagnose.mistakes.delta_rule_with_hooks import Call
@@ -114,6 +114,18 @@ def test_the_last_of_several_undecided_states_is_reported(monkeypatch: pytest.Mo
     assert isinstance(other, Comparison) and isinstance(undecided, Comparison)
     assert (undecided.check, undecided.place) == (UNDECIDABLE, other.place) and other.place.layer == 1
     assert [leaning[:, 0, 0, 0].tolist() for leaning in seen] == [[1, 3]] * 2
+
+
+def test_a_state_half_way_to_a_wrong_one_is_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only zero is tried as a wrong state. A head's state has one number, so all results are exact."""
+    of = scene(0, base=torch.eye(K, V, dtype=torch.float64).expand(HV, K, V) * torch.tensor([1.0, 0.0]))
+    zero = Wrong(wrong_state_bank.ZERO.known(), torch.zeros_like(of.base))
+    monkeypatch.setattr(known_wrong_states, "wrong_states", lambda scene: [zero])
+    draws = torch.stack([of.right] * 3)
+    for share, worst, agrees in ((0.5, 0.5, True), (0.5 - 2.0**-20, 0.5 + 2.0**-20, False), (1.0, 0.0, True)):
+        found = look(of.right * share, of, draws)
+        assert (found.problem is None) is agrees
+        assert found.worst == worst or not agrees
 
 
 # -- rings -----------------------------------------------------------------------------------------------

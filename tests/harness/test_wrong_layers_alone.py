@@ -1,0 +1,298 @@
+"""Explanations of results of experts, streams, ranks and labels, each computed again by hand from a few numbers.
+
+Leaves out: formulas of other layers (`test_explanations.py`), and whole runs (`test_mistakes.py`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import make_dataclass
+from functools import reduce
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from instep.checks.exact_labels import folded
+from instep.diagnose.mistakes import (
+    constants,
+    experts,
+    permuted_windows_and_shifted_caches,
+    residual_streams,
+    selective_states,
+    wrong_labels,
+    wrong_ranks,
+)
+from instep.diagnose.mistakes.experts import Mixture
+from instep_reference import per_layer_embedding as ple
+from instep_reference.contract.place_names import Place
+from instep_reference.contract.qwen4_config import PleShape
+from instep_reference.label_mixing import MASK, mix
+from instep_reference.mlp import dense
+from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights
+
+
+def value(**given: Any) -> Any:
+    """A frozen value of these fields, for code that replaces some of them."""
+    return make_dataclass("Value", given)(**given)
+
+
+def named_tensors(found: Iterable[Any]) -> dict[str, torch.Tensor]:
+    return {one.sentence: one.wrong for one in found}
+
+
+def drawn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+# -- experts and ranks -----------------------------------------------------------------------------------
+
+
+def test_the_experts_of_a_row_are_added_to_a_shared_one_without_its_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 rows of 2 channels, 4 experts of which a row takes 2, and a shared one."""
+    g = torch.Generator().manual_seed(7)
+    every, router, gate, x = (torch.randn(*shape, generator=g, dtype=torch.float64)
+                              for shape in ((5, 3, 2, 2), (4, 2), (1, 2), (3, 2)))  # fmt: skip
+    *routed, shared = (MlpWeights(*one) for one in every)
+    config: Any = SimpleNamespace(experts_per_token=2, routed_scale=1.0, norm_topk=True)
+    scores = x @ router.T
+    mix = Mixture(config, MoeWeights(router, tuple(routed), shared, gate), x, scores, scores.argsort(descending=True))
+    monkeypatch.setattr(experts, "mixture", lambda case: mix)
+    for name in ("_weights", "_experts", "_of_other_layers", "_left_out", "_grouped"):
+        monkeypatch.setattr(experts, name, lambda *given: ())
+    found = named_tensors(experts.experts(SimpleNamespace()))["the shared expert is not gated"]  # type: ignore[arg-type]
+    shares = mix.shares(2, True)
+    for row, numbers in enumerate(mix.ranking[:, :2].tolist()):
+        parts = [share * dense(routed[number], x[row]) for share, number in zip(shares[row], numbers, strict=True)]
+        assert torch.allclose(found[row], sum(parts) + dense(shared, x[row]))
+    assert torch.equal(mix.ranked(scores), mix.ranking)
+
+
+def test_rows_may_go_to_other_experts_or_lack_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 rows with two of 3 experts each, and the shared one, number 3. All numbers are exact."""
+    made = torch.randint(1, 999, (4, 4, 2), generator=torch.Generator().manual_seed(8)).double()
+    share = torch.tensor([[4.0, 2.0, 1.0]] * 4, dtype=torch.float64)
+    ranking = torch.tensor([[2, 0, 1], [0, 1, 2], [2, 1, 0], [1, 0, 2]])
+    chosen = torch.cat((ranking[:, :2], torch.full((4, 1), 3)), 1)
+
+    def rows(experts: Any, shares: Any = share) -> Any:
+        made_of: Any = [sum(float(shares[t][n]) * made[experts[t][n], t] for n in range(3)) for t in range(4)]
+        return torch.stack(made_of)
+
+    mix: Any = SimpleNamespace(x=made[0], scores=made[0], ranking=ranking, config=None, mlp=None, top=2)
+    for name, result in (("mixture", mix), ("_pairs", (made, share, chosen)), ("Mixture", mix)):
+        monkeypatch.setattr(experts, name, lambda *given, result=result: result)
+    other, less = chosen.clone(), share.clone()
+    other[1, 1], less[1, 1] = 2, 0
+    piece = SimpleNamespace(span=SimpleNamespace(begin=0), truth=SimpleNamespace(places={"mlp"}))
+    case: Any = value(found=rows(other), piece=piece, pieces=[piece], finding=SimpleNamespace(place="mlp"))
+    found = named_tensors(experts.other_experts(case))
+    assert [*found] == ["row 1 goes to expert 2 instead of expert 1"]
+    assert torch.equal(next(iter(found.values())), rows(other))
+    weights = torch.zeros(4, 3, dtype=torch.float64).scatter(1, ranking[:, :2], share[:, :2])
+    lacks: Any = SimpleNamespace(found=rows(chosen, less))
+    found = named_tensors(experts._left_out(lacks, mix, weights, made[:3], made[3]))
+    assert [*found] == ["lacks expert 1 in row 1"] and torch.equal(next(iter(found.values())), lacks.found)
+    pairs = sorted((int(chosen[t, n]), 3 * t + n) for t in range(4) for n in range(3))
+    late = chosen.flatten().clone()
+    for (before, _), (_, at) in pairwise(pairs):
+        late[at] = before
+    found = named_tensors(experts._grouped(case))
+    assert torch.equal(found["the first row of every expert goes to the expert before it"], rows(late.view(4, 3)))
+
+
+def test_a_rank_holds_its_half_of_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 experts on two ranks; each row takes an expert of each rank."""
+    every, weights = (
+        [MlpWeights(*one) for one in drawn(4, 3, 2, 2)],
+        torch.tensor([[1.0, 0, 0.5, 0], [0, 2.0, 0, 0.25]]),
+    )
+    weighed = weights.double()
+    mixture = SimpleNamespace(mlp=SimpleNamespace(experts=every), top=2, config=SimpleNamespace(norm_topk=True),
+                              shares=lambda top, normed: None, weighed=lambda share: weighed)  # fmt: skip
+    monkeypatch.setattr(wrong_ranks, "mixture", lambda case: mixture)
+    x, right = drawn(2, 2), drawn(2, 2) * 3
+    case: Any = SimpleNamespace(component="mlp", right=right, own=lambda name: x)
+    found = named_tensors(wrong_ranks._experts(case, 2))
+    for rank, numbers in enumerate(((0, 1), (2, 3))):
+        part = sum(weighed[:, [number]] * dense(every[number], x) for number in numbers)
+        assert torch.allclose(found[f"has the experts of rank {rank} twice"], right + part)
+        assert torch.allclose(found[f"lacks the experts of rank {rank}"], right - part)
+
+
+def test_projections_are_confused_with_others_of_their_shape() -> None:
+    normed = drawn(2, 3)
+    mixer: Any = SimpleNamespace(query=drawn(4, 3), key=drawn(2, 3), value=drawn(2, 3) + 1)
+    for component, other in (("query", None), ("key", "value"), ("value", "key"), ("mixed", None)):
+        right = torch.zeros(2, 4 if component == "query" else 2)
+        case: Any = SimpleNamespace(component=component, right=right, own=lambda name: normed)
+        found = named_tensors(selective_states._projected(case, mixer))
+        assert [*found] == ([f"is made with the matrix of the {other}"] if other else [])
+        assert all(torch.allclose(wrong, normed @ getattr(mixer, str(other)).T) for wrong in found.values())
+
+
+# -- matrices of a layer --------------------------------------------------------------------------------
+
+
+def test_values_of_latents_are_not_all_after_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 heads with a key and a value of one channel, each from one latent."""
+    made = dict[str, list[float]]()
+    monkeypatch.setattr(
+        constants, "with_mixer", lambda case, says, layer, up: made.update({says: up[:, 0].tolist()}) or ()
+    )
+    config = SimpleNamespace(heads=2, head_dim=2, shared_key=1, value_width=1)
+    layer: Any = SimpleNamespace(mixer=SimpleNamespace(up=torch.arange(4.0)[:, None]))
+    case: Any = SimpleNamespace(weights=SimpleNamespace(config=config), made=lambda *given: ())
+    assert not [*constants._of_latents(case, layer, torch.zeros(1, 2, 2))]
+    assert [*made.values()] == [[0, 2, 1, 3], [2, 3, 0, 1]]
+
+
+def test_matrices_of_a_layer_are_confused_where_their_shapes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries and keys of the same width, or of another one; and a layer without a recurrence."""
+    made = dict[str, Any]()
+    monkeypatch.setattr(
+        constants, "with_mixer", lambda case, says, layer, **changed: made.update({says: changed}) or ()
+    )
+    none, qkv = torch.zeros(0), torch.arange(5.0)[:, None]
+    mixer = GdnWeights(qkv, qkv[:2] + 9, none, none, none, none, none, none, none)
+    swapped = "has the keys in the place of the queries, and the queries in that of the keys"
+    for component, widths, says in (
+        ("qkv", (1, 1, 3), {swapped}),
+        ("qkv", (1, 2, 2), set()),
+        ("z", (1, 1, 3), set()),
+        ("z", (1, 2, 2), {"is made with the matrix of v"}),
+    ):
+        made.clear()
+        case: Any = SimpleNamespace(
+            component=component,
+            finding=SimpleNamespace(place=Place("trunk", 0, component)),
+            own=lambda name: None,
+            weights=SimpleNamespace(layers=[value(mixer=mixer)]),
+        )
+        case.weights.config = SimpleNamespace(segments=[(1, width) for width in widths])
+        assert not [*constants._matrix(case)] and made.keys() == says
+        assert swapped not in made or made[swapped]["qkv"].flatten().tolist() == [1, 0, 2, 3, 4]
+        assert not [*constants._log_decay(case)], "the decays of no layer are fixed"
+
+
+# -- residual streams and n-grams ------------------------------------------------------------------------
+
+# 2 and 3 tokens, a head each; two taps, streams and channels. Token 0 ends a text.
+SHAPE = PleShape(ngram=3, taps=2, streams=2, heads=1, vocab=10, least=5, eos=0)
+
+
+def of_streams(component: str = "ngrams", **own: torch.Tensor) -> Any:
+    weights = SimpleNamespace(config=SimpleNamespace(eps=1e-6, streams=2, ple=()))
+    return SimpleNamespace(
+        component=component,
+        own=own.get,
+        weights=weights,
+        context=SimpleNamespace(subject=SimpleNamespace(before={})),
+        finding=SimpleNamespace(place=Place("trunk", 1, component), request="a"),
+    )
+
+
+def test_embeddings_of_wrong_n_grams_are_those_of_their_tokens() -> None:
+    """Tokens 3, 0, 4 and 5 at the begin of a request; the table has the number of each entry."""
+    weights: Any = SimpleNamespace(table=torch.arange(float(sum(SHAPE.sizes)))[:, None])
+
+    def embedded(*grams: tuple[int, int, int]) -> list[list[float]]:
+        by, (few, many) = ple.multipliers(SHAPE), SHAPE.sizes
+        hashed = [[one * factor for one, factor in zip(gram, by, strict=True)] for gram in grams]
+        return [[(a ^ b) % few, few + (a ^ b ^ c) % many] for a, b, c in hashed]
+
+    for parents in (None, (-1, 0, 1, 2), (-1, 0, 0, 2)):
+        work: Any = SimpleNamespace(start=0, memory=None, parents=parents, tokens=(3, 0, 4, 5))
+        found = {says: wrong.tolist() for says, wrong in named_tensors(
+            residual_streams._ngrams(of_streams(), SHAPE, weights, work)).items()}  # fmt: skip
+        if parents == (-1, 0, 0, 2):
+            assert not found, "rows of a tree have other tokens before them"
+            continue
+        says = "is that of n-grams "
+        assert found[says + "that reach beyond the end of a text"] == embedded(
+            (3, 0, 0), (0, 3, 0), (4, 0, 3), (5, 4, 0)
+        )
+        again = embedded((3, 0, 0), (0, 0, 0), (4, 0, 0), (5, 4, 0))
+        assert found[says + "that also begin again after their own token"] == again
+        assert found[says + "read backwards"] == embedded((0, 0, 3), (0, 3, 0), (0, 0, 4), (0, 4, 5))
+        assert found[says + "without the tokens before this step"] == embedded(
+            (3, 0, 0), (0, 3, 0), (4, 0, 0), (5, 4, 0)
+        )
+
+
+def test_gates_of_embeddings_are_those_of_their_streams() -> None:
+    """3 rows of two streams with two channels."""
+    key, hidden, shown = drawn(3, 4), drawn(3, 4) + 1, drawn(3, 2)
+    weights: Any = SimpleNamespace(key_norm=torch.zeros(4), query_norm=torch.zeros(4))
+    case = of_streams("ple_written", ple_key=key, ple_value=shown)
+    found = named_tensors(residual_streams._written(case, SHAPE, weights, SimpleNamespace(hidden=hidden)))  # type: ignore[arg-type]
+    assert torch.equal(found["is not gated"], torch.cat((shown, shown), 1))
+    k, q = (x.view(3, 2, 2) / x.view(3, 2, 2).square().mean(-1, keepdim=True).sqrt() for x in (key, hidden))
+    score = (k[:, [1, 0]] * q).sum(-1) / 2**0.5
+    opened = torch.sigmoid(score.sign() * score.abs().sqrt())
+    expected = torch.cat((opened[:, :1] * shown, opened[:, 1:] * shown), 1)
+    assert torch.allclose(found["is gated by the key of the stream before"], expected, rtol=1e-4)
+
+
+def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
+    """3 rows of one channel after a window of 3 rows; the taps are 3 rows apart."""
+    x, window, conv = drawn(3, 1), drawn(1, 3), drawn(1, 2)
+    memory = ple.PleMemory(torch.zeros(1), torch.zeros(1), torch.zeros(2), window)
+    work: Any = SimpleNamespace(memory=memory, parents=None, start=3)
+    case, weights = of_streams("ple_mixed", ple_normed=x), SimpleNamespace(conv=conv)
+    found = named_tensors(residual_streams._ple_mixed(case, SHAPE, weights, work))  # type: ignore[arg-type]
+    line = [float(window[0, 2]), *x.flatten().tolist()]
+    expected = torch.tensor([float(conv[0, 0]) * line[t] + float(conv[0, 1]) * line[t + 1] for t in range(3)])
+    near = found["is convolved with neighbouring taps, without the distance"]
+    assert near.flatten().tolist() == pytest.approx(F.silu(expected.double()).tolist(), rel=1e-6)
+
+
+# -- labels and rows of the draft head -------------------------------------------------------------------
+
+
+def of_labels(component: str, span: Any, **before: Any) -> Any:
+    truth = SimpleNamespace(before=before, places={Place("trunk", 0, "beta"): None})
+    return SimpleNamespace(finding=SimpleNamespace(place=Place("trunk", 0, component)), right=torch.zeros(2, 1).long(),
+                           context=SimpleNamespace(truth=truth, index=4, earlier=SimpleNamespace(forward=None)),
+                           history=SimpleNamespace(of=lambda request, index: ()))  # fmt: skip
+
+
+def test_labels_of_a_conv_may_be_made_after_an_empty_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 rows after 3 tokens; the conv reads 3 rows, so its window has 2."""
+    fed, span = torch.tensor([[5], [6]]), SimpleNamespace(request="a", start=3)
+    monkeypatch.setattr(wrong_labels, "rows", lambda side, place, span: fed)
+    case = of_labels("mixed", span, a=SimpleNamespace(conv={0: torch.tensor([[3, 4]])}))
+    (wrong,) = named_tensors(wrong_labels._mixed(case, span)).values()  # type: ignore[arg-type]
+    own = wrong_labels.code(case.finding.place)
+    assert wrong_labels.heads(wrong) == [reduce(mix, taps, own) for taps in ([0, 0, 5], [0, 5, 6])]
+
+
+def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states before and after the two nodes of a window are 11, 22 and 33; after one token 22 is held."""
+    span: Any = SimpleNamespace(request="a", start=0)
+    parts = {name: torch.tensor([[7 + number], [9 + number]]) for number, name in enumerate(
+        ("k", "v", "log_decay", "beta", "q"))}  # fmt: skip
+    monkeypatch.setattr(wrong_labels, "rows", lambda side, place, span: parts[place.component])
+    case = of_labels("update", span, a=SimpleNamespace(state={0: torch.tensor([22])}))
+    for states, said in (([11, 22, 33], [(0, 11), (2, 33)]), ([11, 33], []), ([], [])):
+        monkeypatch.setattr(wrong_labels, "states_of_window", lambda *given, states=states: states)
+        found = named_tensors(wrong_labels.FAMILIES["update"](case, span))
+        assert [*found] == [f"depends on the state after {count} tokens of the last window; 1 were accepted"
+                            for count, _ in said]  # fmt: skip
+        for wrong, (_, chain) in zip(found.values(), said, strict=True):
+            own, made = wrong_labels.code(case.finding.place), []
+            for row in range(2):
+                k, v, log_decay, beta, _ = (int(part[row]) for part in parts.values())
+                made.append(reduce(mix, (chain, k, v, log_decay, beta, own)))
+                chain = folded(0, chain, k, v, log_decay, beta, True)
+            assert wrong_labels.heads(wrong) == [label & MASK for label in made]
+
+
+def test_only_the_row_after_draft_1_is_compared_with_rows_of_the_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    of: Any = permuted_windows_and_shifted_caches
+    monkeypatch.setattr(of, "_proposed", lambda case: ["a row"])
+    for place, dims, found in ((of.PROPOSED, 1, ["a row"]), (of.PROPOSED, 2, []), (Place("trunk", 0, "ngram"), 1, [])):
+        case: Any = SimpleNamespace(component=place.component, found=torch.zeros((2,) * dims),
+                                    finding=SimpleNamespace(sides=object(), place=place))  # fmt: skip
+        assert [*of.windows(case)] == found
