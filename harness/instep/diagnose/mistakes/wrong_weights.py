@@ -60,8 +60,10 @@ MOST_TOKENS = 64  # of a piece that is run again so often
 
 def other_weights(case: Case) -> Iterator[Explanation]:
     """The op with the weights of another layer, or with one weight of the layer in the place of another one."""
+    if case.piece is None or case.piece.span.count > MOST_TOKENS:
+        return
     layer, place = layer_of(case), case.finding.place
-    if layer is None or case.piece is None or case.piece.span.count > MOST_TOKENS:
+    if layer is None:
         return
     trunk, own = _layers(case.weights, "trunk"), _layers(case.weights, place.stage)
     sources = [(f"the target's layer {n}", one) for n, one in enumerate(trunk)]
