@@ -29,7 +29,8 @@ FAULTS: tuple[Fault, ...] = (
            Edit(GDN, DECAY, DECAY.replace("= ", "= (", 1) + ").clamp(min=-5.0)")),
     _fault("decay-along-the-values", "channel-decay", "The decay of key channel i is applied to value channel i.",
            Edit(GDN, "S *= decay[(..., *[None] * (S.dim() - decay.dim()))]",
-                "S *= decay[..., None, :] if S.dim() - decay.dim() == 1 else decay[..., None, None]")),
+                "S *= decay[..., None, :] if S.dim() - decay.dim() == 1 else decay[..., None, None]"),
+           mistake="decay-of-values"),
     _fault("decay-bias-of-the-first-channel", "channel-decay", "All channels of a head have the bias of its first.",
            Edit.of(GDN, "softplus(a.to(q.dtype) + dt_bias{ => [..., :1]}.to(q.dtype))")),
     _fault("decay-bias-transposed", "channel-decay", "The bias is stored head by head, and read channel by channel.",
@@ -37,7 +38,7 @@ FAULTS: tuple[Fault, ...] = (
                 'stored.wide(f"{at}.dt_bias").view(config.key_dim, config.value_heads).mT.contiguous()')),
     _fault("ring-keeps-one-decay-per-head", "channel-decay", "A ring keeps the mean decay of a head.",
            Edit.of(GDN, "Updates(token.k, write.decay{ => .mean(-1, keepdim=True).expand_as(write.decay)}, update)"),
-           how=Setting(strategy="rerun")),
+           how=Setting(strategy="rerun"), mistake="one-decay-of-all-channels"),
     _fault("delta-term-dropped", "delta-rule", "A token writes its value, and not only what the state lacks.",
            Edit.of(GDN, "write.beta[..., None] * {(write.v - _sum_by_halves(S * write.key) if recalls else write.v) => "
                    "write.v}"), mistake="recall-missing"),
