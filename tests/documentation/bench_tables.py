@@ -11,6 +11,8 @@ from typing import Any
 
 from instep_speed.bench.bench_types import TOO
 
+from . import markdown
+
 Results = Mapping[str, Any]
 AXES = ("form", "batch", "window", "rows", "sequences", "tokens", "prompt", "behind", "kv", "tree", "heads", "state",
         "op", "layers", "ranks", "drafter")  # fmt: skip
@@ -47,23 +49,21 @@ def rows_of(result: Results, kind: str, **axes: Any) -> list[Results]:
 def strategies(result: Results) -> str:
     """MiB per request and layer, and microseconds of one verify with its commit, per layer, by batch."""
     rows = {row["cell"]["batch"]: row for row in rows_of(result, "strategies", window=4, heads=32, state="float32")}
-    lines = _head(["strategy", "MiB a request", *(f"B = {batch}" for batch in rows), "exact"])
-    floors = " | ".join(figure(row["floor_us"]) for row in rows.values())
-    lines.append(f"| *one read and one write* |  | {floors} |  |")
+    heads = ("strategy", "MiB a request", *(f"B = {batch}" for batch in rows), "exact")
+    lines = [("*one read and one write*", "", *(figure(row["floor_us"]) for row in rows.values()), "")]
     for name in next(iter(rows.values()))["arms"]:
         arms = [row["arms"].get(name, {}) for row in rows.values()]
         held = f"{sum(arms[0]['bytes'].values()) / 2**20:.2f}" if "bytes" in arms[0] else ""
         peer = any(arm.get("peer") for arm in arms)
         wrong = [f"B = {batch}" for batch, arm in zip(rows, arms, strict=True) if arm.get("finding")]
         exact = f"off at {', '.join(wrong)}" * bool(wrong) if peer else "NO" if wrong else "bit by bit"
-        lines.append("| " + " | ".join((name if peer else _own(name), held, *map(spread, arms), exact)) + " |")
-    return "\n".join([*lines, *_unlike([*rows.values()])])
+        lines.append((name if peer else _own(name), held, *map(spread, arms), exact))
+    return "\n".join([markdown.table(heads, lines), *_unlike([*rows.values()])])
 
 
 def effect(result: Results) -> str:
     """Whole texts, by step count: the controller compared with each fixed count."""
-    lines = _head(["drafter", "layers", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
-                   "windows by accepted drafts"])  # fmt: skip
+    lines = []
     for row in rows_of(result, "decoding"):
         cell = [str(row["cell"][axis]) for axis in ("drafter", "layers", "batch")]
         for name, arm in row["arms"].items():
@@ -72,56 +72,55 @@ def effect(result: Results) -> str:
             if "us" in arm:  # tokens/s with half the interquartile range, as times have it
                 figures[0] += f" ±{(1e6 / arm['lower'] - 1e6 / arm['upper']) / 2:.0f}"
             cells = [*figures, counts] if "us" in arm else [f"no speed: {arm['finding']}", *[""] * len(FIGURES)]
-            lines.append("| " + " | ".join((*cell, name, *cells)) + " |")
-    return "\n".join(lines)
+            lines.append((*cell, name, *cells))
+    return markdown.table(("drafter", "layers", "batch", "arm", "tokens/s", "ms a round", "latency s", "accepted",
+                           "windows by accepted drafts"), lines)
 
 
 def speed(result: Results) -> str:
     """The cells that matter of every kind: ours, the floor and how far it is, and the fastest peer with its answers."""
-    lines = _head(["work", "cell", "ours, us", "floor, us", "mean / floor", "fastest peer, us", "its answers"])
+    heads = ("work", "cell", "ours, us", "floor, us", "mean / floor", "fastest peer, us", "its answers")
     rows = [row for kind, cells in SHOWN.items() for axes in cells
             for row in sorted(rows_of(result, kind, **axes), key=lambda row: len(row["cell"]))[:1]]  # fmt: skip
-    lines += [f"| {row['kind']} | {line} |" for row in rows for line in _lines(row)]
-    return "\n".join([*lines, *_unlike(rows)])
+    lines = ((row["kind"], *line) for row in rows for line in _lines(row))
+    return "\n".join([markdown.table(heads, lines), *_unlike(rows)])
 
 
 def over_ranks(result: Results) -> str:
     """A round on one rank and on several, by batch: its time and floor, and the time in its collectives."""
-    lines = _head(["batch", "ranks", "a round, us", "floor, us", "mean / floor", "of that collectives, us",
-                   "in collectives, us", "of that with all ranks there"])  # fmt: skip
+    lines = list[tuple[object, ...]]()
     for row in sorted(rows_of(result, "rounds"), key=lambda row: (row["cell"]["batch"], row["cell"]["ranks"])):
         for arm in row["arms"].values():
-            cell = f"| {row['cell']['batch']} | {row['cell']['ranks']} "
+            cell = row["cell"]["batch"], row["cell"]["ranks"]
             if "us" not in arm:
-                lines.append(f"{cell}| no speed: {arm['finding']} |  |  |  |  |  |")
+                lines.append((*cell, f"no speed: {arm['finding']}", *[""] * 5))
                 continue
             found = arm.get("collectives")
             parts = ["", "", ""] if found is None else [
                 f"{figure(found['floor_us'])} for {found['calls']:.0f} calls, {found['bytes'] / 1e6:.2f} MB",
                 ", ".join(f"rank {rank} {figure(us)}" for rank, us in enumerate(found["us"])),
                 figure(found["moving_us"]) if found["us"] else ""]  # fmt: skip
-            lines.append(f"{cell}| {spread(arm)} | {figure(row['floor_us'])} | {arm['of_floor']:.2f} "
-                         f"| {' | '.join(parts)} |")  # fmt: skip
-    return "\n".join(lines)
+            lines.append((*cell, spread(arm), figure(row["floor_us"]), f"{arm['of_floor']:.2f}", *parts))
+    return markdown.table(("batch", "ranks", "a round, us", "floor, us", "mean / floor", "of that collectives, us",
+                           "in collectives, us", "of that with all ranks there"), lines)
 
 
 def brief(result: Results) -> str:
     """One cell each of decode, verify with commit, and prefill: ours, the floor, and the fastest peer that is right."""
-    lines = _head(["work", "cell", "ours, us", "floor, us", "fastest peer that is right, us"])
+    lines = []
     for kind, axes in BRIEF.items():
         (row,) = (row for row in rows_of(result, kind, **axes) if row["cell"].keys() == axes.keys())
         ours, peers = _timed(row)
         right = {name: arm for name, arm in peers.items() if not arm["finding"]}
         best, peer = _fastest(ours), _fastest(right)
-        lines.append(f"| {WORK[kind]} | {_cell(row)} | {spread(ours[best])} {_own(best)} | {figure(row['floor_us'])} "
-                     f"| {spread(right[peer])} {peer} |")  # fmt: skip
-    return "\n".join(lines)
+        lines.append((WORK[kind], _cell(row), f"{spread(ours[best])} {_own(best)}", figure(row["floor_us"]),
+                      f"{spread(right[peer])} {peer}"))
+    return markdown.table(("work", "cell", "ours, us", "floor, us", "fastest peer that is right, us"), lines)
 
 
 def behind(result: Results) -> str:
     """Every cell in which a peer with right answers is faster by half a percent of the means: how many times."""
-    lines = _head(["work", "cell", "ours, us", "fastest peer that is right, us", "ours, times the peer's"])
-    head, cells = len(lines), 0
+    lines, cells = list[tuple[str, ...]](), 0
     for row in result["rows"]:
         ours, peers = _timed(row)
         right = {name: arm for name, arm in peers.items() if not arm["finding"]}
@@ -130,16 +129,17 @@ def behind(result: Results) -> str:
         best, peer = _fastest(ours), _fastest(right)
         times, cells = ours[best]["mean"] / right[peer]["mean"], cells + 1
         if round(times, 2) > 1:
-            lines.append(f"| {row['kind']} | {_cell(row)} | {spread(ours[best])} {_own(best)} "
-                         f"| {spread(right[peer])} {peer} | {times:.2f} |")  # fmt: skip
-    return "\n".join([*lines, "", f"These are {len(lines) - head} of {cells} cells that have such a peer."])
+            lines.append((row["kind"], _cell(row), f"{spread(ours[best])} {_own(best)}",
+                          f"{spread(right[peer])} {peer}", f"{times:.2f}"))
+    heads = ("work", "cell", "ours, us", "fastest peer that is right, us", "ours, times the peer's")
+    return f"{markdown.table(heads, lines)}\n\nThese are {len(lines)} of {cells} cells that have such a peer."
 
 
 def _cell(row: Results) -> str:
     return ", ".join(f"{axis} {row['cell'][axis]}" for axis in AXES if axis in row["cell"])
 
 
-def _lines(row: Results) -> Iterator[str]:
+def _lines(row: Results) -> Iterator[tuple[str, ...]]:
     """One, or none where nothing of ours has a time."""
     ours, peers = _timed(row)
     if not ours:
@@ -147,8 +147,7 @@ def _lines(row: Results) -> Iterator[str]:
     best, peer = _fastest(ours), _fastest(peers) if peers else ""
     floor, times = row["floor_us"], f"{ours[best]['mean'] / row['floor_us']:.2f}"
     theirs = (f"{spread(peers[peer])} {peer}", peers[peer]["finding"] or "right") if peer else ("", "")
-    yield " | ".join((_cell(row), f"{spread(ours[best])} {_own(best)}", figure(floor), times,
-                      *theirs))  # fmt: skip
+    yield _cell(row), f"{spread(ours[best])} {_own(best)}", figure(floor), times, *theirs
 
 
 def _timed(row: Results) -> tuple[Mapping[str, Results], Mapping[str, Results]]:
@@ -192,7 +191,3 @@ def figure(value: float) -> str:
 
 def _places(value: float) -> int:
     return max(0, 2 - math.floor(math.log10(float(f"{abs(value) or 1:.2e}"))))
-
-
-def _head(names: list[str]) -> list[str]:
-    return ["| " + " | ".join(names) + " |", "|---" * len(names) + "|"]

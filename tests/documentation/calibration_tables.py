@@ -5,21 +5,21 @@ Leaves out: measuring (`instep calibrate`).
 
 from typing import Any
 
+from . import markdown
+
 
 def alarms(result: dict[str, Any]) -> str:
     """One line per tier, over all storages."""
-    lines = [
-        f"| tier | blocks judged, {result['variants']} correct engines | called wrong | upper bound of the rate (95%) "
-        "| most of an allowance used |", "|---" * 5 + "|",
-    ]  # fmt: skip
+    lines = []
     for tier in dict.fromkeys(rate["tier"] for rate in result["false_alarms"]):
         rates = [rate for rate in result["false_alarms"] if rate["tier"] == tier]
         blocks, called = (sum(rate[what] for rate in rates) for what in ("blocks", "alarms"))
         worst = max(rates, key=lambda rate: rate["worst"])
         used = f"{worst['worst']:.2f} ({worst['by']}, {worst['storage']})" if worst["worst"] else "exact"
         under = f"{3 / blocks:.0e}" if not called else "see the file"
-        lines.append(f"| {tier} | {blocks:,} | {called} | {under} | {used} |")
-    return "\n".join(lines)
+        lines.append((tier, f"{blocks:,}", called, under, used))
+    return markdown.table(("tier", f"blocks judged, {result['variants']} correct engines", "called wrong",
+                           "upper bound of the rate (95%)", "most of an allowance used"), lines)
 
 
 def undecided(result: dict[str, Any]) -> float:
@@ -36,14 +36,12 @@ def of_a_correct_engine(limit: dict[str, Any]) -> float:
 def limits(result: dict[str, Any]) -> str:
     """The smallest injected error that every run finds, by place and storage."""
     tiers = list(result["limits"][0]["found"])
-    fixed = ("what is off", "activations", "error of a correct engine there")
-    head = [*fixed, *(f"found by {tier} from" for tier in tiers)]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    head = ["what is off", "activations", "error of a correct engine there", *(f"found by {one} from" for one in tiers)]
+    lines = []
     for limit in result["limits"]:
         sizes = ("never" if limit["found"][tier] is None else f"{limit['found'][tier]:.0e}" for tier in tiers)
-        cells = limit["place"], limit["storage"], f"{of_a_correct_engine(limit):.0e}", *sizes
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((limit["place"], limit["storage"], f"{of_a_correct_engine(limit):.0e}", *sizes))
+    return markdown.table(head, lines)
 
 
 SHOWN = ("log_decay", "beta", "normed", "post_normed", "gated", "q", "k", "mixed", "qkv", "mixer", "mlp", "state")
@@ -52,11 +50,9 @@ SHOWN = ("log_decay", "beta", "normed", "post_normed", "gated", "q", "k", "mixed
 def slips(result: dict[str, Any]) -> str:
     """The part of the heads and channels of a place at which a slip of each size is found in one long run."""
     long = result["long"]
-    lines = ["| place | heads and channels |" + "".join(f" {size:g} |" for size in long["slips"]),
-             "|---" * (2 + len(long["slips"])) + "|"]  # fmt: skip
-    for place in SHOWN:
-        groups, *found = long["found"][place]
-        lines.append(f"| {place} | {groups} |" + "".join(f" {each / groups:.0%} |" for each in found))
+    every = ((place, *long["found"][place]) for place in SHOWN)
+    table = markdown.table(("place", "heads and channels", *(f"{size:g}" for size in long["slips"])), (
+        (place, groups, *(f"{each / groups:.0%}" for each in found)) for place, groups, *found in every))
     accused = f"{len(long['alarms'])} of {long['engines']} correct engines accused"
     used = f"at most {long['used']:.2f} of a limit was used ({long['by']})"
-    return f"{accused} in {long['groups']:,} judged heads and channels; {used}.\n\n" + "\n".join(lines)
+    return f"{accused} in {long['groups']:,} judged heads and channels; {used}.\n\n{table}"

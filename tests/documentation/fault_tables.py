@@ -8,6 +8,8 @@ from typing import Any
 
 from instep_proof.faults.result_data import took
 
+from . import markdown
+
 Results = Mapping[str, Any]
 JUDGED = ("found", "named", "located")
 MOST, LONGEST = 8, 110  # rows of each kind, and letters of a diagnosis
@@ -18,21 +20,20 @@ def score(result: Results) -> str:
     families = dict.fromkeys(one["family"] for one in result["results"])
     namers = result["named_by"]
     heads = ["family", "faults", "void", *JUDGED, *(f"by {who}" for who in namers), "first seen by"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = []
     for family in families:
         mine = [one for one in result["results"] if one["family"] == family]
         first = dict.fromkeys(one["first"]["check"] for one in mine if one["first"])
         lines.append(_line(family, mine, namers, ", ".join(f"`{check}`" for check in sorted(first))))
-    lines.append(_line("all", result["results"], namers, took(result)))
-    return "\n".join(lines)
+    return markdown.table(heads, [*lines, _line("all", result["results"], namers, took(result))])
 
 
-def _line(name: str, faults: Iterable[Results], namers: Iterable[str], last: str) -> str:
+def _line(name: str, faults: Iterable[Results], namers: Iterable[str], last: str) -> tuple[object, ...]:
     faults = list(faults)
     counts = [sum(one[what] for one in faults) for what in JUDGED]
     counts += [sum(one["named_by"] == who for one in faults) for who in namers]
     void = sum(bool(one["void"]) for one in faults)
-    return f"| {name} | {len(faults)} | {void} | " + " | ".join(map(str, counts)) + f" | {last} |"
+    return name, len(faults), void, *counts, last
 
 
 def unheard(result: Results) -> tuple[list[Results], list[Results]]:
@@ -51,21 +52,18 @@ def unseen(result: Results) -> str:
     heard = sum(one["text"] is not None and not one["void"] for one in result["results"])
     equal, raised = unheard(result)
     said = f"{len(equal)} of {heard} leave every token as it was, {len(raised)} others raise the acceptance rate"
-    lines = [
-        f"{said}; {sum(one['found'] for one in (*equal, *raised))} of these were found. The first {MOST} of each:", "",
-        "| planted fault | tokens that stay | accepted drafts, without and with it | message of instep |",
-        "|---" * 4 + "|",
-        *map(_unseen, (*equal[:MOST], *raised[:MOST])),
-    ]
-    return "\n".join(lines)
+    table = markdown.table(
+        ("planted fault", "tokens that stay", "accepted drafts, without and with it", "message of instep"),
+        map(_unseen, (*equal[:MOST], *raised[:MOST])))
+    found = sum(one["found"] for one in (*equal, *raised))
+    return f"{said}; {found} of these were found. The first {MOST} of each:\n\n{table}"
 
 
-def _unseen(one: Results) -> str:
+def _unseen(one: Results) -> tuple[str, ...]:
     text, first = one["text"], one["first"]
     rates = ("" if text["usual"] is None or text["acceptance"] is None
              else f"{text['usual']:.0%} → {text['acceptance']:.0%}")  # fmt: skip
     said = f"event {first['event']} {first['kind']}: {first['diagnosis']}" if first else ""
     said = said if len(said) <= LONGEST else f"{said[:LONGEST].rpartition(' ')[0]} ..."
     tokens = "all" if text["agreement"] == 1 else f"{text['agreement']:.0%}"
-    cells = (one["what"].rstrip("."), tokens, rates, said)
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return one["what"].rstrip("."), tokens, rates, said

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from . import markdown
+
 RESULTS = Path(__file__).resolve().parents[2] / "fixtures" / "results" / "parity.json"
 # Relative; what the reference is held to. Measured: up to 2e-14 and 2e-5, that is a few hundred units in the last place
 # (1.1e-16, 6e-8), which is what sums in another order over 70 tokens and five layers make of it. The smallest slips
@@ -49,7 +51,6 @@ def store(rows: Sequence[Parity], versions: Mapping[str, str]) -> None:
 def table(rows: Sequence[Parity]) -> str:
     """Markdown, one line per configuration: the worst over hidden rows, logits and memory, in both widths."""
     worst = {(row.configuration, row.width): row.worst for row in rows}
-    lines = ["| configuration | fp64 (1e-11 allowed) | fp32 (1e-4 allowed) |", "|---|---|---|"]
-    for name in dict.fromkeys(row.configuration for row in rows):
-        lines.append(f"| {name} | {worst[name, 'fp64']:.1e} | {worst[name, 'fp32']:.1e} |")
-    return "\n".join(lines)
+    return markdown.table(("configuration", "fp64 (1e-11 allowed)", "fp32 (1e-4 allowed)"), (
+        (name, *(f"{worst[name, width]:.1e}" for width in ALLOWED))
+        for name in dict.fromkeys(row.configuration for row in rows)))

@@ -5,6 +5,8 @@ Leaves out: running them (`tests/peers`).
 
 from typing import Any
 
+from . import markdown
+
 HEAD = (
     "judged", "release", "selected by", "door", "tiers", "events served, or tokens decided", "verdict", "finding",
     "command",
@@ -13,8 +15,7 @@ HEAD = (
 
 def table(result: dict[str, Any]) -> str:
     """One line per entry of `make peers`, with a note if the result is not the expected one."""
-    lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(_cell, cells(row))) + " |" for row in result["rows"])])
+    return markdown.table(HEAD, map(cells, result["rows"]))
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
@@ -31,25 +32,23 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def controllers(result: dict[str, Any]) -> str:
     """One line per release of `python -m peers.controllers`."""
-    lines = ["| release | dialect | default file | runs that differ (reference, optimized) | runs that differ with a "
-             "mistake of ours |", "|---|---|---|---|---|"]
+    lines = []
     for row in result["rows"]:
         odd = "" if row["right"] else ", not as expected"
         differ = ", ".join(f"{count}" for count in row["differ"].values())
         wrong = {f"rules of {name}": count for name, count in row.get("differ from", {}).items()}
         wrong = {**row.get("mistakes", {}), **wrong}
-        cells = (f"{row['package']} {row['release']}", f"{row['dialect']}{odd}", row.get("default file of", ""),
-                 f"{differ} of {row['runs']}", ", ".join(f"{name}: {count}" for name, count in wrong.items()))
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    return "\n".join(lines)
+        lines.append((f"{row['package']} {row['release']}", f"{row['dialect']}{odd}", row.get("default file of", ""),
+                      f"{differ} of {row['runs']}", ", ".join(f"{name}: {count}" for name, count in wrong.items())))
+    return markdown.table(("release", "dialect", "default file", "runs that differ (reference, optimized)",
+                           "runs that differ with a mistake of ours"), lines)
 
 
 def live(result: dict[str, Any]) -> str:
     """One line per configuration of `python -m peers.live.judge`, then what no audit that agrees covered."""
-    always = uncovered(result)
+    always, lines = uncovered(result), []
     head = ("case", "SGLang", "configuration", "verdict", "finding", "numbers compared", "tokens decided",
             "answers equal to plain decoding", "seconds on the GPU, of the audit", "also not covered")  # fmt: skip
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in result["rows"]:
         answers, odd = row["answers"], "" if row["met"] else ", not as expected"
         alone = "" if row["recorded"] or row["verdict"] != "agree" else ", tokens alone"
@@ -57,11 +56,11 @@ def live(result: dict[str, Any]) -> str:
         equal = f"{answers['equal']} of {answers['of']}{first}" if answers["of"] else ""
         found = "; ".join([row["finding"], *row["remarks"]]) if row["finding"] else ""
         also = [one for one in row["not_covered"] if one not in always] if row["verdict"] == "agree" else []
-        cells = (row["name"], row["version"], row["what"], f"{row['verdict']}{alone}{odd}", found,
-                 f"{row['elements']:,}", f"{row['decided']} of {row['tokens']}", equal,
-                 f"{row['engine_seconds']:.0f}, {row['audit_seconds']:.0f}", "; ".join(also))  # fmt: skip
-        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
-    return "\n".join([*lines, "", "No audit of a recording that agrees covered:", "", *(f"- {one}" for one in always)])
+        lines.append((row["name"], row["version"], row["what"], f"{row['verdict']}{alone}{odd}", found,
+                      f"{row['elements']:,}", f"{row['decided']} of {row['tokens']}", equal,
+                      f"{row['engine_seconds']:.0f}, {row['audit_seconds']:.0f}", "; ".join(also)))
+    said = ["", "No audit of a recording that agrees covered:", "", *(f"- {one}" for one in always)]
+    return "\n".join([markdown.table(head, lines), *said])
 
 
 def uncovered(result: dict[str, Any]) -> list[str]:
@@ -82,7 +81,3 @@ def live_in_short(result: dict[str, Any]) -> str:
     return (f"Whole SGLang engines, {releases[0]} to {releases[-1]}, in {len(rows)} configurations on a GPU: "
             f"{', '.join(said)}; {alone} of those that agree by tokens alone "
             f"([live results](docs/live-results.md)).")  # fmt: skip
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")

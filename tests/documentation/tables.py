@@ -24,7 +24,7 @@ from instep_reference.contract.shards import UNDECLARED
 from peers.run import UNJUDGED
 from support.inputs.checkpoints import Kind, config_of
 
-from . import bench_plots, bench_tables, calibration_tables, fault_tables, peers_table
+from . import bench_plots, bench_tables, calibration_tables, fault_tables, markdown, peers_table
 from .parity_table import stored, table
 
 TOP = Path(__file__).resolve().parents[2]
@@ -56,20 +56,19 @@ TYPES: dict[str, tuple[str, Kind, str, str]] = {
 def served() -> str:
     """One line per model type: its recurrence, op sets that serve it, drafts, ranks, a trace and planted faults."""
     head = ("model type", "released models", "recurrence", "op sets", "MTP", "ranks", "trace", "planted faults")
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     own = {family for *_, family in TYPES.values()}
     for name, (released, kind, trace, family) in TYPES.items():
         model = ModelConfig.from_dict(config_of(kind))
         sets = [ops for ops in BY_NAME if _serves(ops, model)]
         planted = sum(len(faults) for one, faults in FAMILIES.items() if (one == family if family else one not in own))
-        cells = (
+        lines.append((
             f"`{name}`", released, " ".join(f"`{row}`" for row in WITH_FIXED_MEMORY if row in model.mixers),
             "all" if len(sets) == len(BY_NAME) else ", ".join(f"`{ops}`" for ops in sets),
             "yes" if (name, "eagle") in DRAFTERS else "no", "no" if name in UNDECLARED else "yes",
-            f"`{trace}`" if trace else "", str(planted) if family else f"{planted} for all of Qwen",
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            f"`{trace}`" if trace else "", planted if family else f"{planted} for all of Qwen",
+        ))  # fmt: skip
+    return markdown.table(head, lines)
 
 
 def _serves(ops: str, model: ModelConfig) -> bool:
@@ -86,20 +85,18 @@ def parity() -> str:
 
 def replay() -> str:
     """One line per run of the committed results; under T2, T2d, T3 the largest part of an allowance that was used."""
-    tiers = ("T2", "T2d", "T3")
-    lines = ["| run | where | events | blocks | elements | T0, T1 | " + " | ".join(tiers) + " |", "|---" * 9 + "|"]
+    tiers, lines = ("T2", "T2d", "T3"), []
     for file in sorted(RESULTS.glob("replay-*.json")):
         result = read(file)
         for run in result["runs"]:
             used, held = {tier["tier"]: tier["used"] for tier in run["tiers"]}, ", graphs" * run["graphs"]
             kind = run["dtype"] if "T2" in used else "labels"
-            cells = (
+            lines.append((
                 f"`{run['ops']}` {kind}, {run['layout']}, {run['strategy']}{held}", _machine(result["machine"]),
                 f"{run['events']} of {run['of']}", f"{sum(tier['blocks'] for tier in run['tiers']):,}",
                 f"{run['elements']:,}", "exact", *(f"{used[tier]:.2f}" if tier in used else "" for tier in tiers),
-            )  # fmt: skip
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            ))  # fmt: skip
+    return markdown.table(("run", "where", "events", "blocks", "elements", "T0, T1", *tiers), lines)
 
 
 def in_settings() -> str:
@@ -108,17 +105,16 @@ def in_settings() -> str:
     for one in _read("settings-cpu.json")["arrays"]:
         some = f"first {one['until'] + 1}" if one["settings"] != "each" and one["until"] is not None else ""
         groups.setdefault((one["ops"], one["settings"], some), []).append(one)
-    lines = ["| op set | traces | settings | events | runs | values or pairs met | numbers |", "|---" * 7 + "|"]
+    lines = []
     for (ops, settings, some), ones in groups.items():
         names = sorted({one["trace"] for one in ones})
-        cells = (
+        lines.append((
             f"`{ops}`", ", ".join(names) if len(names) < 5 else f"{len(names)} others",
             settings.replace(",", ", "), some or ("at most the first 31" if settings == "each" else "all"),
-            str(sum(len(one["ran"]) for one in ones)), f"{sum(one['met'] for one in ones)} of "
+            sum(len(one["ran"]) for one in ones), f"{sum(one['met'] for one in ones)} of "
             f"{sum(one['of'] for one in ones)}", f"{sum(one['elements'] for one in ones):,}",
-        )  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ))  # fmt: skip
+    return markdown.table(("op set", "traces", "settings", "events", "runs", "values or pairs met", "numbers"), lines)
 
 
 def tiny() -> str:
@@ -130,7 +126,7 @@ def tiny() -> str:
         "the same, single rounds within held-out text": f"{decoding['held_out_text']['mean_accepted_drafts']:.2f}",
         "file": f"{(TOP / 'fixtures' / 'tiny' / 'model.safetensors').stat().st_size:,} bytes",
     }
-    return "\n".join(["| measured | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+    return markdown.table(("measured", ""), rows.items())
 
 
 BENCH = "bench-native.json"  # of `tests/on_gpu.sh`
@@ -145,23 +141,22 @@ def memory() -> str:
     """Memory of a request of a 9B model, by strategy and conv form."""
     needs = _read("memory-9b.json")["strategies"]
     state = min(need["pools"]["state"] for need in needs)
-    lines = ["| strategy | conv form | MiB a request | more than its state | requests in 64 GiB |", "|---" * 5 + "|"]
-    for need in needs:
-        fixed, beside = need["fixed"] / 2**20, (need["fixed"] - state) / 2**20
-        lines.append(f"| `{need['strategy']}` | `{need['conv']}` | {fixed:.1f} | {beside:.1f} | {need['fit']} |")
-    return "\n".join(lines)
+    return markdown.table(
+        ("strategy", "conv form", "MiB a request", "more than its state", "requests in 64 GiB"),
+        ((f"`{need['strategy']}`", f"`{need['conv']}`", f"{need['fixed'] / 2**20:.1f}",
+          f"{(need['fixed'] - state) / 2**20:.1f}", need["fit"]) for need in needs))
 
 
 def shapes() -> str:
     """The real shapes, checked after every event."""
-    lines = ["| model | strategy | events | states under T2d | numbers compared | T0, T1 | T2d |", "|---" * 7 + "|"]
+    lines = []
     for run in _read("shapes-native.json")["runs"]:
         tiers = {tier["tier"]: tier for tier in run["tiers"]}
-        lines.append(
-            f"| {run['name']} | `{run['strategy']}` | {run['events']} of {run['of']} "
-            f"| {tiers['T2d']['blocks']:,} blocks | {run['elements']:,} | exact | {tiers['T2d']['used']:.2f} |"
-        )
-    return "\n".join(lines)
+        lines.append((run["name"], f"`{run['strategy']}`", f"{run['events']} of {run['of']}",
+                      f"{tiers['T2d']['blocks']:,} blocks", f"{run['elements']:,}", "exact",
+                      f"{tiers['T2d']['used']:.2f}"))
+    heads = ("model", "strategy", "events", "states under T2d", "numbers compared", "T0, T1", "T2d")
+    return markdown.table(heads, lines)
 
 
 def score() -> str:
@@ -204,8 +199,7 @@ def found() -> str:
         "random rounds with requests that arrive and leave, every event compared (`instep soak`)": _soaked(),
         "our reference against `transformers`, fp64": f"worst relative error {worst:.0e}",
     }  # fmt: skip
-    lines = [f"| {what} | {outcome} |" for what, outcome in rows.items()]
-    return "\n".join(["| what was tested | result |", "|---|---|", *lines])
+    return markdown.table(("what was tested", "result"), rows.items())
 
 
 def _soaked() -> str:
@@ -276,15 +270,13 @@ def peers() -> str:
     result = _read("fla-native.json")
     apart = {(one["name"], one["strategy"]): one["worst"] for one in result["apart"]}
     head = ["layer of", "delta rule by", "strategy", "states under T2d", "T0, T1", "T2d", "states from ours, at worst"]
-    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    lines = []
     for run in result["runs"]:
         directed = next(tier for tier in run["tiers"] if tier["tier"] == "T2d")
         off = f"{apart[run['name'], run['strategy']]:.1e}" if run["ops"] == "fla" else ""
-        lines.append(
-            f"| {run['name'].partition(',')[0]} | `{run['ops']}` | `{run['strategy']}` "
-            f"| {directed['blocks']:,} blocks | exact | {directed['used']:.2f} | {off} |"
-        )
-    return "\n".join(lines)
+        lines.append((run["name"].partition(",")[0], f"`{run['ops']}`", f"`{run['strategy']}`",
+                      f"{directed['blocks']:,} blocks", "exact", f"{directed['used']:.2f}", off))
+    return markdown.table(head, lines)
 
 
 def others() -> str:
@@ -293,7 +285,7 @@ def others() -> str:
     for row in (*_read("peers.json")["rows"], *_read("peers-native.json")["rows"]):
         if row["verdict"] != UNJUDGED:
             by.setdefault(row["package"], []).append(row)
-    lines = ["| package | versions | tested | agree | findings |", "|---|---|---|---|---|"]
+    lines = []
     for package, rows in by.items():
         versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
         wrong: dict[str, list[str]] = {}
@@ -303,8 +295,8 @@ def others() -> str:
         every = versions.split(", ")
         said = "; ".join(name if found == every else f"{name} ({', '.join(found)})" for name, found in wrong.items())
         agree = sum(row["verdict"] == "agree" for row in rows)
-        lines.append(f"| {package} | {versions} | {len(rows)} | {agree} | {said or 'nothing'} |")
-    return "\n".join(lines)
+        lines.append((package, versions, len(rows), agree, said or "nothing"))
+    return markdown.table(("package", "versions", "tested", "agree", "findings"), lines)
 
 
 def combined() -> str:
@@ -321,16 +313,16 @@ def combined() -> str:
         **{f"{what} of values that are served": f"{run:,} of {of:,} were replayed"
            for what, (run, of) in result["met"].items()},
     }  # fmt: skip
-    return "\n".join(["| what | how many |", "|---|---|", *(f"| {what} | {many} |" for what, many in rows.items())])
+    return markdown.table(("what", "how many"), rows.items())
 
 
 def scripts() -> str:
     """The scripts of docs/found by the first line of each."""
-    lines = ["| package | what is wrong | script |", "|---|---|---|"]
+    lines = []
     for file in sorted(FOUND.glob("*.py")):
         package, _, says = file.read_text().removeprefix('"""').partition("\n")[0].partition(": ")
-        lines.append(f"| {package} | {says} | [{file.name}]({file.name}) |")
-    return "\n".join(lines)
+        lines.append((package, says, f"[{file.name}]({file.name})"))
+    return markdown.table(("package", "what is wrong", "script"), lines)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
