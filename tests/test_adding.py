@@ -36,8 +36,6 @@ STRATEGY: tuple[Text, ...] = (
 )  # fmt: skip
 IDLENESS = '''"""T0: no event is idle. It is wrong on purpose, so that a run shows that the check runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ..verdict import Comparison, Tier

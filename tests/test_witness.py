@@ -4,8 +4,6 @@ The witness shares no code with either, and reads the files itself: numpy in fp6
 leaves out memory, batches and acceptance. Leaves out: everything that `transformers` covers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

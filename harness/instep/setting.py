@@ -4,8 +4,6 @@ Leaves out: building anything from it (`run/build_compared_engines.py`, `run/eng
 combinations that an engine refuses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -244,7 +242,7 @@ class Setting:
         return proposer(self.drafter or DEFAULTS.drafter)
 
     @classmethod
-    def of(cls, **named: Any) -> Setting:
+    def of(cls, **named: Any) -> "Setting":
         """A setting from options; None means that the option was not given."""
         return cls(**{name: value for name, value in named.items() if value is not None})
 
@@ -255,7 +253,7 @@ class Setting:
             raise BadInput("--drafter", found=f"{self.drafter}, and a model without MTP layers",
                            expected=either((*known, *PROPOSERS)))  # fmt: skip
 
-    def recorded(self, recording: Recording) -> Setting:
+    def recorded(self, recording: Recording) -> "Setting":
         """The same setting, with the drafter of a recording if none was given."""
         return self if self.drafter else replace(self, drafter=recording.drafter)
 

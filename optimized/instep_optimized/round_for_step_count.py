@@ -5,8 +5,6 @@ or in a graph. Leaves out: the choice of a step count (`controllers/`), and the 
 (`window_and_decode_forwards.py`, `forward_with_prefill_chunks.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -80,7 +78,7 @@ class Asked(NamedTuple):
     kinds: Sequence[str] = ()
     most: int = 0
 
-    def part(self, numbers: Sequence[int], width: int) -> Asked:
+    def part(self, numbers: Sequence[int], width: int) -> "Asked":
         """Pick requests by their numbers in the batch. width: T of a given tree, whose nodes are counted again"""
 
         def of(each: Sequence[Any]) -> Sequence[Any]:

@@ -3,8 +3,6 @@
 Keys and values are two plain tensors. Leaves out: pages, and computing by blocks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +30,7 @@ def empty(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -
 
 def mix(
     config: ModelConfig, weights: AttentionWeights, normed: torch.Tensor, memory: AttentionMemory,
-    positions: torch.Tensor, at: At, read: Read | None = None,
+    positions: torch.Tensor, at: At, read: "Read | None" = None,
 ) -> tuple[torch.Tensor, AttentionMemory]:
     """Run the attention layer between its input norm and its residual: T consecutive tokens of one request.
 
@@ -67,7 +65,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor, config: ModelConfig) -> torch
 
 def mix_as_projected(
     config: ModelConfig, weights: NopeWeights, normed: torch.Tensor, memory: AttentionMemory,
-    positions: torch.Tensor, at: At, read: Read | None = None,
+    positions: torch.Tensor, at: At, read: "Read | None" = None,
 ) -> tuple[torch.Tensor, AttentionMemory]:
     """Do as `mix` with queries, keys and values as they are projected: without norms, positions and gates.
 

@@ -4,8 +4,6 @@ Written from the definition in `contract/sampling.py`, with a sort. Leaves out: 
 drawn tokens (`acceptance.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +26,7 @@ class Drawing:
     uniforms: Sequence[float]
 
     @classmethod
-    def alone(cls, sampling: Sampling, uniforms: Sequence[float]) -> Drawing:
+    def alone(cls, sampling: Sampling, uniforms: Sequence[float]) -> "Drawing":
         """Make the inputs for a row without a window: a window of one node."""
         return cls(sampling, (0,), (-1,), uniforms)
 

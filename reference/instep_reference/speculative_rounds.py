@@ -4,8 +4,6 @@ The caller must not send illegal events. Leaves out: the model (`Model`: tensors
 `label_ledger.py`), and slots, pages and batches, which a definition does not need.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -58,7 +56,7 @@ class Request(Generic[Rows, Memory, Cache]):
     picks: tuple[int, ...] = ()  # the target's own choice at each node
     drawing: Drawing | None = None  # of the verify, if the request samples
 
-    def then(self, standing: Standing[Rows, Memory, Cache]) -> Request[Rows, Memory, Cache]:
+    def then(self, standing: Standing[Rows, Memory, Cache]) -> "Request[Rows, Memory, Cache]":
         """Return the request between rounds, with this standing."""
         return Request(self.prompt, standing, self.sampling)
 

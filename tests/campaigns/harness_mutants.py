@@ -9,8 +9,6 @@ A later call continues: a survivor runs again in files that have changed. Leaves
 (`faults/draw_mutants.py`), and code that tests run in other processes or threads.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import builtins

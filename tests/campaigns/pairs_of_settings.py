@@ -7,8 +7,6 @@ array of pairs is added for each. Several calls go on where the last one stopped
 (`instep.campaign.all_settings`), and the table in the documentation (`documentation/tables.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

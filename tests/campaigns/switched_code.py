@@ -5,8 +5,6 @@ differ. The site is the largest expression around the edit that can be computed 
 `(x <= y if __switch__(7) else x < y)`. Leaves out: choosing mutants, and when a switch is on (`harness_mutants.py`).
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import sys

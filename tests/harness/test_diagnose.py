@@ -4,8 +4,6 @@ Leaves out: faults of the engine itself (`test_diagnose_planted.py`), and wrong 
 (`test_directed.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -89,7 +87,7 @@ class Scenario:
         before = Place("trunk", layer - 1, "hidden") if layer else Place("trunk", STAGE_LEVEL, "embedding")
         return {**found, "before": rows(context.subject, before, span).double()}
 
-    def at_place(self, place: Place, change: Callable[[Scenario, Rows, RowSpan], torch.Tensor]) -> Comparison:
+    def at_place(self, place: Place, change: "Callable[[Scenario, Rows, RowSpan], torch.Tensor]") -> Comparison:
         """The first finding, once the longest request's rows of a place are what `change` makes of them."""
         context = self.packed(second=place.component in ("attended", "core", "query", "mixed"))
         span = max(row_spans(context, "trunk"), key=lambda each: each.count)

@@ -3,8 +3,6 @@
 A test that is marked gpu looks at a real card. Leaves out: how often the gate is wrong on one (`--calibrate`).
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -54,7 +52,7 @@ class Machine:
         patch.setattr(torch, "zeros", lambda *shape, dtype, **_: zeros(*shape, dtype=dtype))
         self.clock = Clock("cuda")
 
-    def host(self, seconds: float) -> Machine:
+    def host(self, seconds: float) -> "Machine":
         """The host computes."""
         self.now += seconds
         self.cpu += seconds
@@ -122,7 +120,7 @@ class Event:
     def query(self) -> bool:
         return 0 <= self._at <= self._machine.now
 
-    def elapsed_time(self, later: Event) -> float:
+    def elapsed_time(self, later: "Event") -> float:
         if not (self.query() and later.query()):
             raise RuntimeError("the device has not come so far")
         return 1e3 * (later._at - self._at)

@@ -5,8 +5,6 @@ stress does not see. The verdicts of compute-sanitizer are read from its logs. L
 (`support/kernels/under_stress.py`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -143,7 +141,7 @@ class Streams:
         self.host, self.launches = 0.0, Stream("launches", self)
         self.current = [self.launches]
 
-    def act(self, stream: Stream, name: str) -> float:
+    def act(self, stream: "Stream", name: str) -> float:
         """Issue an action, and return when it has ended."""
         self.log.append((stream.name, name))
         self.host += self.STEP
@@ -156,7 +154,7 @@ class Streams:
         stream.at = max(stream.at, self.host) + cycles / stress.CYCLES_PER_S
 
     @contextmanager
-    def within(self, stream: Stream) -> Iterator[None]:
+    def within(self, stream: "Stream") -> Iterator[None]:
         self.current.append(stream)
         yield
         self.current.pop()

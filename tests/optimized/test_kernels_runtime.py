@@ -3,8 +3,6 @@
 Leaves out: the kernels.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from functools import partial
@@ -134,7 +132,7 @@ def test_interpreter_incompatible_with_numpy_is_refused_in_one_line() -> None:
         def __init__(self, said: str) -> None:
             self.said = said
 
-        def __getitem__(self, grid: object) -> Kernel:
+        def __getitem__(self, grid: object) -> "Kernel":
             return self
 
         def __call__(self, *arguments: object, **options: object) -> None:

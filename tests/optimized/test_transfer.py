@@ -4,8 +4,6 @@ Two queues replace the streams, and run as far apart as their events let them. O
 Leaves out: the copied numbers, and other stale inputs of graphs (`test_graphs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
@@ -34,7 +32,7 @@ class Event(NamedTuple):
 
     queue: list[tuple[Any, Callable[[], Any]]]
     count: int
-    streams: Streams
+    streams: "Streams"
 
     def synchronize(self) -> None:
         self.streams.run(self.queue, self)

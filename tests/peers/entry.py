@@ -3,8 +3,6 @@
 Leaves out: running it (`run.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -54,7 +52,7 @@ class Entry:
     facts: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Entry:
+    def of(cls, given: Mapping[str, Any]) -> "Entry":
         """An entry from a plain dict, whose lists may be lists."""
         known = {one.name for one in fields(cls)}
         if unknown := sorted(given.keys() - known):

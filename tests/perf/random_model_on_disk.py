@@ -3,8 +3,6 @@
 Leaves out: what the weights are (`random_weights.py`); those of a layer are the same here and in memory.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import groupby

@@ -12,8 +12,6 @@ Leaves out: every other op, which `triton` serves, or `plain` if kernels are int
               that of the base. `products` declares tf32 in blocks of 64 for `gdn.chunk`; decode and verify are fp32
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 from importlib import import_module

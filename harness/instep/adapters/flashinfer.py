@@ -11,8 +11,6 @@ Needs a Hopper GPU or later. Leaves out: bf16 states. Mirrors: flashinfer-python
              products are bf16, sums and the states that are carried from chunk to chunk are fp32
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from importlib import import_module

@@ -8,8 +8,6 @@ verify, which are those of the base op set. Mirrors: flash-qla 0.1.3.
               and the state that is carried from chunk to chunk are fp32. `products` declares this for `gdn.chunk`
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from importlib import import_module
 from typing import Any

@@ -9,8 +9,6 @@ Leaves out: its scheduler; its conv and scatter (`sglang_commit.py`), its ring (
     CHUNKED     `chunk_gated_delta_rule` for prefill;  CHUNKED_STRIDED: in strided pools
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any

@@ -6,8 +6,6 @@
 Leaves out: the delta rule of the window (`sglang.py`), and the ring of a verify (`sglang_ring.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -14,8 +14,6 @@ decode is a verify and a commit of one token, as SGLang serves a round of 0 step
 the round in force: `max_spec_len` is its number of draft tokens. Leaves out: conv windows, radix cache, trees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -88,7 +86,7 @@ class RingPart(Part):
     rows     request row of each request; of an idle one any number
     """
 
-    kind: Ring | None = None
+    kind: "Ring | None" = None
     width: int = 1
     rings: Pools = field(default_factory=dict)
     cursors: Cursors | None = None
@@ -141,7 +139,7 @@ class Ring:
         """Compute the read-outs of the windows, and keep their tokens. state: [units, HV, V, K]."""
         raise NotImplementedError
 
-    def commit(self, state: torch.Tensor, rings: Pools, cursors: Pools, who: AcceptedRows, width: int) -> None:
+    def commit(self, state: torch.Tensor, rings: Pools, cursors: Pools, who: "AcceptedRows", width: int) -> None:
         """Commit accepted tokens in every layer. state, rings: [layers, units, ..]."""
         raise NotImplementedError
 

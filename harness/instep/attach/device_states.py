@@ -4,8 +4,6 @@ So the engine waits for neither the device nor the disk.
 Leaves out: where an engine has its states (`sglang_states.py`, `vllm.py`), and which are written (`recorder.py`).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +22,7 @@ class States:
     conv: torch.Tensor
     state: torch.Tensor
 
-    def on_host(self) -> States:
+    def on_host(self) -> "States":
         """The same states on the host, after their event on the device. A separate stream copies them."""
         if not self.state.is_cuda:
             return self

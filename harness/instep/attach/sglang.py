@@ -6,8 +6,6 @@ Leaves out: rounds and their events (`recorder.py`); trees, sampled requests, pi
 without speculation, which are not recorded.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -45,7 +43,7 @@ def load() -> None:
         say(f"not recording: {error}")
 
 
-def register(recorder: SglangRecorder) -> None:
+def register(recorder: "SglangRecorder") -> None:
     """Wrap every function that this release has; a missing one is noted in the recording."""
     registry = resolved(f"{REGISTRY}:HookRegistry")
     around = resolved(f"{REGISTRY}:HookType").AROUND

@@ -12,8 +12,6 @@ cache.
 Leaves out: rounds and their events (`recorder.py`); sampled requests and pipeline stages, which are not recorded.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import re
@@ -67,7 +65,7 @@ def hooked_start(original: Callable[..., Any], options: Options) -> Callable[...
     return started
 
 
-def register(recorder: VllmRecorder, runner: Any) -> None:
+def register(recorder: "VllmRecorder", runner: Any) -> None:
     """Wrap the functions of a model runner; a missing one is noted in the recording."""
     recorder.runner, recorder.its = runner, recorder.names.of(runner)
     for name, function in recorder.its.hooks.items():
@@ -118,7 +116,7 @@ class Places:
     conv: torch.Tensor
     column: torch.Tensor
 
-    def rows(self, chosen: torch.Tensor) -> Places:
+    def rows(self, chosen: torch.Tensor) -> "Places":
         return Places(*(one.index_select(0, chosen) for one in (self.state, self.conv, self.column)))
 
 

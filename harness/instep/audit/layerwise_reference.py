@@ -7,8 +7,6 @@ position counts as a separate event, like a decode step. Leaves out: the output 
 scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -174,7 +172,7 @@ class Read:
     final: dict[int | None, torch.Tensor]
     noise: dict[int, torch.Tensor]
 
-    def said(self, texts: Sequence[Text]) -> Read:
+    def said(self, texts: Sequence[Text]) -> "Read":
         """Select the rows that have a generated token after them."""
         begin, rows = 0, list[int]()
         for text in texts:

@@ -12,8 +12,6 @@ becomes tokens only with the tokenizer and the chat template.
 Leaves out: writing, and the dumps of SGLang (`sglang_dumps.py`). Nothing is executed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping
@@ -199,7 +197,7 @@ class Recorded:
     tensors: Callable[[int], Mapping[str, torch.Tensor]] = lambda event: {}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     batches: tuple[Batch, ...] = ()
-    ranks: Ranks | None = None
+    ranks: "Ranks | None" = None
     differences: tuple[Comparison, ...] = ()
 
     def slot(self, event: int, request: str | None) -> int | None:

@@ -5,8 +5,6 @@ drawn tokens, the bonus is never the token of a child. Leaves out: whether a tok
 (`tokens.py`).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +64,7 @@ class Text:
         """The tokens that the reference reads. From the prompt's last one on, each has a generated token after it."""
         return (*self.prompt, *self.said[:-1])
 
-    def up_to(self, tokens: int | None) -> Text:
+    def up_to(self, tokens: int | None) -> "Text":
         """The same text with at most this many generated tokens."""
         if tokens is None:
             return self
@@ -74,7 +72,7 @@ class Text:
         windows = tuple(window for window in self.windows if window.at < end)
         return replace(self, said=self.said[:tokens], drawn=self.drawn[:tokens], windows=windows)
 
-    def within(self, events: range) -> Text:
+    def within(self, events: range) -> "Text":
         """The same text up to the last of these events; tokens of earlier events count as known."""
         chosen = [origin.event for origin in self.origins[: len(self.said)]]
         earlier = sum(event < events.start for event in chosen)

@@ -9,8 +9,6 @@ with as large an error would draw it (`checks/sampling_bounds.py`). Leaves out: 
 uniforms.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,7 +137,7 @@ class Measured:
         """Whether a margin exceeds its allowance by so little that the allowance may be too small by luck."""
         return bool(((self.part > 1) & (self.part <= LUCK)).any())
 
-    def softer(self, other: Measured) -> Measured:
+    def softer(self, other: "Measured") -> "Measured":
         """With the larger of two allowances."""
         return replace(
             self, part=torch.minimum(self.part, other.part), decides=torch.minimum(self.decides, other.decides)

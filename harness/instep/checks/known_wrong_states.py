@@ -5,8 +5,6 @@ the error hides neither. Leaves out: the wrong states (`wrong_state_bank.py`), a
 (`recomputed_values.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -101,7 +99,7 @@ class Directed:
         return pieces
 
     def _comparison(
-        self, context: EventContext, piece: Recomputation, found: torch.Tensor, looked: Looked
+        self, context: EventContext, piece: Recomputation, found: torch.Tensor, looked: "Looked"
     ) -> Comparison:
         begin, elements = looked.group * COLUMNS, looked.blocks * COLUMNS * found.shape[1]
         return compared(

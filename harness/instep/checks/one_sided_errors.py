@@ -30,8 +30,6 @@ cores truncate sums, so correct results err to one side.
 Leaves out: errors of single events (`recomputed_values.py`, `ops_on_own_inputs.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -120,7 +118,7 @@ class OneSided(TellsOnce):
         return config.rotary_dim if "mla" not in config.mixers else 1 << 16
 
     def _look(
-        self, context: EventContext, place: Place, request: str, samples: Samples, stored: torch.dtype
+        self, context: EventContext, place: Place, request: str, samples: "Samples", stored: torch.dtype
     ) -> Iterator[Comparison]:
         samples.looks, samples.looked = samples.looks + 1, samples.count
         eps = torch.finfo(self.oracle.runner.rounded.embedding.dtype).eps
@@ -220,7 +218,7 @@ class Samples:
                     for beta, square in zip((constant, -constant), squares, strict=True)]  # fmt: skip
             return np.where(d > 0, a / d, 0.0), np.where(d > 0, np.maximum(*ends), np.inf)
 
-    def slipped(self, size: float) -> Samples:
+    def slipped(self, size: float) -> "Samples":
         """The same samples if every value had a further relative error of this size."""
         a, d, aa, ad, dd = self._sums
         moved = Samples(self.component, self._skip, self.first)

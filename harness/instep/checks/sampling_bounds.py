@@ -9,8 +9,6 @@ Leaves out: the allowed errors (`tier_allowances.py`), and the judgement of a to
 (`sampled_tokens.py`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -34,7 +32,7 @@ class Row:
     node: int
 
     @classmethod
-    def every(cls, logits: torch.Tensor, drawing: Drawing) -> list[Row]:
+    def every(cls, logits: torch.Tensor, drawing: Drawing) -> "list[Row]":
         """The rows of a window with logits [T, vocab]."""
         return [cls(row, drawing, node) for node, row in enumerate(logits)]
 
@@ -114,7 +112,7 @@ class _Weights:
     high: torch.Tensor
 
     @classmethod
-    def of(cls, row: Row, error: float, eps: float) -> _Weights:
+    def of(cls, row: Row, error: float, eps: float) -> "_Weights":
         sampling, x = row.drawing.sampling, row.logits
         heat = float(fp32(sampling.temperature, x))
         off = error / heat + SCORE_ULPS * eps * (float(x.abs().amax()) / heat + 1)
@@ -144,7 +142,7 @@ class _Weights:
         over, under = float(self.high.sum()) - high, float(self.low.sum()) - low
         return low / (low + over) if low else 0.0, high / (high + max(under, 0.0)) if high else 0.0
 
-    def without(self, tokens: list[int]) -> _Weights:
+    def without(self, tokens: list[int]) -> "_Weights":
         low, high = self.low.clone(), self.high.clone()
         low[tokens], high[tokens] = 0.0, 0.0
         return _Weights(low, high)

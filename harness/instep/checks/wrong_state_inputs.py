@@ -3,8 +3,6 @@
 Leaves out: the mistakes (`wrong_state_bank.py`, `wrong_ring_states.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +33,7 @@ class Wrong(NamedTuple):
 States = Callable[["Scene"], Iterable[torch.Tensor | tuple[str, torch.Tensor] | Wrong]]
 
 
-def wrong_of(scene: Scene, mistakes: Iterable[Mistake[States]]) -> Iterator[Wrong]:
+def wrong_of(scene: "Scene", mistakes: Iterable[Mistake[States]]) -> Iterator[Wrong]:
     """The states that mistakes leave in a scene."""
     for mistake in mistakes:
         for one in mistake.wrong(scene):

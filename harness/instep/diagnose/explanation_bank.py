@@ -4,8 +4,6 @@ Explanations cost time, so only the first findings of an event that diverged are
 themselves, and whether one fits (`diagnose/mistakes/explanation_fit.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

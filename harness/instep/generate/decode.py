@@ -3,8 +3,6 @@
 Leaves out: the schedule (`trace/event_scheduler.py`, the only one), and correctness (`text_check.py`).
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -185,7 +183,7 @@ class Speed:
     latency_ms: float | None
 
     @classmethod
-    def of(cls, decoded: Decoded) -> Speed:
+    def of(cls, decoded: Decoded) -> "Speed":
         played = list(rounds(decoded))
         plain = [one for one in played if not one.prompts]
         seconds, quiet = sum(decoded.seconds), sum(one.seconds for one in plain)

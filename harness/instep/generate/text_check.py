@@ -7,8 +7,6 @@ fp64, the yardstick is the reference in the declared width, rounded as declared 
 Leaves out: the event of an error. Replaying a trace of the run shows it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -43,7 +41,7 @@ class Read:
     places: dict[Place, torch.Tensor]
     state: RequestState
 
-    def noise(self, truth: Read) -> float:
+    def noise(self, truth: "Read") -> float:
         """The largest relative error of this pass anywhere in what is passed on."""
         off = [TRUTH_ERROR] + [
             float(relative_error(blocks(place.component, self.places[place]), blocks(place.component, right)).max())

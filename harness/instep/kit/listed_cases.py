@@ -3,8 +3,6 @@
 Leaves out: the comparison (`compare_with_reference.py`), and the cases (`cases/`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -132,7 +130,7 @@ class Widths(NamedTuple):
     dtype: str | None
     state_dtype: str | None
 
-    def fit(self, wanted: Widths) -> bool:
+    def fit(self, wanted: "Widths") -> bool:
         return all(None in pair or pair[0] == pair[1] for pair in zip(self, wanted, strict=True))
 
 

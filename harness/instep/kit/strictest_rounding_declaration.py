@@ -5,8 +5,6 @@ errors that the yardstick makes with the same operands. A mistake of the same si
 Leaves out: `rounds`, the storage of components, which a case of one op does not show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -123,7 +121,7 @@ def suggested(
     return Suggested(found, verdict)
 
 
-def _of_form(form: str, runs: _Runs, verdict: Verdict) -> Suggestion | None:
+def _of_form(form: str, runs: "_Runs", verdict: Verdict) -> Suggestion | None:
     """None: no case has the form."""
     first = runs.tried(form, None)
     if not first.compared:

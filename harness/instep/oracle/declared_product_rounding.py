@@ -48,8 +48,6 @@ is not declared is left alone, so a declaration for prefill chunks allows nothin
 Leaves out: the declarations and their source (`subject/declared_rounding.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from types import MappingProxyType
@@ -104,7 +102,7 @@ class Operands:
 
     def __init__(
         self, products: Mapping[str, Product], weights: Weights, *, chunk: bool = False,
-        chance: torch.Generator | None = None, squares: Squares | None = None,
+        chance: torch.Generator | None = None, squares: "Squares | None" = None,
     ) -> None:
         self.products, self.chunk, self.chance, self._squares = products, chunk, chance, squares
         self.config, self.forms = weights.config, weights.config.recurrence.forms

@@ -5,8 +5,6 @@ follows the choices of the truth; and the truth follows those of the subject if 
 (`Route.shortfall`). Leaves out: the effect of such a jump on a free run (`checks/experts.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -49,7 +47,7 @@ class Route:
     best: int = 1
 
     @classmethod
-    def of(cls, config: ModelConfig, scores: torch.Tensor) -> Route:
+    def of(cls, config: ModelConfig, scores: torch.Tensor) -> "Route":
         """Rank like the reference. scores: of `deciding_scores`"""
         ranks = in_best_groups(config, scores) if config.router == "sigmoid" else scores.softmax(-1)
         ranking = ranks.sort(dim=-1, descending=True, stable=True).indices
@@ -116,7 +114,7 @@ class Route:
         error = (other.to(self.scores) - self.scores).abs().amax(-1).reshape(-1, len(self.scores)).amax(0)
         return error / self.largest()
 
-    def following(self, other: Route, error: torch.Tensor, width: torch.dtype) -> torch.Tensor:
+    def following(self, other: "Route", error: torch.Tensor, width: torch.dtype) -> torch.Tensor:
         """The ranking, with another route's ranking in the rows whose scores hardly decide between the two."""
         return self.ranking.where(~self.ties(other.chosen(), error, width)[:, None], other.ranking)
 
@@ -174,7 +172,7 @@ class Routes(TorchFunctionMode):
         self.config, self.given, self.seen = config, given, list[Route]()
         self._scores: torch.Tensor | None = None
 
-    def __enter__(self) -> Routes:
+    def __enter__(self) -> "Routes":
         self.seen, self._scores = [], None
         if self.config.experts:
             super().__enter__()  # type: ignore[no-untyped-call]

@@ -5,8 +5,6 @@ reads its hidden rows and its memory before, the head its input rows. The trace 
 counts. Leaves out: running the plan (`oracle.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -66,9 +64,9 @@ class Task:
     own: Mapping[Place, torch.Tensor] = field(default_factory=dict)
     chunk: torch.Tensor | None = None
     wrongs: Wrongs = ()
-    recurrence: Recurrence | None = None
+    recurrence: "Recurrence | None" = None
 
-    def map(self, change: Callable[[Work], Work]) -> Task:
+    def map(self, change: Callable[[Work], Work]) -> "Task":
         """The same task with changed ops."""
         step = self.recurrence
         if step is not None:
@@ -111,7 +109,7 @@ class SpanPlan:
     tasks: tuple[Task, ...]
     folds: tuple[tuple[RowSpan, str], ...] = ()
     prefix: str = ""
-    inside: tuple[SpanPlan, ...] = ()
+    inside: "tuple[SpanPlan, ...]" = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 Leaves out: which engines are compared (`build_compared_engines.py`) and running them in step (`lockstep.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -127,7 +125,7 @@ class RepeatedRuns:
         self._follows, self._brought = {}, {}
         self._sides.clear()
 
-    def bring(self, other: RepeatedRuns, name: str) -> None:
+    def bring(self, other: "RepeatedRuns", name: str) -> None:
         """Let draws take in a copy of another engine before the next event."""
         self._brought[name] = partial(other._given, name, len(other._steps))
 

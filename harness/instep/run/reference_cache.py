@@ -6,8 +6,6 @@ immutable values, so its state between two events can be stored and resumed.
 Leaves out: which sides there are (`build_compared_engines.py`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy, deepcopy
@@ -134,7 +132,7 @@ class Reusing(Participant):
         engine.saved[name] = engine.as_stored(kept) if isinstance(engine, StoringEngine) else kept
         self._path = hashlib.sha256(self._path + b"took" + name.encode() + given.path).digest()
 
-    def resumption(self) -> Callable[[Reusing], None]:
+    def resumption(self) -> "Callable[[Reusing], None]":
         """A function that brings another draw of this run to where this one is: with its memory, KV included."""
         left, path, now = self._left(), self._path, dict(self.states.now)
 

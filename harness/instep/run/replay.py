@@ -6,8 +6,6 @@ Every command builds a replay, and everything that it does is possible from Pyth
     assert outcome.verdict.exit == Exit.AGREED
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -369,7 +367,7 @@ def of_kernels(participants: Participants) -> dict[str, Any]:
 
 def checks_for(
     oracle: PatchedOracle | FreeOracle | None, repeated_runs: RepeatedRuns | None,
-    recorded: RecordedChoices | None = None, ranks: int = 1, stages: int = 1, replicas: int = 1,
+    recorded: "RecordedChoices | None" = None, ranks: int = 1, stages: int = 1, replicas: int = 1,
     uncalibrated: str | None = None,
 ) -> tuple[Check, ...]:
     """All checks that apply to these sides. Checks keep data of their run, so each run needs new ones.

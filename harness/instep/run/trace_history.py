@@ -3,8 +3,6 @@
 All of it comes from the trace, so it is the same for every side. Leaves out: how it is printed (`instep.report`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,7 +49,7 @@ class History:
     texts: tuple[Text, ...]
 
     @classmethod
-    def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable, *others: RequestTable) -> History:
+    def of(cls, header: Header, events: Sequence[AnyEvent], table: RequestTable, *others: RequestTable) -> "History":
         """The history of the events that ran. table: the requests after them; others: of the other engine.
 
         A request that moved has its text from the engine where it has the most tokens.

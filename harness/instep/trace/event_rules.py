@@ -12,8 +12,6 @@ No request may need more positions than `max_positions`.
 Between a verify and its commit nothing else runs. Leaves out: choices (`event_scheduler.py`) and computed results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, get_args
@@ -69,7 +67,7 @@ class EventRules:
             self.other = EventRules(header.of_receiver(), overlap=overlap)
             self.other.other, self.other.receives = self, True
 
-    def serving(self, event: e.Event) -> EventRules:
+    def serving(self, event: e.Event) -> "EventRules":
         """Return the rules of the engine that serves an event of a trace."""
         if self.other is None:
             return self

@@ -6,8 +6,6 @@ A request without room for a window decodes without drafts; a request without ro
 Leaves out: which event is legal (`event_rules.py`), and the choices (the engine makes them).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,7 +149,7 @@ class _Driver:
 
     # the parts of a round
 
-    def _moving(self, drivers: Sequence[_Driver]) -> Iterator[Step]:
+    def _moving(self, drivers: "Sequence[_Driver]") -> Iterator[Step]:
         """The transfers that are due and possible now."""
         for transfer in list(self.transfers):
             here = next((one for one in drivers if transfer.request in one.rules.table.live), None)

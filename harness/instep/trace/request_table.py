@@ -4,8 +4,6 @@ Leaves out: which event may follow (`event_rules.py`). The order of slots and pa
 free one in that order is taken, so instep need not ask the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -85,7 +83,7 @@ class RequestTable:
         """The tokens that count for a request's window: for pages, for tokens of a forward, before its commit."""
         return self.capacity.width(self.num_steps, len(self.live[name].window))
 
-    def as_it_stands(self) -> RequestTable:
+    def as_it_stands(self) -> "RequestTable":
         """A table that later events do not change."""
         return replace(self, live=dict(self.live), saved=dict(self.saved))
 

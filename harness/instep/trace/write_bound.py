@@ -3,8 +3,6 @@
 Leaves out: the engine's own table (`Inspectable.may_change`), and comparing the two (`checks/declared_writes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -29,7 +27,7 @@ class Bound:
     pages: frozenset[int] = frozenset()
     rows: int = 0
     request_rows: frozenset[int] = frozenset()
-    of_rank: Mapping[int, Bound] = field(default_factory=dict)
+    of_rank: "Mapping[int, Bound]" = field(default_factory=dict)
 
     def units(self, region: e.Region) -> frozenset[int]:
         """The units of a region that the event may write. No event may write red zones, or unit 0."""

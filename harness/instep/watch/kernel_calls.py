@@ -4,8 +4,6 @@ An op call is not a kernel call: if `dense` calls a kernel once per row, the ker
 Leaves out: which calls are counted (`watch/op_calls.py`), and the message (`report/divergence_message.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +24,7 @@ class Exercised:
     widest: int = 0
     asked: int = 0
 
-    def with_call(self, lengths: Sequence[int]) -> Exercised:
+    def with_call(self, lengths: Sequence[int]) -> "Exercised":
         widest = max(self.widest, *lengths, 0)
         return Exercised(self.calls + 1, self.rows + sum(lengths), widest, widest)
 

@@ -5,8 +5,6 @@ it, or if it is scratch. Digests show whether something changed; a shadow copy o
 Leaves out: the meaning of a change (`checks/`).
 """
 
-from __future__ import annotations
-
 import struct
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -159,7 +157,7 @@ class Watch:
         return Changes(units, size, tuple(trespasses), tuple(looked), tuple(self._wider(may)), tuple(self.regions))
 
     def _strides(
-        self, region: Region, may: Mapping[str, frozenset[int]], written: Mapping[tuple[str, int], list[_Written]]
+        self, region: Region, may: Mapping[str, frozenset[int]], written: "Mapping[tuple[str, int], list[_Written]]"
     ) -> tuple[int, ...]:
         """For a region with a trespass: its units and its red zones together."""
         base, around = region.units.data_ptr(), written[region.name, region.layer]

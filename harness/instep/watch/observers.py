@@ -4,8 +4,6 @@ Leaves out: the player (`player.py`), the recorded activations of places (`seen_
 (`memory_changes.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -101,7 +99,7 @@ class States(Observer):
         """These requests are live, and their states are known."""
         self._live, self.now = dict.fromkeys(now), dict(now)
 
-    def bring(self, other: States, name: str) -> None:
+    def bring(self, other: "States", name: str) -> None:
         """Receive a copy from another engine."""
         if name in other._prefixes:
             other._prefixes.discard(name)

@@ -4,8 +4,6 @@ Blocks are taken as independent. Those of one engine share its order of sums, so
 Leaves out: running (`allowance_use.py`, `graded_errors.py`), and showing them (`report` of the command).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -43,12 +41,12 @@ class Rate:
     worst: float = 0.0
     by: str = ""
 
-    def plus(self, other: Rate) -> Rate:
+    def plus(self, other: "Rate") -> "Rate":
         larger = not other.worst <= self.worst
         counts = {name: getattr(self, name) + getattr(other, name) for name in COUNTS}
         return replace(self, **counts, worst=(other if larger else self).worst, by=(other if larger else self).by)
 
-    def with_one(self, one: Comparison, form: str) -> Rate:
+    def with_one(self, one: Comparison, form: str) -> "Rate":
         return self.plus(Rate(self.tier, self.storage, 1, one.blocks, one.elements, int(not one.agrees), one.undecided,
                               one.used, form))  # fmt: skip
 

@@ -4,8 +4,6 @@ Truth is `plain` in fp64 on the arm's own numbers; the yardstick is `plain` in t
 Leaves out: the constants (`tier_allowances.py`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -26,7 +24,7 @@ class Judged:
     finding: str
     errors: Mapping[str, float] = field(default_factory=dict)
 
-    def above(self, other: Judged) -> str:
+    def above(self, other: "Judged") -> str:
         """Which errors are larger than another answer's to the same question, in words."""
         return "; ".join(f"{what} is off by {error:.4g}, there by {other.errors[what]:.4g}"
                          for what, error in self.errors.items() if error > other.errors.get(what, math.inf))

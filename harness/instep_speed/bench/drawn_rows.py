@@ -4,8 +4,6 @@ Decays are those of a model (`campaign/shapes/random_weights.py`): from a few to
 the use of the rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -45,7 +43,7 @@ class Rows:
     config: ModelConfig
 
     @classmethod
-    def drawn(cls, ground: Ground, config: ModelConfig, count: int) -> Rows:
+    def drawn(cls, ground: Ground, config: ModelConfig, count: int) -> "Rows":
         heads, channels = config.value_heads, channels_of(config)
         a_log, bias = ground.drawn(heads, dtype=torch.float32) * 0.5, _dt_bias(heads).to(ground.device)
         return cls(ground.drawn(count, channels), ground.drawn(count, heads), ground.drawn(count, heads), a_log, bias,

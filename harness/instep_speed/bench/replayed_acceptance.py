@@ -5,8 +5,6 @@ then timed. The run is first checked (`run/large_model.py`). At every finish the
 as the checked one. Leaves out: any choice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import statistics
 import time
@@ -52,7 +50,7 @@ class Extent:
     layers: Collection[int] | None = None
 
     @classmethod
-    def full_batches(cls, decoded: Decoded, layers: Collection[int] | None = None) -> Extent:
+    def full_batches(cls, decoded: Decoded, layers: Collection[int] | None = None) -> "Extent":
         """Up to the first finish: until then a batch fills its graph's bucket.
 
         A smaller batch is padded in the graph but not in the observed run. With other rows in the batch a product has

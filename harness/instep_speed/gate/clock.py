@@ -13,8 +13,6 @@ device  a GPU's own time. Work is launched while the device is held back, so the
 All clocks of a device are judged, on a CPU the first two, and each of them may find a slow-down.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection
@@ -33,7 +31,7 @@ class Reading(NamedTuple):
     cpu: float = 0.0
     device: float = 0.0
 
-    def plus(self, more: Reading) -> Reading:
+    def plus(self, more: "Reading") -> "Reading":
         return Reading(*(one + other for one, other in zip(self, more, strict=True)))
 
 

@@ -5,8 +5,6 @@ reference's own. The number of accepted drafts is forced: all, none, one, two an
 that accepts nothing, a wrong commit would pass and be timed. Leaves out: running them (`cases.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +36,7 @@ class Course:
     rounds: tuple[tuple[AnyEvent, ...], ...]
 
     @classmethod
-    def of(cls, trace: Trace) -> Course:
+    def of(cls, trace: Trace) -> "Course":
         events = [event for event in trace.events if not isinstance(event, Finish)]
         begin = next((number for number, event in enumerate(events) if isinstance(event, Draft)), len(events))
         rounds = tuple(tuple(events[at : at + 3]) for at in range(begin, len(events), 3))

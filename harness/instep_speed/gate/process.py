@@ -4,8 +4,6 @@ An arm is an op set by name, or a source tree: a folder with the packages at its
 a tree does not have is taken from here. Leaves out: the process itself (`worker.py`).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -60,7 +58,7 @@ class Source:
     packages: frozenset[str]
 
     @classmethod
-    def of(cls, said: str, ops: str, arm: str = "arm") -> Source:
+    def of(cls, said: str, ops: str, arm: str = "arm") -> "Source":
         """An op set of ours takes precedence over a folder of the same name. An arm that cannot be timed is refused.
 
         arm: its name in errors
@@ -111,7 +109,7 @@ class Arm:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
         )
 
-    def __enter__(self) -> Arm:
+    def __enter__(self) -> "Arm":
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -10,8 +10,6 @@ favours no side: for one source, after / before and before / after have the same
 Leaves out: the source of the samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -115,7 +113,7 @@ class Spread:
     upper: float
 
     @classmethod
-    def of(cls, samples: Samples) -> Spread:
+    def of(cls, samples: Samples) -> "Spread":
         read = samples[~np.isnan(samples)]
         lower, median, upper = np.quantile(read, (0.25, 0.5, 0.75)) if read.size else 3 * (np.nan,)
         return cls(float(median), float(lower), float(upper))

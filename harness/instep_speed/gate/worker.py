@@ -5,8 +5,6 @@ the gate's own in both arms, so both are timed by the same code. Leaves out: the
 the answers.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys
@@ -42,7 +40,7 @@ def main() -> None:
         answers.write(msgspec.json.encode(_answer(worker, asked)).decode() + "\n")
 
 
-def _answer(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(worker: "Worker", asked: dict[str, Any]) -> dict[str, Any]:
     serve: Callable[..., dict[str, Any]] = getattr(worker, asked.pop("do"))
     try:
         return serve(**asked)

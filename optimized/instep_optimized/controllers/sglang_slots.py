@@ -5,8 +5,6 @@ in one rule: 0.5.13 also looks upwards after it has gone down. Its counts are ab
 0.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class Course:
     batches: int = 0
 
     @classmethod
-    def begun(cls, rules: Slot, initial: int, rises_after_a_fall: bool) -> Course:
+    def begun(cls, rules: Slot, initial: int, rises_after_a_fall: bool) -> "Course":
         """Start at the initial count, or, if that is no count of this slot, at its middle one."""
         counts = tuple(sorted(set(rules.candidate_steps)))
         current = initial if initial in counts else counts[len(counts) // 2]

@@ -3,8 +3,6 @@
 Leaves out: which rows were committed (`round_for_step_count.py`, `forward_with_prefill_chunks.py`). Ops only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -56,7 +54,7 @@ class Block:
     layers: ClassVar[int] = 0
 
     @classmethod
-    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Block:
+    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> "Block":
         assert config.block is not None, "there is a block drafter"
         own, device = config.block_model(), memory.device
         layers = tuple(

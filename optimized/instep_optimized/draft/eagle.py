@@ -3,8 +3,6 @@
 Leaves out: which rows were committed (`round_for_step_count.py`, `forward_with_prefill_chunks.py`). Ops only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -32,7 +30,7 @@ class Eagle:
     at_once: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Eagle:
+    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> "Eagle":
         (mtp,) = MtpLayer.all(stored, config, head, memory)
         return cls(mtp)
 

@@ -3,8 +3,6 @@
 Leaves out: the choice of rows and of hidden rows. Drafters differ in these two.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +34,7 @@ class MtpLayer:
     config: ModelConfig
 
     @classmethod
-    def all(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> tuple[MtpLayer, ...]:
+    def all(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> "tuple[MtpLayer, ...]":
         """Build all MTP layers of a checkpoint. Each has its own decoder layer and KV; fc, norms and head are shared.
 
         `config` is the target's. It is not changed: `config.drafter()` is the draft head's own configuration.

@@ -3,8 +3,6 @@
 Leaves out: any forward in the draft event, which only passes on the proposals of extend. Ops only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -44,7 +42,7 @@ class Vanilla:
     at_once: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> Vanilla:
+    def of(cls, stored: w.Stored, config: ModelConfig, head: Head, memory: Memory) -> "Vanilla":
         return cls(MtpLayer.all(stored, config, head, memory))
 
     @property

@@ -6,8 +6,6 @@ replay overwrites the private pool, and reads garbage from an input that was fre
 and the inside of an op: a replay calls the op again, so a host read inside a plain op happens again too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
@@ -191,7 +189,7 @@ def _own_results(call: Call) -> Iterator[torch.Tensor]:
     return (tensor for tensor in call.results if memory_of(tensor) not in given)
 
 
-def _keeper(segments: list[list[Call]], between: _Between) -> Callable[[str, Op], Op]:
+def _keeper(segments: list[list[Call]], between: "_Between") -> Callable[[str, Op], Op]:
     """Wrap ops so that every call is kept in the last segment. Inside the op nothing is guarded."""
 
     def wrapper(name: str, op: Op) -> Op:
@@ -217,7 +215,7 @@ class _Between:
     def __init__(self) -> None:
         self._modes = _Guard(), _HostReads()  # type: ignore[no-untyped-call]
 
-    def __enter__(self) -> _Between:
+    def __enter__(self) -> "_Between":
         for mode in self._modes:
             mode.__enter__()  # type: ignore[no-untyped-call]
         return self

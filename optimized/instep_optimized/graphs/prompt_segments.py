@@ -7,8 +7,6 @@ it was captured stays. The mixers get addresses of this forward alone. Leaves ou
 forward's head, roots and draft extend (`forward_with_prefill_chunks.py`), and recording (`capture_and_replay.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -117,7 +115,7 @@ class PromptGraphs:
             for numbers, idle in zip(lists, IDLE, strict=True)
         ], HOST))
 
-    def _body(self, kind: str) -> _Body:
+    def _body(self, kind: str) -> "_Body":
         return _Body(self, kind == TREES)
 
 

@@ -5,8 +5,6 @@ are kept narrower (`NarrowStates`). Leaves out: when that happens (`engine.py`),
 and states, which only the commit strategy knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -46,7 +44,7 @@ class Kept:
         """Return the copies of a component by layer; empty if there are none."""
         return self.memory.get(component, {})
 
-    def changed(self, **components: ByLayer) -> Kept:
+    def changed(self, **components: ByLayer) -> "Kept":
         """Return the same with other copies of these components."""
         return replace(self, memory={**self.memory, **components})
 
@@ -75,7 +73,7 @@ class NarrowStates:
     pool: Storage
 
     @classmethod
-    def of(cls, types: Types) -> NarrowStates:
+    def of(cls, types: Types) -> "NarrowStates":
         named: tuple[tuple[str, Storage | None], ...] = (CHUNK, types.chunk), (KEPT, types.kept)
         return cls({name: storage for name, storage in named if storage is not None}, types.state)
 
@@ -116,7 +114,7 @@ class Places:
     prefix: bool
 
     @classmethod
-    def of(cls, memory: Memory, request: str, length: int, peeked: Peeked, *, prefix: bool) -> Places:
+    def of(cls, memory: Memory, request: str, length: int, peeked: Peeked, *, prefix: bool) -> "Places":
         at = ints(memory.pages.locations(request, 0, length), memory.device)
         page, offset = at // memory.pages.size, at % memory.pages.size
         return cls(memory, memory.slots.of(request), length, (page, offset), peeked, prefix)

@@ -4,8 +4,6 @@ Leaves out: conv windows, states and KV (they have separate pools), the marks of
 and the size of each field (`budget.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -60,7 +58,7 @@ class SlotTable:
     nodes: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, pools: Mapping[str, Pool], most: int) -> SlotTable:
+    def of(cls, pools: Mapping[str, Pool], most: int) -> "SlotTable":
         """most: maximum number of positions of a request."""
         units = {name: pools[name].units(LAYER) for name in (*NAMES, PARENTS, TAIL, FEATURES, NODES) if name in pools}
         if TAIL in units:

@@ -3,8 +3,6 @@
 Copies keep the stored bits, and so do copies that are written back. Leaves out: arithmetic, except in `shown`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +39,7 @@ class Units:
     def at(self, units: torch.Tensor, column: torch.Tensor | None = None) -> Address:
         return Address(self.pool, units, column, self.scales, self.chance)
 
-    def until(self, width: int) -> Units:
+    def until(self, width: int) -> "Units":
         """Return the first positions of every unit."""
         return Units(self.pool[:, :width], None if self.scales is None else self.scales[:, :width], self.chance)
 
@@ -63,7 +61,7 @@ class Units:
         rows = self.pool[at].contiguous()
         return rows if self.scales is None else Block(rows, self.scales[at].contiguous())
 
-    def scratch(self, units: int) -> Units:
+    def scratch(self, units: int) -> "Units":
         """Allocate new memory of the same form, with the strides of the pool: a kernel runs on it as on the pool.
 
         It is filled like a red zone, so that elements which a kernel does not write are the same NaN in every run.

@@ -3,8 +3,6 @@
 Leaves out: the mixers (`gdn.py`, `attention.py`). Ops only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -35,7 +33,7 @@ class Half:
     after: bool
 
     @classmethod
-    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> Half:
+    def of(cls, stored: w.Stored, prefix: str, layer: int, config: ModelConfig) -> "Half":
         after = config.mixers[layer] in config.norm_after
         if config.layers[layer][-1] not in MLPS:
             return cls(layer, None, None, config, after)

@@ -3,8 +3,6 @@
 Leaves out: the terms of the sum (`mlp.py`, `gdn.py`, `attention.py`).
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -24,7 +22,7 @@ class Streams(NamedTuple):
     x: torch.Tensor
     strength: torch.Tensor
 
-    def plus(self, ops: Ops, y: torch.Tensor, to: Place) -> Residual:
+    def plus(self, ops: Ops, y: torch.Tensor, to: Place) -> "Residual":
         """Add the result y [N, D] of a block."""
         assert ops.add_streams is not None, "checked when the engine was built"
         return Residual(ops.add_streams(x=self.x, y=y, strength=self.strength, to=to))
@@ -47,7 +45,7 @@ class Residual(NamedTuple):
     y: torch.Tensor | None = None
     to: Place | None = None
 
-    def summed(self, ops: Ops) -> Residual:
+    def summed(self, ops: Ops) -> "Residual":
         """Return the rows with the sum computed."""
         if self.y is None or self.to is None:
             return self

@@ -3,8 +3,6 @@
 Leaves out: the layers (`gdn.py`, `attention.py`) and the draft head (`draft/`). Ops only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -94,7 +92,7 @@ class Head:
     streams: int = 1
 
     @classmethod
-    def of(cls, stored: w.Stored, config: ModelConfig) -> Head:
+    def of(cls, stored: w.Stored, config: ModelConfig) -> "Head":
         embedding = stored.take("model.embed_tokens.weight")
         return cls(embedding, embedding if config.tied else stored.take("lm_head.weight"), config.streams)
 
@@ -134,7 +132,7 @@ class Trunk:
     read: tuple[int, ...] = ()  # layers whose rows a block drafter reads
 
     @classmethod
-    def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> Trunk:
+    def of(cls, stored: w.Stored, config: ModelConfig, memory: Memory) -> "Trunk":
         first = (next(iter(blocks), "") for blocks in config.layers)
         layers = tuple(LAYERS[block](stored, layer, config, memory) for layer, block in enumerate(first))
         read = () if config.block is None else config.block.target_layer_ids

@@ -4,8 +4,6 @@ Leaves out: the engine of one stage (`stage_engine.py`), its ops (`ops_of_stage.
 (`instep_reference.contract.shards`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,6 +114,6 @@ class Accepted(NamedTuple):
     path: tuple[int, ...]
 
     @classmethod
-    def of(cls, values: Sequence[int]) -> Accepted:
+    def of(cls, values: Sequence[int]) -> "Accepted":
         accept_len, last, bonus, cap, *path = values
         return cls(accept_len, last, bonus, cap, tuple(path))

@@ -18,8 +18,6 @@ sglang-0.5.13 and sglang-0.5.14 (`srt/speculative/adaptive_spec_params.py` of SG
   not a number, an `update_interval` below 1, a number that is not finite.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -85,7 +83,7 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     slots: dict[int, Slot] = {}
 
     @classmethod
-    def open(cls, path: Path, dialect: Dialect = FLAT) -> AdaptiveFile:
+    def open(cls, path: Path, dialect: Dialect = FLAT) -> "AdaptiveFile":
         """Read a file. Errors name its path."""
         return cls.of(cls.json(path), dialect, str(path))
 
@@ -95,12 +93,12 @@ class AdaptiveFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
         return _parsed(bytes_of(path), str(path))
 
     @classmethod
-    def read(cls, text: str | bytes, dialect: Dialect = FLAT, field: str = "adaptive") -> AdaptiveFile:
+    def read(cls, text: str | bytes, dialect: Dialect = FLAT, field: str = "adaptive") -> "AdaptiveFile":
         """Read JSON text. Errors name `field` as the place of the text."""
         return cls.of(_parsed(text, field), dialect, field)
 
     @classmethod
-    def of(cls, value: Any, dialect: Dialect = FLAT, field: str = "adaptive") -> AdaptiveFile:
+    def of(cls, value: Any, dialect: Dialect = FLAT, field: str = "adaptive") -> "AdaptiveFile":
         """Read parsed JSON."""
         if not isinstance(value, dict):
             raise BadInput(field, found=type(value).__name__, expected="an object")

@@ -3,8 +3,6 @@
 Leaves out: the events (`engine.py`), and how exact an answer must be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
@@ -97,7 +95,7 @@ class ComponentFacts:
         return {"block": len(self.axes), "rows": 3, "last": 2}[self.form]
 
     @property
-    def of_field(self) -> dict[str, ComponentFacts]:
+    def of_field(self) -> "dict[str, ComponentFacts]":
         """Return the metadata of the component's field in `RequestState`."""
         return {FACTS: self}
 

@@ -4,8 +4,6 @@ Its folder has a `config.json`, in which no other field may be, and `model.safet
 (`draft/` of either side).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +44,7 @@ class BlockDrafter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.head_dim * self.partial_rotary_factor)
 
     @classmethod
-    def read(cls, path: Path, vocab: int, hidden: int, layers: int) -> BlockDrafter:
+    def read(cls, path: Path, vocab: int, hidden: int, layers: int) -> "BlockDrafter":
         """Read the file. vocab, hidden, layers: of the target."""
         try:
             found = msgspec.json.decode(path.read_bytes(), type=cls)

@@ -5,8 +5,6 @@ Leaves out: reading them (`checkpoint.py`). Names are those of the Hugging Face 
 other names for parts that all families have (`RELEASED`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator
 from math import prod
 

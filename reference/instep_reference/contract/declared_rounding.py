@@ -4,8 +4,6 @@ The storage of a component is declared separately, by its name (`rounds` of an o
 has only definitions. Leaves out: how the yardstick uses both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -159,7 +157,7 @@ class Blocked:
         return SCALE_BITS if self.dtype.is_floating_point else INTEGER_SCALE_BITS
 
     @property
-    def nearest(self) -> Storage:
+    def nearest(self) -> "Storage":
         """Return the same storage without stochastic rounding."""
         return self.dtype if self.tile is None else replace(self, seed=None)
 

@@ -3,8 +3,6 @@
 Leaves out: what the fields mean (`config.ModelConfig`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from .config_fields import Fields, bad, experts_per_token, multiple, only

@@ -4,8 +4,6 @@ After a verify the accepted tokens run again on the caches from before it, since
 Leaves out: the draft head, which mlx-lm does not read.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
@@ -22,14 +20,14 @@ from safetensors.torch import load_file, save_file
 from .cached import Cached
 
 
-def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
+def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> "Engine":
     """The checkpoint as it is stored. mlx-lm adds 1 to its norm weights in the width of the file."""
     loaded, _ = load_model(model, model_config={"model_type": "qwen3_5"})  # `qwen3_5_text` is no name that it knows
     loaded.set_dtype(getattr(mx, str(dtype).removeprefix("torch.")))
     return Engine(loaded)
 
 
-def stored_wide(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
+def stored_wide(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> "Engine":
     """The same weights from a file in fp32, in which 1 + w keeps the bits of w."""
     with tempfile.TemporaryDirectory() as directory:
         tensors = {name: tensor.float() for name, tensor in load_file(model / "model.safetensors").items()}

@@ -4,8 +4,6 @@
 cache of the model, as the library's assisted decoding does. Leaves out: batches, and the draft head.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,11 @@ from transformers import DynamicCache, Qwen3_5ForCausalLM
 from .cached import Cached
 
 
-def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
+def make(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> "Engine":
     return Engine(_load(model, device, dtype))
 
 
-def cropping(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> Engine:
+def cropping(model: Path, room: Any, *, num_steps: int, widest: int, device: str, dtype: torch.dtype) -> "Engine":
     return Cropping(_load(model, device, dtype))
 
 

@@ -6,8 +6,6 @@ that releases share are in the archive once. `peers.live.run` runs it.
 Leaves out: torch, triton, numpy and the other packages that the machine has.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -6,8 +6,6 @@ kernels: eager, with the attention backend TRITON_ATTN and no custom ops. CUDA g
 Leaves out: the audit, which needs no GPU; torch, triton, transformers and the other packages that the machine has.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma

@@ -4,8 +4,6 @@ A case is one engine process: its arguments, its waves of requests, and the expe
 (`run.py`), and the judgement (`judge.py`).
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ all variants run in one process, by turns. A repetition counts only if its recor
 Leaves out: judging the recordings, since dummy weights compute no model.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@ It keeps a few requests and every event up to two commits after the switch. It k
 before the switch and of the two after it. Leaves out: the judgement.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

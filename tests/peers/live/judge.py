@@ -5,8 +5,6 @@ answer without speculation. A case whose files did not change since the last res
 that was stopped continues. Leaves out: running an engine.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

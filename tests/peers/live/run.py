@@ -4,8 +4,6 @@ Each case is an engine in a process group with a port and a time limit; at its e
 folder with its recording, its answers, the end of its log and `outcome.json`. Leaves out: the judgement (`judge.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -3,8 +3,6 @@
 `peers.live.run` starts it under `instep attach`. Leaves out: the recording, and time limits.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -11,8 +11,6 @@ tool found something, or missed what is planted, 3 if a tool gave no verdict. Le
 (`on_gpu.sh`, part race).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -5,8 +5,6 @@ than rows, its conv window moves through a wider buffer, and metadata says which
 Leaves out: scheduling, which a test does (`Served.step`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,7 +50,7 @@ def imported(release: str) -> Iterator[SimpleNamespace]:
 class RunnerV1:
     """The model runner V1: `_build_attention_metadata` and `_sample` are methods, and buffers are the runner's own."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: "Served") -> None:
         self.served, self.vllm_config = served, served.config
         self.input_batch = SimpleNamespace(req_ids=[])
         self.input_ids = SimpleNamespace(gpu=torch.zeros(512, dtype=torch.int32))
@@ -85,7 +83,7 @@ class RunnerV1:
 class RunnerV2:
     """The model runner V2: a batch has its buffers, `sample` returns counts, and a dummy run calls `execute_model`."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: "Served") -> None:
         self.served, self.vllm_config, self.req_states = served, served.config, object()
         self.model = SimpleNamespace(compute_logits=lambda final: served.logits)
         self.execute_model_state: Any = None

@@ -4,8 +4,6 @@ Leaves out: what must be exact (`tests/optimized/test_exact.py`). Every slot of 
 poison until somebody writes it, and each launch is checked to write nothing but what its turns may write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -68,7 +66,7 @@ class World:
         cls, ops: Ops, heads: Heads, device: str, *, size: int, swap: bool = True, widest: int = 8,
         dtype: torch.dtype = torch.float32, kept: torch.dtype = torch.float32, slots: int = SLOTS,
         own: int | None = None, split: torch.dtype | None = None,
-    ) -> World:
+    ) -> "World":
         H, HV, K, V = heads
         blocks = {"k": (H, K), "v": (HV, V), "update": (HV, V)}
         if isinstance(heads, ChannelHeads):

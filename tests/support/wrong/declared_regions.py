@@ -3,8 +3,6 @@
 Leaves out: the computation, which is right. Found by the harness as `support.wrong.declared_regions:NAME`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,7 +16,7 @@ from support.wrong.subjects import maker
 class _Wide(OptimizedEngine):
     """`table` of a right one; at every commit `units` of the state pools are written."""
 
-    table: Callable[[_Wide, Event, dict[str, set[int]]], dict[str, set[int]]] = lambda self, event, own: own
+    table: "Callable[[_Wide, Event, dict[str, set[int]]], dict[str, set[int]]]" = lambda self, event, own: own
     shown: Callable[[Region], Region] = lambda self, region: region
     units: tuple[int, ...] = ()
 

@@ -4,8 +4,6 @@ Hypothesis draws, and shrinks setting, room and events; `shrink` then removes ev
 need. The same seed draws the same runs. Leaves out: the terminal (`instep.cli.fuzz`).
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter
@@ -129,7 +127,7 @@ def campaign(settings: Settings, run: TrialRunner | None = None) -> Result:
     return host.result
 
 
-def _batch(host: _Host, examples: int, seed: int) -> None:
+def _batch(host: "_Host", examples: int, seed: int) -> None:
     how = hypothesis.settings(
         max_examples=examples, stateful_step_count=EVENTS, database=None, deadline=None, print_blob=False,
         report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,

@@ -4,8 +4,6 @@ Leaves out: the relations (`same_events.py`, `same_tokens.py`, and a file for ea
 compared (`compare_bitwise.py`, `ab_run.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -58,7 +56,7 @@ class Case:
     @classmethod
     def of(
         cls, trace: Trace, plan: Plan, *, until: int | None = None, bitwise: bool = False, tokens: int = 2048
-    ) -> Case:
+    ) -> "Case":
         """Build a case from a plan; with `until`, the trace ends at this event."""
         trace.header.must_have_one_engine(f"{trace.path.name} line 1")
         if "squeeze" in plan.setting.stresses:
@@ -100,7 +98,7 @@ class Case:
         return self.ops.row_invariant >= BY_ROW.keys()
 
     @cached_property
-    def row_by_row(self) -> Case | None:
+    def row_by_row(self) -> "Case | None":
         """The same case with an op set that serves rows one by one; None for an external engine."""
         if self.ops is None:
             return None

@@ -6,8 +6,6 @@ long runs. One calls the op alone, on random tokens with the gates of a layer of
 engine's layers and starts from the input bits that each layer really got.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
@@ -67,7 +65,7 @@ def hold(case: Case) -> Results:
         yield from judged(course)
 
 
-def judged(course: LongRun | Stopped) -> Results:
+def judged(course: "LongRun | Stopped") -> Results:
     """Require every span to be within the allowance of the yardstick's largest error so far, and no growth."""
     if isinstance(course, Stopped):
         yield unserved("drift", course)
@@ -99,7 +97,7 @@ def judged(course: LongRun | Stopped) -> Results:
 
 
 def _comparison(
-    course: LongRun, launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
+    course: "LongRun", launch: int, error: torch.Tensor, limit: torch.Tensor, says: str, beside: torch.Tensor
 ) -> Comparison:
     """The comparison for the head with the largest ratio of error to limit."""
     head = int((error / limit).argmax())  # a NaN counts as the largest

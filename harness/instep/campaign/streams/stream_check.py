@@ -4,8 +4,6 @@ Values are rounded to the nearest label before they are compared. States are too
 were labels themselves (`exact`): then a state must be right to the bit. Leaves out: keys and gates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -75,7 +73,7 @@ class Stream:
             problem=Problem("differs", f"{where} {said}") if said else None,
         )  # fmt: skip
 
-    def _sentence(self, right: Content, found: torch.Tensor, wanted: torch.Tensor, name: str, one: Held) -> str:
+    def _sentence(self, right: "Content", found: torch.Tensor, wanted: torch.Tensor, name: str, one: Held) -> str:
         """Name the request whose content the memory holds; without one, the first wrong row."""
         if found.shape != wanted.shape:
             return f"has shape {tuple(found.shape)}; expected {tuple(wanted.shape)}"

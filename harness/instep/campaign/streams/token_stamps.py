@@ -4,8 +4,6 @@ A code is a row of small integers, which are exact in every dtype down to bf16. 
 row that was read from a wrong head or layer is visible. Leaves out: the places of stamps in a model (`stamp_model.py`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +31,7 @@ class Stamp:
         return (self.request * MOST_POSITIONS + self.position) * 2 + self.rejected
 
     @classmethod
-    def of(cls, token: int) -> Stamp:
+    def of(cls, token: int) -> "Stamp":
         number, rejected = divmod(token, 2)
         return cls(*divmod(number, MOST_POSITIONS), bool(rejected))
 

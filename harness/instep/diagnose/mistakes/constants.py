@@ -5,8 +5,6 @@ another configuration in the reference's op. Leaves out: changed inputs (`wrong_
 (`rotary_and_visible_positions.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import cast

@@ -3,8 +3,6 @@
 Leaves out: the explanations (one file per family), and whether one fits (`explanation_fit.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
@@ -62,7 +60,7 @@ class Explanation(NamedTuple):
     name: str = ""
 
     @classmethod
-    def of(cls, known: WrongContent, wrong: torch.Tensor) -> Explanation:
+    def of(cls, known: WrongContent, wrong: torch.Tensor) -> "Explanation":
         return cls(known.says, wrong, name=known.name)
 
 

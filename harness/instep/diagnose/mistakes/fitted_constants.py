@@ -4,8 +4,6 @@ These are tried last, after all known mistakes, and count as many tries. Leaves 
 (`constants.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

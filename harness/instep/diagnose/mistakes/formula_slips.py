@@ -5,8 +5,6 @@ with both formulas. This needs no list of mistakes, so it comes after all that h
 (`source_slips.py`), inputs and memory (`wrong_inputs.py`, `wrong_memory.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out: wrong tensors that a check knows itself and attaches to its finding (`Sides`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import starmap
 

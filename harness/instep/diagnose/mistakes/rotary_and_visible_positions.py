@@ -3,8 +3,6 @@
 Leaves out: swapped rows (`wrong_rows.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The op is run again in fp64 on the subject's own inputs with one of them changed
 rows are rows of the result (`wrong_rows.py`), weights and formulas (`constants.py`), and memory (`wrong_memory.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

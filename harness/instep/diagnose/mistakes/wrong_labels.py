@@ -5,8 +5,6 @@ can be undone, so the rows that a wrong result was made from are looked up. Leav
 place (`wrong_rows.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import NamedTuple

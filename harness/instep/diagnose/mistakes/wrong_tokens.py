@@ -3,8 +3,6 @@
 Leaves out: rows of the event's other tokens, which `wrong_rows.py` finds if the table has no such row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

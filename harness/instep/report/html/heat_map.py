@@ -8,8 +8,6 @@ Equal lines are stored once: most comparisons are exact, and exact ones carry no
 Leaves out: the rows that an event computes (`timeline.py`), words and colours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +30,7 @@ class Row(NamedTuple):
     level: int
 
     @classmethod
-    def of(cls, place: Place) -> Row:
+    def of(cls, place: Place) -> "Row":
         if place.stage != "trunk":
             return cls(place.stage, DRAFT)
         of_table = place.layer == STAGE_LEVEL and place.component in ("length", "root")

@@ -5,8 +5,6 @@ there, because a small trace has no expert with 16. Leaves out: reads past a blo
 are a race on a card, and correct in Triton's interpreter.
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

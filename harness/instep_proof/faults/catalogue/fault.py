@@ -4,8 +4,6 @@ The expected finding is golden data (`fixtures/traces/faults/expected.json`), wh
 Leaves out: planting it (`instep_proof/faults/plant.py`), and which there are (`catalogue/`, one file per family).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,7 +74,7 @@ class Edit:
     new: str
 
     @classmethod
-    def of(cls, file: str, text: str) -> Edit:
+    def of(cls, file: str, text: str) -> "Edit":
         """An edit as one text, in which `{was => is}` marks what changes."""
         return cls(file, *(CHANGE.sub(side, text) for side in (r"\1", r"\2")))
 

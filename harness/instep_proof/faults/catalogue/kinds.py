@@ -3,8 +3,6 @@
 Leaves out: the faults (`catalogue/`), and classes of missing features: pipeline stages, data-parallel groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 KINDS: Mapping[str, Mapping[str, str]] = {

@@ -3,8 +3,6 @@
 Leaves out: what a state suffers whatever its rule is (`rollback.py`, `rings`), and routers (`kimi_linear.py`).
 """
 
-from __future__ import annotations
-
 from instep.setting import Setting
 
 from .fault import Edit, Fault, of_family

@@ -7,8 +7,6 @@ must have the bits of one-token launches.
 Leaves out: norms, gates and conv before it, and the index ops of a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +108,7 @@ class _Rerun:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, ground: Ground, ops: Ops, rows: GdnInputs, parts: list[Part]) -> _Rerun:
+    def of(cls, ground: Ground, ops: Ops, rows: GdnInputs, parts: list[Part]) -> "_Rerun":
         if ops.keeps != "update":
             raise Unsupported("its rings keep no updates")
         batch, (heads, keys), values = len(parts[0].begin), rows.k.shape[1:], rows.v.shape[2]

@@ -4,8 +4,6 @@ A peer may compute norms and gates in the conv or in the recurrence, so all arms
 Leaves out: the parts alone (`conv.py`, `decode.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -39,12 +37,12 @@ class Layer:
     def at(self, pool: torch.Tensor) -> Part:
         return on(self.form, pool)
 
-    def to(self, dtype: torch.dtype) -> Layer:
+    def to(self, dtype: torch.dtype) -> "Layer":
         """Copies in a wider dtype."""
         x, weight, windows = (one.to(dtype) for one in (self.x, self.weight, self.windows))
         return replace(self, x=x, weight=weight, windows=windows, states=like(self.states, dtype))
 
-    def again(self) -> Layer:
+    def again(self) -> "Layer":
         """A layer with separate memory."""
         return replace(self, windows=self.windows.clone(), states=like(self.states, self.states.dtype))
 

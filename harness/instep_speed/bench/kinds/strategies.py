@@ -8,8 +8,6 @@ of all rows and the states must have the bits of the one-token kernel. Leaves ou
 a model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,7 +80,7 @@ class Course:
     def of(
         cls, ground: Ground, ops: Ops, config: ModelConfig, strategy: str, at: At, rows: list[Rows],
         within: bool = False,
-    ) -> Course:
+    ) -> "Course":
         """Build a course; with `within` the inputs are made in every layer as well."""
         batch, window = at["batch"], at["window"]
         room = Capacity(tuple(range(1, batch + 1)), tuple(range(1, batch + 1)), PAGE, batch * window)
