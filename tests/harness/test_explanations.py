@@ -78,7 +78,7 @@ def test_a_factor_is_fitted_to_the_wrong_blocks_alone() -> None:
 def test_entries_with_other_scales_are_multiples_of_the_right_ones() -> None:
     """Each entry has its own factor. Numbers that differ otherwise, or in too few numbers, are no sign of scales."""
     right = torch.randn(3, 2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-
+    right[..., 3] = 0
     narrow = Blocked(torch.float8_e4m3fn, (1, None))
 
     def said(found: torch.Tensor, right: torch.Tensor, stored: Any = narrow) -> list[str]:
@@ -92,6 +92,8 @@ def test_entries_with_other_scales_are_multiples_of_the_right_ones() -> None:
         "is read with other scales: the numbers of each entry are 0.5 to 1.25 times the right ones"]
     noise = torch.randn(right.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert not said(right + 0.01 * noise, right) and not said(-scaled, right)
+    assert not said(scaled * torch.tensor([1, -1])[:, None], right), "the factors of one head are below 0"
+    assert not said(torch.cat((right[:1] + 0.01 * noise[:1], scaled[1:])), right), "one token differs otherwise"
     assert not said(scaled[..., :4], right[..., :4]) and not said(scaled, right, torch.float32)  # there are no scales
 
 

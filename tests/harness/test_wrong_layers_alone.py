@@ -4,7 +4,7 @@ Leaves out: formulas of other layers (`test_explanations.py`), and whole runs (`
 """
 
 from collections.abc import Iterable
-from dataclasses import make_dataclass
+from dataclasses import dataclass, make_dataclass
 from functools import reduce
 from itertools import pairwise
 from types import SimpleNamespace
@@ -18,19 +18,29 @@ from instep.checks.exact_labels import folded
 from instep.diagnose.mistakes import (
     constants,
     experts,
+    fitted_constants,
     permuted_windows_and_shifted_caches,
     residual_streams,
     selective_states,
+    wrong_inputs,
     wrong_labels,
     wrong_ranks,
+    wrong_weights,
 )
 from instep.diagnose.mistakes.experts import Mixture
+from instep.oracle.single_layer_run import LayerWork
+from instep.watch.memory_changes import pattern
 from instep_reference import per_layer_embedding as ple
-from instep_reference.contract.place_names import Place
+from instep_reference.contract.declared_rounding import Blocked
+from instep_reference.contract.place_names import STAGE_LEVEL, Place
 from instep_reference.contract.qwen4_config import PleShape
+from instep_reference.gdn import GdnMemory
+from instep_reference.label_ledger import expand
 from instep_reference.label_mixing import MASK, mix
 from instep_reference.mlp import dense
 from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights
+
+KEY = Place("trunk", 0, "key")
 
 
 def value(**given: Any) -> Any:
@@ -100,6 +110,37 @@ def test_rows_may_go_to_other_experts_or_lack_some(monkeypatch: pytest.MonkeyPat
         late[at] = before
     found = named_tensors(experts._grouped(case))
     assert torch.equal(found["the first row of every expert goes to the expert before it"], rows(late.view(4, 3)))
+
+
+def test_experts_over_latents_may_read_scaled_ones() -> None:
+    """3 rows of 2 channels, 2 experts that read and write 2 latents; their weights have a scale of 4."""
+    to, back, router, x, every = drawn(2, 2), drawn(2, 2) + 1, drawn(2, 2) * 2, drawn(3, 2), drawn(3, 3, 2, 2)
+    *routed, shared = (MlpWeights(*one) for one in every)
+    config: Any = SimpleNamespace(experts_per_token=1, routed_scale=4.0, norm_topk=True)
+    mlp = MoeWeights(router, tuple(routed), shared, None, to_latent=to, from_latent=back)
+    scores = x @ router.T
+    of = Mixture(config, mlp, x, scores, scores.argsort(descending=True))
+    right, made = of.weighed(of.shares(1, True)), of.made(mlp.experts)
+    found = named_tensors(experts._over_latents(of, right, made, of.shared()))
+    wrong = found["its experts read latents times the scale of the configuration"]
+    for row, (number, *_) in enumerate(of.ranking.tolist()):
+        assert torch.allclose(wrong[row], dense(routed[number], 4 * to @ x[row]) @ back.T + dense(shared, x[row]))
+
+
+@pytest.mark.parametrize(("size", "differing", "alone"), [(3, (1,), [0, 1, 2]), (3, (1, 2), [1, 2]), (2, (1,), [])])
+def test_a_partial_sum_may_be_there_alone(
+    size: int, differing: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all ranks differ, the partial sum of rank 0 alone is what is left without a sum over the ranks."""
+    parts = [drawn(2, 2) + rank for rank in range(size)]
+    monkeypatch.setattr(wrong_ranks, "_parts", lambda case, size: (parts, None))
+    facts: Any = SimpleNamespace(size=size, replicas=[value(rank=rank, place=KEY, differing=1) for rank in differing])
+    case: Any = SimpleNamespace(right=sum(parts), finding=SimpleNamespace(place=KEY))
+    found = named_tensors(wrong_ranks._sums(case, facts))
+    sums = {f"is the partial sum of rank {rank} alone": parts[rank] for rank in alone}
+    assert {says for says in found if "alone" in says} == sums.keys()
+    assert all(torch.equal(found[says], part) for says, part in sums.items())
+    assert ("lacks the sum over the ranks: it is the partial sum of rank 0" in found) is (len(differing) == size - 1)
 
 
 def test_a_rank_holds_its_half_of_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +289,81 @@ def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
     assert near.flatten().tolist() == pytest.approx(F.silu(expected.double()).tolist(), rel=1e-6)
 
 
+# -- scales, weights and inputs --------------------------------------------------------------------------
+
+
+def of_scales(found: torch.Tensor, right: torch.Tensor, stored: Any, memory: Any = None) -> Any:
+    """A state [HV, K, V], or with a memory the read-outs [T, HV, V] of a layer, which adds nothing to them."""
+    work = None if memory is None else LayerWork("trunk", 0, torch.zeros(3, 1), 0, memory)
+    return SimpleNamespace(component="core" if memory else "state", found=found, right=right, piece=work and value(
+        work=work), oracle=SimpleNamespace(rounds={"state": stored}), again=lambda memory: torch.zeros_like(right))
+
+
+def test_tiles_of_a_state_may_have_other_scales() -> None:
+    """Tiles of 2 x 3. The scales of two are wrong, or none, or one is negative."""
+    right, tiles = drawn(2, 4, 6), Blocked(torch.float8_e4m3fn, (2, 3))
+    found = right.clone()
+    found[0, :2, :3] *= 2
+    assert not [*fitted_constants._scales(of_scales(right, right, tiles))]
+    found[1, 2:, 3:] *= 3
+    (one,) = fitted_constants._scales(of_scales(found, right, tiles))
+    assert one.sentence == "is read with other scales: the numbers of each tile are 2 to 3 times the right ones"
+    assert torch.allclose(one.wrong, found, rtol=1e-12) and one.tries == fitted_constants.TRIES**2
+    assert not [*fitted_constants._scales(of_scales(found, right, torch.float32))]
+    assert not [*fitted_constants._scales(of_scales(-found, right, tiles))]
+
+
+@pytest.mark.parametrize(("tall", "explained"), [(2, False), (4, True), (8, True), (None, True)])
+def test_read_outs_have_the_scale_of_their_column_of_tiles(tall: int | None, explained: bool) -> None:
+    """3 rows of 2 heads with 6 columns, of states [2, 4, 6]; in 4 rows or more a column of a state has one scale."""
+    right = drawn(3, 2, 6)
+    found = right.clone()
+    found[:, 0, 3:] *= 2
+    memory = GdnMemory(torch.zeros(1, 1), drawn(2, 4, 6))
+    tiles = Blocked(torch.float8_e4m3fn, (tall, 3))
+    wrong = [one.wrong for one in fitted_constants._scales(of_scales(found, right, tiles, memory))]
+    assert len(wrong) == explained and all(torch.allclose(one, found, rtol=1e-12) for one in wrong)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Weights of a test."""
+
+    one: Any = None
+    other: Any = None
+    last_norm: Any = None
+
+
+def test_blocks_of_weights_are_norms_or_inside_other_blocks() -> None:
+    layer = Block(torch.ones(2), Block(torch.ones(1), Block(torch.ones(3))), Block(torch.zeros(0), torch.ones(2)))
+    names = [name for name, _ in wrong_weights._parts(layer)]
+    assert names == ["one", "other.one", "other.other", "other.other.one", "last_norm", "last_norm.other"]
+
+
+def test_only_weights_that_an_op_reads_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The op reads the first of two weights of one form; without the second its result has another form."""
+    layer: Any = Block(torch.ones(2), torch.zeros(2))
+
+    def made(case: Any, says: str, changed: Any) -> Any:
+        if says or changed.other.isfinite().all():
+            yield SimpleNamespace(sentence=says, wrong=changed.one)
+
+    monkeypatch.setattr(wrong_weights, "_made", made)
+    found = named_tensors(wrong_weights._of_the_layer(SimpleNamespace(), layer))  # type: ignore[arg-type]
+    assert [*found] == ["is made with `other` in the place of `one`"] and not next(iter(found.values())).any()
+
+
+def test_another_final_row_is_tried_for_one_row_of_the_draft_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrong_inputs, "_before", lambda case: ())
+    monkeypatch.setattr(wrong_inputs, "_of_another_final_row", lambda case: ["a final row"])
+    for component, layer, rows, tried in (("post_normed", STAGE_LEVEL, 1, 1), ("final", STAGE_LEVEL, 1, 0),
+                                          ("post_normed", 0, 1, 0), ("post_normed", STAGE_LEVEL, 2, 0)):
+        case: Any = SimpleNamespace(component=component, right=torch.zeros(rows, 2), own=lambda name: None,
+                                    finding=SimpleNamespace(place=Place("extend", layer, component)),
+                                    piece=SimpleNamespace(work=None, span=SimpleNamespace(count=rows)))  # fmt: skip
+        assert len([*wrong_inputs.other_rows(case)]) == tried
+
+
 # -- labels and rows of the draft head -------------------------------------------------------------------
 
 
@@ -296,3 +412,31 @@ def test_only_the_row_after_draft_1_is_compared_with_rows_of_the_draft_head(monk
         case: Any = SimpleNamespace(component=place.component, found=torch.zeros((2,) * dims),
                                     finding=SimpleNamespace(sides=object(), place=place))  # fmt: skip
         assert [*of.windows(case)] == found
+
+
+def test_rows_that_were_made_alike_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 rows of 2 elements, of which the first and the last have other labels."""
+    right, found = expand([5, 6, 7], (2,)), expand([8, 6, 9], (2,))
+    monkeypatch.setattr(wrong_labels, "_known", lambda case: {})
+    case: Any = SimpleNamespace(granted=None, component="normed", right=right, found=found, finding=SimpleNamespace(
+        check="labels", place=Place("trunk", 0, "normed"), request="a"))  # fmt: skip
+    for last, says in (("x", "rows 0, 2 are made from x"), ("y", "row 0 is made from x; row 2 is made from y")):
+        made = {8: "is made from x", 9: f"is made from {last}"}
+        monkeypatch.setattr(wrong_labels, "_told", lambda label, *given, made=made: made[label])
+        assert [*named_tensors(wrong_labels.made_from(case))] == [says]
+
+
+def test_known_labels_are_those_of_rows_positions_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 rows of 3 elements from position 5 on. Poison that is read as a row has one label, which no row has."""
+    place = Place("trunk", 0, "normed")
+    side = SimpleNamespace(places={place: expand([50, 60], (3,))})
+    span = SimpleNamespace(request="a", start=5, count=2, at=lambda place: (0, 2))
+    monkeypatch.setattr(wrong_labels, "row_spans", lambda context, stage: [span])
+    case: Any = SimpleNamespace(component="normed", context=SimpleNamespace(
+        truth=side, subject=side, log=SimpleNamespace(poison=3.0), earlier=SimpleNamespace(forward=None)))  # fmt: skip
+    known = wrong_labels._known(case)
+    element = int(pattern(3.0, torch.int64))
+    intact = [int(each) for each in expand([element], (3,))[0]]
+    read = (element + sum((element - due) * (2 * at + 1) for at, due in enumerate(intact))) & MASK
+    assert known.keys() == {0, 50, 60, *range(1, 9), read} and known[8] == ["position 8"]
+    assert [str(one) for one in known[read]] == ["poison (memory that was never written)"]
