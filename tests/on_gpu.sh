@@ -86,7 +86,7 @@ if [ "$part" = all ] || [ "$part" = replays ]; then
   fi
   task streams-native 300 python3 -m instep streams fixtures/traces/adaptive.jsonl --ops triton --device cuda --dtype bfloat16 --graphs --commit "$commit" --json "$out/streams-native.json" &
   task fla-native 300 python3 tests/perf/fla_gpu.py --out "$out/fla-native.json" --commit "$commit" &
-  task shapes-native 300 python3 tests/perf/real_shapes_gpu.py --out "$out/shapes-native.json" --commit "$commit" &
+  task shapes-native 300 python3 -m instep shapes --device cuda --dtype bfloat16 --json "$out/shapes-native.json" --commit "$commit" &
   wait
   summary "$out"/of-*.txt >"$out/events-native.txt"
 fi

@@ -1,6 +1,6 @@
 """A model without a whole reference: T0, T1 and T2d pass where all is right, and name what is wrong.
 
-Leaves out: real sizes, which need a GPU (`tests/perf/real_shapes_gpu.py`).
+Leaves out: real sizes, which need a GPU (`tests/on_gpu.sh`).
 """
 
 import json

@@ -1,6 +1,6 @@
 """Shapes of real models add up to the real models, and what is drawn for them behaves like trained weights.
 
-Leaves out: running them at full size (`tests/perf/real_shapes_gpu.py`).
+Leaves out: running them at full size (`tests/on_gpu.sh`).
 """
 
 import math
