@@ -96,6 +96,52 @@ def test_explicit_layouts_give_the_bits_of_the_others(
         assert all(map(same_bits, served(inputs, dtype, state, fused=True), right))
 
 
+def by_channel(inputs: GdnInputs, lowest: float) -> GdnInputs:
+    """The same rows with a log decay of each key channel, between `lowest` and 0."""
+    rows, heads = inputs.log_decay.shape
+    decays = Draw(5, "cuda").uniform(rows, heads, K, low=lowest, high=-1e-4)
+    decays[sum(COUNTS) :] = torch.nan
+    return inputs._replace(log_decay=decays)
+
+
+@pytest.mark.parametrize("lowest", [-0.3, -6.0])  # decays of a block within FAR, and not
+@pytest.mark.parametrize("narrow", [True, False], ids=["narrow", "wide"])
+@pytest.mark.parametrize(("group", "dtype", "state"), [
+    (2, torch.bfloat16, torch.float32), (1, torch.float16, torch.float32), (6, torch.bfloat16, torch.bfloat16),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
+def test_a_decay_per_channel_has_the_bits_of_the_others(
+    group: int, dtype: torch.dtype, state: torch.dtype, narrow: bool, lowest: float, _: None
+) -> None:
+    inputs = by_channel(drawn(group, dtype, narrow), lowest)
+    right = served(inputs, dtype, state, 0)
+    assert not right[0].isnan().any() and right[0].any(2).any(1).sum() == sum(COUNTS) - 200  # all but the idle request
+    assert all(map(same_bits, served(inputs, dtype, state), right))
+
+
+CHANNEL_FAULTS = {
+    "keys decayed since the start": ("(leaving, lefts.index(stage), state", "(leaving, keys.index(stage), state"),
+    "keys of the block before": ("full.index(stage), lefts.index(stage))", "full.index(stage), lefts.index(0))"),
+    "decays of the first block again": ("of_channels += heads * 3 * TOKENS", "of_channels += 0 * heads"),
+    "inverses as their transpose": ("inverses.index(stage).permute((1, 0))", "inverses.index(stage)"),
+    "weights as their transpose": ("weights.index(last).permute((1, 0))", "weights.index(last)"),
+    "values after the last row": ("value.load(WIDE), 0.0)", "value.load(WIDE), value.load(WIDE))"),
+    "blocks of another head": ("block * heads + head\n    of_keys", "block * heads + head * 0\n    of_keys"),
+}
+
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=native) for name in CHANNEL_FAULTS])
+def test_fault_in_blocks_with_a_decay_per_channel_changes_bits(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = by_channel(drawn(2, torch.bfloat16, True), -0.3)
+    right = served(inputs, torch.bfloat16, torch.float32, 0)
+    module = planted_kernels("gdn_prefill.chunk64_carry_gluon", (CHANNEL_FAULTS[fault],), tmp_path, monkeypatch)
+    monkeypatch.setattr(staged, "carry_staged", module.carry_staged)
+    found = served(inputs, torch.bfloat16, torch.float32)
+    assert not all(map(same_bits, found, right))
+
+
 @pytest.mark.parametrize("_", [pytest.param(None, marks=native)], ids=["cuda"])
 def test_launches_on_two_streams_give_the_same_bits(_: None) -> None:
     """None waits forever: the programs that prepare wait for none, whatever else takes their multiprocessors."""

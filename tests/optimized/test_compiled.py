@@ -212,9 +212,11 @@ def test_decay_per_channel_keeps_states_in_registers(taken: Mapping[str, list[Ta
         assert one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies, one
     assert told["_window"][0].sums == taken["split_rings"][0].sums != []
     prepare, narrow = told["_prepare_channels"][0], told["_carry"][0]
-    # Two programs that prepare share a multiprocessor. Most of what is spilled is where exponents are far apart.
-    assert prepare.stack <= 640 and 2 * (prepare.shared + RESERVED) <= OF_ALL, prepare
-    assert narrow.stack == 0 and narrow.shared <= SHARED, narrow
+    # Four programs that prepare share a multiprocessor. Most of what is spilled is where exponents are far apart.
+    assert prepare.stack <= 320 and 4 * (prepare.shared + RESERVED) <= OF_ALL, prepare
+    for carried in (narrow, *taken["prompt_channels"]):
+        assert carried.stack == 0 and carried.shared <= SHARED, carried
+    assert [one.kernel for one in taken["prompt_channels"]] == ["carry_staged"]
 
 
 def test_a_split_ring_sums_as_a_wide_one_and_spills_no_more(taken: Mapping[str, list[Taken]]) -> None:

@@ -1,8 +1,8 @@
 """Variants of the kernels of KDA, timed next to each other on a GPU: re-runs before a verify of 4, and a prompt.
 
 A variant is an edit of a kernel's text, a shape, or constants of a launch. Before and after it is timed, a re-run must
-have the bits of one-token launches, and a prompt must be as near to the present kernel as bf16 is. Parts of a re-run
-leave work out, so their answers are wrong: they show only where time goes. A script for a machine with a GPU:
+have the bits of one-token launches, and a prompt must be as near to the kernels without explicit layouts as bf16 is.
+Parts of a re-run leave work out, so their answers are wrong: they show only where time goes. A script for a GPU:
     PYTHONPATH=reference:optimized:harness:tests python tests/perf/kda_gpu.py --out kda-variants.json
 With `--compile` it compiles every re-run for a GPU anywhere, and prints registers, stack and shared memory.
 Leaves out: floors and peers (`instep bench --kind channel_decay`).
@@ -41,58 +41,13 @@ from support.kernels.planted import planted_kernels
 
 BATCHES, TOKENS = (8, 64, 1), 8192
 NEAR = 3e-3  # of a norm: two roundings to bf16 differ by 2^-9 sqrt(2/3) = 1.6e-3 of each number on average
-JOBS = 12  # processes that compile
+JOBS = 3  # processes that compile re-runs
 Edits = tuple[tuple[str, str], ...]
+FILES: dict[str, Any] = {"chunk64": chunk64, "gdn_dispatch": gdn_dispatch}
+if gdn_dispatch.blocks_staged is not None:
+    FILES["chunk64_launches_gluon"] = gdn_dispatch.blocks_staged
 FILE: Any = gdn_dispatch.staged  # the launches with explicit layouts; None without a GPU
 
-# The state is copied as soon as the tables say where it is, then the ring, and rows come in registers. After the wait
-# the first copy is then the 96th instruction and not the 474th (Triton 3.6).
-STATE_FIRST: Edits = (
-    ("""    clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
-    if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-        return
-
-    tile = room""", "    tile = room"),
-    ("""        begin_copy(tile, source, mask=(span_v >= 0) & known)
-
-    if ring.k is not None:
-        kept_k, kept_decay""", """        begin_copy(tile, source, mask=(span_v >= 0) & known)
-    begin_copy(tile, source, mask=(span_v >= 0) & known & (unit >= 0))
-
-    if ring.k is not None:
-        kept_k, kept_decay"""),
-    ("            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < rows,",
-     """            there = gl.where(unit < 0, 0, rows)
-            forgets = gl.load(log_decay + (row_k * x.log_decay.per_row + copied_k), mask=row_k < there,"""),
-    ("""        keys = copied(k, row_k < rows, [MOST, P, KI])
-        queries = copied(q, row_k < rows, [MOST, P, KI])
-        values = copied(v, row_v < rows, [MOST, VL, VR])
-        async_copy.commit_group()
-        begin_copy(tile, source, mask=(span_v >= 0) & known)
-        async_copy.commit_group()
-        async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
-""", """        async_copy.commit_group()
-        every_key = gl.load(k, mask=row_k < there, other=0.0)
-        every_query = gl.load(q, mask=row_k < there, other=0.0)
-        raw_v = gl.load(v, mask=row_v < there, other=0.0)
-        clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
-        if (unit < 0) | ((rows <= 0) & (pending <= 0)):
-            async_copy.wait_group(0)
-            return
-        keys, queries = shared(every_key, [MOST, P, KI]), shared(every_query, [MOST, P, KI])
-        values = shared(raw_v, [MOST, VL, VR])
-"""),
-    ("""    barrier()
-    every_key, every_query = whole(keys, [MOST, P, KI]).load(TO.keys), whole(queries, [MOST, P, KI]).load(TO.keys)
-""", ""),
-)  # fmt: skip
-# The first half of the requests prefetches its whole state and the other half nothing: the programs of the first one
-# then compute while the others load, and end earlier, so that programs of the next launch prefetch meanwhile.
-HALF_AHEAD: Edits = (
-    ("        ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)",
-     """        if 2 * request < gl.num_programs(2):
-            ask_for(ahead, read.per_v, stripe * ROWS, ROWS, KT)"""),
-)  # fmt: skip
 STAYS: Edits = (
     ("settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)",
      "settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, False)"),
@@ -115,28 +70,20 @@ class Variant:
     right: bool = True
 
 
-EIGHT, ONE, FOUR = {"warps": 8}, {"held": 1, "registers": 96, "lined": False}, {"held": 4, "warps": 2, "registers": 232}
 RERUNS: Mapping[str, Variant] = {
     "now": Variant(), "now, again": Variant(), **{name: Variant(edits, right=False) for name, edits in PARTS.items()},
-    "half ahead": Variant(HALF_AHEAD), "stays": Variant(STAYS),
-    **{f"now, {name}": Variant((), shape) for name, shape in (
-        ("8 warps", EIGHT), ("a row a thread", ONE), ("four rows a thread", FOUR), ("no guess", {"guess": 0}))},
-    "state first": Variant(STATE_FIRST),
-    "state first, half ahead": Variant(STATE_FIRST + HALF_AHEAD), "state first, stays": Variant(STATE_FIRST + STAYS),
-    "state first, half ahead, stays": Variant(STATE_FIRST + HALF_AHEAD + STAYS),
-    **{f"state first, {name}": Variant(STATE_FIRST, shape) for name, shape in (
-        ("all asked for", {"asked": 1}), ("a quarter asked for", {"asked": 4}), ("no guess", {"guess": 0}),
-        ("rings last", {"kept_first": False}), ("pieces of lines", {"lined": False}), ("8 warps", EIGHT),
-        ("a row a thread", ONE), ("four rows a thread", FOUR))},
+    "stays": Variant(STAYS), "all asked for": Variant((), {"asked": 1}),
 }  # fmt: skip
-# Constants of `chunk64.py` by name. With Triton 3.6 the present kernel that prepares has 560 bytes of stack a thread,
-# with slices of 32 channels 256, and without a limit of registers 88.
-PROMPTS: Mapping[str, Mapping[str, Any]] = {
-    "now": {}, "prepare: any registers": {"PREPARE_CHANNELS": {"warps": 8}}, "prepare: 32 channels": {"SLICE": 32},
-    "prepare: 128 channels": {"SLICE": 128, "PREPARE_CHANNELS": {"warps": 8}},
-    **{f"carry: {warps} warps, {stages} stages": {"CARRY_CHANNELS": {"warps": warps, "stages": stages}}
-       for warps, stages in ((4, 1), (4, 3), (8, 2), (8, 3))},
+# Constants by file and name.
+PLAIN_CARRY = {"gdn_dispatch.blocks_staged": None}
+PROMPTS: dict[str, Mapping[str, Any]] = {
+    "now": {}, "now, again": {}, "carry: the compiler's layouts": PLAIN_CARRY,
+    **{f"prepare: {channels} channels, {warps} warps": {
+        "chunk64.SLICE": channels, "chunk64.PREPARE_CHANNELS": {"warps": warps}}
+       for channels, warps in ((32, 4), (32, 1), (16, 1))},
 }  # fmt: skip
+if launches := FILES.get("chunk64_launches_gluon"):
+    PROMPTS["carry: one place for weights"] = {"chunk64_launches_gluon.CARRY": launches.CARRY | {"LAST": 1}}
 
 
 class Forms:
@@ -185,7 +132,7 @@ def heads_of(ground: Ground) -> int:
 
 
 def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any], Callable[[Mapping[str, Any]], str]]:
-    """The launch of a variant of a prompt, or of one of its kernels; and the finding of a variant."""
+    """The launches of a variant of a prompt, or one of its kernels; and the finding of a variant."""
     rows = kind.drawn(ground, 70 if ground.tiny else TOKENS, heads_of(ground))
     pool = kind.pool_of(ground, 2, heads_of(ground))
     start, one, launch = pool.clone(), part(ground, "chunk", [1], len(rows.v), pool), chunk64.launch
@@ -193,10 +140,10 @@ def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any
     def served(variant: Mapping[str, Any], only: str = "") -> torch.Tensor:
         with patch.context() as now:
             for name, value in variant.items():
-                now.setattr(chunk64, name, value)
-            if only:
-                now.setattr(chunk64, "launch", lambda kernel, *given, **named: (
-                    launch(kernel, *given, **named) if only in kernel.__name__ else None))  # fmt: skip
+                now.setattr(FILES[name.partition(".")[0]], name.partition(".")[2], value)
+            for file in FILES.values() if only else ():
+                now.setattr(file, "launch", lambda kernel, *given, **named: (
+                    launch(kernel, *given, **named) if only in kernel.__name__ else None), raising=False)  # fmt: skip
             core: torch.Tensor = TRITON.recurrence(kind.ROW)(inputs=rows, parts=(one,), dtype=ground.dtype, to=TO)
             return core
 
@@ -206,11 +153,11 @@ def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any
         pool.copy_(start)
         return found
 
-    right = answers({})
+    right = answers(PLAIN_CARRY)
 
     def finding(variant: Mapping[str, Any]) -> str:
         far = max(float((x - r).norm() / r.norm()) for x, r in zip(answers(variant), right, strict=True))
-        return "" if far <= NEAR else f"off by {far:.1e} from the present kernel"
+        return "" if far <= NEAR else f"off by {far:.1e} from the compiler's layouts"
 
     return served, finding
 
@@ -234,8 +181,10 @@ def table(works: Mapping[str, Callable[[], Any]], findings: Mapping[str, str], u
     return found | {name: {"finding": said} for name, said in findings.items() if said}
 
 
-def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Every batch of re-runs, and the prompt; `out` has what was measured so far."""
+def measure(
+    out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest.MonkeyPatch, broken: Sequence[str]
+) -> dict[str, Any]:
+    """Every batch of re-runs, and the prompt; `out` has what was measured so far. broken: prompts that are left out"""
     found = dict[str, Any]()
 
     def keep(name: str, lines: Mapping[str, Any]) -> None:
@@ -256,23 +205,26 @@ def measure(out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest
                 lines[name] = {"finding": f"after it was timed: {said}"}
         keep(f"rerun {batch}", lines)
     served, finding = prompt(ground, patch)
-    works = {name: partial(served, one) for name, one in PROMPTS.items()}
+    prompts = {name: one for name, one in PROMPTS.items() if name not in broken}
+    works = {name: partial(served, one) for name, one in prompts.items()}
     if ground.card:  # alone, the second kernel reads unwritten memory; an interpreter warns of that
-        works |= {f"{name}: {only} alone": partial(served, one, only) for name, one in PROMPTS.items()
+        works |= {f"{name}: {only} alone": partial(served, one, only) for name, one in prompts.items()
                   for only in ("prepare", "carry") if name == "now" or only in name}  # fmt: skip
-    keep("prompt", table(works, findings_of(PROMPTS, finding), 1, ground.device, samples))
+    found_wrong = findings_of(prompts, finding) | dict.fromkeys(broken, "ends its process")
+    keep("prompt", table(works, found_wrong, 1, ground.device, samples))
     return found
 
 
 def warm(number: int, ground: Ground, forms: Forms, patch: pytest.MonkeyPatch) -> None:
-    """Compile each JOBS-th variant into Triton's cache."""
-    served, _ = prompt(ground, patch)
-    every = [partial(served, one) for one in PROMPTS.values()]
-    for batch in (8, 1):  # their shapes
-        _, work, _ = reruns(ground, batch, forms, layers=1)
-        every += [work(one) for one in RERUNS.values()]
-    for one in every[number::JOBS]:
-        one()
+    """Compile one prompt into Triton's cache and run it, or behind the prompts some re-runs."""
+    if number < len(PROMPTS):
+        served, _ = prompt(ground, patch)
+        served([*PROMPTS.values()][number])
+    else:
+        for batch in (8, 1):  # their shapes
+            _, work, _ = reruns(ground, batch, forms, layers=1)
+            for one in [*RERUNS.values()][number - len(PROMPTS) :: JOBS]:
+                work(one)()
     torch.cuda.synchronize()
 
 
@@ -313,11 +265,13 @@ def main(argv: Sequence[str]) -> int:
         if asked.warm is not None:
             warm(asked.warm, ground, forms, patch)
             return 0
-        if card:
-            jobs = [subprocess.Popen([sys.executable, __file__, "--warm", str(number)]) for number in range(JOBS)]
-            if any([job.wait() for job in jobs]):
-                print("some variants do not compile or run; see above", file=sys.stderr)
-        found = measure(asked.out, ground, asked.samples, forms, patch)
+        broken = []
+        if card:  # each prompt in a process of its own, as an illegal access ends all work on the card
+            jobs = [subprocess.Popen([sys.executable, __file__, "--warm", str(number)], stderr=subprocess.DEVNULL)
+                    for number in range(len(PROMPTS) + JOBS)]  # fmt: skip
+            ended = [job.wait() for job in jobs]
+            broken = [name for name, status in zip(PROMPTS, ended, strict=False) if status]
+        found = measure(asked.out, ground, asked.samples, forms, patch, broken)
     return int(any("finding" in one for lines in found.values() for one in lines.values()))
 
 

@@ -235,8 +235,16 @@ def few_registers() -> None:
     blocks_file.FUSED = kept
 
 
-def prompt(dtype: torch.dtype, most: int, group: int = 2, launch: Any = compiled, **how: Any) -> None:
-    """Two requests. most: rows of the longer one; group: value heads per key head"""
+def prompt_channels() -> None:
+    """Prompts with a decay per key channel"""
+    narrow_file.launch = lambda *given, **named: None  # what prepares the blocks: `channel_prompt`
+    prompt(torch.bfloat16, 4, 1, channels=(K,))
+
+
+def prompt(
+    dtype: torch.dtype, most: int, group: int = 2, launch: Any = compiled, channels: tuple[int, ...] = (), **how: Any
+) -> None:
+    """Two requests. most: rows of the longer one; group: value heads per key head; channels: further axis of decays"""
     blocks_file.launch = launch
     blocks_file.multiprocessors = lambda _: 132  # type: ignore[assignment]
     pool = Address(torch.zeros(3, group * H, V, K).transpose(2, 3), torch.zeros(2, dtype=torch.int64))
@@ -244,7 +252,8 @@ def prompt(dtype: torch.dtype, most: int, group: int = 2, launch: Any = compiled
     q, v = torch.zeros(8, H, K, dtype=dtype), torch.zeros(8, group * H, V, dtype=dtype)
     gate = torch.zeros(8, group * H)
     part = Part("chunk", spans, spans, most, pool, fresh, pool)
-    blocks_file.blocks_staged(GdnInputs(q, q, v, gate, gate), part, v.bfloat16(), 8, **how)
+    inputs = GdnInputs(q, q, v, torch.zeros(8, group * H, *channels), gate)
+    blocks_file.blocks_staged(inputs, part, v.bfloat16(), 8, **how)
 
 
 def products() -> None:
@@ -477,8 +486,9 @@ def spins() -> None:
 
 FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "latents": latents,
-         "many_heads": many_heads, "products": products, "prompts": prompts, "routers": routers,
-         "spins": spins, "split_rings": split_rings, "turned_latents": turned_latents, "windows": windows}  # fmt: skip
+         "many_heads": many_heads, "products": products, "prompt_channels": prompt_channels, "prompts": prompts,
+         "routers": routers, "spins": spins, "split_rings": split_rings, "turned_latents": turned_latents,
+         "windows": windows}  # fmt: skip
 
 if __name__ == "__main__":
     words = argparse.ArgumentParser()

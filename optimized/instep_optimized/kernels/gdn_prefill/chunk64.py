@@ -10,6 +10,7 @@ Leaves out: the precise form (`chunk16_fp32.py`), which 32-bit activations take,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -38,8 +39,8 @@ WIDE_FROM = 132
 SMALLEST_DOT = 16
 PREPARE = {"warps": 4, "registers": 168}  # three programs at a time instead of two
 CARRY = {"warps": 4, "stages": 3}
-SLICE = 64  # channels at a time
-PREPARE_CHANNELS = {"warps": 8, "registers": 128}  # two programs at a time
+SLICE = 32  # channels at a time
+PREPARE_CHANNELS = {"warps": 2}  # four programs at a time (LOG.md)
 CARRY_CHANNELS = {"warps": 4, "stages": 2}  # a third tile of keys a block
 
 
@@ -63,27 +64,16 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     requests, heads, values, keys = part.begin.numel(), core.shape[1], core.shape[2], inputs.k.shape[2]
-    group, wide = heads // inputs.k.shape[1], max(power_of_2(keys), SMALLEST_DOT)
-    most = ceil_div(part.most, TOKENS)
-    room = core.shape[0] // TOKENS + requests  # blocks of all requests: each has at most one that is not full
-
-    def scratch(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(room, *shape, dtype=dtype, device=core.device)
-
-    x, of_requests = PackedRows.of(inputs, core), Spans.of(part)
-    channels, left16 = x.channels is not None, None
-    q16, k16 = (scratch(heads if channels else heads // group, TOKENS, wide) for _ in range(2))
-    solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
-    lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
-    if channels:
-        left16 = scratch(heads, TOKENS, wide)
-        gates = scratch(heads, TOKENS + wide, dtype=torch.float32)  # beta; decay of the block, per channel
-        launch(
-            _prepare_channels, (heads, most, requests), x, q16, k16, left16, solved, mixed, gates, lower, of_requests,
-            keys, group, C=TOKENS, KT=wide, KS=min(wide, SLICE), WIDEN=INTERPRETED, **PREPARE_CHANNELS,
-        )  # fmt: skip
+    group, wide, most = heads // inputs.k.shape[1], _wide(keys), ceil_div(part.most, TOKENS)
+    scratch = _scratch(core, requests)
+    x, of_requests, left16 = PackedRows.of(inputs, core), Spans.of(part), None
+    if x.channels is not None:
+        q16, k16, left16, solved, mixed, gates = prepared_channels(x, of_requests, inputs, part, core)
         group = 1  # keys and queries are decayed, so each value head has its own
     else:
+        q16, k16 = (scratch(heads // group, TOKENS, wide) for _ in range(2))
+        solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
+        lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
         gates = scratch(heads, 3, TOKENS, dtype=torch.float32)  # decay since the block's start, until its end; beta
         launch(
             _prepare, (heads, most, requests), x, q16, k16, solved, mixed, gates, lower, of_requests, keys, group,
@@ -99,8 +89,45 @@ def blocks(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
         States.of(part.read, part.read), States.of(part.store, part.read), given(part.store),
         *counters(part, part.store), values, keys, group,
         TILED=part.read.scales is not None, C=TOKENS, KT=wide, VT=tall, WIDEN=INTERPRETED,
-        **(CARRY_CHANNELS if channels else CARRY),
+        **(CARRY if left16 is None else CARRY_CHANNELS),
     )  # fmt: skip
+
+
+def _wide(keys: int) -> int:
+    return max(power_of_2(keys), SMALLEST_DOT)
+
+
+def _scratch(core: torch.Tensor, requests: int) -> Callable[..., torch.Tensor]:
+    """Make memory [blocks, *shape] for all blocks of a call."""
+    room = core.shape[0] // TOKENS + requests  # blocks of all requests: each has at most one that is not full
+
+    def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return core.new_empty(room, *shape, dtype=dtype)
+
+    return made
+
+
+def prepared_channels(
+    x: PackedRows, of_requests: Spans, inputs: GdnInputs, part: Part, core: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Run `_prepare_channels`. Each block [blocks, HV, ..] has the following, in bf16 but for `gates` in fp32:
+
+    q16, k16, left16  [C, KT], decayed since the block's start, and keys until its end
+    solved, mixed     T and P, [C, C]
+    gates             [C + KT]: beta, and the decay of the block by channel
+    """
+    requests, heads, keys = part.begin.numel(), core.shape[1], inputs.k.shape[2]
+    wide, scratch = _wide(keys), _scratch(core, requests)
+    q16, k16, left16 = (scratch(heads, TOKENS, wide) for _ in range(3))
+    solved, mixed = (scratch(heads, TOKENS, TOKENS) for _ in range(2))
+    gates = scratch(heads, TOKENS + wide, dtype=torch.float32)
+    lower = scratch(heads, TOKENS, SOLVED.value, dtype=torch.float32)  # rows of A within their triangular block
+    launch(
+        _prepare_channels, (heads, ceil_div(part.most, TOKENS), requests),
+        x, q16, k16, left16, solved, mixed, gates, lower, of_requests, keys, heads // inputs.k.shape[1],
+        C=TOKENS, KT=wide, KS=min(wide, SLICE), WIDEN=INTERPRETED, **PREPARE_CHANNELS,
+    )  # fmt: skip
+    return q16, k16, left16, solved, mixed, gates
 
 
 @triton.jit

@@ -78,7 +78,9 @@ def _clear_behind(keys, rows):
 
 
 @gluon.jit
-def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr):
+def _copy(
+    given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr, CHANNELS: gl.constexpr,
+):  # fmt: skip
     """Copy the inputs of the blocks as places become free. Rows after the last row of v are not cleared.
 
     BESIDE: each block as soon as it is prepared
@@ -86,16 +88,25 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
     W: gl.constexpr = gl.num_warps()
     boxes, gates, signals, rows, start, of_keys, key_column, at, heads, group, column, tiles, places, rest = given
     full, free, full_last, free_last, landed = places
-    q, k, v, solved, mixed = boxes
-    queries, keys, values, inverses, weights, lines = tiles
+    if CHANNELS:
+        q, k, v, solved, mixed, left = boxes
+        queries, keys, values, inverses, weights, lines, lefts, wholes = tiles
+        WIDE: gl.constexpr = gl.BlockedLayout([4], [32], [W], [0])
+        channel = gl.arange(0, WIDTH, WIDE)
+    else:
+        q, k, v, solved, mixed = boxes
+        queries, keys, values, inverses, weights, lines = tiles
     LANES: gl.constexpr = gl.BlockedLayout([2], [32], [W], [0])
     lane, at_32 = gl.arange(0, TOKENS, LANES), gl.arange(0, 32, gl.BlockedLayout([1], [32], [W], [0]))
     VALUES: gl.constexpr = CHAINS * COLUMNS * (v.dtype.primitive_bitwidth // 8)
     KEYS: gl.constexpr = 2 * TOKENS * WIDTH
     BYTES: gl.constexpr = TOKENS * (2 * WIDTH + 2 * TOKENS + VALUES)
-    source = gates + at.to(gl.int64) * 3 * TOKENS + lane
+    source = gates + at.to(gl.int64) * 3 * TOKENS + lane  # as many with a decay per channel: TOKENS + WIDTH
     blocks, ready = (rows + TOKENS - 1) // TOKENS, 0
-    if not BESIDE:
+    if CHANNELS:
+        of_channels = gates + at.to(gl.int64) * 3 * TOKENS + TOKENS + channel
+        write, whole = gl.load(source), gl.load(of_channels)
+    elif not BESIDE:
         since, until, write = _gates(source, lane < TOKENS)
     for n in range(blocks):
         if BESIDE:
@@ -106,24 +117,34 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
         stage, phase = stage_and_phase(n, STAGES)
         mbarrier.wait(free.index(stage), phase ^ 1)
         full_block = n * TOKENS + TOKENS <= rows
-        if full_block:
-            mbarrier.expect(full.index(stage), KEYS + BYTES)
-            load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
+        if CHANNELS:  # rows after the last row are zero
+            mbarrier.expect(full.index(stage), 2 * KEYS + BYTES)
+            load_box(k, [at * TOKENS, 0], full.index(stage), keys.index(stage))
+            load_box(left, [at * TOKENS, 0], full.index(stage), lefts.index(stage))
+            load_box(q, [at * TOKENS, 0], full.index(stage), queries.index(stage))
         else:
-            mbarrier.expect(full.index(stage), BYTES)
-            mbarrier.expect(landed.index(0), KEYS)
-            load_box(k, [of_keys + n * TOKENS, key_column], landed.index(0), keys.index(stage))
-        load_box(q, [of_keys + n * TOKENS, key_column], full.index(stage), queries.index(stage))
+            if full_block:
+                mbarrier.expect(full.index(stage), KEYS + BYTES)
+                load_box(k, [of_keys + n * TOKENS, key_column], full.index(stage), keys.index(stage))
+            else:
+                mbarrier.expect(full.index(stage), BYTES)
+                mbarrier.expect(landed.index(0), KEYS)
+                load_box(k, [of_keys + n * TOKENS, key_column], landed.index(0), keys.index(stage))
+            load_box(q, [of_keys + n * TOKENS, key_column], full.index(stage), queries.index(stage))
         for chain in gl.static_range(CHAINS):
             tile = values.index(stage * CHAINS + chain)
             load_box(v, [start + n * TOKENS, column + chain * COLUMNS], full.index(stage), tile)
         load_box(solved, [at * TOKENS, 0], full.index(stage), inverses.index(stage))
-        lines.index(stage * 3).store(since)
-        lines.index(stage * 3 + 1).store(until)
-        lines.index(stage * 3 + 2).store(write)
-        if not full_block:
-            mbarrier.wait(landed.index(0), 0)
-            _clear_behind(keys.index(stage), rows - n * TOKENS)
+        if CHANNELS:
+            lines.index(stage).store(write)
+            wholes.index(stage).store(whole)
+        else:
+            lines.index(stage * 3).store(since)
+            lines.index(stage * 3 + 1).store(until)
+            lines.index(stage * 3 + 2).store(write)
+            if not full_block:
+                mbarrier.wait(landed.index(0), 0)
+                _clear_behind(keys.index(stage), rows - n * TOKENS)
         mbarrier.arrive(full.index(stage), count=1)
         last, phase = stage_and_phase(n, LAST)
         mbarrier.wait(free_last.index(last), phase ^ 1)
@@ -131,7 +152,12 @@ def _copy(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr,
         load_box(mixed, [at * TOKENS, 0], full_last.index(last), weights.index(last))
         at += heads
         source += heads * 3 * TOKENS
-        if not BESIDE:
+        if CHANNELS:
+            of_channels += heads * 3 * TOKENS
+            first = (n + 1) * TOKENS
+            write = gl.load(source, mask=first + lane * 0 < rows)
+            whole = gl.load(of_channels, mask=first + channel * 0 < rows)
+        elif not BESIDE:
             since, until, write = _gates(source, (n + 1) * TOKENS + lane * 0 < rows)
     clear_rest(gl.program_id(2), gl.num_programs(2), rest, CHAINS * COLUMNS)  # the last blocks are still being computed
 
@@ -159,13 +185,18 @@ def send(tile, n, rows, boxes, core, core_row, start, column):
 
 
 @gluon.jit
-def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr, CHAINS: gl.constexpr):
+def _carry(
+    given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr, CHAINS: gl.constexpr, CHANNELS: gl.constexpr,
+):  # fmt: skip
     """Carry COLUMNS columns of V through all blocks. Tiles are transposed: [V, K] of states, [V, C] of tokens."""
     rows, memory, tiles, outs, places = given
     full, free, full_last, free_last, _ = places
     tile = outs.index(CHAIN)
     boxes, core, core_row, start, column, source, known, target, kept, read, store = memory
-    queries, keys, values, inverses, weights, lines = tiles
+    if CHANNELS:
+        queries, keys, values, inverses, weights, lines, lefts, wholes = tiles
+    else:
+        queries, keys, values, inverses, weights, lines = tiles
     W: gl.constexpr = gl.num_warps()
     STATE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, WIDTH, 16])
     TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [W, 1], [16, TOKENS, 16])
@@ -193,23 +224,43 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
         out = warpgroup_mma(narrow, queries.index(stage).permute((1, 0)), none, use_acc=False, is_async=True)
         if n > 0:
             send(tile, n - 1, rows, boxes, core, core_row, start, column)
-        since = gl.expand_dims(lines.index(stage * 3).load(OF_I), 0)
-        write = gl.expand_dims(lines.index(stage * 3 + 2).load(OF_I), 0)
-        given_value = value.permute((1, 0)).load(TILE).to(gl.float32)
-        recalled, narrow = warpgroup_mma_wait(1, deps=[recalled, narrow])
-        residual = gl.convert_layout(((given_value - recalled * since) * write).to(gl.bfloat16), FIRST)
-        update = warpgroup_mma(residual, inverses.index(stage), none, use_acc=False, is_async=True)
-        whole = lines.index(stage * 3).slice(TOKENS - 1, 1).load(gl.SliceLayout(0, STATE))
+        if CHANNELS:  # pairs of tokens are stored as [i, j]
+            inverse = inverses.index(stage).permute((1, 0))
+            write = gl.expand_dims(lines.index(stage).load(OF_I), 0)
+            given_value = value.permute((1, 0)).load(TILE).to(gl.float32)
+            recalled, narrow = warpgroup_mma_wait(1, deps=[recalled, narrow])
+            residual = gl.convert_layout(((given_value - recalled) * write).to(gl.bfloat16), FIRST)
+        else:
+            since = gl.expand_dims(lines.index(stage * 3).load(OF_I), 0)
+            write = gl.expand_dims(lines.index(stage * 3 + 2).load(OF_I), 0)
+            given_value = value.permute((1, 0)).load(TILE).to(gl.float32)
+            recalled, narrow = warpgroup_mma_wait(1, deps=[recalled, narrow])
+            residual = gl.convert_layout(((given_value - recalled * since) * write).to(gl.bfloat16), FIRST)
+            inverse = inverses.index(stage)
+        update = warpgroup_mma(residual, inverse, none, use_acc=False, is_async=True)
+        if CHANNELS:
+            whole = wholes.index(stage).load(gl.SliceLayout(0, STATE))
+        else:
+            whole = lines.index(stage * 3).slice(TOKENS - 1, 1).load(gl.SliceLayout(0, STATE))
         state = state * gl.expand_dims(whole, 0)
-        until = gl.expand_dims(lines.index(stage * 3 + 1).load(OF_I), 0)
-        out = warpgroup_mma_wait(1, deps=[out]) * since
+        if CHANNELS:
+            out = warpgroup_mma_wait(1, deps=[out])
+        else:
+            until = gl.expand_dims(lines.index(stage * 3 + 1).load(OF_I), 0)
+            out = warpgroup_mma_wait(1, deps=[out]) * since
         last, phase = stage_and_phase(n, LAST)
         mbarrier.wait(full_last.index(last), phase)
         update, residual = warpgroup_mma_wait(0, deps=[update, residual])
-        leaving = gl.convert_layout((update * until).to(gl.bfloat16), FIRST)
-        update = gl.convert_layout(update.to(gl.bfloat16), FIRST)
-        state = warpgroup_mma(leaving, keys.index(stage), state, is_async=True)
-        out = warpgroup_mma(update, weights.index(last), out, is_async=True)
+        if CHANNELS:
+            update = gl.convert_layout(update.to(gl.bfloat16), FIRST)
+            leaving = update
+            state = warpgroup_mma(leaving, lefts.index(stage), state, is_async=True)
+            out = warpgroup_mma(update, weights.index(last).permute((1, 0)), out, is_async=True)
+        else:
+            leaving = gl.convert_layout((update * until).to(gl.bfloat16), FIRST)
+            update = gl.convert_layout(update.to(gl.bfloat16), FIRST)
+            state = warpgroup_mma(leaving, keys.index(stage), state, is_async=True)
+            out = warpgroup_mma(update, weights.index(last), out, is_async=True)
         state, leaving = warpgroup_mma_wait(1, deps=[state, leaving])
         mbarrier.arrive(free.index(stage), count=1)
         out, update = warpgroup_mma_wait(0, deps=[out, update])
@@ -225,14 +276,18 @@ def _carry(given, STAGES: gl.constexpr, LAST: gl.constexpr, CHAIN: gl.constexpr,
 
 @gluon.jit(do_not_specialize=["has_store", "narrow", "look"])
 def carry_staged(
-    q, k, v, solved, mixed, gates, signals, boxes, core, look, spans, read, store, has_store, group, V, narrow,
+    q, k, left, v, solved, mixed, gates, signals, boxes, core, look, spans, read, store, has_store, group, V, narrow,
     STAGES: gl.constexpr, LAST: gl.constexpr, CHAINS: gl.constexpr, BESIDE: gl.constexpr, EARLY: gl.constexpr,
     CARRY_REGISTERS: gl.constexpr, COPY_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Carry one request, one value head, COLUMNS columns of V through all blocks in order. Grid (V tiles, HV, B).
 
     BESIDE: while the previous launch prepares the blocks
+    left: None, or keys that are decayed by channel until their block's end. Then q and k are decayed since its start,
+    each block has its own, and `gates` has beta and the decay of the block by channel.
     """
+    CHANNELS: gl.constexpr = left is not None
+    gl.static_assert(WIDTH == 2 * TOKENS)
     if BESIDE:  # a program that prepares has waited for everything before both launches
         signalled(signals + 0 * gl.arange(0, 32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
     elif EARLY:
@@ -255,11 +310,12 @@ def carry_staged(
     values = gl.allocate_shared_memory(v.dtype, [STAGES * CHAINS, TOKENS, COLUMNS], OF_VALUES)
     inverses = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, TOKENS], SHARED)
     weights = gl.allocate_shared_memory(gl.bfloat16, [LAST, TOKENS, TOKENS], SHARED)
-    lines = gl.allocate_shared_memory(gl.float32, [STAGES * 3, TOKENS], LINE)
+    lines = gl.allocate_shared_memory(gl.float32, [STAGES if CHANNELS else STAGES * 3, TOKENS], LINE)
     tile = gl.allocate_shared_memory(core.at.dtype.element_ty, [CHAINS, TOKENS, COLUMNS], SHARED)
     full, free = barriers(STAGES, 2), barriers(STAGES, CHAINS)  # full of boxes, and of gates
     full_last, free_last = barriers(LAST, 1), barriers(LAST, CHAINS)
-    landed = barriers(1, 1)  # keys of a last block that is not full
+    # Keys of a last block that is not full. Where nothing waits for it, the compiler would overlay it.
+    landed = full if CHANNELS else barriers(1, 1)
     fence_async_shared()
     barrier()
 
@@ -274,19 +330,25 @@ def carry_staged(
     out = core.at + start * core.per_row + column
     memory = (boxes, out, core.per_row, start_row, column, source, known, target, kept, read, store)
     tiles = (queries, keys, values, inverses, weights, lines)
+    inputs = (q, k, v, solved, mixed)
+    if CHANNELS:
+        lefts = gl.allocate_shared_memory(gl.bfloat16, [STAGES, TOKENS, WIDTH], SHARED)
+        wholes = gl.allocate_shared_memory(gl.float32, [STAGES, WIDTH], LINE)
+        tiles += (lefts, wholes)  # type: ignore[assignment]
+        inputs += (left,)  # type: ignore[assignment]
     places = (full, free, full_last, free_last, landed)
     carried = (rows, memory, tiles, tile, places)
-    copied = ((q, k, v, solved, mixed), gates, signals, rows, start_row, of_keys, head // group * WIDTH, at, heads,
+    copied = (inputs, gates, signals, rows, start_row, of_keys, head // group * WIDTH, at, heads,
               group, column, tiles, places, rest)  # fmt: skip
     if CHAINS == 1:
         gl.warp_specialize(
-            [(_carry, (carried, STAGES, LAST, 0, 1)), (_copy, (copied, STAGES, LAST, 1, BESIDE))],
+            [(_carry, (carried, STAGES, LAST, 0, 1, CHANNELS)), (_copy, (copied, STAGES, LAST, 1, BESIDE, CHANNELS))],
             [1], [COPY_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(_carry, (carried, STAGES, LAST, 0, 2)), (_carry, (carried, STAGES, LAST, 1, 2)),
-             (_copy, (copied, STAGES, LAST, 2, BESIDE))],
+            [(_carry, (carried, STAGES, LAST, 0, 2, False)), (_carry, (carried, STAGES, LAST, 1, 2, False)),
+             (_copy, (copied, STAGES, LAST, 2, BESIDE, False))],
             [4, 1], [CARRY_REGISTERS, COPY_REGISTERS],
         )  # fmt: skip
     if BESIDE and EARLY:  # a launch that waits for this one also waits for the previous one

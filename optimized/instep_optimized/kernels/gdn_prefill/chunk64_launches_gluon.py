@@ -17,7 +17,7 @@ from ...ops.op_protocols import GdnInputs
 from ..device.gluon_helpers import TensorDescriptor
 from ..device.pool_address import PackedRows, Rows, Spans, States, given
 from ..runtime import ceil_div, hopper, launch, multiprocessors, power_of_2
-from .chunk64 import WIDE_FROM
+from .chunk64 import WIDE_FROM, prepared_channels
 from .chunk64_carry_gluon import COLUMNS, carry_staged
 from .chunk64_fused_gluon import WIDE, fused_staged
 from .chunk64_prepare_gluon import SIGNALS, TOKENS, WIDTH, prepare_staged
@@ -38,9 +38,9 @@ def fits(inputs: GdnInputs, part: Part, core: torch.Tensor) -> bool:
     """Return whether these kernels can run this call."""
     if not core.is_cuda or not hopper(core.device) or core.element_size() != 2:
         return False
-    if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value or inputs.log_decay.dim() != 2:
+    if inputs.k.shape[2] != WIDTH.value or core.shape[2] % COLUMNS.value:
         return False
-    if core.shape[1] > MOST_OF_GROUP * inputs.k.shape[1]:
+    if inputs.log_decay.dim() == 2 and core.shape[1] > MOST_OF_GROUP * inputs.k.shape[1]:
         return False
     if any(one is not None and (one.scales is not None or one.chance is not None) for one in (part.read, part.store)):
         return False
@@ -98,6 +98,22 @@ def _fused(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None
     )  # fmt: skip
 
 
+def _channels(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int) -> None:
+    """Run `blocks_staged` with a decay per key channel, whose blocks `chunk64.py` prepares."""
+    heads, values, C = core.shape[1], core.shape[2], TOKENS.value
+    x, of_requests = PackedRows.of(inputs, core), Spans.of(part)
+    q16, k16, left16, solved, mixed, gates = prepared_channels(x, of_requests, inputs, part, core)
+    of_keys = [_boxes(one.view(-1, WIDTH.value), WIDTH.value) for one in (q16, k16, left16)]
+    of_pairs = [_boxes(one.view(-1, C), C) for one in (solved, mixed)]
+    launch(
+        carry_staged, (values // COLUMNS.value, heads, part.begin.numel()),
+        *of_keys, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates, core.new_empty(0, dtype=torch.int32),
+        _boxes(_matrix(core), COLUMNS.value), x.core, look, of_requests,
+        States.of(part.read, part.read), States.of(part.store, part.read), given(part.store), 1, values, False,
+        STAGES=3 if inputs.v.element_size() == 2 else 2, CHAINS=1, BESIDE=False, **CARRY,
+    )  # fmt: skip
+
+
 def blocks_staged(
     inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, chains: int | None = None,
     beside: bool | None = None, fused: bool | None = None,
@@ -110,6 +126,9 @@ def blocks_staged(
     """
     assert part.per_row is None, "a prefill chunk keeps no state per position"
     if not part.most or not len(core) or not part.begin.numel():
+        return
+    if inputs.log_decay.dim() == 3:
+        _channels(inputs, part, core, look)
         return
     if fused is None:
         fused = chains is None and beside is None and _fuses(inputs, part, core)
@@ -150,7 +169,7 @@ def blocks_staged(
     )  # fmt: skip
     launch(
         carry_staged, (tiles, heads, requests),
-        *of_keys, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates, signals,
+        *of_keys, None, _boxes(_matrix(inputs.v), COLUMNS.value), *of_pairs, gates, signals,
         _boxes(_matrix(core), COLUMNS.value), x.core, look, of_requests,
         States.of(part.read, part.read), States.of(part.store, part.read), given(part.store), group, values, narrow,
         STAGES=3 if chains == 1 or inputs.v.element_size() == 2 else 2, CHAINS=chains, BESIDE=beside, **CARRY,
