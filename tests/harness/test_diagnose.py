@@ -40,7 +40,7 @@ from instep_reference.mlp import dense
 from instep_reference.norms import gated_norm, rms_norm
 from instep_reference.weights import Weights
 from support.inputs import check_contexts as m
-from support.running.covering import few
+from support.running.covering import WHOLE, few
 
 Rows = Mapping[str, torch.Tensor]
 
@@ -306,7 +306,7 @@ def nearly_of_layer_1(s: Scenario, r: Rows, _: RowSpan) -> torch.Tensor:
 
 @pytest.mark.parametrize(("component", "change"), [
     ("z", noise), ("gated", smooth), ("gated", near_but_not), ("normed", nearly_of_layer_1),
-    ("mlp", lambda s, r, span: noise(s, r, span, "mlp")),
+    pytest.param("mlp", lambda s, r, span: noise(s, r, span, "mlp"), marks=WHOLE),
     ("beta", lambda s, r, span: noise(s, r, span, "beta")), ("core", lambda s, r, span: noise(s, r, span, "core")),
 ])
 def test_a_finding_without_explanation_is_unexplained(scene: Scenario, component: str, change: Any) -> None:

@@ -22,6 +22,7 @@ RULE = (gdn.recur, gdn._written, gdn._add, gdn.left_by, gdn.absorb)
 MAKERS: Mapping[str, Sequence[Any]] = {
     **dict.fromkeys(("normed", "post_normed", "strength", "post_strength", "final"), STREAMS),
     **dict.fromkeys(("context", "mixer_normed", "mlp_normed"), NORM),
+    "ngrams": (per_layer_embedding.entries,),
     **dict.fromkeys(("ple_written", "ple_normed", "ple_mixed", "ple_made", "ple"), OF_NGRAMS),
     **dict.fromkeys(("q", "k"), (norms.l2_norm, gdn._rows)),
     "log_decay": (gdn.forget,), "beta": (gdn._rows,),

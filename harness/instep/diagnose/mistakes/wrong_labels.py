@@ -18,6 +18,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, STAGE_LEVEL, Pla
 from instep_reference.label_mixing import MASK, mix
 
 from ...checks.exact_labels import folded, states_of_window
+from ...checks.wrong_state_bank import BANK
 from ...oracle.miscounted_states import FROM_ZERO
 from ...watch.event_context import RowSpan
 from ...watch.memory_changes import pattern
@@ -25,6 +26,7 @@ from ...watch.rows_by_request import row_spans, rows
 from .finding_case import STANDS, Case, Explanation
 
 Family = Callable[[Case, RowSpan], Iterator[Explanation]]
+NAMES = {mistake.name: mistake for mistake in BANK}
 FOLDED = ("k", "v", "log_decay")  # components of a token that enter a chain, and its write gate
 SHOWN, MOST = 2, 64  # wrong rows that are printed, and those that are searched at most
 UNDO_A, UNDO_D = (pow(factor, -1, MASK + 1) for factor in (MIX_A, MIX_D))
@@ -101,7 +103,7 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
         if len(shown) < len(parts):
             return
 
-        def behind(chain: int) -> torch.Tensor:
+        def behind(chain: int, recalls: bool = recalls) -> torch.Tensor:
             made = []
             for token in zip(*shown, strict=True):
                 k, v, log_decay, write, _ = token
@@ -115,6 +117,9 @@ def _of_chain(make: Callable[[int, Sequence[int], int], int], what: str) -> Fami
         for says, state in _states(case, span):
             yield Explanation(f"depends on the state {says}", behind(heads(state.state[place.layer][None])[0]))
         forward, now = case.context.earlier.forward, case.context.truth.before.get(span.request)
+        began = 0 if now is None or not span.start else heads(now.state[place.layer][None])[0]
+        rule = NAMES["nothing-recalled" if recalls else "recalled"]
+        yield Explanation(rule.sentence, behind(began, not recalls), name=rule.name)
         nodes = states_of_window(forward, span.request, place.layer)
         held = None if now is None or not nodes else heads(now.state[place.layer][None])[0]
         for count, chain in enumerate(nodes):
