@@ -311,6 +311,17 @@ def test_numbers_next_to_nan_must_be_right(monkeypatch: pytest.MonkeyPatch) -> N
         assert wrong_memory._right_elsewhere(case, case.found.isnan()) is said
 
 
+def test_a_state_of_nan_was_not_written_if_it_has_the_bits_of_the_poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN with other bits was computed, so something wrote it."""
+    monkeypatch.setattr(wrong_memory, "_right_elsewhere", lambda case, lost: True)
+    poison = -torch.tensor(torch.nan)
+    for found, says in ((poison, "nothing wrote it"), (-poison, "is made from memory that nothing wrote")):
+        case: Any = SimpleNamespace(
+            found=found.expand(2, 2), right=torch.ones(2, 2), piece=True, component="state",
+            context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))  # fmt: skip
+        assert wrong_memory.unwritten(case) == f"{says}: its op has only finite inputs, and leaves NaN"
+
+
 def test_the_weight_of_a_norm_is_that_of_its_layer() -> None:
     """A layer of latent attention: only its value is normed by the norm of latents."""
     none = torch.zeros(0)

@@ -16,6 +16,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.short_conv import ConvMemory
 from instep_reference.trunk import LayerMemory, WithState
 
+from ...checks.poison import poisoned
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
 from ...tier_allowances import NEAR
@@ -62,7 +63,9 @@ def unwritten(case: Case) -> str:
     if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
         return ""
     if case.component in STANDS and lost.all():
-        return "nothing wrote it: its op has only finite inputs, and leaves NaN"
+        poison, says = case.context.log.poison, "its op has only finite inputs, and leaves NaN"
+        unwritten = poison is not None and bool(poisoned(case.found.cpu(), poison).all())
+        return f"nothing wrote it: {says}" if unwritten else f"is made from memory that nothing wrote: {says}"
     for says, memory in _with_nan(case):
         for one in case.made(says, memory=memory):
             if torch.equal(~one.wrong.cpu().isfinite(), lost):
