@@ -362,6 +362,8 @@ def squeezed(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Squeeze]:
     stream = SimpleNamespace(synchronize=lambda: spin.calls.append("ran"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: spin.calls.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    graph = type("CUDAGraph", (), {"replay": lambda graph: spin.calls.append("replay")})
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     return spin, Squeeze(CARD, spin)
 
 
@@ -378,11 +380,16 @@ def test_kernel_spins_from_before_an_event_until_the_device_has_run_it(squeezed:
         serve(squeeze, torch.cuda.synchronize)
         assert spin.calls == ["begin", "end", "synchronize", "ran"], "it would wait for the kernel"
         spin.calls.clear()
+        graph = torch.cuda.CUDAGraph()
+        serve(squeeze, lambda: (torch.cuda.synchronize(), graph.replay(), graph.replay()))
+        graph.replay()
+        assert " ".join(spin.calls) == "begin end synchronize begin replay replay ran end replay", "a capture ended it"
+        spin.calls.clear()
         with pytest.raises(InterruptedError):
             serve(squeeze, lambda: fails(InterruptedError()))
         assert spin.calls == ["begin", "end"]
     times, says, _ = squeeze.result()
-    assert times == 1 and says.startswith("3 events on 4 of 132 multiprocessors; in 2 of them it ended earlier")
+    assert times == 2 and says.startswith("4 events on 4 of 132 multiprocessors; in 2 of them it ended earlier")
 
 
 def test_exception_of_the_engine_is_the_one_that_is_raised(squeezed: tuple[Any, Squeeze]) -> None:

@@ -7,7 +7,10 @@ Leaves out: when (`stress.py`).
 # (device code: Triton's types are not Python's)
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -32,34 +35,40 @@ class Squeeze(Observer):
     """Leave a few multiprocessors to the launches of each event: a kernel spins on all others.
 
     It begins before the event and ends after the device has run it. A wait for the whole device would wait for the
-    kernel, too, so `torch.cuda.synchronize` ends it first. Any other such wait lasts `LIMIT_S` at most.
+    kernel, too, so `torch.cuda.synchronize` ends it first, and a replay of a CUDA graph begins it again: a capture has
+    such a wait. Any other wait for the device lasts `LIMIT_S` at most.
     """
 
     def __init__(self, device: torch.device, spin: Any = None) -> None:
         """spin: spins from `begin` to `end`, which returns whether it spun until then"""
         self._device, self._spin = device, Spin(device, FREE_SMS, LIMIT_S) if spin is None else spin
         self._events = self._whole = self._left = 0
-        self._spins = False
+        self._serves = self._spins = False
+        self._stack = ExitStack()
 
     def __enter__(self) -> None:
+        graph = torch.cuda.CUDAGraph
         self._synchronize = torch.cuda.synchronize
-        torch.cuda.synchronize = self._lifted
+        self._stack.enter_context(patch.object(torch.cuda, "synchronize", self._lifted))
+        self._stack.enter_context(patch.object(graph, "replay", self._squeezed(graph.replay)))
 
     def __exit__(self, *failed: object) -> None:
-        torch.cuda.synchronize = self._synchronize
+        self._stack.close()
         self._lift()
 
     def before(self, event: Event) -> None:
-        self._left = max(self._left, self._spin.begin())
-        self._spins = True
+        self._serves = True
+        self._begin()
         self._events += 1
 
     def after(self, event: Event, side: Side) -> Side:
         torch.cuda.current_stream(self._device).synchronize()
+        self._serves = False
         self._whole += self._lift()
         return side
 
     def failed(self, event: Event, error: BaseException) -> None:
+        self._serves = False
         self._lift()
 
     def result(self) -> Stressed:
@@ -67,6 +76,18 @@ class Squeeze(Observer):
         ended = f"; in {short:,} of them it ended earlier, at a wait for the whole device or after {LIMIT_S:g} s"
         says = f"{self._events:,} events on {self._left} of {self._spin.count} multiprocessors{ended * bool(short)}"
         return Stressed(self._whole, says, "no event ran on a few multiprocessors until its end")
+
+    def _begin(self) -> None:
+        self._left = max(self._left, self._spin.begin())
+        self._spins = True
+
+    def _squeezed(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def replay(graph: Any) -> Any:
+            if self._serves and not self._spins:
+                self._begin()
+            return act(graph)
+
+        return replay
 
     def _lift(self) -> bool:
         spins, self._spins = self._spins, False
