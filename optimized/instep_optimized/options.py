@@ -224,6 +224,7 @@ def check(
         (config.decay_bound is not None and not (ops.bounds_decay and ops.fused_gdn is None),
          "have no safe gate (`Ops.bounds_decay`)"),
         (config.router == "sigmoid" and not ops.sigmoid, "have no sigmoid router (`Ops.sigmoid`)"),
+        (config.expert_limits + config.shared_limits and not ops.clamps, "clamp no SwiGLU (`Ops.clamps`)"),
         (config.recurrence.inputs == "selective" and bool(config.recurrent) and None in (
             ops.biased_conv, ops.selective_inputs, ops.add_skip, ops.gated_group_norm),
          "lack one of `Ops.biased_conv`, `selective_inputs`, `add_skip`, `gated_group_norm`"),

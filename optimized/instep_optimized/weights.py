@@ -325,7 +325,7 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
     if "moe" not in config.layers[layer]:
         return DenseWeights(_gate_up(stored, at), stored.take(f"{at}.down_proj.weight"))
     if config.router == "sigmoid":
-        return _sparse(stored, prefix, config)
+        return _sparse(stored, prefix, layer, config)
     shared = f"{at}.shared_expert"
     with_shared = stored.has(f"{shared}.down_proj.weight")
     gate_up, down = _experts(stored, f"{at}.experts", config.experts)
@@ -339,9 +339,10 @@ def mlp(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> DenseWe
     )
 
 
-def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
+def _sparse(stored: Stored, prefix: str, layer: int, config: ModelConfig) -> ExpertWeights:
     """Load experts with a sigmoid router."""
     at, names = expert_names(config, prefix)
+    limit, shared_limit = config.limits(layer)
     gate, up, down = (
         torch.stack([stored.take(f"{at}.experts.{expert}.{name}.weight") for expert in range(config.experts)])
         for name in names)
@@ -354,6 +355,7 @@ def _sparse(stored: Stored, prefix: str, config: ModelConfig) -> ExpertWeights:
         shared_gate=None,
         router_bias=stored.wide(f"{at}.gate.e_score_correction_bias"),
         groups=config.expert_groups, groups_per_token=config.groups_per_token, scale=config.routed_scale,
+        limit=limit, shared_limit=shared_limit,
     )
 
 

@@ -19,9 +19,18 @@ def mlp(config: ModelConfig, weights: MlpWeights | MoeWeights, x: torch.Tensor) 
 
 
 def dense(weights: MlpWeights, x: torch.Tensor) -> torch.Tensor:
-    """Compute down(silu(gate x) * up x), or down(relu(up x)^2) without a gate."""
-    up = x @ weights.up.T
-    return (torch.relu(up).square() if weights.gate is None else F.silu(x @ weights.gate.T) * up) @ weights.down.T
+    """Compute down(silu(gate x) * up x), or down(relu(up x)^2) without a gate.
+
+    With a limit, silu(gate x) is at most the limit, and up x lies between -limit and limit.
+    Mirrors: `BailingMLP` of `bailing_moe_v3.py` in SGLang, `SwigluStepAndMul` of vLLM.
+    """
+    up, limit = x @ weights.up.T, weights.limit
+    if weights.gate is None:
+        return torch.relu(up).square() @ weights.down.T
+    opened = F.silu(x @ weights.gate.T)
+    if limit is not None:
+        opened, up = opened.clamp(max=limit), up.clamp(-limit, limit)
+    return (opened * up) @ weights.down.T
 
 
 def mixture(config: ModelConfig, weights: MoeWeights, x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ Casting a stored bf16 or fp32 to fp64 is exact. Leaves out: reading and verifyin
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -18,6 +18,7 @@ from .contract.nemotron_config import NEMOTRON
 from .contract.recurrences import PLE
 
 Get = Callable[[str], torch.Tensor]
+Limits = tuple[float | None, float | None]  # of a clamped SwiGLU: of routed experts, of the shared one
 Part = TypeVar("Part")
 
 
@@ -120,11 +121,12 @@ class NopeWeights:
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """gate, up [I, D]; down [D, I]. gate None: a squared ReLU of up."""
+    """gate, up [I, D]; down [D, I]. gate None: a squared ReLU of up. limit: of a clamped SwiGLU; None: no clamp"""
 
     gate: torch.Tensor | None
     up: torch.Tensor
     down: torch.Tensor
+    limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ def layer_of(config: ModelConfig, at: str, index: int, stored: Container[str], g
         if block in MLPS and config.model_type == NEMOTRON:
             mlp = (_ungated if block == "moe" else _mlp)(config, prefix_of_block(config, at, index, block), get)
         elif block == "moe":
-            mlp = _moe(config, at, stored, get)
+            mlp = _moe(config, at, stored, get, config.limits(index))
         elif block == "mlp":
             mlp = _mlp(config, f"{at}.mlp", get)
         else:
@@ -475,7 +477,12 @@ def _attention(config: ModelConfig, at: str, get: Get) -> AttentionWeights:
 
 def _mlp(config: ModelConfig, at: str, get: Get) -> MlpWeights:
     gate = get(f"{at}.gate_proj.weight") if config.mlp_gate else None
-    return MlpWeights(gate, *(get(f"{at}.{name}_proj.weight") for name in ("up", "down")))
+    return MlpWeights(gate, get(f"{at}.up_proj.weight"), get(f"{at}.down_proj.weight"))
+
+
+def _of_matrices(matrices: list[torch.Tensor], limit: float | None) -> MlpWeights:
+    gate, up, down = matrices
+    return MlpWeights(gate, up, down, limit)
 
 
 def _ungated(config: ModelConfig, at: str, get: Get) -> MoeWeights:
@@ -491,20 +498,20 @@ def _ungated(config: ModelConfig, at: str, get: Get) -> MoeWeights:
     )
 
 
-def _sparse(config: ModelConfig, layer: str, get: Get) -> MoeWeights:
+def _sparse(config: ModelConfig, layer: str, get: Get, limits: Limits) -> MoeWeights:
     at, names = expert_names(config, layer)
     return MoeWeights(
         router=get(f"{at}.gate.weight"),
-        experts=tuple(MlpWeights(*(get(f"{at}.experts.{expert}.{name}.weight") for name in names))
+        experts=tuple(_of_matrices([get(f"{at}.experts.{expert}.{name}.weight") for name in names], limits[0])
                       for expert in range(config.experts)),
-        shared=_mlp(config, f"{at}.shared_experts", get), shared_gate=None,
+        shared=replace(_mlp(config, f"{at}.shared_experts", get), limit=limits[1]), shared_gate=None,
         bias=get(f"{at}.gate.e_score_correction_bias"),
     )  # fmt: skip
 
 
-def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get) -> MoeWeights:
+def _moe(config: ModelConfig, layer: str, stored: Container[str], get: Get, limits: Limits) -> MoeWeights:
     if config.router == "sigmoid":
-        return _sparse(config, layer, get)
+        return _sparse(config, layer, get, limits)
     at = f"{layer}.mlp"
     fused, router = f"{at}.experts.gate_up_proj" in stored, get(f"{at}.gate.weight")
     return MoeWeights(

@@ -65,6 +65,11 @@ def _kimi_layers(kda: tuple[int, ...], mla: tuple[int, ...], **linear: int) -> d
             "linear_attn_config": {"kda_layers": [*kda], "full_attn_layers": [*mla], **linear}}  # fmt: skip
 
 
+def _limits(routed: list[float | None] | None, shared: list[float] | None) -> dict[str, Any]:
+    """Return the limits of a clamped SwiGLU, by layer."""
+    return {"expert_swiglu_limit_list": routed, "share_expert_swiglu_limit_list": shared}
+
+
 TINY = Path(__file__).resolve().parents[2] / "fixtures" / "tiny"
 DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("Qwen3.5, r = 2, K 8, V 16", "dense", {}),
@@ -147,12 +152,8 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("Nemotron-H, latents, two of three groups, scale 1", "nemotron", {
         "moe_latent_size": 12, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3,
         "routed_scaling_factor": 1.0}),
-    ("Nemotron-H, latents, wide experts, a narrow shared expert", "nemotron", {
-        "moe_latent_size": 6, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 4}),
     ("Nemotron-H, latents, experts first and last, large eps", "nemotron", {
         "moe_latent_size": 12, "hybrid_override_pattern": "E*ME", "layer_norm_epsilon": 0.1}),
-    ("Nemotron-H, latents, experts alone among attention", "nemotron", {
-        "moe_latent_size": 12, "hybrid_override_pattern": "*E*E", "num_key_value_heads": 1}),
     ("LFM2, conv x 3 and attention, conv width 3", "lfm2", {}),
     ("LFM2, attention first, conv width 4", "lfm2", {**_layers(FULL, CONV, CONV), "conv_L_cache": 4}),
     ("LFM2, conv width 2, one KV head", "lfm2", {"conv_L_cache": 2, "num_key_value_heads": 1}),
@@ -167,16 +168,20 @@ DRAWN: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
         "num_attention_heads": 8, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}),
     ("LFM2, one conv layer before attention", "lfm2", _layers(CONV, FULL)),
     ("Ling, KDA x 3 with a safe gate and MLA, experts in 2 groups", "ling", {}),
-    ("Ling, MLA first, wide heads, bound -1", "ling", {
-        **_layers(FULL, LINEAR, FULL, LINEAR), "head_dim": 16, "kda_lower_bound": -1.0}),
-    ("Ling, one group, top 3, not renormalised", "ling", {
-        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "norm_topk_prob": False}),
-    ("Ling, 2 of 4 groups, two shared experts", "ling", {
-        "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "num_shared_experts": 2}),
+    ("Ling, MLA first, wide heads, bound -1, a clamped SwiGLU in late layers", "ling", {
+        **_layers(FULL, LINEAR, FULL, LINEAR), "head_dim": 16, "kda_lower_bound": -1.0, **_limits(
+            [0, 0, 0, 0.25], [0, 0, 0.5, 0.75])}),
+    ("Ling, one group, top 3, not renormalised, clamped routed experts", "ling", {
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "norm_topk_prob": False, **_limits(
+            [None, 0.1, 0.2, 0.3], None)}),
+    ("Ling, 2 of 4 groups, two shared experts, which are clamped", "ling", {
+        "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3, "num_shared_experts": 2, **_limits(
+            None, [0, 0.5, 0, 0.1])}),
     ("Ling, conv width 2, groups of two layers", "ling", {"short_conv_kernel_size": 2, "layer_group_size": 2}),
     ("Ling, a softplus gate, dense MLPs only", "ling", {"kda_safe_gate": False, "first_k_dense_replace": 4}),
-    ("Ling, experts in every layer, scale 1, bound -20", "ling", {
-        "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "kda_lower_bound": -20.0}),
+    ("Ling, clamped experts in every layer, scale 1, bound -20", "ling", {
+        "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "kda_lower_bound": -20.0, **_limits(
+            [0.2] * 4, [0.4] * 4)}),
     ("Ling, a narrow value, wide rotary keys, theta 100", "ling", {
         "v_head_dim": 4, "qk_rope_head_dim": 10, "rope_theta": 100.0}),
     ("Ling, only MLA", "ling", _layers(FULL, FULL)),
@@ -227,8 +232,9 @@ DRAWN_HEADS: tuple[tuple[str, Kind, dict[str, Any]], ...] = (
     ("MTP head, Qwen3-Next", "next", {}),
     ("MTP head, Qwen3.5-MoE", "moe", {}),
     ("MTP head, Ling", "ling", {}),
-    ("MTP head, Ling, one group, top 3, softplus gate", "ling", {
-        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "kda_safe_gate": False}),
+    ("MTP head, Ling, one group, top 3, softplus gate, limits in the trunk", "ling", {
+        "n_group": 1, "topk_group": 1, "num_experts_per_tok": 3, "kda_safe_gate": False, **_limits(
+            [0, 0.2, 0.2, 0.2], [0, 0.4, 0.4, 0.4])}),
     ("MTP head, Nemotron-H, two layers of transformers", "nemotron", {"num_nextn_predict_layers": 1}),
     ("MTP head, Nemotron-H, top 3 of 6 in one group, one KV head", "nemotron", {
         "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "n_routed_experts": 6, "n_group": 1,

@@ -136,6 +136,13 @@ def test_fused_ops_are_refused_for_a_model_whose_beta_is_bounded() -> None:
         check(Options(), narrow, 1, ops)
 
 
+def test_op_sets_that_clamp_no_swiglu_are_refused_for_a_model_with_limits() -> None:
+    clamped = ModelConfig.from_dict(config_of("ling", expert_swiglu_limit_list=[0, 0, 0, 4]))
+    check(Options(), clamped, 3, PLAIN)
+    with pytest.raises(Unsupported, match=r"the ops of triton clamp no SwiGLU \(`Ops\.clamps`\), which bailing_hybrid"):
+        check(Options(), clamped, 3, TRITON)
+
+
 @pytest.mark.parametrize(("kind", "ranks", "says"), [
     ("lfm2", 2, "parts of lfm2's tensors are not declared"),
     ("minimax", 2, "parts of minimax's tensors are not declared"),

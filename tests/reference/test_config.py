@@ -243,13 +243,20 @@ def test_a_file_of_ling_is_read_under_either_names_of_its_fields() -> None:
     assert ModelConfig.from_dict(written | {"head_dim": 4, "linear_head_dim": 8}) == config
     assert ModelConfig.from_dict(config_of("ling", kda_lower_bound=None)).decay_bound == -5.0
     assert ModelConfig.from_dict(config_of("ling", kda_safe_gate=False)).decay_bound is None
+    for stated in (None, [0, 0, 0, 0], [0.0, None]):
+        assert ModelConfig.from_dict(config_of("ling", expert_swiglu_limit_list=stated)) == config
+    clamped = ModelConfig.from_dict(config_of(
+        "ling", expert_swiglu_limit_list=[0, 0, None, 4], share_expert_swiglu_limit_list=[0, 0, 5.0, 7.0]))
+    assert [clamped.limits(layer) for layer in range(4)] == [(None, None), (None, None), (None, 5.0), (4.0, 7.0)]
+    assert clamped.drafter() == config.drafter(), "the MTP layer has no limits"
 
 
 LING_REFUSED: dict[str, list[Any]] = {
     "q_lora_rank": [8], "use_mla_nope": [True], "rope_interleave": [False], "no_kda_lora": [False],
     "gated_attention_proj_granularity_type": ["element_wise"], "score_function": ["softmax"], "mtp_use_kda": [True],
-    "moe_router_enable_expert_bias": [False], "expert_swiglu_limit_list": [[0, 0, 0, 4.0]], "hidden_act": ["gelu"],
-    "share_expert_swiglu_limit_list": [[0, 0, 0, 5.0], 5.0], "moe_shared_expert_intermediate_size": [24],
+    "moe_router_enable_expert_bias": [False], "hidden_act": ["gelu"], "moe_shared_expert_intermediate_size": [24],
+    "expert_swiglu_limit_list": [[0, 0, 4.0], [4.0, 0, 0, 0], [0, 0, 0, -1], [0, 0, 0, True]],
+    "share_expert_swiglu_limit_list": [[0, 0, 0, 0, 5.0], 5.0, [0, 0, 0, "5"]],
     "short_conv_kernel_size": [None, 0], "kda_lower_bound": [0.0, 5.0, "low", float("-inf")], "kda_safe_gate": [1],
     "num_nextn_predict_layers": [2], "num_mtp_layers": [0], "qk_rope_head_dim": [3], "rope_theta": [0],
     "layer_types": [["linear_attention"]], "mlp_layer_types": [["sparse"] * 4], "topk_group": [3],

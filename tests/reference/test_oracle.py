@@ -233,14 +233,15 @@ def _sums_leave_latents_a_little_larger(monkeypatch: pytest.MonkeyPatch) -> None
     _with_experts(monkeypatch, lambda weights: {"from_latent": weights.from_latent * MARGIN})
 
 
-def _latents_of_the_channel_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_experts(monkeypatch, lambda weights: {"to_latent": weights.to_latent.roll(1, 0)})
+def _limit_of_the_shared_expert_a_little_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_experts(monkeypatch, lambda weights: {"shared": replace(
+        weights.shared, limit=weights.shared.limit and weights.shared.limit * MARGIN)})
 
 
-def _with_experts(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], dict[str, torch.Tensor]]) -> None:
+def _with_experts(monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], dict[str, Any]]) -> None:
     correct = mlp.mixture
     monkeypatch.setattr(mlp, "mixture", lambda config, weights, x: correct(
-        config, replace(weights, **change(weights)), x))  # type: ignore[arg-type]
+        config, replace(weights, **change(weights)), x))
 
 
 def _silu_after_a_short_conv(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +308,8 @@ KINDS: tuple[Kind, ...] = ("kimi", "olmo", "nemotron", "lfm2", "minimax", "qwen4
 TRUNK, HEAD, KIMI, OLMO, NEMOTRON, LFM2, MINIMAX, QWEN4 = CASES[0].name, HEADS[0].name, *(
     next(case.name for case in CASES if case.kind == kind) for kind in KINDS)
 NEMOTRON_HEAD = next(case.name for case in HEADS if case.kind == "nemotron")
-LATENTS = next(case.name for case in CASES if case.kind == "nemotron" and "moe_latent_size" in case.overrides)
+LATENTS, CLAMPED = (next(case.name for case in CASES if case.overrides.get(field)) for field in (
+    "moe_latent_size", "share_expert_swiglu_limit_list"))
 
 
 @few(3)
@@ -320,7 +322,7 @@ LATENTS = next(case.name for case in CASES if case.kind == "nemotron" and "moe_l
     (_beta_up_to_1, OLMO), (_gated_norm_with_the_eps_of_the_model, OLMO), (_norms_before_attention, OLMO),
     (_heads_normed_one_by_one, OLMO), (_values_skip_less, NEMOTRON), (_conv_bias_of_the_channel_before, NEMOTRON),
     (_groups_normed_together, NEMOTRON), (_steps_of_at_least_a_thousandth, NEMOTRON),
-    (_sums_leave_latents_a_little_larger, LATENTS), (_latents_of_the_channel_before, LATENTS),
+    (_sums_leave_latents_a_little_larger, LATENTS), (_limit_of_the_shared_expert_a_little_larger, CLAMPED),
     (_silu_after_a_short_conv, LFM2), (_window_without_its_gate, LFM2), (_norm_of_each_head, MINIMAX),
     (_decay_of_one_head_of_minimax, MINIMAX), (_residual_before_the_norm, MINIMAX),
     (_n_grams_added_a_little_stronger, QWEN4), (_strength_of_the_stream_before, QWEN4),

@@ -70,6 +70,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[Callable[[Inputs], bool], str]]] = {
     },
     "output_gate": {"latent_inputs": (lambda given: given["projected"].dim() == 3, "a gate per head")},
     "moe": {"squared_mlp": (lambda given: not given["weights"].gated, "experts without gates"),
+            "clamps": (lambda given: given["weights"].limit is not None, "a clamped SwiGLU"),
             "sigmoid": (lambda given: given["weights"].router_bias is not None, "a sigmoid router")},
 }
 WAVERS = (*ATTENDS, "moe")  # ops whose result may depend on the error of one score (`tier_allowances.py`)

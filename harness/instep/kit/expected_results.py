@@ -271,8 +271,10 @@ def experts(given: ExpertWeights) -> MoeWeights:
     if given.shared_gate_up is not None and given.shared_down is not None:
         shared = given.shared_gate_up, given.shared_down
     each = tuple(of(*pair) for pair in zip(given.gate_up, given.down, strict=True))
+    each = tuple(replace(one, limit=given.limit) for one in each)
+    alone = replace(of(*shared), limit=given.shared_limit)
     return MoeWeights(
-        given.router, each, of(*shared), given.shared_gate, given.router_bias, given.to_latent, given.from_latent)
+        given.router, each, alone, given.shared_gate, given.router_bias, given.to_latent, given.from_latent)
 
 
 def _moe(given: Inputs) -> Tensor:

@@ -112,10 +112,9 @@ class ExpertWeights:
     router_bias [E]  given for a sigmoid router, which chooses by sigmoid(score) + bias among the experts of the
                      `groups_per_token` best of `groups` groups: those with the largest sums of two. A share is
                      sigmoid(score), renormalised if `norm_topk`, times `scale`
-    gated            whether experts are SwiGLUs. If not, gate_up is up alone [E, I, D], and experts compute as
-                     `SquaredMlp`. Only sets with this op are given such experts
-    to_latent [L, D], from_latent [D, L]  given for routed experts that read to_latent x and have the width L in place
-                     of D. from_latent maps their weighted sum back. Only sets with `squared_mlp` are given them
+    gated            whether experts are SwiGLUs. If not, gate_up is up alone [E, I, D], for sets with `squared_mlp`
+    to_latent [L, D], from_latent [D, L]  of x before routed experts, and of their weighted sum; L is their width, not D
+    limit, shared_limit  of routed experts and of the shared one: silu(gate x) and |up x| are clamped to at most this
     """
 
     router: torch.Tensor
@@ -129,6 +128,8 @@ class ExpertWeights:
     groups_per_token: int = 1
     scale: float = 1.0
     gated: bool = True
+    limit: float | None = None
+    shared_limit: float | None = None
     to_latent: torch.Tensor | None = None
     from_latent: torch.Tensor | None = None
 
@@ -483,7 +484,7 @@ class Ops:
     row_invariant  the ops of `BY_ROW` for which the bits of a row depend on no other row. With all of them a request
                    gets the same bits in a batch as alone. `conv`, and `gdn` in windows, promise it by their contract
     bounds_beta    its `gdn_inputs` supports a beta of more than 1 (`MakeGdnInputs`); no fusion does
-    sigmoid        its `moe` supports a sigmoid router (`ExpertWeights.router_bias`)
+    sigmoid, clamps  its `moe` supports a sigmoid router (`ExpertWeights.router_bias`); a clamped SwiGLU (`limit`)
     bounds_decay   its `gdn_inputs` supports a safe gate (`MakeGdnInputs`); no fusion does
     trees          the ops of `ALONG_TREES` that support windows that are trees (`Part.parents`, `Pages.ancestors`)
     scratch        (model, bytes of an activation, requests, positions of each, page size, most nodes of a window) ->
@@ -570,6 +571,7 @@ class Ops:
     split: bool = False
     bounds_beta: bool = False
     sigmoid: bool = False
+    clamps: bool = False
     bounds_decay: bool = False
     packed: bool = False
     trees: bool = False

@@ -18,6 +18,7 @@ from .config_fields import ROPE_OBJECTS
 from .config_fields import Fields as _Fields
 from .config_fields import bad as _bad
 from .config_fields import experts_per_token as _experts_per_token
+from .config_fields import limits_of as _limits_of
 from .config_fields import mixers_of as _mixers_of
 from .config_fields import multiple as _multiple
 from .config_fields import only as _only
@@ -114,6 +115,8 @@ class ModelConfig:
     expert_groups: int = 1
     groups_per_token: int = 1
     routed_scale: float = 1.0
+    expert_limits: tuple[float, ...] = ()  # by layer, limits of a clamped SwiGLU in routed experts; 0, no entry: none
+    shared_limits: tuple[float, ...] = ()  # the same in shared experts
     expert_latent: int = 0  # width of the rows that routed experts read and make; 0: they read rows of D, as the others
     centred_norms: bool = True  # whether a norm multiplies by 1 + w, where w is its stored weight
     attention_gate: bool = True  # whether q_proj also makes a gate for the output of attention
@@ -203,6 +206,11 @@ class ModelConfig:
         """Return alpha and beta of the residual after a block; None: it has none."""
         return next(((alpha, beta) for name, alpha, beta in self.residual_factors if name == block), None)
 
+    def limits(self, layer: int) -> tuple[float | None, float | None]:
+        """Return the limits of a clamped SwiGLU in a layer's routed experts and in its shared one; None: no clamp."""
+        routed, shared = (dict(enumerate(of)).get(layer) or None for of in (self.expert_limits, self.shared_limits))
+        return routed, shared
+
     @property
     def core_eps(self) -> float:
         """The eps of the gated norm."""
@@ -228,7 +236,7 @@ class ModelConfig:
     def drafter(self) -> ModelConfig:
         """Describe the draft head as a model: an attention layer per MTP layer, with the trunk's MLP or MoE."""
         layers = ((self.attention, "moe" if self.experts else "mlp"),) * self.mtp_layers
-        return replace(self, layers=layers, mtp_layers=0, block=None)
+        return replace(self, layers=layers, mtp_layers=0, block=None, expert_limits=(), shared_limits=())
 
     def block_model(self) -> ModelConfig:
         """Describe the block drafter as a model of attention layers."""
@@ -399,11 +407,9 @@ def _read_kimi(f: _Fields) -> ModelConfig:
 def _read_bailing(f: _Fields) -> ModelConfig:
     """Read a file of Ling 3. Fields that only other models of this type have are refused.
 
-    The release trains late layers with a clamped SwiGLU. SGLang and vLLM compute the clamp; transformers
-    does not. A file with a limit is refused: the layers would be others.
-
-    Mirrors: transformers 5.24 `BailingHybridConfig`, and `bailing_moe_v3.py` of SGLang, which serves one MTP layer.
-             The older models of this type have lightning attention, and no `short_conv_kernel_size`.
+    Mirrors: transformers 5.24 `BailingHybridConfig`, and `bailing_moe_v3.py` of SGLang, which serves one MTP layer,
+             without limits. It clamps the SwiGLU of experts in late layers; transformers does not. The older
+             models of this type have lightning attention, and no `short_conv_kernel_size`.
     """
     f = _Fields(_by_one_name(f.text), f.top)
     for name, value in (
@@ -414,10 +420,6 @@ def _read_bailing(f: _Fields) -> ModelConfig:
         ("mtp_use_kda", False), ("group_norm_size", 1), ("tie_word_embeddings", False),
     ):
         _only(name, f.get(name), value)
-    for name in ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"):
-        limits = f.get(name)
-        if limits is not None and (not isinstance(limits, list) or any(limits)):
-            raise _bad(name, limits, "no limits (null, or zeros): a clamped SwiGLU is not computed here")
     for name in ("rope_type", "type"):
         _only(name, f.rope(name), "default")
     width = f.whole("moe_intermediate_size")
@@ -429,12 +431,14 @@ def _read_bailing(f: _Fields) -> ModelConfig:
         raise _bad("qk_rope_head_dim", rotary, "an even number of channels")
     stated = f.rope("rope_theta")
     dense = range(min(layers, f.whole("first_k_dense_replace", least=0, default=2)))
-    return _with_latents(
+    model = _with_latents(
         f, BAILING, _bailing_mixers(f, layers), dense, heads, groups=(8, 4), rotary_dim=rotary,
         conv_width=f.whole("short_conv_kernel_size"),
         rope_theta=_positive("rope_theta", 6e6 if stated is None else stated),
         mtp_layers=f.whole("num_nextn_predict_layers", least=0, default=0, most=1), decay_bound=_decay_bound(f),
     )
+    routed, shared = (_limits_of(f, f"{of}_swiglu_limit_list", model.layers) for of in ("expert", "share_expert"))
+    return replace(model, expert_limits=routed, shared_limits=shared)
 
 
 def _by_one_name(text: dict[str, Any]) -> dict[str, Any]:

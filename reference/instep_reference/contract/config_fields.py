@@ -3,7 +3,8 @@
 Leaves out: the fields of each model type (`config.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, TypeVar
 
 from .errors import BadInput
@@ -107,3 +108,21 @@ def experts_per_token(f: Fields, experts: int, name: str = "num_experts_per_tok"
     if count > experts:
         raise bad(name, count, f"at most num_experts ({experts})")
     return count
+
+
+def limits_of(f: Fields, name: str, layers: Sequence[Sequence[str]]) -> tuple[float, ...]:
+    """Read one limit per layer; null and 0: none. Engines read limits of layers with experts alone.
+
+    layers: their blocks
+    """
+    stated = f.get(name)
+    if stated is None:
+        return ()
+    numbers: list[Any] = [limit or 0.0 for limit in stated] if isinstance(stated, list) else [None]
+    if not all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < inf for one in numbers):
+        raise bad(name, stated, "a list of limits, each null or a number of at least 0")
+    limited = {layer for layer, limit in enumerate(numbers) if limit}
+    sparse = {layer for layer, blocks in enumerate(layers) if "moe" in blocks}
+    if limited and (len(numbers) < len(layers) or limited - sparse):
+        raise bad(name, stated, f"{len(layers)} limits (num_hidden_layers), 0 for layers without experts")
+    return tuple(map(float, numbers)) if limited else ()

@@ -13,7 +13,7 @@ import tempfile
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,37 @@ def load(directory: Path, kind: Kind, dtype: torch.dtype) -> Any:
         directory, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
     )
     _make_decays_in(model, dtype)
+    if kind == "ling":
+        _clamp(model, json.loads((directory / "config.json").read_text()))
     return model.eval()
+
+
+def _clamp(model: Any, stated: dict[str, Any]) -> None:
+    """Clamp the SwiGLU of experts in layers with a limit, which transformers 5.24 does not.
+
+    Mirrors: `BailingMLP` of `bailing_moe_v3.py` in SGLang, and vLLM's, which agree.
+    """
+    names = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+    routed, shared = (stated.get(name) or [0] * len(model.model.layers) for name in names)
+    for number, layer in enumerate(model.model.layers):
+        if routed[number]:
+            layer.mlp.experts.forward = partial(_clamped_experts, layer.mlp.experts, routed[number])
+        if shared[number]:
+            layer.mlp.shared_experts.forward = partial(_clamped_expert, layer.mlp.shared_experts, shared[number])
+
+
+def _clamped_experts(own: Any, limit: float, x: torch.Tensor, chosen: torch.Tensor, share: torch.Tensor) -> Any:
+    """Run all experts on all rows, then sum those that serve a row. x [T, D]; chosen, share [T, k]"""
+    gate, up = torch.einsum("td,eid->tei", x, own.gate_up_proj).chunk(2, -1)
+    opened = torch.minimum(gate / (1 + torch.exp(-gate)), torch.full_like(gate, limit))
+    made = torch.einsum("tei,edi->ted", opened * up.clamp(-limit, limit), own.down_proj)
+    return (made.gather(1, chosen[..., None].expand(-1, -1, x.shape[-1])) * share[..., None]).sum(1)
+
+
+def _clamped_expert(own: Any, limit: float, x: torch.Tensor) -> Any:
+    gate, up = own.gate_proj(x), own.up_proj(x)
+    opened = torch.minimum(gate / (1 + torch.exp(-gate)), torch.full_like(gate, limit))
+    return own.down_proj(opened * up.clamp(-limit, limit))
 
 
 def _make_decays_in(model: Any, dtype: torch.dtype) -> None:

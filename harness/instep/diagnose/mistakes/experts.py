@@ -6,11 +6,12 @@ All of them are sums of the same experts' rows, computed once. Leaves out: rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
+from torch.nn import functional as F
 
 from instep_reference.contract.config import ModelConfig
 from instep_reference.mlp import dense, in_best_groups
@@ -103,6 +104,7 @@ def experts(case: Case) -> Iterator[Explanation]:
     for says, others in _experts(mix.mlp.experts):
         yield Explanation(says, _sum(right, mix.made(others)) + shared)
     yield from _over_latents(mix, right, made, shared)
+    yield from _clamped(mix, right, made, shared)
     yield from _of_other_layers(case, mix)
     yield from _left_out(case, mix, right, made, shared)
     yield from _grouped(case)
@@ -193,10 +195,10 @@ def _experts(right: tuple[MlpWeights, ...]) -> Iterator[tuple[str, tuple[MlpWeig
         at = [(number - step) % len(right) for number in range(len(right))]
         yield f"each expert has the weights of the expert {word} it", tuple(right[number] for number in at)
         yield f"each expert takes gate and up from the expert {word} it", tuple(
-            MlpWeights(right[number].gate, right[number].up, own.down) for number, own in zip(at, right, strict=True))
+            replace(right[number], down=own.down) for number, own in zip(at, right, strict=True))
     if any(one.gate is None for one in right):
         return
-    swapped = tuple(MlpWeights(one.up, given(one.gate), one.down) for one in right)
+    swapped = tuple(replace(one, gate=one.up, up=given(one.gate)) for one in right)
     yield "gate and up of its experts are swapped", swapped
     for number, one in enumerate(swapped):
         yield f"gate and up of expert {number} are swapped", (*right[:number], one, *right[number + 1 :])
@@ -233,6 +235,55 @@ def _over_latents(
         yield Explanation(says, _sum(weights, mix.made(experts, read)) + shared)
 
 
+def _clamped(
+    mix: Mixture, right: torch.Tensor, made: torch.Tensor, shared: torch.Tensor
+) -> Iterator[Explanation]:
+    """Mistakes around the limits of a clamped SwiGLU: none, another one, or a clamp of something else."""
+    experts, own = mix.mlp.experts, mix.mlp.shared
+    limits = experts[0].limit, own.limit
+    if limits == (None, None):
+        return
+
+    def with_limits(says: str, routed: float | None, alone: float | None) -> Iterator[Explanation]:
+        yield Explanation(says, _sum(right, mix.made(tuple(replace(one, limit=routed) for one in experts)))
+                          + mix.opened * dense(replace(own, limit=alone), mix.x))  # fmt: skip
+
+    yield from with_limits("its experts are not clamped, nor is the shared one", None, None)
+    yield from with_limits("its experts are not clamped", None, limits[1])
+    yield from with_limits("the shared expert is not clamped", *(limits[0], None))
+    yield from with_limits("the limits of routed experts and of the shared one are swapped", *limits[::-1])
+    yield from with_limits("the shared expert has the limit of the routed ones", *(limits[0], limits[0]))
+    yield from with_limits("the routed experts have the limit of the shared one", *(limits[1], limits[1]))
+    for says, clamp in CLAMPS:
+        routed, alone = (torch.stack([_with(clamp, one, mix.x) for one in some]) for some in (experts, [own]))
+        yield Explanation(says, _sum(right, routed) + mix.opened * alone[0])
+        yield Explanation(f"of routed experts, {says}", _sum(right, routed) + shared)
+        yield Explanation(f"of the shared expert, {says}", _sum(right, made) + mix.opened * alone[0])
+
+
+Clamp = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+# Other clamps: (gate, up, limit) -> the two factors.
+CLAMPS: tuple[tuple[str, Clamp], ...] = (
+    ("gate is clamped before silu", lambda gate, up, most: (F.silu(gate.clamp(max=most)), up.clamp(-most, most))),
+    ("gate is not clamped", lambda gate, up, most: (F.silu(gate), up.clamp(-most, most))),
+    ("up is not clamped", lambda gate, up, most: (F.silu(gate).clamp(max=most), up)),
+    ("up is not clamped from below", lambda gate, up, most: (F.silu(gate).clamp(max=most), up.clamp(max=most))),
+    ("gate is also clamped from below",
+     lambda gate, up, most: (F.silu(gate).clamp(-most, most), up.clamp(-most, most))),
+    ("the product is clamped, not its factors",
+     lambda gate, up, most: ((F.silu(gate) * up).clamp(-most, most), torch.ones_like(up))),
+    ("one is added to up", lambda gate, up, most: (F.silu(gate).clamp(max=most), up.clamp(-most, most) + 1)),
+)
+
+
+def _with(clamp: Clamp, one: MlpWeights, x: torch.Tensor) -> torch.Tensor:
+    """The result of an expert with a limit, clamped otherwise."""
+    if one.limit is None or one.gate is None:
+        return dense(one, x)
+    gate, up = clamp(x @ one.gate.T, x @ one.up.T, one.limit)
+    return (gate * up) @ one.down.T
+
+
 def _of_other_layers(case: Case, mix: Mixture) -> Iterator[Explanation]:
     """The experts, or what is around them, of another layer."""
     weights, own = case.weights, mix.mlp
@@ -246,6 +297,8 @@ def _of_other_layers(case: Case, mix: Mixture) -> Iterator[Explanation]:
                 continue
             for says, changed in (
                 ("all weights", other), ("the experts", replace(own, experts=other.experts)),
+                ("the limits", replace(own, shared=replace(own.shared, limit=other.shared.limit), experts=tuple(
+                    replace(one, limit=other.experts[0].limit) for one in own.experts))),
                 ("the projections of latents", replace(own, to_latent=other.to_latent, from_latent=other.from_latent)),
                 ("the projection to latents", replace(own, to_latent=other.to_latent)),
                 ("the projection from latents", replace(own, from_latent=other.from_latent)),

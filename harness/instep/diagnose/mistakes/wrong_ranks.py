@@ -147,14 +147,14 @@ def _as_one_block(mlp: MlpWeights, size: int) -> Iterator[MlpWeights]:
     rows = torch.tensor_split(torch.cat([given(mlp.gate), mlp.up]), size)
     for both, down in zip(rows, torch.tensor_split(mlp.down, size, 1), strict=True):
         gate, up = torch.tensor_split(both, 2)
-        yield MlpWeights(gate, up, down)
+        yield MlpWeights(gate, up, down, mlp.limit)
 
 
 def _cut(mlp: MlpWeights, size: int) -> list[MlpWeights]:
     held = (Segment(len(mlp.up)).held(rank, size) for rank in range(size))
     return [
         MlpWeights(given(mlp.gate)[mine.start : mine.stop], mlp.up[mine.start : mine.stop],
-                   mlp.down[:, mine.start : mine.stop]) for mine in held]  # fmt: skip
+                   mlp.down[:, mine.start : mine.stop], mlp.limit) for mine in held]  # fmt: skip
 
 
 def _of_two_ranks(mlp: MlpWeights, x: torch.Tensor, size: int, rank: int, other: int) -> torch.Tensor:
@@ -164,7 +164,7 @@ def _of_two_ranks(mlp: MlpWeights, x: torch.Tensor, size: int, rank: int, other:
 def _of_two(mlp: MlpWeights, size: int, rank: int, other: int) -> MlpWeights:
     """The part of a rank, with the columns of the last product that another rank has."""
     parts = _cut(mlp, size)
-    return MlpWeights(parts[rank].gate, parts[rank].up, parts[other].down)
+    return replace(parts[rank], down=parts[other].down)
 
 
 def every_shared_expert(case: Case) -> Iterator[Explanation]:

@@ -203,8 +203,14 @@ def sigmoid_moe(groups: int, best: int, norm_topk: bool) -> Make:
     return make
 
 
+def clamped_moe(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """A sigmoid router and experts with a clamped SwiGLU, with another limit for the shared expert."""
+    inputs = sigmoid_moe(1, 1, True)(draw, dtype)
+    return {**inputs, "weights": replace(inputs["weights"], limit=0.5, shared_limit=0.75)}
+
+
 def squared_moe(latent: int) -> Make:
-    """The same with experts without gates, over latents of this width. latent 0: over rows"""
+    """A sigmoid router and experts without gates, over latents of this width. latent 0: over rows"""
 
     def make(draw: Draw, dtype: torch.dtype) -> Inputs:
         inputs = sigmoid_moe(1, 1, True)(draw, dtype)
@@ -326,6 +332,7 @@ ROWS = [
         ("squared_mlp", "rows", squared_mlp),
         ("moe", "squared", squared_moe(0)),
         ("moe", "squared-latents", squared_moe(12)),
+        ("moe", "clamped", clamped_moe),
     ], start=500)
     for dtype in (FP32, BF16)
 ]

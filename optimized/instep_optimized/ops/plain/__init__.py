@@ -62,6 +62,7 @@ PLAIN = Ops(
     chances=True,
     split=True,
     sigmoid=True,
+    clamps=True,
     bounds_beta=True,
     bounds_decay=True,
 )

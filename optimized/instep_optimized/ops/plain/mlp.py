@@ -6,6 +6,8 @@ One expert after the other, in at least fp32, with one cast at the end. Leaves o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn.functional import linear, relu, sigmoid, silu
@@ -85,6 +87,7 @@ def _by_sigmoid(
 
 def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
     """Compute the shared expert, which every row uses, times its gate, if it has one; zeros if there is none."""
+    weights = replace(weights, limit=weights.shared_limit)  # `_expert` reads the limit of routed ones
     if weights.shared_gate_up is None or weights.shared_down is None:
         return torch.zeros_like(x)
     opened = 1.0 if weights.shared_gate is None else sigmoid(linear(x, weights.shared_gate.to(x.dtype)))
@@ -92,13 +95,18 @@ def _shared(x: torch.Tensor, weights: ExpertWeights) -> torch.Tensor:
 
 
 def _expert(weights: ExpertWeights) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    return _swiglu if weights.gated else _squared
+    return partial(_swiglu, limit=weights.limit) if weights.gated else _squared
 
 
 def _squared(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
     return linear(relu(linear(x, up.to(x.dtype))).square(), down.to(x.dtype))
 
 
-def _swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def _swiglu(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, limit: float | None = None
+) -> torch.Tensor:
     gate, up = linear(x, gate_up.to(x.dtype)).chunk(2, dim=-1)
-    return linear(silu(gate) * up, down.to(x.dtype))
+    gate = silu(gate)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return linear(gate * up, down.to(x.dtype))
