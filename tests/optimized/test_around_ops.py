@@ -117,8 +117,8 @@ def test_ops_of_a_set_have_the_signatures_of_their_protocols(name: str) -> None:
         protocol = getattr(op_protocols, str(field.type).removesuffix(" | None"), None)
         if not getattr(protocol, "_is_protocol", False) or (op := getattr(ops, field.name)) is None:
             continue
-        _, *parameters = signature(protocol.__call__).parameters.values()
-        found, bounds = [*signature(op).parameters.values()], BOUNDS.get(field.name, {})
+        _, *parameters = signature(protocol.__call__, eval_str=True).parameters.values()
+        found, bounds = [*signature(op, eval_str=True).parameters.values()], BOUNDS.get(field.name, {})
         assert found[: len(parameters)] == parameters, field.name
         given = {more.name: more.default for more in found[len(parameters) :]}
         assert given == {bound: default for bound, (flag, default) in bounds.items() if getattr(ops, flag)}, field.name
