@@ -12,6 +12,7 @@ import torch
 from instep.kit.cases.guarded_pools import same_bits
 from instep_optimized.graphs import Emulator, LooseCall, Recorder, Runner, buckets, capture_and_replay
 from instep_optimized.graphs.cuda import CudaGraphs
+from instep_optimized.graphs.emulator import Recorded
 from instep_optimized.kernels.runtime import INTERPRETED
 from instep_optimized.ops.ledger_label_ops import LEDGER
 from instep_optimized.ops.op_protocols import Ops
@@ -217,6 +218,27 @@ def test_read_of_another_graphs_result_is_poisoned() -> None:
         shown[poison] = graphs.run("second", PLAIN, second, inputs, IDLE)
     assert not shown[False].isnan().any()
     assert shown[True].isnan().all()
+
+
+def test_every_replay_poisons_what_replays_and_others_have_written() -> None:
+    """Planted: numbers in results of graphs that were not replayed since they were poisoned."""
+    world, record, inputs, leaked = World(PLAIN, "cpu"), Emulator(poison=True), batch((4, 1), 1), list[torch.Tensor]()
+    first, _ = record(PLAIN, lambda ops, _: leaked.append(world.decode(ops, inputs).hidden))
+    second, total = record(PLAIN, lambda ops, _: ops.add(x=leaked[0], y=leaked[0], to=HIDDEN))
+    third, shown = record(PLAIN, lambda ops, _: world.decode(ops, inputs).hidden)
+    assert isinstance(first, Recorded)
+    results = [x for x in first.results if x.is_floating_point()]
+    for _ in range(2):
+        first.replay()
+        third.replay()
+        assert not shown.isnan().any()
+        second.replay()
+        assert all(x.isnan().all() for x in (*results, shown, total))
+        leaked[0].zero_()
+        shown.zero_()
+        second.replay()
+        assert shown.isnan().all()
+        assert total.isnan().all()
 
 
 LOOSE: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {

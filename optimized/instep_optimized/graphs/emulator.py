@@ -6,7 +6,7 @@ replay overwrites the private pool, and reads garbage from an input that was fre
 and the inside of an op: a replay calls the op again, so a host read inside a plain op happens again too.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ class Emulator:
     def __init__(self, *, poison: bool = False) -> None:
         self._poison = poison
         self._recordings: list[Recorded] = []
+        self._lent: list[torch.Tensor] = []  # results that others can write: outputs, and arguments of other recordings
         self._pool: set[int] = set()  # addresses of the memory of all results
         self._outside: dict[int, Outside] = {}
         self.rooms = Rooms()
@@ -71,7 +72,9 @@ class Emulator:
         segments.clear()  # eager calls refer to it, and so to arguments that nothing may keep alive
         self._recordings += recorded
         self._pool.update(memory_of(tensor) for one in recorded for tensor in one.results)
+        self._lent += [tensor for tensor in tensors_of(outputs) if memory_of(tensor) in self._pool]
         for one in recorded:
+            self._lent += one.borrowed(self._pool)
             one.hold_weakly(self._pool, self._outside)
         return (Segments(recorded, eager) if eager else recorded[0]), outputs
 
@@ -80,6 +83,7 @@ class Emulator:
             for recorded in self._recordings:
                 recorded.wreck()
             poison(self.rooms)
+            poison(self._lent)
 
 
 def _nothing() -> None:
@@ -129,18 +133,19 @@ class Recorded:
     """A `Recording`: the op calls in order. `before` is called at the start of every replay.
 
     results: what they made;  outside: the memory that they share with others
-    freed: how much of that was freed before the last replay
+    freed: how much of that was freed before the last replay;  clean: whether all results are poison
     """
 
     def __init__(self, calls: list[Call], before: Callable[[], None]) -> None:
         self._calls, self._before = calls, before
         self.results = [tensor for call in calls for tensor in _own_results(call)]
         self.outside: list[Outside] = []
-        self.freed = 0
+        self.freed, self.clean = 0, False
 
     def replay(self) -> None:
         """Call every op again. Each result goes into the tensor of the capture, where later calls and views read it."""
         self._before()
+        self.clean = False
         self.freed = sum([outside.lost() for outside in self.outside])
         for call in self._calls:
             for kept, fresh in zip(call.results, _results(call.op(**call.given)), strict=True):
@@ -148,8 +153,19 @@ class Recorded:
                 kept.copy_(fresh)
 
     def wreck(self) -> None:
-        """Overwrite all results with poison, except results that are views on an argument (a pool or an input)."""
-        poison(self.results)
+        """Overwrite all results with poison, except results that are views on an argument (a pool or an input).
+
+        Until its next replay a recording is overwritten once, because only results that are lent have other writers.
+        """
+        if not self.clean:
+            poison(self.results)
+            self.clean = True
+
+    def borrowed(self, pool: Collection[int]) -> list[torch.Tensor]:
+        """Return the arguments that are results of other recordings. pool: addresses of the results of all"""
+        own = {memory_of(tensor) for tensor in self.results}
+        given = (tensor for call in self._calls for tensor in tensors_of(list(call.given.values())))
+        return [tensor for tensor in given if memory_of(tensor) in pool and memory_of(tensor) not in own]
 
     def hold_weakly(self, pool: set[int], outside: dict[int, Outside]) -> None:
         """Replace all arguments outside of the pool by other tensors on their memory.
