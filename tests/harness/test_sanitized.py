@@ -5,7 +5,10 @@ Leaves out: the tool itself, which needs a GPU (`make sanitize`).
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +62,28 @@ def test_planted_access_that_a_tool_misses_is_an_error(
     missing.add("racecheck")
     assert sanitized.main([]) == 1
     assert "racecheck, planted RACED: agrees: as planted, but it must find what is planted" in capsys.readouterr().out
+
+
+TOOL = """#!/bin/sh
+{sleep} & echo $! > {pid}
+echo "========= ERROR SUMMARY: 0 errors"
+wait
+"""
+
+
+@pytest.mark.parametrize(("sleep", "line"), [
+    ("sleep 60", (NOTHING, "stopped after 2 s")), ("sleep 0", (AGREES, "0 errors")),
+])  # fmt: skip
+def test_replay_of_a_tool_that_is_stopped_ends_with_it(
+    sleep: str, line: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool, pid = tmp_path / "compute-sanitizer", tmp_path / "pid"
+    tool.write_text(TOOL.format(sleep=sleep, pid=pid))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(sanitized, "LIMIT_S", 2)
+    assert sanitized.sanitized("memcheck", ["replay"]) == line
+    end = time.monotonic() + 10
+    while Path("/proc", pid.read_text().strip()).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert time.monotonic() < end

@@ -13,11 +13,13 @@ tool found something, or missed what is planted, 3 if a tool gave no verdict. Le
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import NamedTuple
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
@@ -61,13 +63,18 @@ def sanitized(tool: str, words: Sequence[str]) -> Line:
     command = ["compute-sanitizer", "--tool", tool, "--print-limit", "3", sys.executable, "-m", "instep", *words]
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
-        ran = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                             timeout=LIMIT_S, check=False)  # fmt: skip
+        process = subprocess.Popen(command, env=environment, text=True, start_new_session=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     except FileNotFoundError:
         return Line(NOTHING, "no compute-sanitizer here; it comes with the CUDA toolkit")
+    try:
+        return read(process.communicate(timeout=LIMIT_S)[0], process.returncode)
     except subprocess.TimeoutExpired:
         return read("", None)
-    return read(ran.stdout, ran.returncode)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the replay, too, which outlives the tool
+        process.communicate()
 
 
 def main(given: Sequence[str]) -> int:
