@@ -370,6 +370,16 @@ def test_inputs_are_replaced_by_multiples_and_by_rows_of_their_shape() -> None:
     assert moved["the hidden of the row before"].tolist() == [[3, 4], [1, 2]]
 
 
+def test_rows_that_a_request_has_itself_are_not_another_requests() -> None:
+    """Two requests begin with the same token, so the first row of one is that of the other, too."""
+    own = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    theirs = {"b": own[:1] * (1 + 1e-7), "c": own[:1] + 1}
+    case: Any = SimpleNamespace(others=lambda name: ((f'of request "{one}"', x) for one, x in theirs.items()))
+    found = dict(wrong_inputs._moved(case, "value", own))
+    assert 'the value of request "b"' not in found and 'the value of request "c"' in found
+    assert torch.equal(found["the value of the first row for every row"], own[[0, 0, 0]])
+
+
 def test_narrow_numbers_may_err_by_the_largest_allowance() -> None:
     """Two rows, of 1 and of 64, in bfloat16; a number is off by more than its rounding, and within the allowance."""
     right = torch.full((2, 8), 1 + 1 / 512, dtype=torch.float64)

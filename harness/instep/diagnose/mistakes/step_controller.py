@@ -101,15 +101,20 @@ class Steps(NamedTuple):
 
 
 def wrong_rule(steps: Steps, history: Sequence[Told], found: int) -> Explained | None:
-    """The rule that gives the found step count, or a few that are indistinguishable; None if none does."""
+    """The rule that gives the found step count, or a few that are indistinguishable; None if none does.
+
+    A count is a small number, which many a slip gives as well. So these are counted next to a known mistake.
+    """
     fitting = [rule.known() for rule in RULES if wishes(steps, rule, history, found)]
-    if not fitting:
-        fitting = _one_slip(steps, history, found)
-        if len(fitting) > MOST_SLIPS:
-            return None
-    if not 0 < len(fitting) <= MOST:
+    if len(fitting) > MOST:
         return None
-    first, *others = (one.says for one in fitting)
+    slips, told = _one_slip(steps, history, found), list[str]()
+    if fitting and slips:
+        told.append(f"a slip in the rule, at any of {len(slips)} places" if len(slips) > 1 else slips[0].says)
+    elif not fitting and not 0 < len(slips) <= min(MOST, MOST_SLIPS):
+        return None
+    fitting = fitting or slips
+    first, *others = (*(one.says for one in fitting), *told)
     return Explained.any_of(fitting, first + (f" [equal: {'; '.join(others)}]" if others else ""))
 
 

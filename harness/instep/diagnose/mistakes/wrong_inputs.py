@@ -35,6 +35,7 @@ READS_ONE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 FAR = 4  # rows that an input may be shifted by
 MOST_TOKENS = 64  # of a piece that is run again so often
+SAME_ROW = 1e-5  # relative: rows of two requests that are the same up to the rounding of fp32
 # The same of ops that only a search of all other rows tries.
 READS_ALSO: dict[str, tuple[str, ...]] = {
     "ple_key": ("ngrams",), "ple_value": ("ngrams",), "ple_written": ("ple_key", "ple_value"),
@@ -69,10 +70,19 @@ def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torc
     heads = own.shape[axis] if axis else 1
     for step in range(1, min(heads, FAR + 1)):
         yield f"the {name} of another head: head h with that of head (h - {step}) mod {heads}", own.roll(step, axis)
+    if rows > 1:
+        yield f"the {name} of the first row for every row", own[:1].expand_as(own)
+        yield f"the {name} of the last row for every row", own[-1:].expand_as(own)
     for whose, theirs in case.others(name):
         at = torch.arange(rows).clamp(max=len(theirs) - 1)
-        if theirs.shape[1:] == own.shape[1:]:
+        if theirs.shape[1:] == own.shape[1:] and not _has_rows(own, theirs[at]):
             yield f"the {name} {whose}", theirs[at]
+
+
+def _has_rows(own: torch.Tensor, others: torch.Tensor) -> bool:
+    """Whether the request has these rows, too, as if both began with the same tokens."""
+    apart = torch.cdist(others.flatten(1), own.flatten(1), compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+    return bool((apart <= SAME_ROW * torch.linalg.vector_norm(others.flatten(1), dim=1)).all())
 
 
 def _replaced(name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
