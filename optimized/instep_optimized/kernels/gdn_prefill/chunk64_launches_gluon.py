@@ -2,7 +2,7 @@
 
 With few requests, few programs carry states. Then the second kernel runs at the same time as the first one, from the
 first block on, on multiprocessors that the first one leaves to it. If equally long requests fill all multiprocessors,
-one kernel does both.
+one kernel does both. With a decay per key channel, only the kernel that carries states has explicit layouts.
 
 Leaves out: the kernels (`chunk64_prepare_gluon.py`, `chunk64_carry_gluon.py`, `chunk64_fused_gluon.py`).
 """
