@@ -215,7 +215,7 @@ def margin(message: str) -> int:
 
 
 def test_file_of_the_page_gives_its_message(tmp_path: Path) -> None:
-    file = tmp_path / "said.jsonl"
+    file = tmp_path / "answers.jsonl"
     file.write_text(PAGE_FILE)
     says = told(audit(file, TINY, dtype="float32"))
     assert MARGIN.sub("#", says) == MARGIN.sub("#", MESSAGE.rstrip())

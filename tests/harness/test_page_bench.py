@@ -30,7 +30,7 @@ def test_plots_of_the_benchmark_have_four_lines_at_most(timed: tuple[Mapping[str
     wrong = {(row["kind"], arm) for row in found["rows"] for arm, told in row["arms"].items() if told["finding"]}
     drawn = {(plot["group"], line["name"]) for plot in curves for line in plot["lines"]
              if any(bad for _, _, bad, _ in line["points"])}  # fmt: skip
-    assert wrong == drawn and len(wrong) >= 3
+    assert wrong == drawn | {("channel_decay", "fla chunked")} and len(drawn) >= 3, "it has one cell, and so no curve"
 
 
 def test_benchmark_page_draws_ours_as_multiples_of_the_fastest_right_peer(

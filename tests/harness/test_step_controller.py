@@ -98,7 +98,8 @@ def test_wrong_rule_explains_the_first_wrong_wish(dialect: str, rule: Rule) -> N
                 found = wrong_rule(steps, past[:end], wish)
                 assert found is None if len(alike) > MOST else found is not None and found.names == tuple(alike)
                 if found is not None:
-                    assert rule.name != "controller-every-batch" or "a slip in" in found.says, "slips fit as well"
+                    slips = rule.name == "controller-every-batch" and dialect != "slots"  # which fit as well
+                    assert not slips or "a slip in" in found.says
                     return
     pytest.fail("no history shows it")
 

@@ -127,7 +127,6 @@ def test_tree_has_the_same_bits_with_a_separate_launch_for_earlier_parts(
 
 
 @few(1)
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_in_rows_read_alone_is_detected(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other: Any = planted_kernels("attention.tree_node_parts", (FAULTS[fault],), tmp_path, monkeypatch)

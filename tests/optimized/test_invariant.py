@@ -155,7 +155,6 @@ def row_is_its_own(
 
 
 @few(8)
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of rows that are NaN on purpose
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 @pytest.mark.parametrize("name", SUBJECTS)
 @SOME

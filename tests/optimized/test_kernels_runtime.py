@@ -207,6 +207,23 @@ def test_launch_takes_arguments_in_a_tuple(added: int | None) -> None:
     assert x.tolist() == [n * 3 + (added or 0) if n % 2 == 0 else n for n in range(8)]
 
 
+@triton.jit
+def _summed(x, N: tl.constexpr):
+    tl.store(x, tl.sum(tl.load(x + tl.arange(0, N)), axis=0))
+
+
+@pytest.mark.skipif(not runtime.INTERPRETED, reason="kernels are native")
+@pytest.mark.interpreted
+@pytest.mark.filterwarnings("error")
+def test_large_numbers_that_are_dropped_later_give_no_warning() -> None:
+    """Memory that nothing has written may hold any number."""
+    x = torch.tensor([3e38, 3e38])
+    with pytest.raises(Exception, match="overflow"):
+        _summed[(1,)](x, N=2)
+    runtime.launch(_summed, (1,), x, N=2)
+    assert x[0] == torch.inf
+
+
 def operand(kind: str, shape: tuple[int, ...], seed: int) -> object:
     """A tensor of the interpreter, or a number; floats include values with special comparisons and sums."""
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype

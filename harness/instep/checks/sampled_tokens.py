@@ -180,7 +180,7 @@ def _mistakes(
     if earlier:
         before = (*(*earlier[:-1], *(0.0,) * len(own))[: len(own)], earlier[-1])
         yield LAST_ROUND.known(), drawn(x, replace(drawing, uniforms=before))
-    for turned in TURNED:
+    for turned in TURNED if len(own) > 1 else ():
         yield turned.known(), drawn(x, replace(drawing, uniforms=turned.wrong(drawing)))
     for changed in CHANGED:
         if (wrong := changed.wrong(sampling)) != sampling:

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
+import numpy
 import torch
 
 from instep_reference.contract.declared_rounding import Blocked, Storage
@@ -174,8 +175,11 @@ def launch(
         options["EARLY"] = not INTERPRETED and launches_early(first.device)
         if options["EARLY"]:
             options["launch_pdl"] = True
+    run = kernel[grid]
+    if INTERPRETED:  # it computes with numpy, also what nothing has written and a mask drops later
+        run = numpy.errstate(over="ignore", invalid="ignore")(run)
     try:
-        kernel[grid](*arguments, **options)
+        run(*arguments, **options)
     except Exception as error:
         if INTERPRETED and NUMPY_REFUSES in str(error):
             raise Unsupported(
