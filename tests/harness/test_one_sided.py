@@ -153,18 +153,19 @@ def test_a_long_run_judges_a_correct_engine_and_finds_larger_slips(monkeypatch: 
 
 
 @WHOLE
-def test_a_slip_of_one_norm_weight_is_found_and_located(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["plain", "invariant"])
+def test_a_slip_of_one_norm_weight_is_found_and_located(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the slip the same events agree (`make replay`)."""
-    plain, place = load("plain"), ("trunk", 1, "normed")
+    right, place = load(name), ("trunk", 1, "normed")
 
     def norm(**given: Any) -> torch.Tensor:
-        row: torch.Tensor = plain.norm(**given)
+        row: torch.Tensor = right.norm(**given)
         if tuple(given["to"]) == place:
             row[:, 33] = (row[:, 33].double() * (1 + 2e-7)).to(row.dtype)
         return row
 
     monkeypatch.setattr(replays, "_uncalibrated", lambda setting, variant: "")
-    setting = Setting("plain", handed=replace(plain, norm=norm))
+    setting = Setting(name, handed=replace(right, norm=norm))
     outcome = diagnose(Replay(read(TRACES / "adaptive.jsonl"), setting), until=14, ladder=True)
     assert outcome.verdict.exit is Exit.DIVERGED
     assert [(one.check, tuple(one.place)) for one in outcome.verdict.findings] == [("one_sided", place)]

@@ -52,7 +52,7 @@ from .check_interface import TellsOnce, slot_of
 Numbers = npt.NDArray[np.float64]
 Key = tuple[str, int, str]  # stage without its step, layer, component
 
-CALIBRATED = ("plain",)  # op sets, on a CPU
+CALIBRATED = ("plain", "triton", "precise", "invariant")  # op sets, on a CPU
 EVENTS = ("core", "update", "state")  # whose rows share the error of a state
 # Places in which the rounding of a constant is amplified. A softmax amplifies that of its scale by the size of a score.
 # An error in the frequency of a rotation grows with the position, so rotated channels are not judged alone (a rotation
