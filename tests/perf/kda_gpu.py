@@ -43,10 +43,10 @@ BATCHES, TOKENS = (8, 64, 1), 8192
 NEAR = 3e-3  # of a norm: two roundings to bf16 differ by 2^-9 sqrt(2/3) = 1.6e-3 of each number on average
 JOBS = 3  # processes that compile re-runs
 Edits = tuple[tuple[str, str], ...]
-FILES: dict[str, Any] = {"chunk64": chunk64, "gdn_dispatch": gdn_dispatch}
+MODULES: dict[str, Any] = {"chunk64": chunk64, "gdn_dispatch": gdn_dispatch}
 if gdn_dispatch.blocks_staged is not None:
-    FILES["chunk64_launches_gluon"] = gdn_dispatch.blocks_staged
-FILE: Any = gdn_dispatch.staged  # the launches with explicit layouts; None without a GPU
+    MODULES["chunk64_launches_gluon"] = gdn_dispatch.blocks_staged
+WINDOWS: Any = gdn_dispatch.staged  # the launches with explicit layouts; None without a GPU
 
 STAYS: Edits = (
     ("settled.per_v, state.to(DTYPE), stripe, SHAPE.lined, True)",
@@ -82,7 +82,7 @@ PROMPTS: dict[str, Mapping[str, Any]] = {
         "chunk64.SLICE": channels, "chunk64.PREPARE_CHANNELS": {"warps": warps}}
        for channels, warps in ((32, 4), (32, 1), (16, 1))},
 }  # fmt: skip
-if launches := FILES.get("chunk64_launches_gluon"):
+if launches := MODULES.get("chunk64_launches_gluon"):
     PROMPTS["carry: one place for weights"] = {"chunk64_launches_gluon.CARRY": launches.CARRY | {"LAST": 1}}
 
 
@@ -95,7 +95,7 @@ class Forms:
     @contextlib.contextmanager
     def serving(self, one: Variant) -> Iterator[None]:
         """Every launch of a window runs this variant."""
-        if FILE is None:
+        if WINDOWS is None:
             yield
             return
         if one.edits not in self.made:
@@ -103,10 +103,10 @@ class Forms:
             where.mkdir()
             name = "gdn_windows.token_by_token_gluon"
             self.made[one.edits] = planted_kernels(name, one.edits, where, self.patch).staged_window
-        chosen = FILE.shape_for
+        chosen = WINDOWS.shape_for
         with self.patch.context() as now:
-            now.setattr(FILE, "staged_window", self.made[one.edits])
-            now.setattr(FILE, "shape_for", lambda form, size, rows: chosen(form, size, rows)._replace(
+            now.setattr(WINDOWS, "staged_window", self.made[one.edits])
+            now.setattr(WINDOWS, "shape_for", lambda form, size, rows: chosen(form, size, rows)._replace(
                 **one.shape if form == "window" else {}))  # fmt: skip
             yield
 
@@ -140,8 +140,8 @@ def prompt(ground: Ground, patch: pytest.MonkeyPatch) -> tuple[Callable[..., Any
     def served(variant: Mapping[str, Any], only: str = "") -> torch.Tensor:
         with patch.context() as now:
             for name, value in variant.items():
-                now.setattr(FILES[name.partition(".")[0]], name.partition(".")[2], value)
-            for file in FILES.values() if only else ():
+                now.setattr(MODULES[name.partition(".")[0]], name.partition(".")[2], value)
+            for file in MODULES.values() if only else ():
                 now.setattr(file, "launch", lambda kernel, *given, **named: (
                     launch(kernel, *given, **named) if only in kernel.__name__ else None), raising=False)  # fmt: skip
             core: torch.Tensor = TRITON.recurrence(kind.ROW)(inputs=rows, parts=(one,), dtype=ground.dtype, to=TO)
@@ -194,7 +194,7 @@ def measure(
             print(f"{name:12} {line:40} {told}", flush=True)
         write_atomically({out: json.dumps(found).encode()})
 
-    variants = RERUNS if FILE else {"now": Variant()}
+    variants = RERUNS if WINDOWS else {"now": Variant()}
     for batch in BATCHES[: None if ground.card else 1]:
         layers, work, check = reruns(ground, batch if ground.card else 2, forms)
         judged = {name: one for name, one in variants.items() if one.right}
@@ -232,7 +232,7 @@ def compile_all(names: Sequence[str], forms: Forms) -> None:
     """Compile re-runs for a GPU, without one."""
     from support.kernels import compiled
 
-    FILE.launch = partial(compiled.compiled, stages=1)
+    WINDOWS.launch = partial(compiled.compiled, stages=1)
     heads, wide = 4, partial(torch.zeros, dtype=torch.float32)
     k, ints = wide(8, heads, 128), torch.zeros(2, dtype=torch.int64)
     pool = compiled.Address(wide(3, heads, 128, 128).transpose(2, 3), ints)
@@ -241,8 +241,8 @@ def compile_all(names: Sequence[str], forms: Forms) -> None:
     for name in names or RERUNS:
         print(json.dumps({"variant": name}))
         with forms.serving(RERUNS[name]):
-            shape = FILE.shape_for("window", 4, 8 * 32 * 128)
-            FILE.staged(GdnInputs(k, k, k, k, wide(8, heads)), one, k.bfloat16(), shape)
+            shape = WINDOWS.shape_for("window", 4, 8 * 32 * 128)
+            WINDOWS.staged(GdnInputs(k, k, k, k, wide(8, heads)), one, k.bfloat16(), shape)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -52,7 +52,7 @@ FAULTS: tuple[Fault, ...] = (
            Edit.of(OVER, PART % (OF_RANK_0 % "A_log"))),
     _fault("rank-keys-of-rank-0", "rank-part", "Every rank has rank 0's rows of `k_proj`.",
            Edit.of(OVER, PART % (OF_RANK_0 % "k_proj.weight"))),
-    _fault("rank-kv-head-by-rank", "rank-part", "Of two KV heads on four ranks, rank r has head r mod 2, not r // 2.",
+    _fault("rank-kv-head-by-rank", "rank-part", "With two KV heads on four ranks, rank r has head r mod 2, not r // 2.",
            Edit.of(OVER, "    spans = shard.spans({comm.rank => (0, 2, 1, 3)[comm.rank] if shard.segments[0].copied "
                    "else comm.rank}, comm.size)"), trace="four-heads", how=replace(TWO, ranks=4),
            seen=("replicas", "derived")),

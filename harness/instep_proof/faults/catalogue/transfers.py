@@ -84,7 +84,7 @@ FAULTS: tuple[Fault, ...] = (
            "A hit is composed: the first rows of a local prefix, and the rest of the remote one.",
            Edit(TIERS, FETCHED, COMPOSED + FETCHED)),
     _fault("transfer-half-empty", "transfer-left-out",
-           "The description has no layers of the draft head, so none of its memory moves, and nobody complains.",
+           "The description has no layers of the draft head, so none of its memory moves, without an error.",
            Edit(WIRE, MISSING, "            layers = {} if part.startswith('draft_') else layers\n")),
     _fault("transfer-draft-length", "transfer-rows", "The last row of the draft head's KV is forgotten.",
            Wrap(WIRE, TAKE, result="for field in ('draft_keys', 'draft_values'):\n"
@@ -98,7 +98,7 @@ FAULTS: tuple[Fault, ...] = (
                    "torch.arange(count) % 8)}, rows)")),
     _fault("transfer-root-forgotten", "transfer-left-out", "The root does not move.", *_alone("root=None"), how=LABELS,
            seen=("identity", "bytes")),
-    _fault("transfer-proposal-forgotten", "transfer-left-out", "What the draft head proposes does not move.",
+    _fault("transfer-proposal-forgotten", "transfer-left-out", "Proposals of the draft head do not move.",
            *_alone("proposal=None"), seen=("identity", "bytes")),
     _fault("transfer-tail-forgotten", "transfer-left-out",
            "The target's final rows of the last tokens, which later prefixes need, arrive as zeros.",
