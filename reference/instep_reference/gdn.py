@@ -148,8 +148,7 @@ def forget(
     Mirrors: transformers 5.24 `KimiLinearForgetGate`, and with a bound `BailingHybridForgetGate`; HF computes in fp32.
     """
     rate = A_log.exp().reshape(-1, *(1,) * (dt_bias.ndim - 1))  # (HV,) or (HV, 1)
-    opened = a + dt_bias
-    return -rate * F.softplus(opened) if bound is None else bound * torch.sigmoid(rate * opened)
+    return -rate * F.softplus(a + dt_bias) if bound is None else bound * torch.sigmoid(rate * (a + dt_bias))
 
 
 def erase_and_write(row: Recurrence, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,6 +41,7 @@ from instep.oracle import miscounted_states
 from instep.oracle.single_layer_run import LayerWork
 from instep.run.run_variants import Variant
 from instep.watch.event_context import EventContext
+from instep.watch.memory_changes import pattern
 from instep_reference.attention import AttentionMemory
 from instep_reference.contract.declared_rounding import Blocked
 from instep_reference.contract.engine import Commit, Forward
@@ -541,6 +542,9 @@ def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool
     assert _Climb._left(its, Variant(eager=True)) == ["left"] and ran[1]
 
 
+EMBEDDING = Place("trunk", STAGE_LEVEL, "embedding")
+
+
 @pytest.fixture(scope="module")
 def of_labels(tmp_path_factory: pytest.TempPathFactory) -> list[EventContext]:
     opened = check_contexts.checkpoint(tmp_path_factory.mktemp("labels"))
@@ -562,7 +566,9 @@ def of_labels(tmp_path_factory: pytest.TempPathFactory) -> list[EventContext]:
     (2, "residual", lambda of: mix(mix(of(1, "mixer"), of(2, "gated")), code(Place("trunk", 2, "residual"))),
      "row 0 is wrong in"),  # two parts are wrong, so neither is named
     (2, "normed", lambda of: mix(12345678901, code(Place("trunk", 2, "normed"))), "row 0 is wrong in"),
-], ids=["other-row", "zeros", "other-layer", "position", "second-part", "two-parts", "unknown"])  # fmt: skip
+    (STAGE_LEVEL, "embedding", lambda of: mix(int(pattern(math.nan, torch.int64)), code(EMBEDDING)),
+     "row 0 is the embedding of poison (memory that nothing wrote); the trace has "),
+], ids=["other-row", "zeros", "other-layer", "position", "second-part", "two-parts", "unknown", "poison"])  # fmt: skip
 def test_labels_tell_what_a_row_was_made_from(
     of_labels: list[EventContext], layer: int, component: str, label: Any, says: str
 ) -> None:
@@ -576,6 +582,7 @@ def test_labels_tell_what_a_row_was_made_from(
         return torch.cat((expand([label(first)], x.shape[1:]), x[1:]))
 
     wrong = check_contexts.with_rows(context, place, put)
+    wrong = replace(wrong, log=replace(wrong.log, poison=math.nan))
     check = next(check for check in for_labels() if check.name == "labels")
     said = explained([found for found in check(wrong) if not found.agrees], wrong, None, RunHistory())
     assert said[0].place == place and said[0].diagnosis.startswith(says) and "raised" not in said[0].diagnosis

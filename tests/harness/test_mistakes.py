@@ -16,7 +16,15 @@ from instep import kit
 from instep.checks.grown_tree_mistakes import MISTAKES as TREES
 from instep.checks.wrong_state_bank import BANK
 from instep.diagnose.mistakes import CATALOGUE as EVERY
-from instep.diagnose.mistakes import constants, norms, selective_states, wrong_memory, wrong_ranks
+from instep.diagnose.mistakes import (
+    constants,
+    explanation_fit,
+    norms,
+    selective_states,
+    wrong_memory,
+    wrong_ranks,
+    wrong_rows,
+)
 from instep.diagnose.mistakes.delta_rule import MISTAKES as CATALOGUE
 from instep.diagnose.mistakes.delta_rule import candidates, listed
 from instep.diagnose.mistakes.delta_rule_with_hooks import ROWS, Call, walk
@@ -221,6 +229,55 @@ def test_narrow_numbers_are_rounded_ones_if_all_that_are_wrong_are_near() -> Non
         assert [one.sentence for one in appearance(case) if "stored" in one.sentence] == says
 
 
+def test_labels_that_several_ranks_add_are_multiples() -> None:
+    """Zeros of any sign are zeros, too."""
+    right = torch.tensor([[7, 1 << 62], [-3, 5]])
+    case: Any = SimpleNamespace(component="embedding", found=3 * right, right=right, granted=None,
+                                context=SimpleNamespace(log=SimpleNamespace(poison=None)))  # fmt: skip
+    assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == [
+        "is 3 times the right value, as if 3 ranks had added theirs"]
+    case.found, case.right = torch.tensor([0.0, -0.0]), torch.tensor([1.0, 2.0])
+    assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == ["is all zero"]
+
+
+def test_a_norm_over_other_columns_is_named() -> None:
+    """2 rows of 2 heads with 2 channels: the mean squares of the heads of the second row are 1 and 9."""
+    x = torch.tensor([[[1.0, 1.0], [1.0, 1.0]], [[1.0, 1.0], [3.0, 3.0]]], dtype=torch.float64)
+    case: Any = SimpleNamespace(component="gated", own={"core": x, "key_raw": x.flatten(1)}.get)
+    for component, rows, says, squares in (
+        ("gated", x, "over all heads of a row, not head by head", [[1, 1], [5, 5]]),
+        ("gated", x.flatten(1), "head by head, not over all heads of a row", [[1, 1], [1, 9]]),
+        ("value", x[:, 0], "over the latent and the shared key together", [1, 5]),
+    ):
+        case.component = component
+        assert {one: made.tolist() for one, made in norms._of_other_columns(case, rows)} == {says: squares}
+
+
+def test_columns_in_another_order_are_one_rule_or_pairs() -> None:
+    right = torch.randn(2, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    for order, says in (([3, 4, 5, 0, 1, 2], "column n is that of column (n - 3) mod 6"),
+                        ([0, 2, 1, 3, 4, 5], "column 1 is that of column 2, column 2 is that of column 1")):
+        case: Any = SimpleNamespace(found=right[:, order], right=right, granted=torch.ones(2, 1))
+        (one,) = wrong_rows.permuted(case, 1, "column", [])
+        assert one.sentence == says and torch.equal(one.wrong, right[:, order]) and one.tries <= 6.0**2
+
+
+def test_memory_that_begins_again_inside_a_chunk_is_zero_before_its_rows() -> None:
+    """The sum of the rows so far, which began again at rows 2 and 4."""
+    rows = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]], dtype=torch.float64)
+
+    def again(own: Any, memory: None) -> torch.Tensor:
+        return own["qkv"].cumsum(0)
+
+    right = again({"qkv": rows}, None)
+    for found, says in (([[1], [3], [4], [12], [16]], "begins with zeros again at rows 2, 4"),
+                        ([[1], [2], [6], [14], [30]], "begins with zeros again at row 1"),
+                        ([[0], [3], [7], [15], [31]], "")):  # fmt: skip
+        case: Any = SimpleNamespace(found=torch.tensor(found, dtype=torch.float64), right=right, again=again,
+                                    own={"qkv": rows}.get, granted=torch.full((2, 1), 1e-6))  # fmt: skip
+        assert [one.sentence for one in wrong_memory._begun_again(case)] == [says] * bool(says)
+
+
 def test_wrong_scales_and_bounds_are_multiples_of_the_right_value() -> None:
     bound, rate, opened = -5.0, torch.tensor([0.5, 2.0]), torch.tensor([-1.0, 0.3])
     right = bound * torch.sigmoid(rate * opened)
@@ -320,6 +377,18 @@ def test_a_state_of_nan_was_not_written_if_it_has_the_bits_of_the_poison(monkeyp
             found=found.expand(2, 2), right=torch.ones(2, 2), piece=True, component="state",
             context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))  # fmt: skip
         assert wrong_memory.unwritten(case) == f"{says}: its op has only finite inputs, and leaves NaN"
+
+
+def test_rows_of_poison_are_made_from_memory_that_nothing_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 1 of 2 is poison, though no memory of the op has any. NaN with other bits may have been computed."""
+    monkeypatch.setattr(wrong_memory, "_right_elsewhere", lambda case, lost: True)
+    poison = -torch.tensor(torch.nan)
+    says = "is made from memory that nothing wrote (poison), not from what is due, which is finite, in row 1"
+    for found, said in ((poison, says), (-poison, "")):
+        case: Any = SimpleNamespace(
+            found=torch.stack((torch.ones(2), found.expand(2))), right=torch.ones(2, 2), component="normed",
+            piece=SimpleNamespace(work=None), context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))
+        assert wrong_memory.unwritten(case) == said
 
 
 def test_the_weight_of_a_norm_is_that_of_its_layer() -> None:

@@ -387,6 +387,9 @@ def test_a_broken_contract_belongs_to_its_place_its_op_and_its_event() -> None:
 
 def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:
     assert [one.value for one in source_slips.others(ast.Constant(3))] == [4, 2]  # type: ignore[attr-defined]
+    for product, without in (("a * (b + c)", "a * b + c"), ("(a - b) / c", "a - b / c")):
+        made = map(ast.unparse, source_slips.others(ast.parse(product, mode="eval").body))
+        assert without in made, product
     for longer, shown in ((0, True), (1, False)):
         name = "x" * (source_slips.SHOWN - len(" + 1") + longer)
         tree = ast.parse(f"{name} + 1")

@@ -98,7 +98,7 @@ def explained(
             chosen = list(_first(tensors))
             for finding in chosen:
                 what = (finding.place, finding.request, finding.tier in NUMERIC)
-                if what not in at:
+                if at.get(what) is None:  # of several comparisons of bits, another one may know more contents
                     try:
                         at[what] = _said(finding, context, oracle, history)
                     except Exception as error:  # a finding is reported even if its data break the bank

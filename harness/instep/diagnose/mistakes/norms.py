@@ -41,8 +41,8 @@ def norms(case: Case) -> Iterator[Explanation]:
     right, size = (squares + eps).sqrt(), x.shape[-1]
 
     def by(says: str, denominator: torch.Tensor) -> Explanation:
-        factor = (right / denominator).reshape(*right.shape, *(1,) * (case.right.dim() - right.dim()))
-        return Explanation(says, case.right * factor)
+        factor = right.reshape(*right.shape, *(1,) * (denominator.dim() - right.dim())) / denominator
+        return Explanation(says, (case.right.reshape(*factor.shape, -1) * factor[..., None]).reshape(case.right.shape))
 
     yield by("is normed with 10 times the eps", (squares + 10 * eps).sqrt())
     yield by("is normed with a tenth of the eps", (squares + eps / 10).sqrt())
@@ -58,6 +58,8 @@ def norms(case: Case) -> Iterator[Explanation]:
     else:
         yield by("is normed by the sum of the squares, not by their mean", (squares * size + eps).sqrt())
         yield by("is normed by the mean of the squares, without the root", squares + eps)
+    for says, other in _of_other_columns(case, x):
+        yield by(f"is normed {says}", (other * (size if l2 else 1) + eps).sqrt())
     for says, other in _neighbours(case, x, right, eps):
         yield by(f"is normed with the root mean square of {says}", other)
     if case.component in ("query", "key"):
@@ -81,6 +83,16 @@ def norms(case: Case) -> Iterator[Explanation]:
             parts = torch.where(normed == 0, 0.0, rounded(normed, narrow) / normed)
             if parts.shape == case.right.shape:
                 yield Explanation(f"is rounded to {said} before its weight", case.right * parts)
+
+
+def _of_other_columns(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Mean squares over other columns than those that the norm takes together."""
+    if x.dim() > 2 and x.shape[1] > 1:
+        yield "over all heads of a row, not head by head", x.square().mean((1, 2))[:, None].expand(x.shape[:2])
+    elif case.component == "gated" and (core := case.own("core")) is not None:
+        yield "head by head, not over all heads of a row", core.square().mean(-1)
+    elif case.component == "value" and (raw := case.own("key_raw")) is not None:
+        yield "over the latent and the shared key together", raw.square().mean(-1)
 
 
 def _weights_of_others(case: Case) -> Iterator[tuple[str, torch.Tensor]]:

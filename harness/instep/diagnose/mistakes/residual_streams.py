@@ -185,6 +185,10 @@ def _written(case: Case, shape: PleShape, weights: PleWeights, work: LayerWork) 
     yield Explanation("is gated by the key of the stream before", gated((k.roll(1, 1) * q).sum(-1) / width**0.5, root))
     yield Explanation("is gated by rows that are not normed",
                       gated((key.reshape(k.shape) * hidden.reshape(q.shape)).sum(-1) / width**0.5, root))  # fmt: skip
+    together = (over_rms(x, eps) * (1 + w) for x, w in ((key, weights.key_norm), (hidden, weights.query_norm)))
+    k, q = (each.reshape(k.shape) for each in together)
+    yield Explanation("is gated by rows that are normed over all streams together",
+                      gated((k * q).sum(-1) / width**0.5, root))  # fmt: skip
     yield Explanation("is not gated", value.repeat(1, S))
 
 

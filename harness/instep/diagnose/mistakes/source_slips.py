@@ -76,6 +76,7 @@ def others(node: ast.AST) -> list[ast.AST]:
     match node:
         case ast.BinOp(left=left, op=op, right=right):
             made: list[ast.AST] = [ast.BinOp(left, other(), right) for other in OPERATORS.get(type(op), ())]
+            made += _without_brackets(left, op, right)
             return made + ([left, right] if isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div) else [])
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name() | ast.BinOp() | ast.Call() as operand):
             return [operand]
@@ -92,6 +93,17 @@ def others(node: ast.AST) -> list[ast.AST]:
         case ast.Call(func=ast.Attribute(value=owner, attr=name), args=given, keywords=named) if name in FUNCTIONS:
             return [ast.Call(ast.Attribute(owner, FUNCTIONS[name]), given, named)]
     return []
+
+
+def _without_brackets(left: ast.expr, op: ast.operator, right: ast.expr) -> list[ast.AST]:
+    """a * (b + c) as a * b + c, and (a + b) * c as a + b * c."""
+    sums, made = ast.Add | ast.Sub, list[ast.AST]()
+    if isinstance(op, ast.Mult | ast.Div):
+        if isinstance(right, ast.BinOp) and isinstance(right.op, sums):
+            made.append(ast.BinOp(ast.BinOp(left, op, right.left), right.op, right.right))
+        if isinstance(left, ast.BinOp) and isinstance(left.op, sums):
+            made.append(ast.BinOp(left.left, left.op, ast.BinOp(left.right, op, right)))
+    return made
 
 
 def _shown(node: ast.AST, parents: Mapping[ast.AST, ast.AST]) -> ast.AST:

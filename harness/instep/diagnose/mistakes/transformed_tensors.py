@@ -12,14 +12,19 @@ from ...watch.memory_changes import pattern
 from .explanation_fit import cells
 from .finding_case import NARROW, Case, Explanation
 
+MOST_RANKS = 8  # whose labels a sum may have
+
 
 def appearance(case: Case) -> Iterator[Explanation]:
     right = case.right
-    yield Explanation("is all zero", torch.zeros_like(right))
+    zeros = torch.zeros_like(right)  # of any sign
+    yield Explanation("is all zero", torch.where(case.found.cpu() == 0, case.found.cpu().to(zeros), zeros))
     poison = case.context.log.poison
     if poison is not None and case.granted is None:
         nobodys = torch.full_like(right, pattern(poison, right.dtype))
         yield Explanation("is poison: memory that was never written", nobodys)
+    for times in range(2, MOST_RANKS + 1) if case.granted is None and not right.is_floating_point() else ():
+        yield Explanation(f"is {times} times the right value, as if {times} ranks had added theirs", times * right)
     if right.is_floating_point():
         for factor, said in ((2.0, "is twice"), (0.5, "is half of"), (-1.0, "is the opposite of")):
             yield Explanation(f"{said} the right value", factor * right)

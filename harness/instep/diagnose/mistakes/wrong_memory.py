@@ -16,6 +16,7 @@ from instep_reference.contract.engine import RequestState
 from instep_reference.short_conv import ConvMemory
 from instep_reference.trunk import LayerMemory, WithState
 
+from ...checks.check_interface import listed
 from ...checks.poison import poisoned
 from ...oracle.miscounted_states import lacking_oldest
 from ...oracle.single_layer_run import LayerWork
@@ -26,6 +27,7 @@ from .finding_case import STANDS, Case, Explanation
 
 # Component -> the field of memory that its op reads, which may be that of another request.
 READ_FROM = {"mixed": "conv", "core": "state", "update": "state"}
+MOST_BEGINS = 8  # rows of a chunk at which memory may begin again
 
 
 def known_rows(case: Case) -> Iterator[Explanation]:
@@ -45,6 +47,7 @@ def memory(case: Case) -> Iterator[Explanation]:
     if case.piece is not None:
         work = case.piece.work
         if isinstance(work, LayerWork) and case.component in READ_FROM:
+            yield from _begun_again(case)
             if isinstance(work.memory, WithState | ConvMemory):
                 yield from _read(case, work, work.memory)
             if isinstance(work.memory, WithState):
@@ -57,20 +60,23 @@ def unwritten(case: Case) -> str:
     """The sentence for NaN from memory that nothing wrote, which holds poison; "" if it does not account for all NaN.
 
     The op is run again on the subject's own rows, with NaN in each memory that it reads. NaN must be at the found
-    places, and all other numbers must be right.
+    places, and all other numbers must be right. If no memory gives that, but the NaN has the bits of the poison, then
+    the op read something else than the rows and the memory that are due, which are finite.
     """
-    lost = ~case.found.cpu().isfinite()
+    lost, poison = ~case.found.cpu().isfinite(), case.context.log.poison
     if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
         return ""
+    copied = poison is not None and bool(poisoned(case.found.cpu(), poison)[lost].all())
     if case.component in STANDS and lost.all():
-        poison, says = case.context.log.poison, "its op has only finite inputs, and leaves NaN"
-        unwritten = poison is not None and bool(poisoned(case.found.cpu(), poison).all())
-        return f"nothing wrote it: {says}" if unwritten else f"is made from memory that nothing wrote: {says}"
+        says = "its op has only finite inputs, and leaves NaN"
+        return f"nothing wrote it: {says}" if copied else f"is made from memory that nothing wrote: {says}"
     for says, memory in _with_nan(case):
         for one in case.made(says, memory=memory):
             if torch.equal(~one.wrong.cpu().isfinite(), lost):
                 return one.sentence
-    return ""
+    rows = lost.flatten(1).any(1).nonzero()[:, 0].tolist() if lost.dim() > 1 else []
+    at = f", in {listed('row', rows)}" if len(rows) < len(lost) else ""
+    return f"is made from memory that nothing wrote (poison), not from what is due, which is finite{at}" * copied
 
 
 def _right_elsewhere(case: Case, lost: torch.Tensor) -> bool:
@@ -89,7 +95,8 @@ def _with_nan(case: Case) -> Iterator[tuple[str, LayerMemory]]:
         kept = trunk.empty_memory(case.weights.config, mixer, case.right.dtype, case.right.device)
     instead = "" if work.start else ", although the request has no tokens yet"
     if isinstance(kept, WithState | ConvMemory):
-        for field, says in (("window", "a conv window"), ("state", "a state")):
+        state = "a state, or a token kept for it," if work.start else "a state"
+        for field, says in (("window", "a conv window"), ("state", state)):
             if not hasattr(kept, field):
                 continue
             lost: dict[str, Any] = {field: torch.full_like(getattr(kept, field), torch.nan)}
@@ -171,6 +178,30 @@ def _read(case: Case, work: LayerWork, kept: WithState | ConvMemory) -> Iterator
         for step, says in ((1, "before"), (-1, "after")):
             yield from reading(f"of the channel {says}", mine.roll(step, 0))
             yield from reading(f"one column {'too late' if step > 0 else 'too early'}", mine.roll(step, 1))
+
+
+def _begun_again(case: Case) -> Iterator[Explanation]:
+    """An op that begins with zeros again at a later row than the first, and perhaps at further rows."""
+    own = {name: rows for name in ("qkv", "k", "v") if (rows := case.own(name)) is not None}
+    wrong, begins = case.right.to("cpu", torch.float64), list[int]()
+    while len(begins) < MOST_BEGINS and (row := _first_wrong(case, wrong)) > max(begins, default=0):
+        begins.append(row)
+        late = {name: torch.where(torch.arange(len(rows)).reshape(-1, *(1,) * (rows.dim() - 1)) < row, 0, rows)
+                for name, rows in own.items()}  # fmt: skip
+        made = case.again(late, memory=None)
+        if made is None:
+            return
+        wrong = torch.cat((wrong[:row], made[row:]))
+    if begins:
+        says = f"begins with zeros again at {listed('row', begins)}"
+        yield Explanation(says, wrong, float(len(wrong)) ** len(begins))
+
+
+def _first_wrong(case: Case, other: torch.Tensor) -> int:
+    """The first row with a number that is further from the other tensor than the allowance; 0: none is."""
+    assert case.granted is not None, "there is a piece"
+    away = (case.found.to("cpu", torch.float64) - other).abs().flatten(1).amax(1)
+    return int((~(away <= case.granted[1].max() * case.right.abs().amax())).double().argmax())
 
 
 def _without_oldest(case: Case, kept: WithState) -> Iterator[Explanation]:

@@ -16,11 +16,12 @@ from .explanation_fit import PER_HEAD
 from .finding_case import STANDS, Case, Explanation
 
 SHOWN = 4  # pairs of rows that are printed
-MOST = 256  # rows that are compared with each other at most
+MOST = 256  # rows that are compared with each other at most, if each has as many numbers
+MOST_TRIED = 99  # rows whose choices count as tries, so that their number stays finite
 
 
 def result_rows(case: Case) -> Iterator[Explanation]:
-    """Rows and heads of a place, and heads of a state (not columns: `permuted_windows_and_shifted_caches.py`)."""
+    """Rows, heads and columns of a place, and heads of a state (others: `permuted_windows_and_shifted_caches.py`)."""
     if case.component not in STANDS and case.right.dim() > 1:
         others = [*case.rights(), *_of_forward_before(case)]
         if case.granted is None:
@@ -29,6 +30,8 @@ def result_rows(case: Case) -> Iterator[Explanation]:
     axis = HEAD_AXIS.get(case.component, 1 if case.component in PER_HEAD else None)
     if axis is not None and case.right.dim() > axis:
         yield from permuted(case, axis, "head", [])
+    if case.component not in STANDS and case.right.dim() > 1 and axis != case.right.dim() - 1:
+        yield from permuted(case, case.right.dim() - 1, "column", [])
 
 
 def _of_forward_before(case: Case) -> Iterator[tuple[str, torch.Tensor]]:
@@ -81,7 +84,7 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
             kept += [(row, f" {whose}", each.to(right)) for row, each in enumerate(theirs.movedim(axis, 0))]
     sources = torch.stack([each for _, _, each in kept]).flatten(1)
     sources, ours = (x if case.granted is None else x.double() for x in (sources, found.flatten(1).to(right)))
-    if len(sources) > MOST:
+    if len(ours) * sources.numel() > MOST**3:
         return
     away = distance if case.granted is not None else _differing
     apart = away(ours, sources)
@@ -97,7 +100,8 @@ def permuted(case: Case, axis: int, what: str, others: Sequence[tuple[str, torch
         return  # it equals several rows
     wrong = right.clone()
     wrong[moved] = sources[nearest[moved]].reshape(wrong[moved].shape).to(wrong)
-    yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), float(len(sources)) ** len(pairs))
+    tries = float(len(sources)) ** (1 if ruled else min(len(pairs), MOST_TRIED))
+    yield Explanation(_sentence(what, pairs, len(right)), wrong.movedim(0, axis), tries)
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -115,6 +119,8 @@ def _sentence(what: str, pairs: Sequence[tuple[int, int, str]], count: int) -> s
     for step, word in ((1, "before"), (count - 1, "after")) if mine and count > 2 and len(pairs) >= count - 1 else ():
         if steps == {step}:
             return f"each {what} is that of the {what} {word} it"
+    if mine and len(pairs) == count > 2 and len(steps) == 1:
+        return f"{what} n is that of {what} (n - {min(steps)}) mod {count}"
     if len(pairs) > 1 and len({(other, whose) for _, other, whose in pairs}) == 1:
         _, other, whose = pairs[0]
         return f"{what}s {', '.join(str(row) for row, _, _ in pairs[:SHOWN])} are all that of {what} {other}{whose}"

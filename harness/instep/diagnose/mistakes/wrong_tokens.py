@@ -8,21 +8,27 @@ from collections.abc import Iterator
 import torch
 
 from instep_reference.contract.engine import Drafted
+from instep_reference.label_mixing import MASK, mix
 
+from ...watch.memory_changes import pattern
 from ...watch.rows_by_request import row_spans
 from .finding_case import Case, Explanation
-from .wrong_labels import embedded, heads, vocab_of
+from .wrong_labels import code, embedded, heads, vocab_of
 from .wrong_rows import SHOWN
+
+POISON = -2  # in the place of a token: the poison of memory; -1 is unknown
 
 
 def tokens(case: Case) -> Iterator[Explanation]:
     if case.component != "embedding" or (case.oracle is None and case.finding.check != "labels"):
         return
     if case.granted is None:
-        table = embedded(case, vocab_of(case))
+        table, poison = embedded(case, vocab_of(case)), case.context.log.poison
+        if poison is not None:
+            table[mix(int(pattern(poison, torch.int64)) & MASK, code(case.finding.place))] = POISON
         ours, due = ([table.get(label, -1) for label in heads(x)] for x in (case.found, case.right))
         wrong = [row for row, pair in enumerate(zip(ours, due, strict=True)) if pair[0] != pair[1]]
-        if wrong and all(ours[row] >= 0 for row in wrong):
+        if wrong and all(ours[row] != -1 for row in wrong):
             yield Explanation(_sentence(case, wrong, ours, due), case.found)
         return
     rows = case.weights.embedding.to("cpu", torch.float64)
@@ -35,8 +41,9 @@ def tokens(case: Case) -> Iterator[Explanation]:
 def _sentence(case: Case, wrong: list[int], ours: list[int], due: list[int]) -> str:
     own = _own(case)
     whose = {own: ", the draft head's own pick"}
-    told = [f"row {row} is the embedding of token {ours[row]}{whose.get(ours[row], '')}; the trace has {due[row]}"
-            for row in wrong[:SHOWN]]  # fmt: skip
+    named = ["poison (memory that nothing wrote)" if token == POISON else f"token {token}{whose.get(token, '')}"
+             for token in ours]  # fmt: skip
+    told = [f"row {row} is the embedding of {named[row]}; the trace has {due[row]}" for row in wrong[:SHOWN]]
     more = [f"and {len(wrong) - SHOWN} more rows"] if len(wrong) > SHOWN else []
     return ", ".join(told + more)
 

@@ -47,7 +47,7 @@ FAULTS: tuple[Fault, ...] = (
            "An earlier stage commits the state of the node after the path.",
            Edit.of(STAGE, "self.strategy.commit(ops, AcceptedWindows(inputs.rows, inputs.slots, {last => "
                    "torch.minimum(lens, inputs.width - 1)}, lens, before, None if table.parents is None else path))"),
-           how=COPIES, seen=("labels", "bytes")),
+           how=COPIES, seen=("labels", "bytes"), mistake="another-count"),
     _fault("stage-keeps-the-old-root", "stage-commit", "An earlier stage does not write the bonus of a relay.",
            Edit.of(STAGE, "self._note(ops, {bonus => last}, inputs.slots, 0)"), seen=("agreement",)),
     _fault("stage-relay-of-another-micro-batch", "stage-relay", "A relay has the number of another micro-batch.",
