@@ -111,6 +111,11 @@ def test_fault_without_an_expected_finding_is_found_by_any_check_and_not_located
              "where": "there", "code": "identified", "diagnosis": "holds the state after 2 tokens",
              "explained": None}  # fmt: skip
     control = Arm(Exit.AGREED, 1.0, served={"instep": "right"}, trail=("0 a",), events=1, of=1)
+    size = {**first, "diagnosis": "relative error 0.1"}
+    broken = {**size, "code": "broken_contract", "diagnosis": "op attend: row 0 sees positions 1, 5"}
+    for more, named in ((broken, "check"), ({**broken, "layer": 1}, ""), (size, "")):
+        arm = Arm(Exit.DIVERGED, 1.0, (size, more), {"bytes": "T1"}, {"instep": "planted"}, ("0 b",), events=1, of=1)
+        assert judge(fault, control, arm, {"instep": "right"}, {"instep": "planted"}).named_by == named
     for changes, named in ((first, "check"), ({**first, "diagnosis": "relative error 0.1"}, ""),
                            ({**first, "code": "failed", "diagnosis": "raised KeyError"}, ""),
                            ({**first, "code": "failed", "raised": {**AT, "file": "instep/run/replay.py"}}, ""),

@@ -13,6 +13,7 @@ that the sentence is no size; whether it is right, a reader decides.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -119,6 +120,8 @@ class Judged:
             at = first.get("raised") or {"file": "", "line": 0, "function": ""}
             return "check" if at["file"].startswith(PLANTED) and at["line"] and at["function"] else ""
         nameless = explained is None and first.get("code") in NAMELESS
+        if self.unknown and explained is None and self._breaks_a_contract(first):
+            return "check"
         if self.unknown and (nameless or len((explained or {}).get("names", ())) > 1 or NO_NAME.search(
                 explained["says"] if explained is not None else first["diagnosis"] or "unknown")):  # fmt: skip
             return ""
@@ -126,6 +129,12 @@ class Judged:
             mistake = self.fault.mistake
             return "" if mistake and mistake not in explained.get("names", (mistake,)) else str(explained["by"])
         return "check" if says in first["diagnosis"] else ""
+
+    def _breaks_a_contract(self, first: Mapping[str, Any]) -> bool:
+        """Whether an op call at the first finding's place breaks a contract, which that finding's sentence quotes."""
+        at = ("event", "stage", "layer", "component")
+        return any(one.get("code") == "broken_contract" and all(one[name] == first[name] for name in at)
+                   for one in self.arm.findings)  # fmt: skip
 
     @property
     def located(self) -> bool:
