@@ -2,11 +2,11 @@
 
     PYTHONPATH=reference:tests:harness:optimized python -m campaigns.harness_mutants --mutants 300 --minutes 60
 
-The code has a switch at each mutant (`switched_code.py`). Each test runs once. If an expression and its mutant have
-different values, the process forks, and the child runs the rest of the test with the mutant. A failure kills the
-mutant, if the test passes without it and also fails alone with it. So a mutant costs only the tests that it can change.
-A later call continues: a survivor runs again in files that have changed. Leaves out: drawing
-(`faults/draw_mutants.py`), and code that tests run in other processes or threads.
+The code has a switch at each mutant (`switched_code.py`). First each test file runs once without mutants. This records
+the time of each test, and the mutants whose expressions have another value in it. Then each mutant runs in a process
+with the tests in which its value differs, quick ones first, until one fails. That test must pass without the mutant.
+A later call continues: it records new and changed test files, and a survivor runs their tests. Leaves out: drawing
+(`faults/draw_mutants.py`), and values that differ in other processes or threads of a test.
 """
 
 import argparse
@@ -17,41 +17,38 @@ import importlib
 import json
 import os
 import resource
-import select
 import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from hashlib import sha256
-from itertools import islice
+from itertools import groupby, islice
 from math import comb
 from multiprocessing import get_context
+from operator import add
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from campaigns.switched_code import SWITCH, NoSite, equal, install, site
 
 TOP = Path(__file__).resolve().parents[2]
 HARNESS = TOP / "harness"
 FILE = TOP / "fixtures" / "results" / "harness-mutants.json"
-SEEN = TOP / "build" / "harness-mutants.json"  # all rows, and for each the digests of the test files that it met
+SEEN = TOP / "build" / "harness-mutants.json"  # what tests compute, and for each row what it survived
 # The checks and their measures, the explanations, the verdict, the rules of the trace, and the bank of wrong states.
 CODE = ("checks/*.py", "diagnose/**/*.py", "verdict.py", "tier_allowances.py", "trace/event_rules.py",
         "trace/request_table.py", "trace/write_bound.py", "oracle/*_states.py", "oracle/state_oracle.py")  # fmt: skip
 FORK = get_context("fork")
 OF_A_FILE = 3600  # processor seconds of a test file without mutants
-OF_A_TEST = 20  # processor seconds of a test with a mutant, at most
-# Processor seconds with a mutant after which no other case of a parametrized test begins, no other test of the file
-OF_ALL_CASES, OF_ONE_FILE = 1, 8
+QUICK = 0.5  # seconds of a test
 SLOWER, STARTS = 3, 5  # a mutant that makes a test this much slower, and this many seconds in addition, hangs
 WAITS = 8  # wall clock per processor second
 CONFIDENCE = 0.95
@@ -80,11 +77,11 @@ class Mutant(NamedTuple):
 
 def main() -> None:
     asks = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asks.add_argument("--mutants", type=int, default=300, help="how many are drawn")
-    asks.add_argument("--seed", type=int, default=1, help="of the draws")
+    asks.add_argument("--mutants", type=int, default=300, help="how many are drawn of each seed")
+    asks.add_argument("--seed", type=int, nargs="+", default=[1], help="of the draws, a sample for each")
     asks.add_argument("--only", default="", help="draw mutants of files with this text in their path")
     asks.add_argument("--seconds", type=float, default=60.0, help="processor time of a mutant in one call")
-    asks.add_argument("--minutes", type=float, default=1e9, help="time after which no test file is begun")
+    asks.add_argument("--minutes", type=float, default=1e9, help="time after which no test file or mutant is begun")
     asks.add_argument("--whole", action="store_true", help="also run the tests of `make whole`")
     asks.add_argument("--tests", type=Path, nargs="+", default=[TOP / "tests" / "harness"], help="files or folders")
     asks.add_argument("--json", type=Path, default=FILE, help="the result")
@@ -95,25 +92,38 @@ def main() -> None:
     end = time.monotonic() + 60 * asked.minutes
     with TemporaryDirectory() as name:
         folder = Path(name)
-        drawn = in_fork(lambda: draw(asked.seed, asked.mutants, asked.only), folder, OF_A_FILE)
-        mutants = [Mutant(*one) for one in drawn]
+        mutants, seeds = list[Mutant](), dict[str, int]()
+        for seed in asked.seed:
+            drawn = in_fork(partial(draw, seed, asked.mutants, asked.only), folder)[0]
+            mutants += [one for one in (Mutant(*each) for each in drawn) if seeds.setdefault(one.id, seed) == seed]
         texts = code_files()
         install({HARNESS / file: text for file, text in texts.items()},
                 [(HARNESS / one.file, one.planted(texts[one.file])) for one in mutants])  # fmt: skip
-        campaign = Campaign(mutants, asked, folder)
-        setattr(builtins, SWITCH, Forks({}))
+        campaign = Campaign(mutants, seeds, asked, folder)
+        setattr(builtins, SWITCH, lambda number, value=None, other=None: value)
         warm_up()
-        for file in test_files(asked.tests, campaign.code()):
-            if time.monotonic() < end and (alive := campaign.alive(file)):
-                campaign.run(file, alive)
-            campaign.keep()
+        for file in campaign.files:
+            if time.monotonic() < end and (new := campaign.unrecorded(file)):
+                campaign.record(file, new)
+                campaign.keep()
+        for number in range(len(mutants)):
+            if time.monotonic() < end and (tests := campaign.due(number)):
+                campaign.run(number, tests)
+                campaign.keep()
+        campaign.keep()
     print("\n".join(lines(json.loads(asked.json.read_text()))))
 
 
 class Campaign:
-    """The rows of the result, and what each mutant has survived."""
+    """The rows of the result, what each test computes, and what each mutant has survived.
 
-    def __init__(self, mutants: Sequence[Mutant], asked: argparse.Namespace, folder: Path) -> None:
+    recorded: test file -> its digest, the mutants that were looked for, and for each test that computes some of them
+    its seconds, and their indices in this list: those that it computes, and those whose values differ in it
+    """
+
+    def __init__(
+        self, mutants: Sequence[Mutant], seeds: Mapping[str, int], asked: argparse.Namespace, folder: Path
+    ) -> None:
         self.mutants, self.asked, self.folder = mutants, asked, folder
         known: dict[str, dict[str, Any]] = {}
         before, seen = (json.loads(file.read_text()) if file.exists() else {} for file in (asked.json, asked.seen))
@@ -121,65 +131,157 @@ class Campaign:
             known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
         self.note = {name: before[name] for name in ("note",) if name in before}
         self.rows: dict[str, dict[str, Any]] = {one.id: {
-            "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
-            "commit": "", "seen": {}, **known.get(one.id, {})} for one in mutants}  # fmt: skip
-        self.spent = dict.fromkeys(self.rows, 0.0)
+            "id": one.id, "seed": seeds[one.id], "file": one.file, "line": one.line, "kind": one.kind, "what": one.what,
+            **NOTHING, "commit": "", "survived": {}, **known.get(one.id, {})} for one in mutants}  # fmt: skip
+        self.others = [row for name, row in known.items() if name not in self.rows]
+        self.recorded: dict[str, dict[str, Any]] = seen.get("recorded", {})
+        self.right: dict[str, str] = seen.get("right", {})  # test that passed alone without a mutant -> digest
+        self.files = {name_of(file): self._digest(file) for file in test_files(asked.tests, {
+            one.file for one in mutants if not self.rows[one.id]["killed_by"]})}  # fmt: skip
+        self._find_tests()
 
-    def code(self) -> Counter[str]:
-        """The number of survivors in each mutated file."""
-        return Counter(row["file"] for row in self.rows.values() if not row["killed_by"])
+    def unrecorded(self, file: str) -> list[int]:
+        """The numbers of the living mutants that have not been looked for in this text of a test file."""
+        known = self._known(file)["mutants"]
+        return [number for number, one in enumerate(self.mutants)
+                if not self.rows[one.id]["killed_by"] and one.id not in known]  # fmt: skip
 
-    def alive(self, file: Path) -> list[int]:
-        """The numbers of the mutants that nothing has killed and that have not seen this text of a file."""
-        return [number for number, one in enumerate(self.mutants) if not self.rows[one.id]["killed_by"]
-                and self.rows[one.id]["seen"].get(name_of(file)) != self._digest(file)]  # fmt: skip
+    def _known(self, file: str) -> dict[str, Any]:
+        known = self.recorded.get(file, {})
+        same = known.get("digest") == self.files[file]
+        return known if same else {"digest": self.files[file], "mutants": [], "tests": {}}
 
-    def run(self, file: Path, alive: Sequence[int]) -> None:
-        seconds = {number: self.asked.seconds - self.spent[self.mutants[number].id] for number in alive}
-        plugin, digest = Forks(seconds), self._digest(file)
+    def record(self, file: str, numbers: Sequence[int]) -> None:
+        """Run a test file without mutants, and note what its tests compute."""
+        plugin = Recorder(numbers)
         setattr(builtins, SWITCH, plugin)
 
         def work() -> dict[str, Any]:
-            try:
-                run_pytest(plugin, name_of(file), self.folder, whole=self.asked.whole)
-            finally:
-                plugin.end()
-            return {"rows": plugin.rows, "notes": plugin.notes, "tests": plugin.tests}
+            run_pytest(plugin, [file], self.folder, whole=self.asked.whole)
+            tests = {name: [round(met.seconds, 2), sorted(met.reached), sorted(met.differs)]
+                     for name, met in plugin.tests.items() if met.reached}  # fmt: skip
+            return {"tests": tests, "failed": plugin.failed}
 
         begun = time.monotonic()
-        found = in_fork(work, self.folder, OF_A_FILE)
+        found, ended, _ = in_fork(work, self.folder)
         if found is None:
-            print(f"{name_of(file)} DID NOT END", flush=True)
+            print(f"{file} DID NOT END ({ended})", flush=True)
             return
-        for number, of in found["rows"].items():
-            one = self.mutants[int(number)]
-            row = self.rows[one.id]
-            row |= {"killed_by": of["killed_by"], "says": of["says"], "commit": self.asked.commit}
-            for key in ("reached", "tests", "left", "seconds"):
-                row[key] = round(row[key] + of[key], 1)
-            self.spent[one.id] += of["seconds"]
-            row["seen"][name_of(file)] = digest
-        killed = sum(bool(of["killed_by"]) for of in found["rows"].values())
-        left = sum(not row["killed_by"] for row in self.rows.values())
-        print(f"{name_of(file)}: {killed} of {len(alive)} killed by {found['tests']} tests in "
-              f"{time.monotonic() - begun:.0f} s, {left} left", flush=True)  # fmt: skip
-        for says in found["notes"]:
-            print(says, flush=True)
+        known = self._known(file)
+        index = {number: place for place, number in enumerate(numbers, start=len(known["mutants"]))}
+        known["mutants"] += [self.mutants[number].id for number in numbers]
+        for name, (seconds, reached, differs) in found["tests"].items():
+            _, *before = known["tests"].get(name, [seconds, [], []])
+            new = ([index[number] for number in several] for several in (reached, differs))
+            known["tests"][name] = [seconds, *map(add, before, new)]
+        self.recorded[file] = known
+        self._find_tests()
+        print(f"{file}: {len(found['tests'])} tests compute mutants, {time.monotonic() - begun:.0f} s", flush=True)
+        for name in found["failed"]:
+            print(f"{name} fails without a mutant", flush=True)
+
+    def due(self, number: int) -> dict[str, float]:
+        """The tests in which the value of a living mutant differs and that it has not survived -> their seconds.
+
+        All quick tests are before all others, and the quick ones of a file are together: reading a file takes time.
+        """
+        row = self.rows[self.mutants[number].id]
+        found, quickest = {} if row["killed_by"] else self.tests[row["id"]][1], dict[str, float]()
+        for name, seconds in found.items():
+            file = file_of(name)
+            quickest[file] = min(seconds, quickest.get(file, seconds))
+
+        def order(name: str) -> tuple[bool, float, str, float]:
+            return found[name] > QUICK, quickest[file_of(name)], file_of(name), found[name]
+
+        return {name: found[name] for name in sorted(found, key=order)
+                if row["survived"].get(name) != self.files[file_of(name)]}  # fmt: skip
+
+    def _find_tests(self) -> None:
+        """Map each mutant to the tests that compute it, and to those in which its value differs."""
+        self.tests: dict[str, tuple[set[str], dict[str, float]]] = {one.id: (set(), {}) for one in self.mutants}
+        for known in map(self._known, self.files):
+            ids = known["mutants"]
+            for name, (seconds, reached, differs) in known["tests"].items():
+                for one in {ids[place] for place in reached} & {*self.tests}:
+                    self.tests[one][0].add(name)
+                for one in {ids[place] for place in differs} & {*self.tests}:
+                    self.tests[one][1][name] = seconds
+
+    def run(self, number: int, tests: Mapping[str, float]) -> None:
+        """Run a mutant with these tests until one fails, and then that test without the mutant."""
+        row, begun = self.rows[self.mutants[number].id], time.monotonic()
+        row |= {"commit": self.asked.commit}
+        left = self.asked.seconds
+        for _, several in groupby(tests, file_of):
+            ran, error, seconds = self._run(number, {name: tests[name] for name in several}, left)
+            left -= seconds
+            row |= {"seconds": round(row["seconds"] + seconds, 1), "tests": row["tests"] + len(ran)}
+            row["survived"] |= {name: self.files[file_of(name)] for name in ran}
+            if error and self._is_right(ran[-1], tests[ran[-1]]):
+                row |= {"killed_by": ran[-1], "says": error}
+            if row["killed_by"] or left <= 0:
+                break
+        says = f"killed by {row['killed_by']}" if row["killed_by"] else f"survives {row['tests']} tests"
+        print(f"{number + 1} of {len(self.mutants)}: {row['file']} line {row['line']}: {row['what']}: {says} "
+              f"in {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+
+    def _is_right(self, test: str, seconds: float) -> bool:
+        """Whether a test passes alone without a mutant."""
+        digest = self.files[file_of(test)]
+        if self.right.get(test) != digest and self._run(None, {test: seconds}, OF_A_FILE)[:2] != ([test], ""):
+            print(f"{test} fails without a mutant", flush=True)
+            return False
+        self.right[test] = digest
+        return True
+
+    def _run(self, number: int | None, tests: Mapping[str, float], limit: float) -> tuple[list[str], str, float]:
+        """Run tests of a file with a mutant until one fails -> those that ended, the error of the last, seconds.
+
+        Seconds are those of the processor, and `limit` is the maximum of all tests together.
+        """
+        plugin = UntilOneFails(tests, self.folder / "ran.jsonl")
+        plugin.file.unlink(missing_ok=True)
+
+        def switch(at: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
+            """The value of an expression; if there is none: whether the mutant is on."""
+            return value if at != number else True if other is None else other()
+
+        setattr(builtins, SWITCH, switch)
+        files = [file_of(next(iter(tests)))]
+        work = partial(run_pytest, plugin, files, self.folder, whole=self.asked.whole)
+        _, ended, seconds = in_fork(work, self.folder, limit)
+        told = [json.loads(line) for line in plugin.file.read_text().splitlines()] if plugin.file.exists() else []
+        begun = [name for name, error in told if error is None]
+        errors = [(name, error) for name, error in told if error]
+        if errors:
+            name, error = errors[0]
+            return [*(each for each in begun if each != name), name], error, seconds
+        if ended == -signal.SIGXCPU or ended == -signal.SIGKILL:  # the time of the mutant is over
+            return begun[:-1], "", seconds
+        if ended >= 0 or not begun:
+            return begun, "", seconds
+        hangs = ended in (-signal.SIGPROF, -signal.SIGALRM)
+        return begun, "does not end" if hangs else f"ends by signal {-ended}", seconds
 
     def keep(self) -> None:
         """Write the result. A mutant that nothing has killed counts as a survivor before it has met every file, too."""
-        files = {name_of(file): self._digest(file) for file in test_files(self.asked.tests, self.code())}
-        rows = [{name: value for name, value in row.items() if name != "seen"} | (
-            {} if row["killed_by"] else {"files": len(files.items() & row["seen"].items())})
-            for row in self.rows.values()]  # fmt: skip
-        words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seed", "seconds")]
+        rows = []
+        for number, row in enumerate(self.rows.values()):
+            if not row["killed_by"]:
+                row |= {"files": sum(row["id"] in self._known(file)["mutants"] for file in self.files),
+                        "left": len(self.due(number)), "reached": len(self.tests[row["id"]][0])}  # fmt: skip
+            rows.append({name: value for name, value in row.items() if name != "survived"})
+        words = [f"--{name} {getattr(self.asked, name):g}" for name in ("mutants", "seconds")]
+        words.insert(1, "--seed " + " ".join(map(str, self.asked.seed)))
         words += ["--whole"] * self.asked.whole + [f"--only {self.asked.only}"] * bool(self.asked.only)
         if self.asked.tests != [TOP / "tests" / "harness"]:
             words.append("--tests " + " ".join(name_of(place) for place in self.asked.tests))
         result = {"command": " ".join(("python -m campaigns.harness_mutants", *words)), "asked": self.asked.mutants,
-                  "commit": self.asked.commit, **self.note, "files": len(files)}  # fmt: skip
+                  "commit": self.asked.commit, **self.note, "files": len(self.files)}  # fmt: skip
         write(self.asked.json, spelled(result, rows))
-        write(self.asked.seen, json.dumps({"rows": [*self.rows.values()]}))
+        write(self.asked.seen, json.dumps({
+            "rows": [*self.rows.values(), *self.others], "recorded": self.recorded, "right": self.right}))  # fmt: skip
 
     def _digest(self, file: Path) -> str:
         return sha256(file.read_bytes() + b"whole" * self.asked.whole).hexdigest()[:12]
@@ -218,179 +320,135 @@ def warm_up() -> None:
     gc.freeze()
 
 
-class Forks:
-    """A pytest plugin: runs each test once, and forks it where the value of a mutant differs. It is the switch.
+@dataclass
+class Met:
+    """The mutants that a test or a fixture computes, those whose values differ in it, and its processor seconds."""
 
-    left: number of a mutant -> its processor seconds. rows: what each met, and what killed it. tests: how many passed.
-    notes: tests that kill nothing, and why
+    seconds: float = 0.0
+    reached: set[int] = field(default_factory=set)
+    differs: set[int] = field(default_factory=set)
+
+
+class Recorder:
+    """A pytest plugin, and the switch: notes what each test computes. No mutant is on.
+
+    numbers: the mutants that it looks for. A fixture of several tests counts for each test that requests it.
     """
 
-    def __init__(self, left: Mapping[int, float]) -> None:
-        self.left = {**left}
-        self.rows: dict[int, dict[str, Any]] = {number: {**NOTHING} for number in left}
-        self.tests, self.notes = 0, list[str]()
-        self.killed: dict[str, list[tuple[int, str]]] = {}  # test -> mutants that it would kill, and its error
-        self.now, self.function, self.error = "", "", ""  # a test, without its parameters, and its failure
-        self.cases = Counter[tuple[int, str]]()  # seconds of a mutant in all cases of a test
-        self.last, self.shared = False, 0  # whether it is the last of its file; fixtures of several tests that begin
-        self.process, self.reached, self.forked, self.hung = 0, set[int](), set[int](), list[tuple[int, float]]()
-        self.wider = set[int]()  # mutants that a fixture of several tests met: one child runs the rest of the file
-        self.mutant: int | None = None  # that of a child
-        self.pipe, self.wide = -1, False
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers, self.now, self.process = {*numbers}, Met(), 0
+        self.tests, self.shared, self.failed = dict[str, Met](), dict[str, Met](), list[str]()
 
     def __call__(self, number: int, value: object = None, other: Callable[[], Any] | None = None) -> Any:
-        """The value of an expression; if there is none: whether the mutant is on."""
-        before, on = (False, True) if other is None else (value, None)
-        if self.mutant is None:
-            on = number in self.left and number not in self.forked and self._here() and (
-                other is None or self._differs(number, value, other)) and self._fork(number)
-        else:
-            on = self.mutant == number
-        return before if not on else True if other is None else other()
+        if number in self.numbers and number not in self.now.differs and self._here():
+            self.now.reached.add(number)
+            if other is None or self._differs(value, other):
+                self.now.differs.add(number)
+        return value
 
     def _here(self) -> bool:
         """Whether this is a test, in the process and the thread that run tests."""
         return self.process == os.getpid() and threading.current_thread() is threading.main_thread()
 
-    def _differs(self, number: int, value: object, other: Callable[[], Any]) -> bool:
-        self.reached.add(number)
+    def _differs(self, value: object, other: Callable[[], Any]) -> bool:
         try:
             return not equal(value, other())
         except Exception:
             return True
 
-    def _fork(self, number: int) -> bool:
-        """Whether this is the child, in which the mutant is on. The parent returns when the child has ended."""
-        self.reached.add(number)
-        self.forked.add(number)
-        if self.shared:
-            self.wider.add(number)
-        row = self.rows[number]
-        over = min(self.left[number], OF_ONE_FILE) <= row["seconds"] or self.cases[number, self.function] > OF_ALL_CASES
-        if over or len(os.listdir("/proc/self/task")) > 1:  # a child would wait for threads that it does not have
-            row["left"] += 1
-            return False
-        seconds, status = self._child(number, 3 * OF_A_TEST if self.shared else OF_A_TEST)
-        if self.mutant is not None:
-            return True
-        row |= {"tests": row["tests"] + 1, "seconds": row["seconds"] + seconds}
-        self.cases[number, self.function] += seconds
-        if status in (signal.SIGXCPU, signal.SIGKILL):
-            self.hung += [(number, seconds)] * (not self.shared)
-        elif status:
-            self.killed.setdefault(self.now, []).append((number, f"ends by signal {status}"))
-        return False
-
-    def _child(self, number: int, limit: int) -> tuple[float, int]:
-        """Fork, and wait for the child -> its processor seconds, and its signal. The child returns at once."""
-        reads, writes = os.pipe()
-        child = os.fork()
-        if not child:
-            os.setpgrp()
-            self.mutant, self.pipe, self.wide = number, writes, self.shared > 0
-            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-            return 0.0, 0
-        os.close(writes)
-        watch = os.pidfd_open(child)
-        ended = bool(select.select([watch], [], [], WAITS * limit)[0])
-        os.close(watch)
-        with suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # with what it started
-        _, status, used = os.wait4(child, 0)
-        os.set_blocking(reads, False)
-        with suppress(BlockingIOError):
-            test, says = json.loads(os.read(reads, 1 << 16) or b'["", ""]')
-            if test:
-                self.killed.setdefault(test, []).append((number, says))
-        os.close(reads)
-        return used.ru_utime + used.ru_stime, os.WTERMSIG(status) if ended and os.WIFSIGNALED(status) else 0
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """At the end run each test that kills a mutant from its start with it, fixtures too: it must fail."""
-        result = yield
-        self.killed, self.shared = {}, 0
-        items = {label(item): item for item in session.items}
-        for number, row in self.rows.items():
-            if row["killed_by"]:
-                self.now, self.last, self.error = row["killed_by"], True, ""
-                _, status = self._child(number, 3 * OF_A_TEST)
-                if self.mutant is not None:
-                    forget = importlib.import_module("instep.lru_cache").forget
-                    forget()
-                    item: Any = items[self.now]
-                    item._initrequest()
-                    runtestprotocol(item, log=False)
-                    self.end()
-                if not status and number not in {one for several in self.killed.values() for one, _ in several}:
-                    self.notes.append(f"{self.now} passes alone with mutant {number}, which it seemed to kill")
-                    row |= {"killed_by": "", "says": ""}
-        return result
-
-    def end(self) -> None:
-        """End a child, and tell its parent."""
-        if self.mutant is not None:
-            os.write(self.pipe, json.dumps([self.error and self.now, self.error]).encode())
-            os._exit(0)
-
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
-        several = fixturedef.scope != "function"
-        self.shared += several
+        if fixturedef.scope == "function":
+            return (yield)
+        before, self.now, begun = self.now, Met(), time.process_time()
+        self.shared[fixturedef.argname] = self.now
         try:
             return (yield)
         finally:
-            self.shared -= several
+            used = time.process_time() - begun
+            self.now.seconds += used
+            before.seconds -= used
+            self.now = before
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
-        self.now, self.last, self.error = label(item), nextitem is None, ""
-        self.function = self.now.partition("[")[0]
-        self.reached, self.hung = set(), []
-        self.forked = self.wider | {number for several in self.killed.values() for number, _ in several}
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.tests[label(item)] = self.now = Met()
         self.process, begun = os.getpid(), time.process_time()
         result = yield
-        if self.error or not self.wide:
-            self.end()
         self.process = 0
-        if self.mutant is None:
-            self._count(time.process_time() - begun)
+        self.now.seconds += time.process_time() - begun
+        for name in {*getattr(item, "fixturenames", ())} & {*self.shared}:
+            self.now.seconds += self.shared[name].seconds
+            self.now.reached |= self.shared[name].reached
+            self.now.differs |= self.shared[name].differs
         return result
-
-    def _count(self, seconds: float) -> None:
-        """Count what mutants met in a test that took this processor time without them."""
-        for number in self.reached:
-            self.rows[number]["reached"] += 1
-        killed = self.killed.pop(self.now, []) + [
-            (one, "does not end") for one, used in self.hung if used > SLOWER * seconds + STARTS]  # fmt: skip
-        if self.error:
-            self.notes.append(f"{self.now} fails without a mutant")
-            return
-        self.tests += 1
-        for number, says in killed:
-            self.rows[number] |= {"killed_by": self.now, "says": says}
-            self.left.pop(number, None)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        if report.failed and not self.error:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            says = crash.message if crash is not None else str(report.longrepr)
-            self.error = (says.strip().splitlines() or [""])[0][:160] or "fails"
-        if self.last and report.when == "call":  # its teardown is that of several tests
-            self.end()
+        if report.failed and self.tests.pop(label(item), None):
+            self.failed.append(label(item))
         return report
 
 
-def run_pytest(plugin: object, tests: str, folder: Path, *, whole: bool) -> None:
-    """Run a file of tests or one of them, by its path from the top folder."""
-    whole = whole and TOP / "tests" in (TOP / tests.partition("::")[0]).resolve().parents  # where that option is
-    words = ["-q", "-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing", tests]
+class UntilOneFails:
+    """A pytest plugin: runs these tests in their order until one fails. It ends the process of a test that hangs.
+
+    tests: name -> processor seconds without a mutant. file: gets a line for each test that begins, or fails
+    """
+
+    def __init__(self, tests: Mapping[str, float], file: Path) -> None:
+        self.tests, self.file = tests, file
+        self.order = {name: number for number, name in enumerate(tests)}
+
+    def _tell(self, name: str, error: str | None) -> None:
+        with self.file.open("a") as file:
+            file.write(json.dumps([name, error]) + "\n")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        chosen = {self.order[label(item)]: item for item in items if label(item) in self.order}
+        items[:] = [chosen[number] for number in sorted(chosen)]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._tell(label(item), None)
+        limit = SLOWER * self.tests[label(item)] + STARTS
+        signal.setitimer(signal.ITIMER_PROF, limit)
+        signal.setitimer(signal.ITIMER_REAL, WAITS * limit)
+        result = yield
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if report.failed:
+            self._fail(label(item), report)
+        return report
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._fail(next(name for name in self.tests if name.startswith(report.nodeid)), report)
+
+    def _fail(self, name: str, report: Any) -> None:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        says = crash.message if crash is not None else str(report.longrepr)
+        self._tell(name, (says.strip().splitlines() or [""])[0][:160] or "fails")
+        os._exit(0)
+
+
+def run_pytest(plugin: object, tests: Sequence[str], folder: Path, *, whole: bool) -> None:
+    """Run files of tests, by their paths from the top folder."""
+    whole = whole and all(TOP / "tests" in (TOP / test).resolve().parents for test in tests)  # where that option is
+    words = ["-q", "-pno:benchmark", "-pno:xdist", "-pno:cacheprovider", "-m", "not gpu and not timing", *tests]
     ours = ["-c", str(TOP / "pyproject.toml"), "--basetemp", str(folder / "tests"), *["--whole"] * whole]
     pytest.main([*words, *ours], plugins=[plugin])
+
+
+def file_of(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def name_of(file: Path) -> str:
@@ -402,22 +460,26 @@ def label(item: pytest.Item) -> str:
     return f"{name_of(item.path)}::{item.nodeid.partition('::')[2]}"
 
 
-def in_fork(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
-    """The result of a function in a fork of this process; None: it did not end within this processor time."""
+def in_fork(work: Callable[[], Any], folder: Path, seconds: float = OF_A_FILE) -> tuple[Any, int, float]:
+    """Call a function in a fork with this processor time -> its result or None, the exit code, processor seconds."""
     file = folder / "result.json"
     file.unlink(missing_ok=True)
     process = FORK.Process(target=_write_result, args=(work, file, seconds))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     process.start()
     try:
         process.join(WAITS * seconds)
     finally:
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-    return json.loads(file.read_text()) if file.exists() else None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)  # with what it started
+        process.join()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    return json.loads(file.read_text()) if file.exists() else None, process.exitcode or 0, spent
 
 
 def _write_result(work: Callable[[], Any], file: Path, seconds: float) -> None:
+    os.setpgrp()
     limit = int(seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -438,14 +500,14 @@ def write(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def test_files(places: Iterable[Path], code: Mapping[str, int]) -> list[Path]:
-    """The test files, those first that import the files of most survivors, also by way of `tests/support`.
+def test_files(places: Iterable[Path], code: Iterable[str]) -> list[Path]:
+    """The test files, those first that import most of these files, also by way of `tests/support`.
 
-    code: survivors in each mutated file, package first
+    code: mutated files, package first
     """
     several = (file for place in places for file in ([place] if place.is_file() else place.rglob("test_*.py")))
-    names = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): one for file, one in code.items()}
-    files = {file.resolve(): sum(names.get(name, 0) for name in imported(file)) for file in several}
+    names = {file.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for file in code}
+    files = {file.resolve(): len(names & imported(file)) for file in several}
     return sorted(files, key=lambda file: (-files[file], file.name))
 
 
@@ -479,12 +541,15 @@ def lower_bound(killed: int, of: int) -> float:
 def lines(result: Mapping[str, Any]) -> Iterator[str]:
     for row in result["rows"]:
         if not row["killed_by"]:
-            yield (f"survived {row['tests']} tests ({row['reached']} reach it) of {row['files']} files: {row['file']} "
-                   f"line {row['line']}: {row['what']}{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
-    some = sum(not row["killed_by"] and row["files"] < result["files"] for row in result["rows"])
+            yield (f"survived {row['tests']} tests ({row['reached']} reach it, {row['left']} left) of {row['files']} "
+                   f"files: {row['file']} line {row['line']}: {row['what']}"
+                   f"{': ' + row['reason'] if row.get('reason') else ''}")  # fmt: skip
+    some = sum(not row["killed_by"] and (row["files"] < result["files"] or row["left"] > 0) for row in result["rows"])
     yield f"{some} survivors have not met all {result['files']} test files; a later call continues"
-    yield (f"{result['killed']} of {result['of']} mutants are killed ({result['asked']} requested), "
-           f"lower 95% bound {100 * result['lower']:.1f}%")  # fmt: skip
+    for seed in sorted({row["seed"] for row in result["rows"]}):
+        killed = [bool(row["killed_by"]) for row in result["rows"] if row["seed"] == seed]
+        yield (f"seed {seed}: {sum(killed)} of {len(killed)} mutants are killed ({result['asked']} requested), "
+               f"lower 95% bound {100 * lower_bound(sum(killed), len(killed)):.1f}%")  # fmt: skip
 
 
 def spelled(result: Mapping[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -76,7 +76,7 @@ def test_a_request_parts_from_the_truth_with_a_copy_that_parted() -> None:
 
 
 def test_a_place_that_the_subject_lacks_has_0_rows() -> None:
-    whole = SimpleNamespace(place=lambda place: True, whole=True)
+    whole = SimpleNamespace(place=lambda place: True, whole=True, has=lambda feed: feed == "watch")
     span = SimpleNamespace(at=lambda place: (0, 3))
     event = Forward((Row("a", "prefill", 3),))
     expected = SimpleNamespace(prompts={"a": (1, 2, 3)}, lengths_after={"a": 3}, windows={}, parents={})
@@ -85,6 +85,9 @@ def test_a_place_that_the_subject_lacks_has_0_rows() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("instep.checks.trace_bookkeeping.row_spans", lambda context, stage: [span])
         (found,) = Identity()._row_counts(given)
+        whole.whole = False  # the harness itself packs what comes after the layers
+        truth.places[Place("trunk", AFTER_LAYERS, "final")] = torch.zeros(1, 2)
+        assert [*Identity()._row_counts(given)] == [found]
     assert found.diagnosis == "has 0 rows; expected 3"
 
 
@@ -197,6 +200,8 @@ def test_a_wrong_tracked_step_is_named() -> None:
                          (5, {every.LAST_STEP, every.OF_WINDOW}), (6, {every.OF_WINDOW}), (4, set())):  # fmt: skip
         fits = every.wrong_step(found, 2, (0, 2, 3, 5), 8, 7, 5)
         assert set(fits.names if fits is not None else ()) == {one.name for one in known}, found
+    fits = every.wrong_step(1, 2, (0, 2, 3, 5), 8, 6, 5)  # the whole window ends before the fifteenth token, too
+    assert fits is not None and set(fits.names) == {every.BY_DEPTH.name}
 
 
 # -- capacity, scratch memory, poison ----------------------------------------------------------------------
@@ -469,6 +474,10 @@ def test_an_event_that_waited_for_a_length_knows_it() -> None:
         table.grow = lambda positions: None  # type: ignore[method-assign]
         table.reach({"a": 2})
         assert table.live["a"].ahead == ahead
+
+
+def test_a_request_has_read_its_prompt_for_good() -> None:
+    assert [Standing("a", (1,) * 5, 1, length=length).unread for length in (0, 3, 5, 9)] == [5, 2, 0, 0]
 
 
 def test_a_block_drafter_writes_the_row_of_its_root_alone_without_drafts() -> None:

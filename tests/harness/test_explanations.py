@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks import for_labels, recomputed_values
+from instep.checks import for_labels
 from instep.checks.earlier_rounds import EarlierRounds
 from instep.checks.grown_trees import Scores
 from instep.checks.one_sided_errors import FEWEST_SAMPLES, LOOKS, Samples
@@ -116,6 +116,9 @@ def test_moved_rows_are_one_rule_or_the_first_few() -> None:
     assert wrong_rows._sentence("head", [(1, 0, ""), (2, 1, "")], 3) == "each head is that of the head before it"
     both = "row 0 is that of row 1, row 1 is that of row 0"
     assert wrong_rows._sentence("row", [(0, 1, ""), (1, 0, "")], 2) == both
+    theirs = [(row, row, ' of request "b"') for row in range(2)]
+    assert wrong_rows._sentence("row", theirs, 4) == 'each row is that of request "b"'
+    assert wrong_rows._sentence("row", [(1, 0, ""), (2, 1, " of b")], 3).endswith("row 2 is that of row 1 of b")
 
 
 def test_two_moved_rows_are_no_rule_where_other_rows_are_equal() -> None:
@@ -230,6 +233,12 @@ def test_an_explanation_fits_if_it_accounts_for_every_wrong_cell() -> None:
     twice = Explanation("is doubled", 2 * one)
     assert explanation_fit.fit(compared(one, 2 * one, "hidden"), twice, tried=1.0) is not None
     assert explanation_fit.fit(compared(one, 2.001 * one), twice) is None
+    near = replace(compared(one, 2.0004 * one), granted=torch.full((2, 1), 1e-3))  # as near as one number of 2,500
+    for others, fit in ((0, True), (1, True), (2, False)):
+        tried = [twice, *[Explanation("is zero", 0 * one)] * others]
+        assert [found.sentence for found in explanation_fit.nearest(near, tried)] == ["is doubled"] * fit
+    for wrong, right in ((2 * one, True), (3 * one, False), (2 * one[0], False), (one * math.nan, False)):
+        assert explanation_fit.agrees(near, Explanation("another", wrong)) is right
 
 
 def test_an_explanation_may_leave_the_whole_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,14 +423,6 @@ def test_a_model_lacks_the_ops_of_other_families(streams: int, residual_factors:
     assert lacks <= unused and not has & unused and "gdn" not in unused and {"mamba2", "kda"} <= unused
     recurrence.inputs, recurrence.name = "selective", "mamba2"
     assert OF_MINIMAX | OF_STREAMS | {"gdn"} <= unused_by(config)  # type: ignore[arg-type]
-
-
-def test_random_bits_of_other_tokens_and_layers_are_tried() -> None:
-    """A state after 3 tokens, of which its event computed 2, in the second of 3 layers."""
-    piece: Any = SimpleNamespace(layer=1, span=SimpleNamespace(start=1, count=2))
-    tried = [state for _, state in recomputed_values.fell(piece, range(3), 9, None) if state is not None]
-    assert [one.tokens for one in tried if one.tokens != 3] == [0, 1, 2, *range(4, 13)]
-    assert [one.layer for one in tried if one.layer != 1] == [0, 2]
 
 
 def test_wrong_states_of_earlier_rounds_are_named_by_their_age() -> None:

@@ -222,17 +222,22 @@ def test_strong(of_nine):
 
 @WHOLE
 def test_mutants_are_killed_by_tests_in_which_they_differ_or_listed(tmp_path: Path) -> None:
-    """Edits of a line that tests reach in a fixture, too, and edits of lines that they do not reach."""
+    """Edits of a line that tests reach in a fixture, too, and edits of lines that they do not reach.
+
+    A later call reads only the changed file of tests, and runs only what survived with them.
+    """
     words = ["--only", "tier_allowances", "--mutants", "400", "--tests", tmp_path, "--json", tmp_path / "out.json",
              "--seen", tmp_path / "seen.json"]  # fmt: skip
     several = []
-    for tested in (TESTED, TESTED.replace("> 0", "== 3")):
+    (tmp_path / "test_others.py").write_text("def test_nothing():\n    assert True\n")
+    for tested, files, runs in ((TESTED, 2, 4), (TESTED.replace("> 0", "== 3"), 1, 2)):
         (tmp_path / "test_sums.py").write_text(tested)
         ran = subprocess.run([sys.executable, "-m", "campaigns.harness_mutants", *map(str, words)], text=True,
                              capture_output=True, env={**os.environ, **ENVIRONMENT})  # fmt: skip
         found = json.loads((tmp_path / "out.json").read_text())
         assert found["of"] == len(found["rows"]) > 20, ran.stderr
-        assert "survived 0 tests (0 reach it) of 1 files" in ran.stdout
+        assert "survived 0 tests (0 reach it, 0 left) of 2 files" in ran.stdout
+        assert (ran.stdout.count("tests compute mutants"), ran.stdout.count(" of 27: ")) == (files, runs), ran.stdout
         rows = [row for row in found["rows"] if row["reached"]]
         assert {row["line"] for row in rows} == {inspect.getsourcelines(sums_error)[1] + 6}
         several.append({(row["what"], row["killed_by"].rpartition("::")[2], row["says"][:24]) for row in rows})

@@ -16,6 +16,7 @@ import torch
 
 import instep.diagnose
 from instep.checks import (
+    accumulated_errors,
     capacity,
     decisions,
     exact_labels,
@@ -35,6 +36,7 @@ from instep.checks.exact_labels import Labels
 from instep.checks.one_sided_errors import OneSided, Samples
 from instep.checks.op_call_contracts import Contracts
 from instep.checks.sampling_bounds import Row
+from instep.checks.tensor_and_choice_judgement import Ties
 from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose import confirm_cause, explanation_bank
 from instep.diagnose.confirm_cause import _Climb
@@ -42,7 +44,9 @@ from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained
 from instep.oracle import free_run_states
 from instep.run.run_variants import Variant
+from instep.tier_allowances import TRUTH_ERROR
 from instep.verdict import Comparison, Skipped, Tier
+from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load
 from instep_reference.contract.engine import Row as BatchRow
 from instep_reference.contract.place_names import Place
@@ -116,6 +120,22 @@ def test_wrong_labels_are_counted_or_named() -> None:
     assert said(torch.arange(4) + 50, "values") == "holds labels that do not belong here"
     given.truth.after["d"] = state(values=mine)
     assert said(mine, "values") == 'holds what belongs to request "d"'
+    given.log.poison, poison = 3.0, torch.full((4,), int(pattern(3.0, torch.int64)))
+    assert said(poison) == "is poison: memory that was never written"
+    assert said(poison + torch.tensor([0, 0, 1, 0])) == "holds labels that do not belong here"
+
+
+def test_the_first_wrong_row_of_labels_has_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 rows of 2 labels. The second is wrong in its last label, or holds the third, or no row is there."""
+    monkeypatch.setattr(exact_labels, "whose", lambda context, place, row: f"of row {row}")
+    right = torch.arange(6).view(3, 2)
+    part, row = right.clone(), right.clone()
+    part[1, 1], row[1] = 9, right[2]
+    for found, wrong, says in ((right, None, ""), (part, 1, "row 1 is wrong in 1 of 2 elements"), (None, 0, "has no"),
+                               (row, 1, "row 1 is wrong in 2 of 2 elements: it holds row 2")):  # fmt: skip
+        one = Labels()._rows(context(subject=SimpleNamespace(places={KEYS: found})), KEYS, right)
+        assert one.diagnosis.startswith(says) and one.agrees is (not says)
+        assert one.request == (None if wrong is None else f"of row {wrong}")
 
 
 def test_memory_comes_back_to_the_request_of_the_event_alone() -> None:
@@ -293,7 +313,8 @@ def test_tokens_that_cannot_be_drawn_are_explained_and_others_counted(monkeypatc
     monkeypatch.setattr(sampled_tokens, "row_spans", lambda context, stage: [span])
     monkeypatch.setattr(sampled_tokens, "rows", lambda side, place, span: shown[place.component])
     monkeypatch.setattr(sampled_tokens, "drawing_of", lambda context, span: drawing)
-    monkeypatch.setattr(sampled_tokens, "wrong_way", lambda *given: Explained("bank", "by a known mistake"))
+    known = Explained("bank", "by a known mistake")
+    monkeypatch.setattr(sampled_tokens, "wrong_way", lambda one, wrong, *others: known if wrong == [one] else None)
     given = context(shown=SimpleNamespace(whole=True, gone=()), subject=None, earlier=SimpleNamespace(forward=None))
     for parts, undecided, wrong in (([0.0, 2.0], 0, True), ([1.0, 0.0], 1, False), ([0.5, 2.0], 1, True),
                                     ([0.0, 0.0], 0, False)):  # fmt: skip
@@ -313,10 +334,37 @@ def test_a_token_within_the_largest_part_is_surely_drawn() -> None:
         assert reached == [other == token for other in range(3)]
 
 
+def test_a_part_of_the_allowance_is_the_smallest_that_draws_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Row(torch.zeros(3), Drawing(Sampling(1.0), (9,), (-1,), (0.0, 0.5)), 0)
+    for least in (0.3, 1.0, 1.2, 2.5, 100.0, math.inf):
+        monkeypatch.setattr(sampling_bounds, "reachable", lambda *given, least=least: given[-1] >= least)
+        assert least <= sampling_bounds.part(row, 0, 0.0, torch.float64) <= least + max(least, 1.0) / 500
+
+
+@pytest.mark.parametrize(("made", "expected", "cap"), [(10, 0.0, 3), (10, 2.0, 9), (1000, 2.0, 50)])
+def test_ties_are_too_many_above_what_rounding_explains(made: int, expected: float, cap: int) -> None:
+    """3 ties are always allowed, and 3 for each that rounding makes, or a twentieth of the choices."""
+    for ties in (cap, cap + 1):
+        found = [*Ties(made=made, ties=ties, expected=expected).too_many("choices", 4, "forward", KEYS)]
+        assert [(one.worst, one.allowed, one.agrees) for one in found] == [(ties, cap, False)] * (ties > cap)
+
+
+def test_the_error_of_memory_is_the_largest_by_norm_or_element() -> None:
+    """One of 8 ones is off by 1: by the norm that is 1 / sqrt(8). A component without an error has that of fp64."""
+    rounded, truth = torch.ones(8), torch.ones(8)
+    rounded[3] = 2
+    given = context(rounded=SimpleNamespace(after={"a": state(conv=rounded, keys=truth)}),
+                    truth=SimpleNamespace(after={"a": state(conv=truth, keys=truth)}))  # fmt: skip
+    assert accumulated_errors.kept(given, "a") == {"conv": 1.0, "keys": TRUTH_ERROR}
+
+
 def test_a_row_of_zeros_is_a_sample_without_an_error_to_one_side() -> None:
     samples = Samples("hidden", 0, 0)
     a, d = samples._by_row(np.array([[1.0, 3.0], [1.0, 3.0]]), np.array([[0.0, 0.0], [2.0, -2.0]]))
     assert not a[0].any() and not d[0].any() and a[1].any() and d[1].all()
+    samples._sums = np.zeros((5, 2))
+    mean, limit = samples.judged(0.1, 3.0)
+    assert not mean.any() and np.isinf(limit).all()
 
 
 def test_looks_at_errors_of_one_side_are_counted() -> None:

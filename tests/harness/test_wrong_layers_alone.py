@@ -24,6 +24,7 @@ from instep.diagnose.mistakes import (
     selective_states,
     wrong_inputs,
     wrong_labels,
+    wrong_memory,
     wrong_ranks,
     wrong_weights,
 )
@@ -38,7 +39,7 @@ from instep_reference.gdn import GdnMemory
 from instep_reference.label_ledger import expand
 from instep_reference.label_mixing import MASK, mix
 from instep_reference.mlp import dense
-from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights
+from instep_reference.weights import GdnWeights, MlpWeights, MoeWeights, ShortConvWeights
 
 KEY = Place("trunk", 0, "key")
 
@@ -287,6 +288,7 @@ def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
     expected = torch.tensor([float(conv[0, 0]) * line[t] + float(conv[0, 1]) * line[t + 1] for t in range(3)])
     near = found["is convolved with neighbouring taps, without the distance"]
     assert near.flatten().tolist() == pytest.approx(F.silu(expected.double()).tolist(), rel=1e-6)
+    assert torch.allclose(found["is convolved without the rows before this step"], F.silu(conv[0, 1] * x))
 
 
 # -- scales, weights and inputs --------------------------------------------------------------------------
@@ -362,6 +364,44 @@ def test_another_final_row_is_tried_for_one_row_of_the_draft_head(monkeypatch: p
                                     finding=SimpleNamespace(place=Place("extend", layer, component)),
                                     piece=SimpleNamespace(work=None, span=SimpleNamespace(count=rows)))  # fmt: skip
         assert len([*wrong_inputs.other_rows(case)]) == tried
+
+
+def test_results_of_a_layer_before_a_finding_are_its_own() -> None:
+    names = [("trunk", 0, "q"), ("trunk", 1, "q"), ("trunk", 0, "gated"), ("extend", 0, "q"), ("trunk", 0, "v")]
+    piece = SimpleNamespace(work=None, own=[Place(*each) for each in names])
+    case: Any = SimpleNamespace(piece=piece, finding=SimpleNamespace(place=Place("trunk", 0, "core")),
+                                own=lambda name: None if name == "v" else name)  # fmt: skip
+    assert [*wrong_inputs._before(case)] == [("`q`", "q")]
+
+
+def test_states_of_other_requests_are_read() -> None:
+    """Request "b" has another state of this layer; "c" has none, "d" one of another shape, and "e" the same."""
+    states = {"a": {0: torch.zeros(2)}, "b": {0: torch.ones(2)}, "c": {1: torch.ones(2)}, "d": {0: torch.ones(3)},
+              "e": {0: torch.zeros(2)}}  # fmt: skip
+    before = {name: SimpleNamespace(state=state) for name, state in states.items()}
+    case: Any = SimpleNamespace(
+        component="core", finding=SimpleNamespace(request="a"), history=SimpleNamespace(of=lambda request, index: ()),
+        made=lambda says, memory: [(says, memory.state)],
+        context=SimpleNamespace(index=4, subject=SimpleNamespace(before=before)))  # fmt: skip
+    memory: Any = value(state=torch.zeros(2))
+    found = [*wrong_memory._read(case, LayerWork("trunk", 0, torch.zeros(3, 1), 0, memory), memory)]
+    assert found == [('reads the state of request "b"', states["b"][0])]
+
+
+def test_taps_of_a_conv_are_those_of_other_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 channels with 2 taps, of a short convolution."""
+    monkeypatch.setattr(constants, "with_mixer", lambda case, says, layer, conv: [SimpleNamespace(
+        sentence=says, wrong=conv)])  # fmt: skip
+    conv = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    mixer = object.__new__(ShortConvWeights)
+    object.__setattr__(mixer, "conv", conv)
+    monkeypatch.setattr(constants, "layer_of", lambda case: SimpleNamespace(mixer=mixer))
+    config = SimpleNamespace(segments=[(3, 1)])
+    case: Any = SimpleNamespace(right=torch.zeros(1), weights=SimpleNamespace(config=config))
+    found = {one.sentence.rpartition("taps ")[2]: one.wrong.tolist() for one in constants._mixed(case)}
+    assert found["in the opposite order"] == [[2, 1], [4, 3], [6, 5]]
+    assert found["of the channel before"] == [[5, 6], [1, 2], [3, 4]]
+    assert found["of the channel after"] == [[3, 4], [5, 6], [1, 2]]
 
 
 # -- labels and rows of the draft head -------------------------------------------------------------------

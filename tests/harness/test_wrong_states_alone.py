@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from instep.checks import known_wrong_states, wrong_state_bank
+from instep.checks import known_wrong_states, recomputed_values, wrong_state_bank
 from instep.checks.known_wrong_states import Directed, Looked, look, scene_of
-from instep.checks.wrong_ring_states import wrong_parts
+from instep.checks.wrong_ring_states import _with_their_decays, wrong_parts
 from instep.checks.wrong_state_inputs import Scene, Wrong, add, step
 from instep.checks.wrong_states_of_full_rings import unstored_updates
 from instep.diagnose.mistakes import delta_rule_on_own_inputs, delta_rule_variants, wrong_states
@@ -128,7 +128,27 @@ def test_a_state_half_way_to_a_wrong_one_is_at_the_limit(monkeypatch: pytest.Mon
         assert found.worst == worst or not agrees
 
 
+def test_random_bits_of_other_tokens_and_layers_are_tried() -> None:
+    """A state after 3 tokens, of which its event computed 2, in the second of 3 layers."""
+    piece: Any = SimpleNamespace(layer=1, span=SimpleNamespace(start=1, count=2))
+    fell = [*recomputed_values.fell(piece, range(3), 9, 5)]
+    tried = [state for _, state in fell if state is not None]
+    assert [state.tokens for known, state in fell if state and "the number of its slot" in known.says] == [5]
+    assert [one.tokens for one in tried if one.tokens != 3] == [0, 1, 2, *range(4, 13)]
+    assert [one.layer for one in tried if one.layer != 1] == [0, 2]
+
+
 # -- rings -----------------------------------------------------------------------------------------------
+
+
+def test_decays_of_another_request_are_tried_if_they_are_enough() -> None:
+    """Two of four tokens were accepted. Another request has decays of one, two or three tokens, or of other heads."""
+    decays = {f"{count} tokens": -drawn(count, HV) for count in (1, 2, 3)} | {"other heads": -drawn(2, HV + 1)}
+    of = scene(2, their_decays=[*decays.items()])
+    for verb, tried in (("accepted", ["2 tokens", "3 tokens"]), ("read", [])):
+        found = dict(_with_their_decays(replace(of, verb=verb)))
+        assert [*found] == tried
+        assert same(found.values(), (of.again(of.base, log_decay=decays[whose]) for whose in tried))
 
 
 def test_a_mistake_in_one_part_of_a_ring_changes_keys_or_updates() -> None:

@@ -59,7 +59,7 @@ def only(near: Sequence[Fit]) -> tuple[str | None, int]:
 def nearest(case: Compared, explanations: Iterable[Explanation]) -> list[Fit]:
     """The explanations that fit equally well, each sentence once; one of all cells precedes one of some cells."""
     tried = list(explanations)
-    fits = [found for one in tried if (found := fit(case, one, max(len(tried), 1))) is not None]
+    fits = [found for one in tried if (found := fit(case, one, len(tried))) is not None]
     whole = [one for one in fits if not one.part] or fits
     least = max(min((one.left for one in whole), default=0.0), FLOOR)
     return list({one.sentence: one for one in whole if one.left <= APART * least}.values())
