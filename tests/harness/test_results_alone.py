@@ -18,12 +18,14 @@ import instep.diagnose
 from instep.checks import (
     accumulated_errors,
     capacity,
+    data_parallel_group,
     decisions,
     exact_labels,
     graph_replays,
     grown_tree_mistakes,
     grown_trees,
     of_ranks,
+    recomputed_values,
     sampled_tokens,
     sampling_bounds,
     trace_bookkeeping,
@@ -147,6 +149,24 @@ def test_memory_comes_back_to_the_request_of_the_event_alone() -> None:
     assert not exact_labels._came_back(given, "a", STATE, torch.ones(2))
 
 
+def test_findings_about_a_request_name_its_replica() -> None:
+    group = SimpleNamespace(owners={"a": 0, "b": 1}, size=2)
+    sides = {name: SimpleNamespace(places={}) for name in ("subject", "truth")}
+    results = [finding(request="b"), finding(request="b", rank=3), finding(request="c")]
+    for of_group, ranks in ((group, [1, 3, None]), (None, [None, 3, None])):
+        found = data_parallel_group.with_replicas(context(group=of_group, rounded=None, **sides), [*results])
+        assert [one.rank for one in found if isinstance(one, Comparison)] == ranks
+
+
+def test_updates_alone_have_the_two_parts_of_a_ring() -> None:
+    rows = torch.tensor([1 + 2.0**-12], dtype=torch.float64)
+    narrow: Any = {"ring": torch.bfloat16}
+    for component, ring, parts in (("update", narrow, True), ("k", narrow, False), ("update", {}, False)):
+        place = Place("trunk", 0, component)
+        piece: Any = SimpleNamespace(yardsticks=SimpleNamespace(places={place: rows + 2.0**-30}))
+        assert torch.equal(recomputed_values.sampled_rows(piece, place, ring), rows) is parts
+
+
 # -- calls, positions, bookkeeping -------------------------------------------------------------------------
 
 
@@ -213,6 +233,21 @@ def test_choices_are_judged_unless_the_drafts_of_both_sides_differ(monkeypatch: 
     found: list[Any] = [*decisions.Decisions({"a"})._picks(given, KEYS)]
     assert [one if isinstance(one, str) else one.reason for one in found] == [
         OTHER_EXPERTS, "the drafts differ", "d"]  # fmt: skip
+
+
+def test_only_a_prompt_has_the_graph_of_a_prompt() -> None:
+    """The model has two GDN layers. The draft head's rows have no segment, and embeddings of n-grams have one."""
+    expected = SimpleNamespace(num_steps=2, topk=None, device_widths=False)
+    truth = SimpleNamespace(before={}, places=[Place("trunk", 0, "core"), Place("trunk", 1, "core"),
+                                               Place("extend", 2, "core")])  # fmt: skip
+    given = context(event=Forward((BatchRow("a", "decode"),)), expected=expected, truth=truth)
+    assert graph_replays.due(given) == graph_replays.Due(("decode", 2), 1)
+    ran = [("segment", 0), ("eager", 0), ("segment", 1), ("eager", 1), ("segment", 2), ("eager", 2), ("segment", 3)]
+    for more, right in (([], 5), ([Place("trunk", 0, "ngrams"), Place("extend", 0, "ngrams")], 7)):
+        given.truth.places += more
+        for count in (5, 7):
+            replay: Any = SimpleNamespace(key=(graph_replays.PROMPT, 0), ran=ran[:count])
+            assert len([*graph_replays._ran(given, replay)]) == (count != right)
 
 
 def test_a_prompt_next_to_a_tree_has_another_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,6 +466,14 @@ def test_a_broken_contract_belongs_to_its_place_its_op_and_its_event() -> None:
                         (core._replace(component="mlp"), False), (core._replace(layer=2), False)):  # fmt: skip
         findings = [finding(core), finding(place, check="contracts", problem=broken)]
         assert bool(explanation_bank._contracts(Problem("differs"), findings[0], findings).broken) is same, place
+
+
+def test_an_engine_with_verbs_shows_whether_its_memory_was_right() -> None:
+    its: Any = SimpleNamespace(event=4, last=object(), replay=SimpleNamespace(plan=SimpleNamespace(
+        setting=SimpleNamespace(led=True))), _is=lambda cause, op, says: says, _memory_not_compared=list)  # fmt: skip
+    for place, event, memory in ((Place("trunk", 0, "core"), 4, True), (STATE, 4, False), (STATE, 0, False)):
+        its.at, its.event = place, event
+        assert ("its memory too" in str(_Climb.led(its))) is memory
 
 
 def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:

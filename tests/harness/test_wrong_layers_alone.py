@@ -4,7 +4,7 @@ Leaves out: formulas of other layers (`test_explanations.py`), and whole runs (`
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from types import SimpleNamespace
@@ -98,9 +98,12 @@ def test_rows_may_go_to_other_experts_or_lack_some(monkeypatch: pytest.MonkeyPat
     other[1, 1], less[1, 1] = 2, 0
     piece = SimpleNamespace(span=SimpleNamespace(begin=0), truth=SimpleNamespace(places={"mlp"}))
     case: Any = value(found=rows(other), piece=piece, pieces=[piece], finding=SimpleNamespace(place="mlp"))
-    found = named_tensors(experts.other_experts(case))
-    assert [*found] == ["row 1 goes to expert 2 instead of expert 1"]
-    assert torch.equal(next(iter(found.values())), rows(other))
+    monkeypatch.setattr(experts, "SHOWN", 1)
+    for most, tried in ((4**3, 4**3), (4**3 - 1, 4 * 3)):  # every choice of three, or another one in each place
+        monkeypatch.setattr(experts, "ANY", most)
+        (one,) = experts.other_experts(case)
+        assert (one.sentence, one.tries) == ("row 1 goes to expert 2 instead of expert 1", tried)
+        assert torch.equal(one.wrong, rows(other))
     weights = torch.zeros(4, 3, dtype=torch.float64).scatter(1, ranking[:, :2], share[:, :2])
     lacks: Any = SimpleNamespace(found=rows(chosen, less))
     found = named_tensors(experts._left_out(lacks, mix, weights, made[:3], made[3]))
@@ -111,6 +114,18 @@ def test_rows_may_go_to_other_experts_or_lack_some(monkeypatch: pytest.MonkeyPat
         late[at] = before
     found = named_tensors(experts._grouped(case))
     assert torch.equal(found["the first row of every expert goes to the expert before it"], rows(late.view(4, 3)))
+
+
+def test_weights_of_experts_are_exchanged() -> None:
+    """3 experts, whose gate, up and down are one number each."""
+    right = tuple(MlpWeights(*(torch.tensor(10 * number + part) for part in range(3))) for number in range(3))
+    found = {says: [[int(x) for x in (one.gate, one.up, one.down) if x is not None] for one in wrong]
+             for says, wrong in experts._experts(right)}  # fmt: skip
+    assert found["each expert has the weights of the expert before it"] == [[20, 21, 22], [0, 1, 2], [10, 11, 12]]
+    assert found["each expert takes gate and up from the expert after it"] == [[10, 11, 2], [20, 21, 12], [0, 1, 22]]
+    assert found["gate and up of its experts are swapped"] == [[1, 0, 2], [11, 10, 12], [21, 20, 22]]
+    assert found["gate and up of expert 1 are swapped"] == [[0, 1, 2], [11, 10, 12], [20, 21, 22]]
+    assert len(found) == 8 and len([*experts._experts(tuple(replace(one, gate=None) for one in right))]) == 4
 
 
 def test_experts_over_latents_may_read_scaled_ones() -> None:
@@ -291,6 +306,18 @@ def test_neighbouring_taps_read_the_last_row_of_the_window() -> None:
     assert torch.allclose(found["is convolved without the rows before this step"], F.silu(conv[0, 1] * x))
 
 
+def test_gated_rows_are_normed_by_group_by_head_or_together() -> None:
+    """2 rows of 4 heads with one number, in two groups."""
+    x, z, norm = drawn(2, 4, 1), drawn(2, 4, 1) + 1, drawn(4)
+    config = SimpleNamespace(core_eps=1e-5, key_heads=2, value_heads=4)
+    case: Any = SimpleNamespace(own={"skip": x, "z": z}.get, weights=SimpleNamespace(config=config))
+    found = named_tensors(selective_states._gated(case, SimpleNamespace(norm=norm)))  # type: ignore[arg-type]
+    gated = (x * z / (1 + (-z).exp()))[..., 0]
+    for says, size in (("over all groups together", 4), ("head by head, not group by group", 1)):
+        mean = gated.square().view(2, -1, size).mean(-1, keepdim=True).expand(-1, -1, size).reshape(2, 4)
+        assert torch.allclose(found[f"is normed {says}"][..., 0], gated / (mean + 1e-5).sqrt() * norm)
+
+
 # -- scales, weights and inputs --------------------------------------------------------------------------
 
 
@@ -430,15 +457,17 @@ def test_labels_may_depend_on_a_state_inside_the_last_window(monkeypatch: pytest
     parts = {name: torch.tensor([[7 + number], [9 + number]]) for number, name in enumerate(
         ("k", "v", "log_decay", "beta", "q"))}  # fmt: skip
     monkeypatch.setattr(wrong_labels, "rows", lambda side, place, span: parts[place.component])
-    case = of_labels("update", span, a=SimpleNamespace(state={0: torch.tensor([22])}))
+    case = of_labels("update", span, a=SimpleNamespace(state={0: torch.tensor([22])}, length=0),
+                     b=SimpleNamespace(state={0: torch.tensor([44])}, length=1))  # fmt: skip
+    theirs = 'depends on the state of request "b"'
     for states, said in (([11, 22, 33], [(0, 11), (2, 33)]), ([11, 33], []), ([], [])):
         monkeypatch.setattr(wrong_labels, "states_of_window", lambda *given, states=states: states)
         found = named_tensors(wrong_labels.FAMILIES["update"](case, span))
-        recalled, *others = found
+        _, recalled, *others = found
         assert recalled == wrong_labels.NAMES["nothing-recalled"].sentence
         assert others == [f"depends on the state after {count} tokens of the last window; 1 were accepted"
                             for count, _ in said]  # fmt: skip
-        for wrong, (_, chain) in zip((found[name] for name in others), said, strict=True):
+        for wrong, (_, chain) in zip((found[name] for name in (theirs, *others)), [(0, 44), *said], strict=True):
             own, made = wrong_labels.code(case.finding.place), []
             for row in range(2):
                 k, v, log_decay, beta, _ = (int(part[row]) for part in parts.values())
@@ -469,10 +498,10 @@ def test_rows_that_were_made_alike_are_named_together(monkeypatch: pytest.Monkey
 
 
 def test_known_labels_are_those_of_rows_positions_and_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """2 rows of 3 elements from position 5 on. Poison that is read as a row has one label, which no row has."""
+    """3 rows of 3 elements from position 5 on. Poison that is read as a row has one label, which no row has."""
     place = Place("trunk", 0, "normed")
-    side = SimpleNamespace(places={place: expand([50, 60], (3,))})
-    span = SimpleNamespace(request="a", start=5, count=2, at=lambda place: (0, 2))
+    side = SimpleNamespace(places={place: expand([50, 60, 70], (3,))})
+    span = SimpleNamespace(request="a", start=5, count=3, at=lambda place: (0, 3))
     monkeypatch.setattr(wrong_labels, "row_spans", lambda context, stage: [span])
     case: Any = SimpleNamespace(component="normed", context=SimpleNamespace(
         truth=side, subject=side, log=SimpleNamespace(poison=3.0), earlier=SimpleNamespace(forward=None)))  # fmt: skip
@@ -480,5 +509,5 @@ def test_known_labels_are_those_of_rows_positions_and_poison(monkeypatch: pytest
     element = int(pattern(3.0, torch.int64))
     intact = [int(each) for each in expand([element], (3,))[0]]
     read = (element + sum((element - due) * (2 * at + 1) for at, due in enumerate(intact))) & MASK
-    assert known.keys() == {0, 50, 60, *range(1, 9), read} and known[8] == ["position 8"]
+    assert known.keys() == {0, 50, 60, 70, *range(1, 11), read} and known[8] == ["position 8"]
     assert [str(one) for one in known[read]] == ["poison (memory that was never written)"]
