@@ -131,8 +131,9 @@ class Campaign:
             known[row["id"]] = {**known.get(row["id"], {}), **row}  # reasons are in the first
         self.note = {name: before[name] for name in ("note",) if name in before}
         self.rows: dict[str, dict[str, Any]] = {one.id: {
-            "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING, "commit": "",
-            "survived": {}, **known.get(one.id, {}), "seed": seeds[one.id]} for one in mutants}  # fmt: skip
+            "id": one.id, "file": one.file, "line": one.line, "kind": one.kind, "what": one.what, **NOTHING,
+            "commit": "", "survived": {}, **known.get(one.id, {}), "seed": seeds[one.id],
+        } for one in mutants}  # fmt: skip
         self.others = [row for name, row in known.items() if name not in self.rows]
         self.recorded: dict[str, dict[str, Any]] = seen.get("recorded", {})
         self.right: dict[str, str] = seen.get("right", {})  # test that passed alone without a mutant -> digest
