@@ -14,6 +14,7 @@ CARRIED = ("tiny/config.json", "tiny/model.safetensors", "tiny/prompts.json", "t
            "olmo/model.safetensors", "lfm2/config.json", "lfm2/model.safetensors", "minimax/config.json",
            "minimax/model.safetensors", "nemotron/config.json", "nemotron/model.safetensors",
            "nemotron-mtp/config.json", "nemotron-mtp/model.safetensors",
+           "ling-clamped/config.json", "ling-clamped/model.safetensors",
            "qwen4/config.json", "qwen4/model.safetensors", "traces", "example")  # fmt: skip
 
 

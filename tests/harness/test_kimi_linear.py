@@ -22,7 +22,6 @@ from instep_optimized.ops.plain import PLAIN
 from instep_proof.faults.catalogue import TRACES
 from instep_proof.faults.catalogue.fault import Edit
 from instep_proof.faults.catalogue.kimi_linear import DECAY, GDN, MLP
-from instep_proof.faults.catalogue.nemotron import WEIGHTS
 from instep_proof.faults.free_run import POLICY
 from instep_reference import mla
 from instep_reference.attention import AttentionMemory, attend
@@ -35,7 +34,7 @@ from support.running.planting import planted_here
 from support.running.verdicts import agreed, first_finding
 
 trace = committed("faults/kimi")
-ling = committed("faults/ling")
+ling, clamped = committed("faults/ling"), committed("faults/ling-clamped")
 
 
 @pytest.mark.whole
@@ -128,36 +127,11 @@ def tied(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return make(folder, prompts, policy, folder / "tied.jsonl", Setting(dtype="float64", drafter="ngram"))
 
 
-@pytest.fixture(scope="module")
-def clamped(ling: Trace, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """The events through a model with a clamped SwiGLU in both layers, with other limits for shared experts."""
-    folder = write(tmp_path_factory.mktemp("clamped"), "ling", num_hidden_layers=2, first_k_dense_replace=0,
-                   layer_types=["linear_attention", "full_attention"], vocab_size=256, num_experts=4, n_group=1,
-                   expert_swiglu_limit_list=[0.3, 0.2], share_expert_swiglu_limit_list=[0, 0.4])  # fmt: skip
-    said = {event.request: event.prompt for event in ling.events if isinstance(event, Admit)}
-    policy = read_policy(TRACES / f"ling{POLICY}")
-    prompts = {arrival.prompt: said[arrival.request] for arrival in policy.arrivals}
-    return make(folder, prompts, policy, folder / "clamped.jsonl", Setting(dtype="float64"))
-
-
 @pytest.mark.whole
-def test_a_clamped_swiglu_agrees(clamped: Trace) -> None:
-    agreed(Replay(clamped, Setting("plain")).run(until=4))
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize(("edit", "says"), [
-    (Edit(MLP, "gate = silu(gate)", "gate = silu(gate if limit is None else gate.clamp(max=limit))"),
-     "of routed experts, gate is clamped before silu"),
-    (Edit.of(MLP, "replace(weights, limit={weights.shared_limit => weights.limit})"),
-     "the shared expert has the limit of the routed ones"),
-    (Edit.of(WEIGHTS, "config.limits({layer => layer + 1})"), "has the limits of trunk layer 1"),
-], ids=lambda one: one if isinstance(one, str) else "")  # fmt: skip
-def test_mistakes_in_a_clamped_swiglu_are_located_and_named(clamped: Trace, edit: Edit, says: str) -> None:
-    with planted_here(edit):
-        found = first_finding(diagnose(Replay(clamped, Setting("plain")), until=2))
-    assert (found.event, found.place) == (2, Place("trunk", 0, "mlp"))
-    assert found.problem.mistake is not None and says in found.problem.mistake.says
+@pytest.mark.parametrize(("ops", "dtype"), [("triton", "float32"), ("triton", "bfloat16"), ("invariant", "float32")])
+def test_kernels_serve_a_clamped_swiglu(clamped: Trace, ops: str, dtype: str) -> None:
+    """`precise` has one of these kernels. Clamps that are wrong are planted by the catalogue."""
+    agreed(Replay(clamped, Setting(ops, dtype=dtype)).run(until=4))
 
 
 PAIRS = "pairs.sort(dim=-1, descending=True, stable=True).indices"

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.nn.functional import linear, silu
 
 from instep import kit
 from instep.campaign.shapes import shape
+from instep.diagnose.mistakes.experts import CLAMPS, Clamp
 from instep.kit.cases import CASES
 from instep.kit.cases.real_sizes import REAL
 from instep.kit.model_and_trace import POLICY
@@ -28,6 +30,7 @@ from instep.report.finding_tensors import files
 from instep.trace.event_rules import EventRules
 from instep_optimized import Options
 from instep_optimized.memory_addresses import Part
+from instep_optimized.ops.plain import mlp as plain_mlp
 from instep_optimized.options import check
 from instep_reference.contract.errors import BadInput, InstepError, Unsupported
 from instep_reference.contract.recurrences import RECURRENCES
@@ -223,6 +226,31 @@ def test_unserved_cases_are_inconclusive_and_an_error_is_a_finding() -> None:
     for wrong in ("ledger", "support.wrong.engines:right"):
         with pytest.raises(BadInput, match="ops"):
             kit.served(kit.op_cases("pick"), wrong)
+
+
+@WHOLE
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cases_of_clamped_experts_reach_every_limit(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some elements are clamped and some are not; so another clamp, or another limit, differs."""
+    (case,) = kit.op_cases("moe", case=f"clamped-{dtype}")
+    given = case.build("cpu").inputs
+    weights = given["weights"]
+    for gate_up, limit in ((weights.gate_up, weights.limit), (weights.shared_gate_up, weights.shared_limit)):
+        gate, up = (given["x"].double() @ gate_up.double().transpose(-1, -2)).chunk(2, dim=-1)
+        for beyond in (silu(gate) > limit, up > limit, up < -limit):
+            assert 0.1 < beyond.double().mean() < 0.6
+    assert kit.served(case, PLAIN).must_agree()
+    limits = {"limit": (None, weights.shared_limit), "shared_limit": (None, weights.limit)}
+    for one in [{name: value} for name, values in limits.items() for value in values]:
+        other = changed("moe", lambda given, one=one: {**given, "weights": replace(given["weights"], **one)})
+        assert kit.served(case, other).exit is kit.Exit.DIVERGED, one
+    for says, clamp in CLAMPS:
+        def swiglu(x: Any, gate_up: Any, down: Any, limit: float, clamp: Clamp = clamp) -> torch.Tensor:
+            gate, up = clamp(*linear(x, gate_up.to(x.dtype)).chunk(2, dim=-1), limit)
+            return linear(gate * up, down.to(x.dtype))
+
+        monkeypatch.setattr(plain_mlp, "_swiglu", swiglu)
+        assert kit.served(case, PLAIN).exit is kit.Exit.DIVERGED, says
 
 
 @pytest.mark.parametrize(("asked", "says"), [

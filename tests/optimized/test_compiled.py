@@ -227,7 +227,8 @@ def test_a_split_ring_sums_as_a_wide_one_and_spills_no_more(taken: Mapping[str, 
 
 def test_expansion_of_latents_and_sigmoid_routers_fit_a_program(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["latents"] + taken["routers"]
-    names = {"_expand", "read_chunk", "read_parts", "join_parts", "_moe_choose", "_route", "_down"}
+    names = {"_expand", "read_chunk", "read_parts", "join_parts", "_moe_choose", "_moe_up", "_route", "_up", "_down",
+             "_silu_mul"}  # fmt: skip
     assert {one.kernel for one in told} == names and all(one.shared <= SHARED and one.stack == 0 for one in told), told
 
 

@@ -89,5 +89,6 @@ TRITON = Ops(
     chances=True,
     split=True,
     sigmoid=True,
+    clamps=True,
     row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend", "attend_latents"},
 )

@@ -373,13 +373,13 @@ def turned_latents() -> None:
 
 
 def routers() -> None:
-    """The choice by sigmoid in groups, and a shared expert without a gate, at the sizes of Kimi-Linear."""
+    """The choice by sigmoid in groups, a shared expert without a gate, clamps; at the sizes of Kimi-Linear."""
 
     def launch(kernel: Any, *given: Any, **named: Any) -> None:
-        if kernel.__name__ in ("_moe_choose", "_route", "_down"):  # the others are those of a softmax
+        if kernel.__name__ not in ("_moe_score", "_moe_sort", "_moe_down", "_moe_mix"):  # those are as with a softmax
             compiled(kernel, *given, **{"warps": 4, "stages": 1, **named})
 
-    for file in (grouped_file, experts_file):
+    for file in (grouped_file, experts_file, pointwise_file):
         file.launch = launch  # type: ignore[attr-defined]
     wide, inner, count = 2304, 1024, 256
 
@@ -388,8 +388,14 @@ def routers() -> None:
 
     weights = ExpertWeights(
         empty(count, wide), empty(count, 2 * inner, wide), empty(count, wide, inner), empty(2 * inner, wide),
-        empty(wide, inner), None, torch.zeros(count), groups=8, groups_per_token=4)  # fmt: skip
-    dense: Any = SimpleNamespace(mlp=lambda x, **_: x)
+        empty(wide, inner), None, torch.zeros(count), groups=8, groups_per_token=4, limit=7.0,
+        shared_limit=5.0)  # fmt: skip
+
+    def mlp(x: torch.Tensor, limit: float, **_: Any) -> torch.Tensor:
+        pointwise_file.silu_mul(empty(4, 2 * inner), limit)
+        return x
+
+    dense: Any = SimpleNamespace(mlp=mlp)
     grouped_file.grouped(empty(4, wide), weights, 8, True)
     experts_file.mix(empty(4, wide), weights, 8, True, dense, Place("trunk", 0, "mlp"))
 

@@ -270,6 +270,8 @@ CLAMPS: tuple[tuple[str, Clamp], ...] = (
     ("up is not clamped from below", lambda gate, up, most: (F.silu(gate).clamp(max=most), up.clamp(max=most))),
     ("gate is also clamped from below",
      lambda gate, up, most: (F.silu(gate).clamp(-most, most), up.clamp(-most, most))),
+    ("gate has the clamp of up, and up that of gate",
+     lambda gate, up, most: (F.silu(gate).clamp(-most, most), up.clamp(max=most))),
     ("the product is clamped, not its factors",
      lambda gate, up, most: ((F.silu(gate) * up).clamp(-most, most), torch.ones_like(up))),
     ("one is added to up", lambda gate, up, most: (F.silu(gate).clamp(max=most), up.clamp(-most, most) + 1)),

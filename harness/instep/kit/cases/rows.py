@@ -204,9 +204,9 @@ def sigmoid_moe(groups: int, best: int, norm_topk: bool) -> Make:
 
 
 def clamped_moe(draw: Draw, dtype: torch.dtype) -> Inputs:
-    """A sigmoid router and experts with a clamped SwiGLU, with another limit for the shared expert."""
+    """A sigmoid router and experts with a clamped SwiGLU: of the shared one alone, silu cannot be below -limit."""
     inputs = sigmoid_moe(1, 1, True)(draw, dtype)
-    return {**inputs, "weights": replace(inputs["weights"], limit=0.5, shared_limit=0.75)}
+    return {**inputs, "weights": replace(inputs["weights"], limit=0.1, shared_limit=0.75)}
 
 
 def squared_moe(latent: int) -> Make:

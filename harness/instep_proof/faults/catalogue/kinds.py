@@ -219,6 +219,7 @@ KINDS: Mapping[str, Mapping[str, str]] = {
         "turned-latents": "a query or a shared key is not rotated by its position, or a latent is another one",
         "head-gate": "a head of attention is opened by another gate than its own",
         "mtp-latents": "the MTP layer has other weights than its own",
+        "clamps": "an expert is clamped at another limit than its own, or elsewhere",
     },
     "olmo": {
         "beta-bound": "the strength of a write has another bound",

@@ -1,4 +1,4 @@
-"""Faults of Ling: a safe gate without its bound, latents that turn wrongly, a gate per head, another MTP layer.
+"""Faults of Ling: a gate without its bound, latents that turn wrongly, gates of heads, another MTP layer, clamps.
 
 Leaves out: what Kimi-Linear has, too (`kimi_linear.py`): the channels of a decay, the expansion of latents, the router.
 """
@@ -7,7 +7,8 @@ from instep.setting import Setting
 
 from .fault import Edit, Fault, Wrap, of_family
 
-GDN, ATTEND = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend"))
+GDN, ATTEND, MLP = (f"instep_optimized/ops/plain/{name}.py" for name in ("gdn", "attend", "mlp"))
+EXPERTS, GROUPED = (f"instep_optimized/kernels/products/{name}.py" for name in ("moe", "grouped_experts"))
 WEIGHTS, LATENT, MTP = (
     f"instep_optimized/{name}.py" for name in ("weights", "model/latent_attention", "draft/mtp"))
 GATES, OPENED, TURNS = (
@@ -16,7 +17,13 @@ SAFE = "log_decay = decay_bound * sigmoid(rate[:, None] * (a.to(q.dtype) + dt_bi
 TURNED = "    query, key = torch.cat([own, _turn(turning, angle)], dim=-1), _turn(shared, angle)\n"
 NORMS = 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")'
 
-_fault = of_family("ling")
+LIMITS = "limit, shared_limit = config.limits(layer)"
+CLAMPED = "gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)"
+PRODUCT = "linear(gate * up, down.to(x.dtype))"
+NAN = "propagate_nan=tl.PropagateNan.ALL"
+KERNEL = f"up = tl.minimum(tl.maximum(up, -limit, {NAN}), limit, {NAN})"
+
+_fault, _clamp = of_family("ling"), of_family("ling-clamped")
 
 FAULTS: tuple[Fault, ...] = (
     _fault("safe-gate-as-a-softplus", "safe-gate", "The gate is a softplus, without the bound.",
@@ -90,4 +97,28 @@ FAULTS: tuple[Fault, ...] = (
     _fault("head-gate-kernel-of-the-head-before", "head-gate", "The kernel reads the gate of the head before.",
            Edit.of(OPENED, "gate + row * gate_row + {head => (head + heads - 1) % heads} * gate_head"),
            how=Setting("triton")),
+    _clamp("clamps-left-out", "clamps", "No expert is clamped.", Edit(WEIGHTS, LIMITS, "limit = shared_limit = None")),
+    _clamp("clamps-of-shared-and-routed-swapped", "clamps", "Routed experts have the limit of the shared one.",
+           Edit(WEIGHTS, LIMITS, "shared_limit, limit = config.limits(layer)")),
+    _clamp("clamps-of-the-next-layer", "clamps", "A layer has the limits of the layer after it.",
+           Edit.of(WEIGHTS, "config.limits({layer => layer + 1})")),
+    _clamp("clamp-of-the-shared-expert-ignored", "clamps", "The shared expert is not clamped.",
+           Edit.of(MLP, "replace(weights, limit={weights.shared_limit => None})")),
+    _clamp("clamp-of-the-product", "clamps", "The product of gate and up is clamped, not its factors.",
+           Edit(MLP, CLAMPED, "pass"),
+           Edit(MLP, PRODUCT, PRODUCT.replace(
+               "gate * up", "gate * up if limit is None else (gate * up).clamp(-limit, limit)"))),
+    _clamp("clamp-before-silu", "clamps", "Gate is clamped before silu.",
+           Edit(MLP, "gate = silu(gate)", "gate = silu(gate if limit is None else gate.clamp(max=limit))")),
+    _clamp("clamps-of-gate-and-up-swapped", "clamps", "Gate is clamped on both sides, and up from above alone.",
+           Edit(MLP, CLAMPED, "gate, up = gate.clamp(min=-limit, max=limit), up.clamp(max=limit)")),
+    _clamp("clamp-kernel-from-above-alone", "clamps", "The kernel does not clamp up from below.",
+           Edit(OPENED, KERNEL, f"up = tl.minimum(up, limit, {NAN})"), how=Setting("triton")),
+    _clamp("clamp-kernel-of-the-shared-expert", "clamps", "The kernel of the shared expert is given no limit.",
+           Edit.of(EXPERTS, "dense.mlp(x=x, gate_up=gate_up, down=down, to=to, limit={weights.shared_limit => None})"),
+           how=Setting("precise")),
+    _clamp("clamp-kernel-swaps-the-limits", "clamps", "Blocks of the shared expert have the limit of the routed ones.",
+           Edit.of(GROUPED, "tl.where(expert {== => !=} experts, "
+                   'float("inf") if SHARED_LIMIT is None else SHARED_LIMIT, routed)'),
+           how=Setting("triton", dtype="bfloat16")),
 )

@@ -44,9 +44,14 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
     return multiply(x.flatten(1), weight, x.dtype).view(x.shape[0], *shape)
 
 
-def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
-    """`Mlp` of the seam: two products and one kernel between them, rounded where `products.mlp` rounds."""
-    return multiply(silu_mul(multiply(x, gate_up, x.dtype)), down, x.dtype)
+def mlp(
+    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None = None
+) -> torch.Tensor:
+    """`Mlp` of the seam: two products and one kernel between them, rounded where `products.mlp` rounds.
+
+    limit: of a clamped SwiGLU
+    """
+    return multiply(silu_mul(multiply(x, gate_up, x.dtype), limit), down, x.dtype)
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:

@@ -20,6 +20,7 @@ import triton.language as tl
 from ...ops.op_protocols import ExpertWeights
 from ..device.programmatic_dependent_launch import wait
 from ..device.tile_dot_fp32 import dot
+from ..rowwise.pointwise import swiglu
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 # On a GPU (LOG.md): rows of a block for few rows, for a prompt, and the number of rows from which on the latter is
@@ -86,7 +87,8 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     launch(
         _moe_up, (ceil_div(most, up["IT"]), room), x, x.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
         gate_up, gate_up.stride(0) if gate_up is not None else 0, blocks, room, order, middle, most, inner,
-        down.shape[1] if down is not None else 0, experts, width, EACH=each, RT=tall, WIDEN=INTERPRETED, **up,
+        down.shape[1] if down is not None else 0, experts, width, EACH=each, LIMIT=weights.limit,
+        SHARED_LIMIT=weights.shared_limit, RT=tall, WIDEN=INTERPRETED, **up,
     )  # fmt: skip
     launch(
         _moe_down, (ceil_div(width, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
@@ -246,9 +248,13 @@ def _moe_sort(
 def _moe_up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
-    EACH: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
+    EACH: tl.constexpr, LIMIT: tl.constexpr, SHARED_LIMIT: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr,
+    DT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Compute silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks)."""
+    """Compute silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks).
+
+    LIMIT, SHARED_LIMIT: of a clamped SwiGLU, of routed experts and of the shared one; None: no clamp
+    """
     block = blocks + tl.program_id(1)
     count, first, expert = tl.load(block), tl.load(block + room), tl.load(block + 2 * room)  # none waits for another
     if count == 0:
@@ -268,8 +274,12 @@ def _moe_up(
         value = tl.load(rows + d[None, :], mask=(m < count)[:, None] & (d < width)[None, :], other=0.0)
         gate = dot(value, tl.trans(tl.load(columns + d[None, :], mask=inside, other=0.0)), WIDEN, False, gate)
         up = dot(value, tl.trans(tl.load(lower + d[None, :], mask=inside, other=0.0)), WIDEN, False, up)
+    limit = LIMIT
+    if LIMIT is not None or SHARED_LIMIT is not None:
+        routed = float("inf") if LIMIT is None else LIMIT
+        limit = tl.where(expert == experts, float("inf") if SHARED_LIMIT is None else SHARED_LIMIT, routed)
     tl.store(middle + ((first + m).to(tl.int64) * most)[:, None] + i[None, :],
-             (gate / (1.0 + tl.exp(-gate)) * up).to(middle.dtype.element_ty),
+             swiglu(gate, up, limit).to(middle.dtype.element_ty),
              mask=(m < count)[:, None] & (i < inner)[None, :])  # fmt: skip
 
 

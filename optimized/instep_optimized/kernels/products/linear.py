@@ -39,9 +39,15 @@ def linears(
     return tuple(part.view(len(x), *shape) for part, shape in zip(whole, shapes, strict=True))
 
 
-def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
-    """Implement `Mlp`: the middle rows are rounded to x's dtype; with many rows gate and up are rounded before, too."""
-    middle = product(x, gate_up, gated=True) if fits(x, gate_up, gated=True) else silu_mul(x @ gate_up.t())
+def mlp(
+    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None = None
+) -> torch.Tensor:
+    """Implement `Mlp`: the middle rows are rounded to x's dtype; with many rows gate and up are rounded before, too.
+
+    limit: of a clamped SwiGLU, which the kernel of few rows does not have
+    """
+    few = limit is None and fits(x, gate_up, gated=True)
+    middle = product(x, gate_up, gated=True) if few else silu_mul(x @ gate_up.t(), limit)
     return _product(middle, down)
 
 

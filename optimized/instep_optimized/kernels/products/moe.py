@@ -16,17 +16,26 @@ import triton.language as tl
 
 from instep_reference.contract.place_names import Place
 
-from ...ops.op_protocols import ExpertWeights, LmHead, Mlp
+from ...ops.op_protocols import ExpertWeights, LmHead
+from ..rowwise.pointwise import swiglu
 from ..runtime import ceil_div, launch, power_of_2, tile
 from . import linear
 from .grouped_experts import best, grouped, router
+
+
+class ClampedMlp(Protocol):
+    """`Mlp`, and with a limit a clamped SwiGLU."""
+
+    def __call__(
+        self, *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None
+    ) -> torch.Tensor: ...
 
 
 class Dense(Protocol):
     """The products for the shared expert. The modules `linear` and `invariant.linear` have this form."""
 
     @property
-    def mlp(self) -> Mlp: ...
+    def mlp(self) -> ClampedMlp: ...
     @property
     def lm_head(self) -> LmHead: ...
 
@@ -62,7 +71,7 @@ def mix(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, de
     tall, wide = min(power_of_2(inner), tile(16, 128)), min(power_of_2(width), tile(256, 512))
     launch(
         _up, (ceil_div(inner, tall), top_k, rows), x, x.stride(0), weights.gate_up, *weights.gate_up.stride(),
-        chosen, middle, inner, width, IT=tall, DT=wide,
+        chosen, middle, inner, width, LIMIT=weights.limit, IT=tall, DT=wide,
     )  # fmt: skip
     shared, opening = _shared(x, weights, dense, to)
     out = x.new_empty(rows, width)
@@ -79,7 +88,9 @@ def _shared(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the shared expert's rows and the logit of its gate, as far as it has them."""
     gate_up, down, gate = weights.shared_gate_up, weights.shared_down, weights.shared_gate
-    rows = None if gate_up is None or down is None else dense.mlp(x=x, gate_up=gate_up, down=down, to=to)
+    rows = None
+    if gate_up is not None and down is not None:
+        rows = dense.mlp(x=x, gate_up=gate_up, down=down, to=to, limit=weights.shared_limit)
     return rows, None if gate is None else dense.lm_head(x=x, weight=gate, to=to)
 
 
@@ -110,7 +121,7 @@ def _route(
 @triton.jit
 def _up(
     x, x_row, gate_up, expert_step, row_step, column_step, chosen, middle, inner, width,
-    IT: tl.constexpr, DT: tl.constexpr,
+    LIMIT: tl.constexpr, IT: tl.constexpr, DT: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up of one chosen expert for one row, IT inner channels. Grid (tiles of I, TOP, N)."""
     row, pair = tl.program_id(2).to(tl.int64), tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
@@ -125,7 +136,7 @@ def _up(
         gate += tl.sum(tl.load(expert + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
         lower = expert + inner * row_step  # the up half follows the gate half
         up += tl.sum(tl.load(lower + at, mask=inside, other=0.0).to(tl.float32) * value, axis=1)
-    tl.store(middle + pair * inner + i, gate / (1.0 + tl.exp(-gate)) * up, mask=i < inner)
+    tl.store(middle + pair * inner + i, swiglu(gate, up, LIMIT), mask=i < inner)
 
 
 @triton.jit

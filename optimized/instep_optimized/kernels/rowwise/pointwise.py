@@ -8,6 +8,8 @@ Leaves out: everything that reduces over a row.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -38,15 +40,15 @@ def output_gate(*, attended: torch.Tensor, projected: torch.Tensor, to: Place) -
     return out
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """Compute [N, 2I], gate half first -> silu(gate) * up [N, I]."""
+def silu_mul(gate_up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+    """Compute [N, 2I], gate half first -> silu(gate) * up [N, I]. limit: of a clamped SwiGLU (`swiglu`)"""
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(gate_up.shape[0], width)
-    _launch(_silu_mul, out, gate_up, gate_up.stride(0), width)
+    _launch(_silu_mul, out, gate_up, gate_up.stride(0), width, LIMIT=limit)
     return out
 
 
-def _launch(kernel: object, out: torch.Tensor, *arguments: object, **constants: bool) -> None:
+def _launch(kernel: object, out: torch.Tensor, *arguments: object, **constants: Any) -> None:
     """Launch over the elements of a contiguous result; rows of the arguments are contiguous."""
     block = tile(ELEMENTS, 1 << 14)
     launch(kernel, (ceil_div(out.numel(), block),), *arguments, out, out.numel(), BLOCK=block, **constants)
@@ -88,11 +90,31 @@ def _output_gate(
 
 
 @triton.jit
-def _silu_mul(gate_up, gate_up_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def swiglu(gate, up, limit):
+    """Return silu(gate) * up. limit: None, or a number: silu(gate) is at most it, and up within it on both sides."""
+    opened = gate / (1.0 + tl.exp(-gate))
+    if limit is not None:  # a NaN stays one
+        opened = tl.minimum(opened, limit, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(tl.maximum(up, -limit, propagate_nan=tl.PropagateNan.ALL), limit,
+                        propagate_nan=tl.PropagateNan.ALL)  # fmt: skip
+    return opened * up
+
+
+@triton.jit
+def squared(x):
+    """Return relu(x)^2; a NaN stays one."""
+    opened = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return opened * opened
+
+
+@triton.jit
+def _silu_mul(
+    gate_up, gate_up_row, width, out, elements, LIMIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
     if EARLY:
         wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside, source = at < elements, gate_up + at // width * gate_up_row + at % width
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, swiglu(gate, up, LIMIT).to(out.dtype.element_ty), mask=inside)
