@@ -289,8 +289,8 @@ def test_a_copy_is_the_source_that_is_here(tmp_path: Path) -> None:
 
 
 def test_a_list_names_every_fault_and_plants_none(instep: Runner) -> None:
-    ran = instep("faults", "--list", "--family", "rollback")
-    here, lines = FAMILIES["rollback"], ran.out.splitlines()
+    ran = instep("faults", "--list", "--family", "draft")
+    here, lines = FAMILIES["draft"], ran.out.splitlines()
     assert ran.code == 0 and lines[: len(here)] == [f"{f.id}  {f.kind}  {f.what}" for f in here]
     unnamed = [f"  {f.id}  {f.what}" for f in here if not f.says]
     assert unnamed and lines[len(here) : -2] == ["", "Planted and not named:", *unnamed]

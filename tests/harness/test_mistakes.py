@@ -368,25 +368,18 @@ def test_numbers_next_to_nan_must_be_right(monkeypatch: pytest.MonkeyPatch) -> N
         assert wrong_memory._right_elsewhere(case, case.found.isnan()) is said
 
 
-def test_a_state_of_nan_was_not_written_if_it_has_the_bits_of_the_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN with other bits was computed, so something wrote it."""
+def test_nan_with_the_bits_of_the_poison_is_from_memory_that_nothing_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state of NaN, and rows of which the second is NaN. NaN with other bits may have been computed."""
     monkeypatch.setattr(wrong_memory, "_right_elsewhere", lambda case, lost: True)
-    poison = -torch.tensor(torch.nan)
-    for found, says in ((poison, "nothing wrote it"), (-poison, "is made from memory that nothing wrote")):
+    poison, ones = -torch.tensor(torch.nan), torch.ones(2)
+    says = "is, or is made from, memory that nothing wrote (poison); all that is due to its op is finite"
+    for component, first, found, said in (
+        ("state", poison.expand(2), poison, says),
+        ("state", -poison.expand(2), -poison, "leaves NaN, although all that is due to its op is finite"),
+        ("normed", ones, poison, f"{says}, in row 1"), ("normed", ones, -poison, ""),
+    ):
         case: Any = SimpleNamespace(
-            found=found.expand(2, 2), right=torch.ones(2, 2), piece=True, component="state",
-            context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))  # fmt: skip
-        assert wrong_memory.unwritten(case) == f"{says}: its op has only finite inputs, and leaves NaN"
-
-
-def test_rows_of_poison_are_made_from_memory_that_nothing_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row 1 of 2 is poison, though no memory of the op has any. NaN with other bits may have been computed."""
-    monkeypatch.setattr(wrong_memory, "_right_elsewhere", lambda case, lost: True)
-    poison = -torch.tensor(torch.nan)
-    says = "is made from memory that nothing wrote (poison), not from what is due, which is finite, in row 1"
-    for found, said in ((poison, says), (-poison, "")):
-        case: Any = SimpleNamespace(
-            found=torch.stack((torch.ones(2), found.expand(2))), right=torch.ones(2, 2), component="normed",
+            found=torch.stack((first, found.expand(2))), right=torch.ones(2, 2), component=component,
             piece=SimpleNamespace(work=None), context=SimpleNamespace(log=SimpleNamespace(poison=poison.item())))
         assert wrong_memory.unwritten(case) == said
 

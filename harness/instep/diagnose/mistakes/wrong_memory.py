@@ -60,23 +60,23 @@ def unwritten(case: Case) -> str:
     """The sentence for NaN from memory that nothing wrote, which holds poison; "" if it does not account for all NaN.
 
     The op is run again on the subject's own rows, with NaN in each memory that it reads. NaN must be at the found
-    places, and all other numbers must be right. If no memory gives that, but the NaN has the bits of the poison, then
-    the op read something else than the rows and the memory that are due, which are finite.
+    places, and all other numbers must be right. If no memory gives that, all that is due to the op is finite. Then NaN
+    with the bits of the poison is a copy of it, or was computed from it, as arithmetic keeps these bits. NaN with other
+    bits may be from poison, too, or from arithmetic alone.
     """
     lost, poison = ~case.found.cpu().isfinite(), case.context.log.poison
     if case.piece is None or not case.right.isfinite().all() or not _right_elsewhere(case, lost):
         return ""
-    copied = poison is not None and bool(poisoned(case.found.cpu(), poison)[lost].all())
-    if case.component in STANDS and lost.all():
-        says = "its op has only finite inputs, and leaves NaN"
-        return f"nothing wrote it: {says}" if copied else f"is made from memory that nothing wrote: {says}"
-    for says, memory in _with_nan(case):
+    whole = case.component in STANDS and bool(lost.all())  # as with NaN in any input
+    for says, memory in () if whole else _with_nan(case):
         for one in case.made(says, memory=memory):
             if torch.equal(~one.wrong.cpu().isfinite(), lost):
                 return one.sentence
-    rows = lost.flatten(1).any(1).nonzero()[:, 0].tolist() if lost.dim() > 1 else []
-    at = f", in {listed('row', rows)}" if len(rows) < len(lost) else ""
-    return f"is made from memory that nothing wrote (poison), not from what is due, which is finite{at}" * copied
+    if poison is None or not bool(poisoned(case.found.cpu(), poison)[lost].all()):
+        return "leaves NaN, although all that is due to its op is finite" * whole
+    rows = [] if whole or lost.dim() < 2 else lost.flatten(1).any(1).nonzero()[:, 0].tolist()
+    at = f", in {listed('row', rows)}" if 0 < len(rows) < len(lost) else ""
+    return f"is, or is made from, memory that nothing wrote (poison); all that is due to its op is finite{at}"
 
 
 def _right_elsewhere(case: Case, lost: torch.Tensor) -> bool:
