@@ -192,7 +192,7 @@ def test_replayed_traces_cover_all_conditions_of_all_traces() -> None:
         assert few[name] - others, f"{name} meets nothing that another one of the few does not meet"
 
 
-LONG = ("block", "crossing", "prompts", "transfer", "unread")  # their numbers are for `make whole`
+LONG = ("block", "crossing", "ling-clamped", "prompts", "transfer", "unread")  # their numbers are for `make whole`
 
 
 @pytest.mark.parametrize(("name", "ops"), [
