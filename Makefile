@@ -20,14 +20,15 @@ FAST = -m pytest -q $(WORKERS) $(STRICT) -m "not slow and not gpu and not timing
 	-p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
 TIMING = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
 TESTS = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS)
+REPLAYED := replay-adaptive replay-slots replay-slots-overlapped
 EVERYTHING := -p no:benchmark tests --instep-traces=fixtures/traces --instep-ops=ledger --instep-ops=plain
 
-.PHONY: replay test whole everything check fast lint types perf sanitize peers docs constraints newest newest-installed newest-tested clean
+.PHONY: replay $(REPLAYED) test whole everything check fast lint types perf sanitize peers docs constraints newest newest-installed newest-tested clean
 
-replay: $(READY)  ## the main job: the trained model, every event, both sides, and step counts by batch size
-	$(BIN)/instep replay fixtures/traces/adaptive.jsonl
-	$(BIN)/instep replay fixtures/traces/slots.jsonl
-	$(BIN)/instep replay fixtures/traces/slots-overlapped.jsonl
+replay: $(REPLAYED)  ## the main job: the trained model, every event, both sides, and step counts by batch size
+
+$(REPLAYED): replay-%: $(READY)
+	$(BIN)/instep replay fixtures/traces/$*.jsonl
 
 # The main trace is `make replay`, which CI runs, too.
 test: $(READY)  ## the tests that cover every check and command, in seven minutes; its last line counts the others
