@@ -117,8 +117,7 @@ def test_rows_that_miss_a_graph_are_found(three_layers: Trace, edit: str, says: 
 
 @WHOLE
 @pytest.mark.parametrize(("name", "ops", "graphs"), [
-    ("adaptive", "ledger", True), ("adaptive", "plain", False), ("trees", "ledger", False), ("trees", "plain", True),
-    ("slots", "ledger", False), ("slots", "plain", True), ("slots-overlapped", "ledger", True),
+    ("adaptive", "ledger", True), ("trees", "plain", True), ("slots", "ledger", False),
     ("slots-overlapped", "plain", False),
 ])
 def test_long_traces_agree_on_three_stages(name: str, ops: str, graphs: bool) -> None:
