@@ -227,10 +227,12 @@ def test_red_zones_are_between_units_and_keep_the_alignment() -> None:
 
 
 def test_a_budget_of_the_first_step_count_is_recognised() -> None:
-    """3 layers of 2 units with 4 positions of 32 bytes: 192 bytes for each position of all units."""
-    room = SimpleNamespace(first=2, widest=4)
-    means = SimpleNamespace(positions=SimpleNamespace(axis=1, windows=1))
-    region = SimpleNamespace(units=torch.zeros(2, 4, 8), means=means)
+    """3 layers of 2 units with 4 positions of 32 bytes: 192 bytes for each position of all units, of 1 or 3 windows."""
+    room, along = SimpleNamespace(first=2, widest=4), SimpleNamespace(axis=1, windows=1)
+    region = SimpleNamespace(units=torch.zeros(2, 4, 8), means=SimpleNamespace(positions=along))
+    along.windows = 3
+    assert capacity._of_first_count(region, 3, 2 * 192, room)  # type: ignore[arg-type]
+    along.windows = 1
     for found, says in ((2 * 192, True), (4 * 192, False), (2 * 192 + 1, False), (192, False)):
         assert bool(capacity._of_first_count(region, 3, found, room)) is says  # type: ignore[arg-type]
 

@@ -454,7 +454,8 @@ def test_an_entry_that_is_rightly_there_is_no_stray_write(owner: str | None, say
     place = Place("trunk", 3, "keys")
     region = SimpleNamespace(name="keys", by="page", units=units, layer=3,
                              means=SimpleNamespace(component="keys", draft=False))  # fmt: skip
-    context = SimpleNamespace(regions=[region], expected=SimpleNamespace(
+    others = [SimpleNamespace(**{**vars(region), **other}) for other in ({"by": "slot"}, {"layer": 2}, {"means": None})]
+    context = SimpleNamespace(regions=[*others, region], expected=SimpleNamespace(
         pages_after={"a": (1,), **({owner: (2,)} if owner else {})}))  # fmt: skip
     case = SimpleNamespace(finding=SimpleNamespace(place=place, request="a"), granted=None, right=right,
                            found=torch.zeros_like(right), context=context)  # fmt: skip

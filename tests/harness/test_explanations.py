@@ -210,6 +210,8 @@ def test_norms_over_all_heads_are_confused_with_those_of_each_head() -> None:
         assert torch.allclose(made["is scaled with the weights of the first head"], x / rows * w[0])
         assert torch.allclose(made["is scaled with the weights of the head before"], x / rows * w.flip(0))
         assert torch.allclose(made["is normed with the root mean square of the row after"], x / rows.flip(0) * w)
+        made = named_tensors(norms._of_rows(case, x, 1.0))  # type: ignore[arg-type]
+        assert torch.allclose(made["is normed with 10 times the eps"], x / (rows.square() + 10).sqrt() * w)
 
 
 def compared(right: torch.Tensor, found: torch.Tensor, component: str = "hidden") -> Compared:
@@ -367,6 +369,8 @@ def test_a_norm_over_rows_takes_the_root_of_a_neighbour(monkeypatch: pytest.Monk
     found = dict(norms._neighbours(case, rows[1:3], torch.tensor([2.0, 3.0]), 0.0))  # type: ignore[arg-type]
     assert {says: one.tolist() for says, one in found.items()} == {
         "the row before it": [1, 2], "the row after it": [3, 4], "the first row": [2, 2]}  # fmt: skip
+    found = dict(norms._neighbours(case, rows[1:3], torch.tensor([2.0, 3.0]), 3.0))  # type: ignore[arg-type]
+    assert found["the row before it"].square().tolist() == pytest.approx([1 + 3, 4 + 3])
 
 
 def test_inputs_are_replaced_by_multiples_and_by_rows_of_their_shape() -> None:

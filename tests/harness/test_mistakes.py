@@ -333,7 +333,11 @@ def test_embeddings_of_a_rank_are_missing_only_if_it_has_a_token() -> None:
     for tokens, says in (([0, 4], {lacks.format(0), lacks.format(1), more.format(0, 0), more.format(3, 1)}),
                          ([1, 2], {lacks.format(0), more.format(3, 1)})):  # fmt: skip
         case = SimpleNamespace(component="embedding", weights=weights, right=table[tokens])
-        assert {one.sentence for one in wrong_ranks._tokens(case, 2)} == says  # type: ignore[arg-type]
+        made = {one.sentence: one.wrong for one in wrong_ranks._tokens(case, 2)}  # type: ignore[arg-type]
+        assert made.keys() == says
+        own = torch.tensor(tokens)[:, None] < 3
+        assert torch.equal(made[lacks.format(0)], table[tokens] * ~own)
+        assert torch.equal(made[more.format(3, 1)], table[tokens] + table[3] * own)
 
 
 def test_the_label_of_a_row_is_its_first_one() -> None:

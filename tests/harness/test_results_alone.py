@@ -21,6 +21,7 @@ from instep.checks import (
     data_parallel_group,
     decisions,
     exact_labels,
+    experts,
     graph_replays,
     grown_tree_mistakes,
     grown_trees,
@@ -46,7 +47,7 @@ from instep.diagnose.mistakes import source_slips
 from instep.finding_problem import Explained, Problem, Unexplained
 from instep.oracle import free_run_states
 from instep.run.run_variants import Variant
-from instep.tier_allowances import TRUTH_ERROR
+from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
 from instep.verdict import Comparison, Skipped, Tier
 from instep.watch.memory_changes import pattern
 from instep_reference.contract.engine import Commit, Committed, Draft, Drafted, Forward, Load
@@ -235,6 +236,55 @@ def test_choices_are_judged_unless_the_drafts_of_both_sides_differ(monkeypatch: 
         OTHER_EXPERTS, "the drafts differ", "d"]  # fmt: skip
 
 
+def test_drafts_are_judged_where_the_engine_shows_them_and_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that shows all rows has its drafts judged as picks, and grown trees have a check."""
+    monkeypatch.setattr(decisions, "carried", lambda context: {})
+    monkeypatch.setattr(decisions.Decisions, "_drafts", lambda self, context, event: ["judged"])
+    for whole, fed, topk, judged in ((False, "draft", None, True), (True, "draft", None, False),
+                                     (False, "logits", None, False), (False, "draft", 2, False)):  # fmt: skip
+        shown = SimpleNamespace(whole=whole, has=lambda feed, fed=fed: feed == fed)
+        given = context(event=Draft(("a",)), truth=SimpleNamespace(places={}), shown=shown,
+                        expected=SimpleNamespace(topk=topk))  # fmt: skip
+        assert [*decisions.Decisions()(given)] == ["judged"] * judged
+
+
+def test_a_window_of_other_paths_is_a_tie_or_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All beams agree, and the last choice does not. Up to a part of 1 the truth's scores are a tie."""
+    given = context(expected=SimpleNamespace(grown=2, slots_after={}, slots_before={}), subject=SimpleNamespace(
+        places={grown_trees.PLACE._replace(component="logits"): torch.zeros(1)}))  # fmt: skip
+    sides = [SimpleNamespace(logits=[0, 0], growing=SimpleNamespace(
+        beams=[], candidates=[], chosen=lambda drafts, paths=paths: paths)) for paths in ([(1,)], [(2,)])]  # fmt: skip
+    monkeypatch.setattr(grown_trees, "paths_of", lambda side, beams: beams)
+    for part, ours, ties, wrong in ((0.5, 0, 1, False), (2.0, 0, 0, True), (0.5, 1, 0, False)):
+        monkeypatch.setattr(grown_trees, "Scores", lambda *of, part=part: SimpleNamespace(
+            disorder=lambda *paths, ordered: part))  # fmt: skip
+        check = grown_trees.Grown()
+        found = check._chosen(given, "a", *(sides[number] for number in (ours, 1)), 0.0)  # type: ignore[call-arg, arg-type]
+        assert (found.undecided, check.ties.ties, check.ties.made, found.agrees) == (ties, ties, 1, not wrong)
+
+
+class Layer(SimpleNamespace):
+    """A layer that was recomputed."""
+
+
+def test_choices_of_experts_are_judged_for_layers_that_were_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle has a layer with experts, one without, and a result that is no recomputation."""
+    of = {"request": "a", "stage": "trunk", "span": None}
+    layers = [Layer(near=SimpleNamespace(truth=SimpleNamespace(route=route)), **of) for route in (1, None)]
+    other = SimpleNamespace(**vars(layers[0]))
+    monkeypatch.setattr(experts, "Recomputation", Layer)
+    oracle: Any = SimpleNamespace(config=SimpleNamespace(experts=4), at=lambda context: [*layers, other])
+    monkeypatch.setattr(experts, "carried", lambda context: {})
+    monkeypatch.setattr(experts, "parted", lambda context, stage, span: False)
+    monkeypatch.setattr(experts.Experts, "_piece", lambda self, context, piece, route, noise: [route])
+    assert [*experts.Experts(oracle)(context(event=Draft(("a",)), rounded=object()))] == [1]
+
+
+def test_positions_are_spelled_as_one_as_a_range_or_as_a_list() -> None:
+    for positions, says in (({3}, "position 3"), ({3, 4, 5}, "positions 3 to 5"), ({1, 4}, "positions 1, 4")):
+        assert unused_positions._spelled(positions) == says
+
+
 def test_only_a_prompt_has_the_graph_of_a_prompt() -> None:
     """The model has two GDN layers. The draft head's rows have no segment, and embeddings of n-grams have one."""
     expected = SimpleNamespace(num_steps=2, topk=None, device_widths=False)
@@ -382,6 +432,14 @@ def test_ties_are_too_many_above_what_rounding_explains(made: int, expected: flo
     for ties in (cap, cap + 1):
         found = [*Ties(made=made, ties=ties, expected=expected).too_many("choices", 4, "forward", KEYS)]
         assert [(one.worst, one.allowed, one.agrees) for one in found] == [(ties, cap, False)] * (ties > cap)
+
+
+def test_log_probabilities_err_by_the_logits_and_by_the_vocabulary() -> None:
+    """Each part of x - max - log(sum) has its error: a right one may err by more if any part is larger."""
+    without = log_prob_error(0.0, 1, 2.0**-20) - sums_error(1, 2.0**-20)  # log(1) is 0
+    for largest, vocab in ((2.0, 1), (0.0, 1000), (2.0, 1000)):
+        error = log_prob_error(largest, vocab, 2.0**-20) - sums_error(vocab, 2.0**-20)
+        assert error == pytest.approx(without * (1 + largest + math.log(vocab)), rel=1e-9)
 
 
 def test_the_error_of_memory_is_the_largest_by_norm_or_element() -> None:

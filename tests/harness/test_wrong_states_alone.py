@@ -64,6 +64,21 @@ def test_the_last_token_has_the_gates_of_the_token_before_it() -> None:
     assert not [*wrong_state_bank._stale_gate(scene(1))]
 
 
+def test_the_last_token_has_the_key_of_the_token_before_it() -> None:
+    """The update is computed with that key, or kept from the right one, and added along that key."""
+    of = scene(3)
+    kept = add(of.after(2), of.k[1], of.log_decay[2], of.updates[2])
+    assert same(wrong_state_bank._stale_k(of), [step(of.after(2), of.k[1], of.v[2], of.log_decay[2], of.beta[2]), kept])
+    assert not [*wrong_state_bank._stale_k(scene(1))]
+
+
+def test_decays_of_channels_are_those_of_values_where_there_are_as_many() -> None:
+    channels = -drawn(4, HV, K)
+    for of, tried in ((scene(3), 0), (scene(3, log_decay=channels), 0), (scene(3, v=drawn(4, HV, K)), 0),
+                      (scene(3, log_decay=channels, v=drawn(4, HV, K), base=drawn(HV, K, K)), 1)):  # fmt: skip
+        assert len([*wrong_state_bank._decays_values(of)]) == tried
+
+
 def test_outer_products_take_keys_of_the_next_group_and_decays_of_the_next_head() -> None:
     """Two value heads read a key head."""
     of, keys, decays = scene(3, recalls=False, shared=2), [2, 3, 0, 1], [3, 0, 1, 2]
@@ -95,7 +110,7 @@ def test_the_last_of_several_undecided_states_is_reported(monkeypatch: pytest.Mo
 
     def looked(found: torch.Tensor, of: Scene, draws: torch.Tensor, *more: Any, leaning: Any, **named: Any) -> Looked:
         seen.append(leaning)
-        return Looked(worst=0.1, head=0, group=1, blocks=2, pairs=10, undecided=9, problem=None)
+        return Looked(worst=0.1, head=0, group=1, blocks=len(seen), pairs=10, undecided=9, problem=None)
 
     draws = torch.arange(5.0)[:, None, None, None].expand(5, 1, 4, 12)
     pieces = [value(
@@ -110,8 +125,8 @@ def test_the_last_of_several_undecided_states_is_reported(monkeypatch: pytest.Mo
     given: Any = SimpleNamespace(index=4, kind="commit", subject=None,
                                  expected=SimpleNamespace(slots_after={}, slots_before={}))  # fmt: skip
     one, other, undecided = Directed(SimpleNamespace())(given)  # type: ignore[arg-type]
-    assert isinstance(one, Comparison) and (one.elements, one.columns) == (48, (8, 11))
-    assert isinstance(other, Comparison) and isinstance(undecided, Comparison)
+    assert isinstance(one, Comparison) and (one.elements, one.columns) == (32, (8, 11))
+    assert isinstance(other, Comparison) and other.elements == 48 and isinstance(undecided, Comparison)
     assert (undecided.check, undecided.place) == (UNDECIDABLE, other.place) and other.place.layer == 1
     assert [leaning[:, 0, 0, 0].tolist() for leaning in seen] == [[1, 3]] * 2
 
