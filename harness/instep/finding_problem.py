@@ -5,8 +5,8 @@ Programs decide by the code and the fields. The sentence is for readers; no prog
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
@@ -79,6 +79,7 @@ class Explained:
     where   the wrong part of the tensor, as the end of that sentence; empty: all of it
     equal   every known content with the same bits, this one included; empty: there was no search for others
     names   entries of the catalogue that account for it equally well, the best one first; empty: it is none
+    by_all  whether every request must have the mistake, as in a formula, where one of them has it
     """
 
     by: Literal["hypothesis", "bank"]
@@ -86,6 +87,7 @@ class Explained:
     where: str = ""
     equal: tuple[WrongContent, ...] = ()
     names: tuple[str, ...] = ()
+    by_all: bool = False
 
     @classmethod
     def one_of(cls, equal: Iterable[WrongContent], where: str = "") -> Explained:
@@ -99,6 +101,16 @@ class Explained:
         return cls("hypothesis", says, names=names_of(fitting))
 
     @property
+    def readings(self) -> tuple[WrongContent, ...]:
+        """The mistake, and all others that leave the same bits."""
+        return self.equal or tuple(WrongContent(self.says, name=name) for name in self.names or ("",))
+
+    def only(self, common: Collection[WrongContent]) -> Explained:
+        """Keep the readings that are in common."""
+        equal = tuple(one for one in self.readings if one in common)
+        return replace(self, says=equal[0].says, equal=equal if len(equal) > 1 else (), names=names_of(equal))
+
+    @property
     def sentence(self) -> str:
         """The mistake for readers, with the others that leave the same bits."""
         others = "; ".join(known.says for known in self.equal if known.says != self.says)
@@ -110,11 +122,13 @@ class Unexplained:
     """No mistake accounts for the finding.
 
     fitting  how many do equally well, and their sentences, where they are known; error: why the search broke off
+    partly   whether some mistakes were not tried, as there are too many rows
     """
 
     fitting: int = 0
     error: str = ""
     names: tuple[str, ...] = ()
+    partly: bool = False
 
 
 @dataclass(frozen=True)

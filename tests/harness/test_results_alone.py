@@ -6,7 +6,7 @@ explanations (`test_explanations.py`).
 
 import ast
 import math
-from dataclasses import make_dataclass
+from dataclasses import make_dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +44,7 @@ from instep.checks.trace_bookkeeping import Identity
 from instep.diagnose import confirm_cause, explanation_bank
 from instep.diagnose.confirm_cause import _Climb
 from instep.diagnose.mistakes import source_slips
-from instep.finding_problem import Explained, Problem, Unexplained
+from instep.finding_problem import Explained, Problem, Unexplained, WrongContent
 from instep.oracle import free_run_states
 from instep.run.run_variants import Variant
 from instep.tier_allowances import TRUTH_ERROR, log_prob_error, sums_error
@@ -497,7 +497,7 @@ def test_causes_are_confirmed_only_on_request_and_without_changes(monkeypatch: p
 def test_tensors_with_some_infinite_numbers_are_explained_apart(
     last: float, families: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case: Any = SimpleNamespace(granted=torch.ones(2), found=torch.tensor([1.0, last]), finding=finding())
+    case: Any = SimpleNamespace(granted=torch.ones(2), found=torch.tensor([1.0, last]), finding=finding(), piece=None)
     for name, made in (("BANK", ("known", "finite")), ("NOT_FINITE", "infinite"), ("agrees", lambda case: False),
                        ("case_of", lambda *given: case),
                        ("_best", lambda case, families: (families, families != "known"))):  # fmt: skip
@@ -534,17 +534,39 @@ def test_an_engine_with_verbs_shows_whether_its_memory_was_right() -> None:
         assert ("its memory too" in str(_Climb.led(its))) is memory
 
 
+def test_requests_of_a_place_keep_the_mistakes_that_all_of_them_may_have() -> None:
+    """Two of three sentences fit the rows of "b", which are few; a formula is wrong for every request or for none."""
+    place, other = Place("trunk", 1, "query"), Place("trunk", 1, "key")
+    first, second, third = (WrongContent(says, name=name) for says, name in (("A", ""), ("B", "of-b"), ("C", "")))
+    a, b = Explained("bank", "B", names=("of-b",)), Explained("bank", "A", "!", (first, second), ("of-b",))
+    at: dict[Any, Any] = {(place, "a", True): a, (place, "b", True): b, (other, "b", True): b}
+    explanation_bank._agree(at)
+    assert [one.sentence for one in at.values()] == ["B", "B!", "A! [equal bits: B]"]
+    assert at[place, "b", True].names == ("of-b",)
+    slip = replace(b, equal=(first, third), names=(), by_all=True)
+    for theirs, stays in ((a, False), (Unexplained(), False), (Unexplained(partly=True), True), (None, True)):
+        at = {(place, "a", True): theirs, (place, "b", True): slip}
+        explanation_bank._agree(at)
+        assert (at[place, "b", True] == slip) is stays and at[place, "a", True] == theirs
+
+
 def test_slips_change_a_number_by_one_and_show_a_short_expression() -> None:
     assert [one.value for one in source_slips.others(ast.Constant(3))] == [4, 2]  # type: ignore[attr-defined]
     for product, without in (("a * (b + c)", "a * b + c"), ("(a - b) / c", "a - b / c")):
         made = map(ast.unparse, source_slips.others(ast.parse(product, mode="eval").body))
         assert without in made, product
+    assert {(slip.right, slip.wrong) for slip in source_slips.of_function(_turned)} >= {
+        ("a * b - c * d", wrong) for wrong in ("a * b - c + d", "a * b - (c + d)", "a + b - c * d")}
     for longer, shown in ((0, True), (1, False)):
         name = "x" * (source_slips.SHOWN - len(" + 1") + longer)
         tree = ast.parse(f"{name} + 1")
         parents = {below: above for above in ast.walk(tree) for below in ast.iter_child_nodes(above)}
         node = next(one for one in ast.walk(tree) if isinstance(one, ast.Constant))
         assert isinstance(source_slips._shown(node, parents), ast.BinOp) is shown
+
+
+def _turned(a: float, b: float, c: float, d: float) -> float:
+    return a * b - c * d
 
 
 # -- the search for causes ---------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from ..checks.rank_replicas import Replicas
 from ..checks.sampled_tokens import Draws
 from ..checks.trace_bookkeeping import LENGTH, Identity
 from ..checks.unchanged_bytes import Bytes
-from ..finding_problem import Explained, Problem, Unexplained
+from ..finding_problem import Explained, Problem, Unexplained, WrongContent, names_of
 from ..oracle.oracle import Oracle
 from ..verdict import Comparison, Tier
 from ..watch.event_context import EventContext
@@ -30,7 +30,7 @@ from .mistakes.experts import experts, other_experts
 from .mistakes.explanation_fit import agrees, nearest, only
 from .mistakes.finding_case import NUMERIC, Case, Explanation, case_of
 from .mistakes.fitted_constants import fitted, scales_of_entries
-from .mistakes.formula_slips import slips, slips_of_scores
+from .mistakes.formula_slips import MOST_TOKENS, slips, slips_of_scores
 from .mistakes.head_maps import mixing
 from .mistakes.misplaced_entries import elsewhere
 from .mistakes.norms import norms
@@ -82,6 +82,7 @@ BANK: tuple[tuple[Family, ...], ...] = (
     (fitted, other_experts, scales_of_entries),
     (slips_of_scores,),
 )
+FORMULAS: tuple[tuple[Family, ...], ...] = ((slips,), (slips_of_scores,))  # all requests have such a mistake
 NOT_FINITE: tuple[Family, ...] = (recurrence, addresses)  # families that give infinite numbers at the same places
 
 
@@ -103,6 +104,7 @@ def explained(
                         at[what] = _said(finding, context, oracle, history)
                     except Exception as error:  # a finding is reported even if its data break the bank
                         at[what] = Unexplained(error=f"{type(error).__name__}: {error}")
+            _agree(at)
             for finding in chosen:
                 one = at[finding.place, finding.request, finding.tier in NUMERIC]
                 problem = _contracts(finding.problem or Problem("differs"), finding, here)
@@ -117,6 +119,24 @@ def explained(
                 said[id(finding)] = replace(finding, problem=problem)
     told_of = (said.get(id(found), found) for found in findings)
     return [one if one.sides is None else replace(one, sides=None) for one in told_of]
+
+
+def _agree(at: dict[Any, Explained | Unexplained | None]) -> None:
+    """Keep what the requests of a place have in common, so that no sentence stays that fits one of them by accident.
+
+    at: (place, request, whether its findings are numeric) -> the explanation
+    """
+    for place in dict.fromkeys(place for place, *_ in at):
+        here = {what: one for what, one in at.items() if what[0] == place and one is not FOLLOWS}
+        found = {what: one for what, one in here.items() if isinstance(one, Explained)}
+        others = any(isinstance(one, Unexplained) and not one.partly for one in here.values())
+        common = set[WrongContent]().union(*(one.readings for one in found.values()))
+        common = common.intersection(*(one.readings for one in found.values()))
+        for what, one in found.items():
+            if common:
+                at[what] = one.only(common)
+            if one.by_all and (others or not common):
+                at[what] = Unexplained()
 
 
 def explanation_of(case: Case) -> tuple[Explained | None, int]:
@@ -138,9 +158,9 @@ def _best(case: Case, families: Sequence[Family]) -> tuple[Explained | None, int
     sentence, count = only(near)
     if sentence is None:
         return None, count
-    known = families is BANK[0] or bool(near[0].name)
-    names = tuple(dict.fromkeys(one.name for one in near if one.name))
-    return Explained("hypothesis" if known else "bank", sentence, names=names), count
+    known, equal = families is BANK[0] or bool(near[0].name), tuple(WrongContent(f.sentence, name=f.name) for f in near)
+    return Explained("hypothesis" if known else "bank", near[0].sentence, equal=equal if near[1:] else (),
+                     names=names_of(equal), by_all=families in FORMULAS), count  # fmt: skip
 
 
 def _said(
@@ -157,9 +177,10 @@ def _said(
         return _nearer(case)
     one, count = explanation_of(case)
     if one is not None and one is not FOLLOWS and (sent := _sent(finding, context)):
-        one = replace(one, says=one.says + sent)
+        one = replace(one, where=one.where + sent)
     said = case.granted is None or not case.found.isfinite().all()  # the clause has bytes, labels or infinite numbers
-    return one if one is not None or said else Unexplained(count)
+    many = case.piece is not None and case.piece.span.count > MOST_TOKENS
+    return one if one is not None or said else Unexplained(count, partly=many)
 
 
 def _sent(finding: Comparison, context: EventContext) -> str:

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+SYMBOLS: dict[type[ast.operator], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%",
+}  # fmt: skip
 SHOWN = 80  # characters of a formula that are printed at most
 
 
@@ -57,18 +60,48 @@ def of_function(function: FunctionType) -> tuple[Slip, ...]:
     # A changed condition of a `while` may never end.
     endless = {below for loop in ast.walk(whole) if isinstance(loop, ast.While) for below in ast.walk(loop)}
     found, seen = list[Slip](), {ast.unparse(whole)}
+
+    def add(right: ast.AST, wrong: ast.AST, program: str) -> None:
+        if program not in seen and (code := _code(program, function)) is not None:
+            found.append(Slip(ast.unparse(right), ast.unparse(wrong), code))
+        seen.add(program)
+
     for number, node in enumerate(ast.walk(whole)):
         for change in range(0 if node in endless else len(others(node))):
             tree = ast.parse(text)
             parents = {below: above for above in ast.walk(tree) for below in ast.iter_child_nodes(above)}
             changed = next(islice(ast.walk(tree), number, None))
-            top = _shown(changed, parents)
-            right, other = ast.unparse(top), others(changed)[change]
+            top, right = _shown(changed, parents), ast.unparse(_shown(changed, parents))
+            other = others(changed)[change]
             _replace(parents[changed], changed, other)
-            if (program := ast.unparse(tree)) not in seen and (code := _code(program, function)) is not None:
-                found.append(Slip(right, ast.unparse(other if top is changed else top), code))
-            seen.add(program)
+            add(ast.parse(right), other if top is changed else top, ast.unparse(tree))
+    parents = {below: above for above in ast.walk(whole) for below in ast.iter_child_nodes(above)}
+    for node in (each for each in ast.walk(whole) if isinstance(each, ast.BinOp) and each not in endless):
+        for top, wrong, program in _other_symbols(text, node, _shown(node, parents)):
+            add(top, wrong, program)
     return tuple(found)
+
+
+def _other_symbols(text: str, node: ast.BinOp, top: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, str]]:
+    """Write another symbol of an operator into the text, which also changes what it binds: a - b * c is a - b + c."""
+    lines = [0, *accumulate(len(line) for line in text.encode().splitlines(keepends=True))]
+
+    def at(line: int, column: int) -> int:
+        return lines[line - 1] + column
+
+    source, old = text.encode(), SYMBOLS.get(type(node.op), "").encode()
+    begin, end = (at(node.left.end_lineno, node.left.end_col_offset),  # type: ignore[arg-type]
+                  at(node.right.lineno, node.right.col_offset))  # fmt: skip
+    first, last = (at(top.lineno, top.col_offset), at(top.end_lineno, top.end_col_offset))  # type: ignore[attr-defined]
+    for other in OPERATORS.get(type(node.op), ()) if old else ():
+        new = SYMBOLS[other].encode()
+        gap = source[begin:end].replace(old, new, 1)
+        program = source[:begin] + gap + source[end:]
+        part = program[first : last + len(new) - len(old)].decode()
+        try:
+            yield top, ast.parse(part), ast.unparse(ast.parse(program))
+        except SyntaxError:  # a part of several lines, without its brackets
+            continue
 
 
 def others(node: ast.AST) -> list[ast.AST]:
