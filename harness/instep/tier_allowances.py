@@ -36,9 +36,13 @@ ULPS = 4.0
 # found value is moved towards the truth o by at most half a unit. Let y be the subject's value before rounding. Then
 #     |round(y) - o| - half a unit  <=  |y - o|        with the unit of storage of the larger of the two numbers
 # holds for every number, so the rest of a correct engine's error is at most its error before storage. The limit is
-# 3 e_r + 4 ulp in the width of the computation. Other places keep the 4 units of their storage, because attention
-# weights, the middle of an MLP and the parts of a split product may be rounded on the way without a declaration. The
-# read-out keeps them, too, if the state is stored narrower than computed, as some engines store it after every token.
+# 3 e_r + 4 ulp in the width of the computation. The read-out keeps the 4 units if the state is stored narrower than
+# computed, as some engines store it after every token.
+# Other places have this limit only in op sets whose roundings are all known (`CALIBRATED`), and there not the results
+# of attention and of an MLP (`ROUNDED_ON_THE_WAY`): a weight of attention and the middle of an MLP are rounded. On a
+# GPU only places without a product have it, as tensor cores truncate sums. Engines elsewhere round a norm before they
+# multiply it by its weight (vLLM's `rms_norm`), or norm a sum that they round only to store it (FlashInfer's
+# `fused_add_rmsnorm`), without a declaration, so these keep the 4 units.
 
 # T2 of memory that is stored in tiles with one scale each (`Blocked`; states in fp8). ULPS would grant 4 units of 2^-3,
 # half of the number. A state is rounded once, when it is stored, so the rule above applies: the found value is moved

@@ -5,6 +5,7 @@ Leaves out: false alarms of engines (`instep calibrate`).
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from instep.checks.one_sided_errors import CALIBRATED, Samples, not_judged
+from instep.checks.ops_on_own_inputs import rounded_once
 from instep.diagnose import diagnose
 from instep.run import replay as replays
-from instep.run.replay import Replay
+from instep.run.replay import Outcome, Replay
 from instep.setting import Setting
 from instep.tier_allowances import CONSTANT_ULPS, FEWEST_SAMPLES, one_sided_limit
 from instep.trace.file import read
@@ -23,6 +25,7 @@ from instep.verdict import Exit
 from instep_optimized import load
 from instep_proof.calibrate import long_runs
 from instep_proof.calibrate.allowance_use import variants
+from instep_reference.contract.declared_rounding import Product
 from support.running.covering import TRACES, WHOLE
 
 EPS = torch.finfo(torch.float32).eps
@@ -177,6 +180,66 @@ def test_a_slip_of_one_norm_weight_is_found_and_located(
     assert outcome.located.says.startswith("cause: op `norm`")
     judged = [one for one in outcome.verdict.compared if one.check == "one_sided"]
     assert len(judged) > 20, "the slip is judged with other places"
+
+
+Norm = Callable[..., torch.Tensor]
+
+
+def _one_channel(norm: Norm, size: float) -> Norm:
+    def wrong(**given: Any) -> torch.Tensor:
+        row = norm(**{**given, "x": given["x"].float()})
+        row[:, 33] *= 1 + size
+        return row.to(given["x"].dtype)
+
+    return wrong
+
+
+def _rounded_before_its_weight(norm: Norm) -> Norm:
+    def wrong(**given: Any) -> torch.Tensor:
+        row = norm(**{**given, "weight": torch.zeros_like(given["weight"])})
+        return (row.float() * (1 + given["weight"].float())).to(row.dtype)
+
+    return wrong
+
+
+def _in_16_bits(change: Callable[[Norm], Norm], until: int) -> Outcome:
+    """The run of `plain` in bf16 with another norm in layer 1."""
+    right, place = load("plain"), ("trunk", 1, "normed")
+
+    def norm(**given: Any) -> torch.Tensor:
+        made: torch.Tensor = (change(right.norm) if tuple(given["to"]) == place else right.norm)(**given)
+        return made
+
+    setting = Setting("plain", handed=replace(right, norm=norm), dtype="bfloat16")
+    return Replay(read(TRACES / "adaptive.jsonl"), setting).run(until=until)
+
+
+@pytest.mark.parametrize(("change", "until"), [
+    (partial(_one_channel, size=1e-3), 2),
+    pytest.param(partial(_one_channel, size=1e-4), 9, marks=WHOLE),  # two commits later
+    (_rounded_before_its_weight, 2),
+], ids=["1e-3 of a channel", "1e-4 of a channel", "rounded before its weight"])
+def test_a_slip_that_changes_one_byte_of_a_16_bit_run_is_found(
+    change: Callable[[Norm], Norm], until: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "_op_set", lambda setting: setting.ops)
+    findings = _in_16_bits(change, until).verdict.findings
+    assert {(one.event, one.check, tuple(one.place)) for one in findings} == {
+        (until, "own_inputs", ("trunk", 1, "normed"))}  # fmt: skip
+    assert "from the op's own inputs: before it is stored in bfloat16, relative error" in findings[0].diagnosis
+
+
+@WHOLE
+def test_an_engine_that_is_not_known_may_round_a_norm_before_its_weight() -> None:
+    assert _in_16_bits(_rounded_before_its_weight, 2).verdict.exit is Exit.AGREED
+
+
+def test_values_are_judged_before_their_rounding_only_where_all_roundings_are_known() -> None:
+    exact = rounded_once("plain", "cpu", {})
+    assert {"core", "normed", "mixer", "logits"} < exact and not {"attended", "mlp"} & exact
+    for less in (rounded_once("triton", "cuda", {}), rounded_once("plain", "cpu", {"linear": Product("bf16")})):
+        assert {"core", "normed", "residual"} < less and not {"mixer", "qkv", "attended", "mlp"} & less
+    assert rounded_once("mine:OPS", "cpu", {}) == {"core"}
 
 
 @WHOLE

@@ -30,12 +30,13 @@ cores truncate sums, so correct results err to one side.
 Leaves out: errors of single events (`recomputed_values.py`, `ops_on_own_inputs.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from instep_reference.contract.declared_rounding import Product
 from instep_reference.contract.place_names import Place
 
 from ..finding_problem import Problem
@@ -80,6 +81,11 @@ def not_judged(ops: str, device: str) -> str:
     return ""
 
 
+def are_exact(products: Mapping[str, Product]) -> bool:
+    """Whether no product is declared narrower than fp32, or as a sum of parts."""
+    return all(one.format == "ieee" and one.sums == "fp32" and one.parts == 1 for one in products.values())
+
+
 class OneSided(TellsOnce):
     """Per stage, layer, component, head and channel, over all events so far: the mean of the signed error."""
 
@@ -96,8 +102,7 @@ class OneSided(TellsOnce):
         if self.reason:
             yield from self.once(context, self.reason)
             return
-        products = self.oracle.runner.products.values()
-        exact = all(product.format == "ieee" and product.sums == "fp32" and product.parts == 1 for product in products)
+        exact = are_exact(self.oracle.runner.products)
         if not exact:
             yield from self.once(context, "errors to one side are not judged in products that are declared narrower")
         left_out = AMPLIFIED if self.oracle.config.decay_bound is None else (*AMPLIFIED, *OF_A_SAFE_GATE)

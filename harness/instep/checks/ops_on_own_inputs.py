@@ -6,10 +6,13 @@ v, gates, updates, states) are then judged at fp32. Leaves out: the recomputatio
 whose inputs are a boundary, which `recomputed_values.py` judges.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
+
+from instep_reference.contract.declared_rounding import Product
+from instep_reference.contract.place_names import COMPONENTS
 
 from ..oracle.oracle import Oracle
 from ..oracle.recomputation import ROUNDED_ONCE, Recomputation
@@ -17,7 +20,19 @@ from ..oracle.storage_rounding import before_rounding, narrower
 from ..verdict import Comparison, Skipped
 from ..watch.event_context import EventContext
 from .error_measurement import Spot, measured
+from .one_sided_errors import CALIBRATED, NO_PRODUCT, are_exact
 from .recomputed_values import Derived
+
+ROUNDED_ON_THE_WAY = ("attended", "mlp")  # the weights of attention; the middle of an MLP, and of every expert
+
+
+def rounded_once(ops: str, device: str, products: Mapping[str, Product]) -> frozenset[str]:
+    """Components whose op rounds nothing but its result, in this op set; empty: one that is not known."""
+    if ops not in CALIBRATED:
+        return ROUNDED_ONCE
+    if device != "cpu" or not are_exact(products):
+        return ROUNDED_ONCE.union(NO_PRODUCT)
+    return frozenset(COMPONENTS).difference(ROUNDED_ON_THE_WAY)
 
 
 class OwnInputs(Derived):
@@ -53,17 +68,21 @@ class OwnInputs(Derived):
         """Compare a value that is rounded once by its arithmetic before that, plus half a unit for the rounding."""
         if found is None or found.shape != truth.shape or not self.rounded_once(spot.place.component, found, sampled):
             return super()._measured(spot, found, truth, sampled, scale)
-        return measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
+        result = measured(spot, before_rounding(found, truth), truth, sampled, stored=sampled.dtype, scale=scale)
+        return _clause(f"before it is stored in {str(found.dtype).removeprefix('torch.')}, ", result)
 
     def rounded_once(self, component: str, found: torch.Tensor, sampled: torch.Tensor) -> bool:
         """Whether the found tensor is rounded once, from the width of the yardsticks' sums."""
         width = sampled.dtype
-        wide = not narrower(self.oracle.rounds.get("state", width), width)
-        return component in ROUNDED_ONCE and wide and narrower(found.dtype, width)
+        reads_wide = component != "core" or not narrower(self.oracle.rounds.get("state", width), width)
+        return component in self.oracle.runner.once and reads_wide and narrower(found.dtype, width)
 
 
 def _said(result: Comparison) -> Comparison:
-    if result.problem is None:
-        return result
-    clause = f"from the op's own inputs: {result.problem.clause}"
-    return replace(result, problem=replace(result.problem, clause=clause))
+    return _clause("from the op's own inputs: ", result)
+
+
+def _clause(before: str, result: Comparison) -> Comparison:
+    """The result with words before its clause, if there is a problem."""
+    problem = result.problem
+    return result if problem is None else replace(result, problem=replace(problem, clause=before + problem.clause))

@@ -24,7 +24,7 @@ from ..verdict import Skipped
 from ..watch.event_context import EventContext, RowSpan
 from .declared_product_rounding import NONE
 from .miscounted_states import FROM_ZERO, LATER_WINDOW, LOST, handed_over
-from .recomputation import REMEMBERED, LayerCache, Recomputation, Runner, only
+from .recomputation import REMEMBERED, ROUNDED_ONCE, LayerCache, Recomputation, Runner, only
 from .recomputation_plan import EventPlan, Planner, SpanPlan, Task
 from .reference_weights import weights_of
 from .single_layer_run import LayerWork, Work
@@ -44,12 +44,12 @@ class Oracle:
 
     def __init__(
         self, checkpoint: Checkpoint, rounds: Mapping[str, Storage], width: torch.dtype,
-        products: Mapping[str, Product] = NONE,
+        products: Mapping[str, Product] = NONE, once: frozenset[str] = ROUNDED_ONCE,
     ) -> None:
         """The subject's declarations. rounds: component -> storage; width: dtype of its computation; products: form of
-        an op -> its products."""
+        an op -> its products; once: components whose op rounds its result alone."""
         self._begin(checkpoint.config, rounds, Runner(
-            weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products))
+            weights_of(checkpoint, torch.float64), weights_of(checkpoint, width), rounds, products, once))
 
     def _begin(self, config: ModelConfig, rounds: Mapping[str, Storage], runner: Runner) -> None:
         self.config, self.rounds, self.runner = config, rounds, runner

@@ -46,7 +46,7 @@ DRAWS, FEWEST_DRAWS, ROWS_SAMPLED = 16, 4, 64
 MOST_EXPERTS = 16  # up to this number all run, with draws as one axis; with more, one draw after another
 # Results of ops that round once, with operands no narrower than declared: draws from own inputs show them before that
 # rounding (`tier_allowances.py`).
-ROUNDED_ONCE = ("core",)
+ROUNDED_ONCE = frozenset({"core"})
 WAVERS = ("attended",)  # a piece with this place depends on the error of one score
 KEPT = (*FOLDED, *FOLDED_WHOLE, "update")  # of a token: the inputs of the delta rule, and its update
 REMEMBERED = 16  # maximum tokens of a step that are kept for the next one: a window, not a prompt
@@ -136,12 +136,14 @@ class Runner:
     """Runs a piece in fp64, and in the declared width: rounded at the declared points, summed in any order.
 
     rounds: component -> how it is stored; products: form of an op -> how it multiplies (`declared_product_rounding.py`)
+    once: components whose op rounds its result alone
     """
 
     truth: Weights
     rounded: Weights
     rounds: Mapping[str, Storage]
     products: Mapping[str, Product] = field(default_factory=dict)
+    once: frozenset[str] = ROUNDED_ONCE
     generator: torch.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class Runner:
         most = min(DRAWS, max(FEWEST_DRAWS, -(-ROWS_SAMPLED // rows)))
         draws = most if self.rounded.config.experts else FEWEST_DRAWS  # routers are judged by the error of all draws
         truth, width = self.true(work), self.rounded.embedding.dtype
-        near = true(work, self.truth, own) if own and len(truth.places) > 1 else None
+        near = true(work, self.truth, own) if own and (len(truth.places) > 1 or self._sharper(truth)) else None
         if near is not None and near.route is not None:
             near = near.route.served(lambda ranking: true(work, self.truth, own, ranking), near, own, width)
         both = self._draws(work, draws, base, truth, near, own)
@@ -203,6 +205,12 @@ class Runner:
             further=draws if experts or any(place.component in WAVERS for place in truth.places) else FEWEST_DRAWS,
             rankings=[run.route.ranking for run in (truth, near) if run is not None and run.route is not None],
         )
+
+    def _sharper(self, truth: Run) -> bool:
+        """Whether a single op is judged before its result is rounded."""
+        width = self.rounded.embedding.dtype
+        return any(place.component in self.once and narrower(self.rounds.get(place.component, width), width)
+                   for place in truth.places)  # fmt: skip
 
     @property
     def forms(self) -> tuple[str, str]:
@@ -322,7 +330,7 @@ class Runner:
             @aside
             def keep(place: Place, x: torch.Tensor) -> torch.Tensor:
                 places[place] = goes = store(place.component, x)
-                if own is not None and place.component in ROUNDED_ONCE:
+                if own is not None and place.component in self.once:
                     places[place] = torch.where(first, goes, x)
                 mine = None if own is None or place.component == "update" else own.get(place)
                 if mine is not None and mine.shape == x.shape:
@@ -425,7 +433,7 @@ class LayerCache:
         self.runner = runner
         self.of = hashlib.sha256(type(runner).__name__.encode())
         # One width of the weights is enough for the key, as it is no narrower than the stored one.
-        _add_to_key(self.of, (runner.rounded, runner.rounds, runner.products))
+        _add_to_key(self.of, (runner.rounded, runner.rounds, runner.products, sorted(runner.once)))
 
     def __call__(
         self, work: LayerWork, rows: int, base: torch.Tensor | None, own: Mapping[Place, torch.Tensor]

@@ -28,6 +28,7 @@ from instep_reference.contract.place_names import AFTER_LAYERS, Place
 
 from ..checks import Check, for_free_runs, for_labels, for_numbers, of_ranks
 from ..checks.one_sided_errors import not_judged
+from ..checks.ops_on_own_inputs import rounded_once
 from ..finding_problem import Problem
 from ..options import IN_TURNS
 from ..oracle.free_run_states import FreeOracle
@@ -281,8 +282,12 @@ def _again(
 
 def _uncalibrated(setting: Setting, variant: Variant) -> str:
     """Why small errors to one side are not judged in a run with this setting; empty: they are."""
-    ours = setting.handed is None and setting.engine is None and not variant.swap
-    return not_judged(setting.ops if ours else "", setting.device)
+    return not_judged("" if variant.swap else _op_set(setting), setting.device)
+
+
+def _op_set(setting: Setting) -> str:
+    """The name of the op set that runs; empty for one that was handed over, and for an engine."""
+    return setting.ops if setting.handed is None and setting.engine is None else ""
 
 
 class Late:
@@ -353,7 +358,10 @@ def oracle_for(
             plan.in_use, declared.rounds, plan.setting.width, declared.products, redraws=REDRAWS,
             dithered=DITHERED, memory=memory, repeated_runs=participants.repeated_runs,
         )
-    oracle = PatchedOracle(plan.in_use, declared.rounds, plan.setting.width, declared.products)
+    setting = plan.setting
+    oracle = PatchedOracle(
+        plan.in_use, declared.rounds, setting.width, declared.products,
+        rounded_once(_op_set(setting), setting.device, declared.products))
     oracle.patches = frozenset(variant.patch)
     return oracle
 

@@ -211,7 +211,8 @@ def _of_piece(
     if found is None or right is None or sampled is None or found.shape != right.shape:
         return None
     judge = None if oracle is None else OwnInputs(oracle)
-    once = judge is not None and judge.rounded_once(finding.place.component, found, sampled)
+    once = (judge is not None and piece.near is not None
+            and judge.rounded_once(finding.place.component, found, sampled))
     kept = found.dtype if judge is None else judge.stored(finding.place.component, found, sampled)
     if kept != found.dtype:
         return None  # the finding reports it
