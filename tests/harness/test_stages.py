@@ -241,7 +241,7 @@ def test_first_wrong_stage_is_located(three_layers: Trace) -> None:
     swapped = Edit.of(OVER, "comm.send({x => x.flip(0)}, stage.number + 1, FINAL)")
     found = replayed(three_layers, swapped, ops="ledger").verdict.findings[0]
     assert (found.rank, found.place.stage, found.place.layer) == (1, "trunk", 1)
-    assert found.explained is not None and "as stage 1 received them from stage 0" in found.explained.says
+    assert found.diagnosis.startswith("row 0 is that of row 2, row 2 is that of row 0, as stage 1 received them from")
     before = (Edit.of(OVER, "comm.send({x => getattr(norm, 'was', x) if getattr(norm, 'was', x).shape == x.shape else "
                             "x}, stage.number + 1, FINAL)"),
               Edit.of(OVER, "        {return x.clone() => norm.was = x.clone()\n        return x.clone()}"))
