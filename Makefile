@@ -17,7 +17,7 @@ WORKERS := -n 2 --dist worksteal
 # Warnings are errors in `make check` and in CI. Elsewhere they are only listed, as a new release of a dependency may warn.
 STRICT := -W error -W "ignore:Synchronization debug mode:UserWarning"
 FAST = -m pytest -q $(WORKERS) $(STRICT) -m "not slow and not gpu and not timing and not interpreted and not whole" \
-	-p no:benchmark tests/test_house.py tests/test_language.py tests/reference tests/optimized tests/harness
+	-p no:benchmark tests/reference tests/optimized tests/harness
 TIMING = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) -m timing tests/harness/test_gate.py tests/perf
 TESTS = $(BIN)/python -m pytest -q $(if $(CI),$(STRICT)) $(WORKERS)
 REPLAYED := replay-adaptive replay-slots replay-slots-overlapped
@@ -51,7 +51,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 fast: $(READY)
-	$(BIN)/python $(FAST)
+	$(BIN)/python $(FAST) tests/test_house.py tests/test_language.py
 
 perf: $(READY)  ## the benchmarks; a speed counts only where the states were checked
 	$(BIN)/python -m pytest -q tests/perf --benchmark-enable
@@ -77,7 +77,7 @@ newest-installed:
 	.venv-newest/bin/python $(INSTALL) --upgrade "pip>=25.1"
 	.venv-newest/bin/python $(INSTALL) --editable . --group dev
 
-newest-tested:
+newest-tested:  # without the tests of house and language, which use no package
 	.venv-newest/bin/python $(FAST)
 
 peers: $(READY)  ## other people's kernels, engines and step controllers, in .venv-peers; writes fixtures/results/peers.json

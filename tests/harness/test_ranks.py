@@ -36,7 +36,7 @@ from instep_reference.contract.place_names import Place
 from support.inputs.checkpoints import TWO_LAYERS, config_of, write
 from support.inputs.traces import committed, first, recording
 from support.running.command import Runner
-from support.running.covering import WHOLE, few
+from support.running.covering import WHOLE, begun, few
 from support.running.planting import planted_here
 
 pytestmark = pytest.mark.slow  # whole replays
@@ -86,14 +86,16 @@ def test_two_ranks_agree_with_the_reference(four_rounds: Trace, how: dict[str, A
 @WHOLE
 @pytest.mark.parametrize(("name", "how"), [("block", {"ops": "ledger"}), ("unread", {"ops": "plain", "graphs": True})])
 def test_a_block_drafter_is_on_two_ranks(name: str, how: dict[str, Any]) -> None:
-    trace = read_trace(fixtures() / "traces" / "faults" / f"{name}.jsonl")
+    trace = begun(name)
     verdict = replayed(trace, drafter="block", **how).verdict
     assert verdict.exit == Exit.AGREED and verdict.events == len(trace.events)
 
 
-@pytest.mark.parametrize("device", [pytest.param("cpu", marks=WHOLE), pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("ops", ["triton", "invariant"])
+@pytest.mark.parametrize(("ops", "graphs", "device"), [
+    pytest.param("triton", True, "cpu", marks=WHOLE), pytest.param("invariant", False, "cpu", marks=WHOLE),
+    *(pytest.param(ops, graphs, "cuda", marks=pytest.mark.gpu)
+      for ops in ("triton", "invariant") for graphs in (False, True)),
+])  # fmt: skip
 def test_kernels_run_on_two_ranks(four_rounds_bf16: Trace, ops: str, graphs: bool, device: str) -> None:
     """On a GPU the graphs are CUDA graphs, with the work and the sums of both ranks in one graph."""
     verdict = replayed(four_rounds_bf16, ops=ops, dtype="bfloat16", graphs=graphs, device=device).verdict

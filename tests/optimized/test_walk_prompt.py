@@ -148,7 +148,7 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sh
 def test_rows_and_windows_have_the_bits_of_conv(
     monkeypatch: pytest.MonkeyPatch, shape: Shape, name: str, kind: str
 ) -> None:
-    one, seen = Batch(BATCHES[name], kind), counted(monkeypatch)
+    one, seen = Batch(BATCHES[name], kind, channels=3 * shape.channels), counted(monkeypatch)
     out, memory = one.conv()
     assert len(seen) == 1
     assert all(map(same_bits, (out, memory), of_others(monkeypatch, one.conv))) and len(seen) == 1
