@@ -203,7 +203,7 @@ def test_reruns_have_the_bits_of_one_token_launches(heads: ChannelHeads) -> None
 
 @native
 @pytest.mark.parametrize(("requests", "dtype"), [
-    (1, torch.float32), (20, torch.float32), (130, torch.float32), (130, torch.bfloat16),
+    (1, torch.float32), (20, torch.float32), (70, torch.float32), (260, torch.float32), (130, torch.bfloat16),
 ], ids=str)  # fmt: skip
 def test_explicit_layouts_have_the_bits_of_the_compiler(
     requests: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -219,7 +219,8 @@ def test_explicit_layouts_have_the_bits_of_the_compiler(
         world.state.view[1:] = Draw(42, "cuda").normal(1, *world.state.view.shape[1:]).to(dtype)
         for slot in range(1, requests + 1):
             world.fill(slot, slot, cut(rows, 0, 3))
-        turns = [Turn(slot, cut(rows, 3, 4), slot + 3, slot % 4) for slot in range(1, requests + 1)]
+        turns = [Turn(slot, cut(rows, 3, 4), slot + 3, slot % 4, fresh=slot % 9 == 8)
+                 for slot in range(1, requests + 1)]  # fmt: skip
         cores = [world.run(turns, columns=True), world.run(turns)]
         cores.append(world.run([Turn(1, cut(rows, 7, 1), 0, kept=False, settled=False, goal="slot")]))
         cores += served(windows, "window", ones, states(heads, requests + 1).mT.to(dtype).mT, requests * (1,))
@@ -231,6 +232,41 @@ def test_explicit_layouts_have_the_bits_of_the_compiler(
     for one, right in zip(found, outcome(), strict=True):
         assert bool(right.isfinite().any()) and same_bits(one, right)
     assert len(ran) == requests + 4
+
+
+GUESS = ("        near = gl.minimum(gl.maximum(", "        near = units - 1 - gl.minimum(gl.maximum(")
+NOTICED = "        if leads & ((near != unit) | (known == 0)):\n"
+GUESSES: dict[str, tuple[tuple[str, str], ...]] = {
+    "right": (), "wrong": (GUESS,), "wrong, unnoticed": (GUESS, (NOTICED, NOTICED.replace("near != unit", "unit < 0"))),
+    "right, fresh unnoticed": ((NOTICED, NOTICED.replace("known == 0", "unit < 0")),),
+    "the others copy none": (("        if not LEADS or not leads:\n", "        if not LEADS:\n"),),
+}  # fmt: skip
+
+
+@native
+@pytest.mark.parametrize("guess", GUESSES)
+def test_state_of_a_wrong_guess_is_copied_again(guess: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first programs copy the state of a guessed unit. Idle requests are among them."""
+    file: Any = sys.modules["instep_optimized.kernels.gdn_dispatch"]
+    heads, requests = ChannelHeads(4, 4, 128, 128), 70
+    assert file.staged.shape_for("channels", 4, requests * 4 * 128).leads
+    other = planted_kernels("gdn_windows.token_by_token_gluon", GUESSES[guess], tmp_path, monkeypatch)
+    monkeypatch.setattr(file.staged, "staged_window", other.staged_window)
+    rows = stream(heads, 4, 41, "cuda")
+
+    def outcome() -> list[Tensor]:
+        world = World.of(TRITON, heads, "cuda", size=8, slots=requests + 1)
+        world.state.view[1:] = Draw(42, "cuda").normal(requests, *world.state.view.shape[1:])
+        for pool, seed in zip(world.rings, (43, 44, 45), strict=True):
+            pool.view[1:] = Draw(seed, "cuda").normal(1, *pool.view.shape[1:]).sigmoid()
+        turns = [Turn(-1 if slot % 5 == 0 else slot, rows, 4, slot % 4, fresh=slot % 3 == 0)
+                 for slot in range(1, requests + 1)]  # fmt: skip
+        return [world.run(turns), world.state.view[1:].clone()]
+
+    found = outcome()
+    monkeypatch.setattr(file, "staged", None)
+    right = all(same_bits(*both) for both in zip(found, outcome(), strict=True))
+    assert right is (guess in ("right", "wrong"))
 
 
 @WHOLE

@@ -207,7 +207,7 @@ def test_decay_per_channel_keeps_states_in_registers(taken: Mapping[str, list[Ta
     """With fp32 states, windows without explicit layouts have the order of sums that a decay per head has."""
     told = {name: [one for one in taken["channels"] if one.kernel == name] for name in
             ("staged_window", "staged_decode", "_window", "_prepare_channels", "_carry", "_solve")}  # fmt: skip
-    assert [len(one) for one in told.values()] == [11, 5, 2, 2, 4, 2]
+    assert [len(one) for one in told.values()] == [12, 5, 2, 2, 4, 2]
     for one in told["staged_window"] + told["staged_decode"]:
         assert one.stack == 0 and one.shared <= OF_ALL // 4 and one.copies, one
     assert told["_window"][0].sums == taken["split_rings"][0].sums != []

@@ -1,5 +1,6 @@
 """Variants of the kernels of KDA, timed next to each other on a GPU: re-runs before a verify of 4, and a prompt.
 
+Next to the re-runs it times launches that only negate the same states: no re-run can be faster than the best of them.
 A variant is an edit of a kernel's text, a shape, or constants of a launch. Before and after it is timed, a re-run must
 have the bits of one-token launches, and a prompt must be as near to the kernels without explicit layouts as bf16 is.
 Parts of a re-run leave work out, so their answers are wrong: they show only where time goes. A script for a GPU:
@@ -22,12 +23,15 @@ from typing import Any
 
 import pytest
 import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 
 if "--compile" in sys.argv:
     torch.cuda.is_available = lambda: True  # decides that kernels are native; nothing is launched
 
 from instep.atomic_write import write_atomically
 from instep_optimized.kernels import gdn_dispatch
+from instep_optimized.kernels.device.gluon_helpers import along, ask_for, gdc_launch_dependents, gdc_wait, put_state
 from instep_optimized.kernels.gdn_prefill import chunk64
 from instep_optimized.memory_addresses import Part
 from instep_optimized.ops.op_protocols import GdnInputs
@@ -41,7 +45,7 @@ from support.kernels.planted import planted_kernels
 
 BATCHES, TOKENS = (8, 64, 1), 8192
 NEAR = 3e-3  # of a norm: two roundings to bf16 differ by 2^-9 sqrt(2/3) = 1.6e-3 of each number on average
-JOBS = 3  # processes that compile re-runs
+JOBS = 8  # processes that compile re-runs
 Edits = tuple[tuple[str, str], ...]
 MODULES: dict[str, Any] = {"chunk64": chunk64, "gdn_dispatch": gdn_dispatch}
 if gdn_dispatch.blocks_staged is not None:
@@ -73,6 +77,8 @@ class Variant:
 RERUNS: Mapping[str, Variant] = {
     "now": Variant(), "now, again": Variant(), **{name: Variant(edits, right=False) for name, edits in PARTS.items()},
     "stays": Variant(STAYS), "all asked for": Variant((), {"asked": 1}),
+    "none leads": Variant((), {"leads": 0, "kept_first": True}),
+    **{f"{count} lead": Variant((), {"leads": count, "kept_first": False}) for count in (132, 264)},
 }  # fmt: skip
 # Constants by file and name.
 PLAIN_CARRY = {"gdn_dispatch.blocks_staged": None}
@@ -84,6 +90,72 @@ PROMPTS: dict[str, Mapping[str, Any]] = {
 }  # fmt: skip
 if launches := MODULES.get("chunk64_launches_gluon"):
     PROMPTS["carry: one place for weights"] = {"chunk64_launches_gluon.CARRY": launches.CARRY | {"LAST": 1}}
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A launch that negates all states in place, and does nothing else.
+
+    rows     rows of V of a program
+    asked    whether they are prefetched into the cache before the wait for the previous launch
+    early    whether a launch may begin before the previous one ends
+    waits    whether it then waits; a re-run has to
+    """
+
+    rows: int
+    warps: int
+    asked: bool = False
+    early: bool = True
+    waits: bool = True
+
+    def __str__(self) -> str:
+        told = {", asked for": self.asked, ", not early": not self.early, ", without the wait": not self.waits}
+        return f"{self.rows} rows, {self.warps} warps" + "".join(name for name, is_so in told.items() if is_so)
+
+
+COPIES = (Copy(64, 4), Copy(64, 4, early=False), Copy(64, 16), Copy(32, 8), Copy(16, 4), Copy(16, 4, asked=True),
+          Copy(16, 4, early=False), Copy(16, 4, waits=False), Copy(8, 4), Copy(8, 4, waits=False), Copy(8, 2),
+          Copy(4, 4))  # fmt: skip
+
+
+@gluon.jit
+def negated(
+    pool, units, per_unit, per_head, KT: gl.constexpr, ROWS: gl.constexpr, ASKED: gl.constexpr, BEGINS: gl.constexpr,
+    WAITS: gl.constexpr,
+):  # fmt: skip
+    """Negate states in place, as `Copy` describes. Grid (V tiles, HV, B)."""
+    LINES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [gl.num_warps(), 1], [1, 0])
+    request, head = gl.program_id(2), gl.program_id(1).to(gl.int64) * per_head
+    if ASKED:
+        ask_for(pool + gl.load(units + request) * per_unit + head, KT, gl.program_id(0) * ROWS, ROWS, KT)
+    if BEGINS:
+        if WAITS:
+            gdc_wait()
+        gdc_launch_dependents()
+    places = pool + gl.load(units + request) * per_unit + head
+    places += (gl.program_id(0) * ROWS + along(0, ROWS, LINES)) * KT + along(1, KT, LINES)
+    put_state(places, -gl.load(places), True)
+
+
+def copies(ground: Ground, batch: int, layers: int) -> dict[str, Callable[[], Any]]:
+    """Each copy over the states of so many layers, in the order of the re-runs, and torch's. Each is checked."""
+    heads, units = heads_of(ground), ground.ints(range(batch, 0, -1))
+    pools = [kind.pool_of(ground, batch + 1, heads).transpose(2, 3) for _ in range(layers)]
+    values, keys = pools[0].shape[2:]
+
+    def copy(one: Copy) -> None:
+        for pool in pools:
+            negated[(values // one.rows, heads, batch)](
+                pool, units, pool.stride(0), pool.stride(1), keys, one.rows, one.asked, one.early, one.waits,
+                num_warps=one.warps, launch_pdl=one.early)  # fmt: skip
+
+    works: dict[str, Callable[[], Any]] = {"torch": lambda: [pool[1:].mul_(-1.0) for pool in pools]}
+    works |= {str(one): partial(copy, one) for one in COPIES}
+    for name, work in works.items():
+        start = [pool.clone() for pool in pools]
+        work()
+        assert all(torch.equal(pool[1:], -old[1:]) for pool, old in zip(pools, start, strict=True)), name
+    return works
 
 
 class Forms:
@@ -107,7 +179,7 @@ class Forms:
         with self.patch.context() as now:
             now.setattr(WINDOWS, "staged_window", self.made[one.edits])
             now.setattr(WINDOWS, "shape_for", lambda form, size, rows: chosen(form, size, rows)._replace(
-                **one.shape if form == "window" else {}))  # fmt: skip
+                **one.shape if form in ("window", "channels") else {}))  # fmt: skip
             yield
 
 
@@ -182,9 +254,13 @@ def table(works: Mapping[str, Callable[[], Any]], findings: Mapping[str, str], u
 
 
 def measure(
-    out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest.MonkeyPatch, broken: Sequence[str]
+    out: Path, ground: Ground, samples: int, forms: Forms, patch: pytest.MonkeyPatch, batches: Sequence[int],
+    broken: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Every batch of re-runs, and the prompt; `out` has what was measured so far. broken: prompts that are left out"""
+    """Every batch of re-runs, and the prompt; `out` has what was measured so far.
+
+    broken: prompts that fail; None: no prompt is run
+    """
     found = dict[str, Any]()
 
     def keep(name: str, lines: Mapping[str, Any]) -> None:
@@ -195,7 +271,7 @@ def measure(
         write_atomically({out: json.dumps(found).encode()})
 
     variants = RERUNS if WINDOWS else {"now": Variant()}
-    for batch in BATCHES[: None if ground.card else 1]:
+    for batch in batches[: None if ground.card else 1]:
         layers, work, check = reruns(ground, batch if ground.card else 2, forms)
         judged = {name: one for name, one in variants.items() if one.right}
         before = findings_of(judged, check)
@@ -204,6 +280,10 @@ def measure(
             if said and not before[name]:
                 lines[name] = {"finding": f"after it was timed: {said}"}
         keep(f"rerun {batch}", lines)
+        if ground.card:
+            keep(f"copy {batch}", table(copies(ground, batch, layers), {}, layers, ground.device, samples))
+    if broken is None:
+        return found
     served, finding = prompt(ground, patch)
     prompts = {name: one for name, one in PROMPTS.items() if name not in broken}
     works = {name: partial(served, one) for name, one in prompts.items()}
@@ -216,12 +296,12 @@ def measure(
 
 
 def warm(number: int, ground: Ground, forms: Forms, patch: pytest.MonkeyPatch) -> None:
-    """Compile one prompt into Triton's cache and run it, or behind the prompts some re-runs."""
+    """Compile one prompt into Triton's cache and run it, or, after the prompts, some re-runs."""
     if number < len(PROMPTS):
         served, _ = prompt(ground, patch)
         served([*PROMPTS.values()][number])
     else:
-        for batch in (8, 1):  # their shapes
+        for batch in (64, 8, 1):  # their shapes
             _, work, _ = reruns(ground, batch, forms, layers=1)
             for one in [*RERUNS.values()][number - len(PROMPTS) :: JOBS]:
                 work(one)()
@@ -241,7 +321,7 @@ def compile_all(names: Sequence[str], forms: Forms) -> None:
     for name in names or RERUNS:
         print(json.dumps({"variant": name}))
         with forms.serving(RERUNS[name]):
-            shape = WINDOWS.shape_for("window", 4, 8 * 32 * 128)
+            shape = WINDOWS.shape_for("channels", 4, 8 * 32 * 128)
             WINDOWS.staged(GdnInputs(k, k, k, k, wide(8, heads)), one, k.bfloat16(), shape)
 
 
@@ -249,6 +329,8 @@ def main(argv: Sequence[str]) -> int:
     words = argparse.ArgumentParser()
     words.add_argument("--out", type=Path, default=Path("kda-variants.json"))
     words.add_argument("--samples", type=int, default=30)
+    words.add_argument("--batches", type=int, nargs="*", default=BATCHES, help="requests of re-runs")
+    words.add_argument("--reruns", action="store_true", help="leave the prompt out")
     words.add_argument("--warm", type=int, help="for the script itself")
     words.add_argument("--compile", nargs="*", metavar="VARIANT")
     asked = words.parse_args(argv)
@@ -268,10 +350,10 @@ def main(argv: Sequence[str]) -> int:
         broken = []
         if card:  # each prompt in a process of its own, as an illegal access ends all work on the card
             jobs = [subprocess.Popen([sys.executable, __file__, "--warm", str(number)], stderr=subprocess.DEVNULL)
-                    for number in range(len(PROMPTS) + JOBS)]  # fmt: skip
+                    for number in range(asked.reruns * len(PROMPTS), len(PROMPTS) + JOBS)]  # fmt: skip
             ended = [job.wait() for job in jobs]
-            broken = [name for name, status in zip(PROMPTS, ended, strict=False) if status]
-        found = measure(asked.out, ground, asked.samples, forms, patch, broken)
+            broken = [name for name, status in zip(PROMPTS, ended, strict=False) if status and not asked.reruns]
+        found = measure(asked.out, ground, asked.samples, forms, patch, asked.batches, None if asked.reruns else broken)
     return int(any("finding" in one for lines in found.values() for one in lines.values()))
 
 

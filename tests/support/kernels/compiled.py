@@ -289,7 +289,7 @@ def windows(launch: Any = staged_alone) -> None:
                           for units in ((3,), (3, 8)))  # fmt: skip
     words = staged_file.words_of(x, raw.log_decay, raw.beta, H, K)
     for form, sizes in staged_file.SHAPES.items():
-        for size, known in sizes.items():
+        for size, known in sizes.items() if form != "channels" else ():
             dtype = {4: torch.float32, 2: torch.bfloat16}[size]
             pool = Address(torch.zeros(3, HV, V, K, dtype=dtype).transpose(2, 3), ints())
             fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
@@ -324,7 +324,7 @@ def channels() -> None:
             fields: dict[str, Any] = {"store": pool} if form == "decode" else {"ring": ring, "settled": pool}
             part = Part("window", ints(), ints(), 4 if form == "window" else 1, pool, ints().bool(), **fields)
             assert staged_file.fits(inputs, part, v.bfloat16())
-            for _, shape in staged_file.SHAPES[form][size]:
+            for _, shape in staged_file.shapes("channels" if form == "window" else form, size):
                 staged_file.staged(inputs, part, v.bfloat16(), shape)
         tokens_file.window(inputs, part, v.bfloat16())
         part = Part("chunk", ints(), ints(), 4, pool, ints().bool(), pool)

@@ -37,6 +37,7 @@ KEEPS_FIRST = not NEWER.value  # for windows of many rows with their conv: with 
 # rows of V over all heads and requests. With fewer the fused conv takes as long as its separate launch (LOG.md).
 ROWS, VERIFIES = 4, range(8192, 131072 + 1)
 AHEAD = 1024  # programs: some 4 MB of states
+LEADS = 264  # half of the programs that an H200 runs at the same time
 CHANNELS = 16  # more registers for a decay per key channel where a thread has `SLIM`: without them it spills
 WRITTEN_OUT = 8  # maximum rows: with more the unrolled code is long and stalls on itself
 Conv = tuple[torch.Tensor, Address, Address]  # weight; windows before the first row, and those after every row
@@ -65,6 +66,8 @@ class Shape(NamedTuple):
            differently, which is better for many states of fp32 and worse for 16 bits
     asked  `guess` prefetches the first 1 / asked of a program's state. Loads of the previous launch wait in the queue
            after it, so with many states it is not the whole state
+    leads  how many programs copy their state before their tokens, and at once that of the guessed unit. They compute
+           while the others still copy, which helps if all programs run at the same time, or nearly all
     """
 
     held: int
@@ -77,17 +80,23 @@ class Shape(NamedTuple):
     guess: int = 0
     kept_first: bool = False
     asked: int = 1
+    leads: int = 0
 
 
-# On a GPU (LOG.md), keyed by the form of a launch (`form`; a window with its conv: `verify`) and the bytes of a state's
-# number. Each entry: the minimum number of rows of V, over all heads and requests, and the shape to use from there on.
-# The bits depend on none of them.
+# On a GPU (LOG.md), keyed by the form of a launch (`form`; a window with its conv: `verify`, and one with a decay per
+# key channel: `channels`, or `window`) and the bytes of a state's number. Each entry: the minimum number of rows of V,
+# over all heads and requests, and the shape to use from there on. The bits depend on none of them.
 SHAPES: Mapping[str, Mapping[int, tuple[tuple[int, Shape], ...]]] = {
     "window": {
         4: ((32768, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
             (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
         2: ((16384, Shape(2, 4, 128, lined=True, guess=2)), (8192, Shape(2, 4, 128, ends=False, guess=2)),
             (0, Shape(1, 4, 168, apart=True, guess=2))),
+    },
+    "channels": {
+        4: ((131072, Shape(2, 4, 128, lined=True, guess=2, kept_first=True, asked=2)),
+            (32768, Shape(2, 4, 128, lined=True, guess=2, asked=2, leads=LEADS)),
+            (8192, Shape(2, 4, 128, guess=2, kept_first=True)), (0, Shape(1, 4, 168, apart=True, guess=2))),
     },
     "verify": {
         4: ((65536, Shape(2, 4, 128, lined=True, guess=2, kept_first=KEEPS_FIRST, asked=2)),
@@ -173,6 +182,8 @@ def staged(
     heads, values, keys = core.shape[1], core.shape[2], inputs.k.shape[2] * (TAPS if conv else 1)
     requests = part.begin.numel()
     kind = "verify" if conv else form(part)
+    if kind == "window" and inputs.log_decay.dim() > 2:
+        kind = "channels"
     one = Shape(*(shape or shape_for(kind, part.read.pool.itemsize, requests * heads * values)))
     ring, stripes = part.ring, values // rows_of(one.held, one.warps, keys)
     x, of_requests, of_conv = PackedRows.of(inputs, core), Spans.of(part), None
@@ -234,4 +245,9 @@ def form(part: Part) -> str:
 
 def shape_for(form: str, size: int, rows: int) -> Shape:
     """Choose the shape of a launch over `rows` rows of V, whose states have numbers of `size` bytes."""
-    return next(shape for least, shape in SHAPES[form][size] if rows >= least)
+    return next(shape for least, shape in shapes(form, size) if rows >= least)
+
+
+def shapes(form: str, size: int) -> tuple[tuple[int, Shape], ...]:
+    """Look up a form of `SHAPES`."""
+    return SHAPES["window" if form == "channels" and size not in SHAPES[form] else form][size]

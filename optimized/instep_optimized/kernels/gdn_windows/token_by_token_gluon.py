@@ -93,14 +93,16 @@ def wait_for_launch(
 ):  # fmt: skip
     """Wait for the previous launch, which may not have written the tables yet, so their contents are a guess before.
 
-    A state that is only prefetched into the cache may be any of the pool.
+    A state that is only prefetched into the cache may be any of the pool, whose unit is returned.
     """
+    near = units - 1
     if read.columns is None and SHAPE.guess > 0:
-        said = gl.load(spans.units + request, cache_modifier=".cg")
-        ahead = read.pool + gl.minimum(gl.maximum(said, 0), units - 1) * read.per_unit + head * read.per_head
+        near = gl.minimum(gl.maximum(gl.load(spans.units + request, cache_modifier=".cg"), 0), units - 1)
+        ahead = read.pool + near * read.per_unit + head * read.per_head
         ask_for(ahead, read.per_v, stripe * ROWS, ROWS // SHAPE.asked, KT)
     gdc_wait()
     gdc_launch_dependents()
+    return near
 
 
 @gluon.jit
@@ -291,6 +293,7 @@ def staged_window(
         kept_k, kept_u = ring.k + key_head * ring.k_per_head, ring.update + head * ring.update_per_head
         kept_decay = ring.decay + head * ring.decay_per_head
     CHANNELS: gl.constexpr = x.channels is not None
+    LEADS: gl.constexpr = SHAPE.leads > 0 and EARLY and rule is None and read.columns is None
 
     # Rows are loaded from a guessed place after the wait, and again if their place differs.
     if GUESSED:
@@ -299,7 +302,13 @@ def staged_window(
             near_k, near_q, near_v = k + guess * x.k.per_row, q + guess * x.q.per_row, v + guess * x.v.per_row
             near_a, near_b = log_decay + guess * x.log_decay.per_row, beta + guess * x.beta.per_row
     if EARLY:
-        wait_for_launch(read, spans, request, stripe, head, units, VL * VR, KT, SHAPE)
+        near = wait_for_launch(read, spans, request, stripe, head, units, VL * VR, KT, SHAPE)
+    if LEADS:  # the state of the guessed unit, and another one below if that is wrong
+        leads = (request * gl.num_programs(1) + gl.program_id(1)) * gl.num_programs(0) + stripe < SHAPE.leads
+        tile = room_for_state(DTYPE, VL * VR, VR, KT, KI)
+        if leads:
+            begin_copy(tile, source + near * read.per_unit, mask=span_v >= 0)
+        async_copy.commit_group()
     if GUESSED and not CONV:
         raw_k, raw_q, raw_v, forgets, strength = rows_at(
             x, k, q, v, log_decay, beta, guess, look - guess, raw, row_v, row, None
@@ -326,9 +335,12 @@ def staged_window(
         )
     clear_share(x.core, head, at_v, spans, request, unit, first, rows, look, TO.lanes)
     if (unit < 0) | ((rows <= 0) & (pending <= 0)):
+        if LEADS:
+            async_copy.wait_group(0)
         return
 
-    tile = room_for_state(DTYPE, VL * VR, VR, KT, KI)
+    if not LEADS:
+        tile = room_for_state(DTYPE, VL * VR, VR, KT, KI)
     if CONV:
         before_q = window_at(conv.past, past_q, unit, request, raw, known)
         before_k = window_at(conv.past, past_k, unit, request, raw, known)
@@ -336,6 +348,12 @@ def staged_window(
     source = place(source, unit, read.columns, request, read.per_unit, read.per_column)
     if rule is not None:  # norms are computed meanwhile
         begin_copy(tile, source, mask=(span_v >= 0) & known)
+    if LEADS:
+        if leads & ((near != unit) | (known == 0)):
+            async_copy.wait_group(0)
+            barrier()
+            begin_copy(tile, source, mask=(span_v >= 0) & known)
+        async_copy.commit_group()
 
     if ring.k is not None:
         kept_k, kept_decay = kept_k + kept_by * ring.k_per_unit, kept_decay + kept_by * ring.decay_per_unit
@@ -368,7 +386,8 @@ def staged_window(
         queries = copied(q, row_k < rows, [MOST, P, KI])
         values = copied(v, row_v < rows, [MOST, VL, VR])
         async_copy.commit_group()
-        begin_copy(tile, source, mask=(span_v >= 0) & known)
+        if not LEADS or not leads:
+            begin_copy(tile, source, mask=(span_v >= 0) & known)
         async_copy.commit_group()
         async_copy.wait_group(1)  # what overlaps are made of is here, and the state may still be on its way
     else:
