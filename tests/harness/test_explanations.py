@@ -391,7 +391,10 @@ def test_rows_that_a_request_has_itself_are_not_another_requests() -> None:
     case: Any = SimpleNamespace(others=lambda name: ((f'of request "{one}"', x) for one, x in theirs.items()))
     found = dict(wrong_inputs._moved(case, "value", own))
     assert 'the value of request "b"' not in found and 'the value of request "c"' in found
-    assert torch.equal(found["the value of the first row for every row"], own[[0, 0, 0]])
+    first, case.component = found["the value of the first row for every row"], "attended"
+    for start, rows in ((0, first), (2, first), (0, own)):
+        case.piece = SimpleNamespace(span=SimpleNamespace(start=start))
+        assert bool(wrong_inputs._or_seen_alone(case, "value", rows)) is (not start and torch.equal(rows, own[[0] * 3]))
 
 
 def test_narrow_numbers_may_err_by_the_largest_allowance() -> None:
@@ -547,9 +550,6 @@ def test_further_runs_are_eager_if_the_first_had_to_be(eager: bool, graphs: bool
     assert _Climb._left(its, Variant(eager=True)) == ["left"] and ran[1]
 
 
-EMBEDDING = Place("trunk", STAGE_LEVEL, "embedding")
-
-
 @pytest.fixture(scope="module")
 def of_labels(tmp_path_factory: pytest.TempPathFactory) -> list[EventContext]:
     opened = check_contexts.checkpoint(tmp_path_factory.mktemp("labels"))
@@ -571,7 +571,8 @@ def of_labels(tmp_path_factory: pytest.TempPathFactory) -> list[EventContext]:
     (2, "residual", lambda of: mix(mix(of(1, "mixer"), of(2, "gated")), code(Place("trunk", 2, "residual"))),
      "row 0 is wrong in"),  # two parts are wrong, so neither is named
     (2, "normed", lambda of: mix(12345678901, code(Place("trunk", 2, "normed"))), "row 0 is wrong in"),
-    (STAGE_LEVEL, "embedding", lambda of: mix(int(pattern(math.nan, torch.int64)), code(EMBEDDING)),
+    (STAGE_LEVEL, "embedding",
+     lambda of: mix(int(pattern(math.nan, torch.int64)), code(Place("trunk", STAGE_LEVEL, "embedding"))),
      "row 0 is the embedding of poison (memory that nothing wrote); the trace has "),
 ], ids=["other-row", "zeros", "other-layer", "position", "second-part", "two-parts", "unknown", "poison"])  # fmt: skip
 def test_labels_tell_what_a_row_was_made_from(

@@ -117,7 +117,7 @@ def test_fault_without_an_expected_finding_is_found_by_any_check_and_not_located
         arm = Arm(Exit.DIVERGED, 1.0, (size, more), {"bytes": "T1"}, {"instep": "planted"}, ("0 b",), events=1, of=1)
         assert judge(fault, control, arm, {"instep": "right"}, {"instep": "planted"}).named_by == named
     for changes, named in ((first, "check"), ({**first, "diagnosis": "relative error 0.1"}, ""),
-                           ({**first, "code": "failed", "diagnosis": "raised KeyError"}, ""),
+                           ({**first, "code": "failed", "diagnosis": "commit returned a list"}, "check"),
                            ({**first, "code": "failed", "raised": {**AT, "file": "instep/run/replay.py"}}, ""),
                            ({**first, "code": "failed", "raised": AT}, "check"),
                            ({**first, "code": "poison"}, ""),

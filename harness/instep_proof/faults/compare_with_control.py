@@ -116,8 +116,8 @@ class Judged:
         if not (self.found and first is not None and (says or self.unknown)):
             return ""
         explained = first["explained"]
-        if self.unknown and first.get("code") == "failed":
-            at = first.get("raised") or {"file": "", "line": 0, "function": ""}
+        at = first.get("raised")  # None: the engine raised nothing, and its answer has a wrong form
+        if self.unknown and first.get("code") == "failed" and at is not None:
             return "check" if at["file"].startswith(PLANTED) and at["line"] and at["function"] else ""
         nameless = explained is None and first.get("code") in NAMELESS
         if self.unknown and explained is None and self._breaks_a_contract(first):

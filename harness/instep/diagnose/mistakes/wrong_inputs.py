@@ -55,7 +55,14 @@ def inputs(case: Case) -> Iterator[Explanation]:
             continue
         changed = (*_moved(case, name, own), *_replaced(name, own)) if name in several else ()
         for says, other in (*changed, *((f"{name} rounded to {said}", narrow) for said, narrow in in_16_bits(own))):
-            yield from case.made(f"is computed with {says}", {name: other})
+            yield from case.made(f"is computed with {says}{_or_seen_alone(case, name, other)}", {name: other})
+
+
+def _or_seen_alone(case: Case, name: str, rows: torch.Tensor) -> str:
+    """For values that are all one row: without earlier positions, attention that sees that row alone gives the same."""
+    fresh = case.component == "attended" and case.piece is not None and not case.piece.span.start
+    same = name == "value" and len(rows) > 1 and torch.equal(rows, rows[:1].expand_as(rows))
+    return ", or sees that row alone" * (fresh and same)
 
 
 def _moved(case: Case, name: str, own: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
