@@ -2,7 +2,8 @@
 
 The tokens are those of the trace. They are committed in windows of one width, until each request has committed another
 number of tokens since its prompt, and then in windows of another width. So a ring that holds up to the widest windows'
-tokens has every fill when the width changes. Some requests accept whole windows after the change and some only a part.
+tokens has every fill when the width changes; in numbers a ring with 64 entries has every third one. Some requests
+accept whole windows after the change and some only a part.
 One is absent from the round of the change, one is preempted over it, and one is loaded after it.
 If rows are invariant, the states of our strategies have the bytes of plain decoding. If numbers are computed, T2 and
 T2d judge every commit, and T2d names a wrong state. The arithmetic of another project's keeper is not declared, so T2d
