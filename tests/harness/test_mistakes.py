@@ -19,6 +19,7 @@ from instep.diagnose.mistakes import CATALOGUE as EVERY
 from instep.diagnose.mistakes import (
     constants,
     explanation_fit,
+    misplaced_entries,
     norms,
     selective_states,
     wrong_memory,
@@ -238,6 +239,21 @@ def test_labels_that_several_ranks_add_are_multiples() -> None:
         "is 3 times the right value, as if 3 ranks had added theirs"]
     case.found, case.right = torch.tensor([0.0, -0.0]), torch.tensor([1.0, 2.0])
     assert [one.sentence for one in appearance(case) if explanation_fit.fit(case, one)] == ["is all zero"]
+
+
+def test_entries_that_are_in_their_place_are_only_shown_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two pages with two positions each; the request has the second page. Its entries lie there, or one page early."""
+    units = torch.arange(4.0).view(2, 2, 1, 1)
+    monkeypatch.setattr(misplaced_entries, "_is_of", lambda region, case: True)
+    region = SimpleNamespace(units=units, by="page", name="keys")
+    for right, says in ((units[1], "is right in the pool, and wrong in what the engine shows of it"),
+                        (units[0], "was written 2 positions too early, to page 0, position 0 of keys, not to page 1, "
+                                   "position 0")):  # fmt: skip
+        case: Any = SimpleNamespace(
+            granted=None, found=right - 9, right=right,
+            finding=SimpleNamespace(place=Place("trunk", 0, "keys"), request="a"), context=SimpleNamespace(
+                regions=[region], expected=SimpleNamespace(pages_after={"a": (1,)})))  # fmt: skip
+        assert [one.sentence for one in misplaced_entries.elsewhere(case)] == [says]
 
 
 def test_a_norm_over_other_columns_is_named() -> None:

@@ -37,7 +37,9 @@ def elsewhere(case: Case) -> Iterator[Explanation]:
         if len(stands) != 1:
             return  # it is nowhere, or in several places
         moved.append((pages[position // size] * size + position % size, stands[0]))
-    if moved:
+    if moved and all(due == stands for due, stands in moved):
+        yield Explanation("is right in the pool, and wrong in what the engine shows of it", case.found)
+    elif moved and all(due != stands for due, stands in moved):
         own = {page * size + of: at * size + of for at, page in enumerate(pages) for of in range(size)}
         yield Explanation(_sentence(moved, size, region, own), case.found)
 
