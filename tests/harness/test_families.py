@@ -109,7 +109,7 @@ def test_family_agrees_in_other_settings(name: str, setting: dict[str, Any]) -> 
     ("minimax", TRITON, "", "no recurrence lightning.*minimax"),
     ("minimax", PLAIN, "scaled_add", "`Ops.scaled_add`.*minimax"),
     ("minimax", PLAIN, "lightning_inputs", "`Ops.lightning_inputs`.*minimax"),
-    ("nemotron", TRITON, "", "no recurrence mamba2"), ("nemotron", PLAIN, "mamba2", "no recurrence mamba2"),
+    ("nemotron", PLAIN, "mamba2", "no recurrence mamba2"),
     ("nemotron", PLAIN, "selective_inputs", "Ops.biased_conv"),
     ("nemotron", PLAIN, "gated_group_norm", "Ops.biased_conv"),
     ("nemotron", PLAIN, "squared_mlp", "no MLP without a gate"),

@@ -239,6 +239,15 @@ def test_rows_of_turned_latents_and_safe_gates_spill_nothing(taken: Mapping[str,
     assert all(one.stack == turns[one.kernel == "_latent_rows"] and one.shared <= OF_ALL // 8 for one in told), told
 
 
+def test_kernels_of_outer_products_spill_no_more_than_those_of_the_delta_rule(taken: Mapping[str, list[Taken]]) -> None:
+    told = taken["outer_products"]
+    experts = ["_moe_score", "_moe_choose", "_moe_sort", "_moe_up", "_moe_down", "_moe_mix", "_route", "_up", "_down"]
+    assert [one.kernel for one in told] == [
+        *2 * ["_conv"], "_selective_inputs", *2 * ["_window"], "_add_skip", "_gated_group_norm", "_square", *experts]
+    most = {"_window": taken["split_rings"][0].stack}
+    assert all(one.stack <= most.get(one.kernel, 0) and one.shared <= SHARED for one in told), told
+
+
 def test_the_conv_of_prompts_spills_nothing(taken: Mapping[str, list[Taken]]) -> None:
     told = taken["convs"]
     assert told and {one.kernel for one in told} == {"conv_walk_prompt"} and all(one.stack == 0 for one in told), told

@@ -39,7 +39,7 @@ MOST_ROWS = 130 if NATIVE else 20  # past two tiles of rows
 FEW_ROWS = MOST_ROWS if NATIVE else 3  # each row has separate programs, which are slow when interpreted
 MOST_TOKENS = 40 if NATIVE else 18  # of a request; a chunk has two blocks of 16 then
 SOME = settings(max_examples=40 if NATIVE else 4, deadline=None)
-REPLACED = ("linear", "mlp", "moe", "lm_head", "attend", "attend_latents")
+REPLACED = ("linear", "mlp", "squared_mlp", "moe", "lm_head", "attend", "attend_latents")
 D, INNER, OUT = (1024, 528, 2064) if NATIVE else (80, 24, 40)
 H, HV, K, V, W = (4, 8, 64, 128, 4) if NATIVE else (2, 4, 8, 16, 4)
 HEADS, KV_HEADS, HEAD, LATENT = (8, 2, 128, 96) if NATIVE else (4, 2, 16, 20)
@@ -83,6 +83,16 @@ def sigmoid_experts(draw: Draw, dtype: torch.dtype) -> Inputs:
         given["weights"], **weights, shared_gate=None, router_bias=bias, groups=3, groups_per_token=2)}
 
 
+def latent_experts(draw: Draw, dtype: torch.dtype) -> Inputs:
+    """Without gates, over latents, next to a shared expert that reads rows."""
+    given = sigmoid_experts(draw, dtype)
+    weights, latents = given["weights"], draw.normal(D // 2, D, dtype=dtype, scale=D**-0.5)
+    return {**given, "weights": replace(
+        weights, gate_up=weights.gate_up[:, :INNER, : D // 2].contiguous(), down=weights.down[:, : D // 2].contiguous(),
+        shared_gate_up=weights.shared_gate_up[:INNER], gated=False, to_latent=latents,
+        from_latent=latents.t().contiguous())}
+
+
 def mixed(draw: Draw, count: int, dtype: torch.dtype) -> Inputs:
     gates = {name: draw.normal(count, HV, dtype=dtype) for name in ("a", "b")}
     return {"mixed": draw.normal(count, 2 * H * K + HV * V, dtype=dtype), **gates}
@@ -107,6 +117,7 @@ SUBJECTS: dict[str, Subject] = {
     "moe": Subject("moe", hidden, experts(shared=True), FEW_ROWS),
     "moe without a shared expert": Subject("moe", hidden, experts(shared=False), FEW_ROWS),
     "moe with a sigmoid router": Subject("moe", hidden, sigmoid_experts, FEW_ROWS),
+    "moe over latents": Subject("moe", hidden, latent_experts, FEW_ROWS),
     "lm_head": Subject("lm_head", hidden, lambda draw, dtype: {
         "weight": draw.normal(OUT + 1, D, dtype=dtype), "to": at("logits")}),
     "norm": Subject("norm", hidden, lambda draw, dtype: {
@@ -312,7 +323,7 @@ def test_a_request_has_the_same_bits_in_any_batch(op: str, form: str, counts: li
 
 @pytest.mark.parametrize("case", [
     pytest.param(case, marks=WHOLE if case.op == "attend_latents" and "verify" not in case.name else ())
-    for case in CASES if case.op in REPLACED and not case.name.startswith("squared")], ids=str)
+    for case in CASES if case.op in REPLACED], ids=str)
 def test_an_invariant_kernel_agrees_with_its_plain_twin(case: Case) -> None:
     assert agree(case, serve(PLAIN, case, HERE), serve(INVARIANT, case, HERE)) == []
 

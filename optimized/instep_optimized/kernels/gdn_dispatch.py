@@ -7,6 +7,7 @@ Leaves out: the kernels (`chunk16_fp32.py`, `chunk64.py`, `token_by_token.py`; `
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -31,6 +32,14 @@ def gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: P
 kda = gdn  # every kernel serves both decays
 
 
+def mamba2(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
+    """`Recur` of the seam for outer products. Prompts, too, run token by token: chunks are for the delta rule."""
+    return _served(inputs, parts, dtype, _outer, _outer)
+
+
+_outer = partial(window, delta=False)
+
+
 def precise_gdn(*, inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, to: Place) -> torch.Tensor:
     """`Gdn` of the seam. Every product is fp32, whatever the activations."""
     return _served(inputs, parts, dtype, chunk)
@@ -51,14 +60,15 @@ def windows(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) ->
 
 
 def _served(
-    inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, prefill: Callable[..., None]
+    inputs: GdnInputs, parts: tuple[Part, ...], dtype: torch.dtype, prefill: Callable[..., None],
+    rows: Callable[..., None] = windows,
 ) -> torch.Tensor:
     """Run every part. Uncovered rows and rows of idle requests are zero; the kernels of a single part write them.
 
-    prefill: the kernel of chunks
+    prefill, rows: the kernels of chunks and of windows
     """
     running = parts if all(part.most for part in parts) else ()  # a part without rows launches nothing
     core, look = result(running, inputs.v, *inputs.v.shape, dtype=dtype)
     for part in parts:
-        (prefill if part.form == "chunk" else windows)(inputs, part, core, look)
+        (prefill if part.form == "chunk" else rows)(inputs, part, core, look)
     return core

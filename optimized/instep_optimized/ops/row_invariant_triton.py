@@ -8,12 +8,12 @@ moves, decisions).
 from dataclasses import replace
 
 from ..kernels.invariant.attend import attend, attend_latents
-from ..kernels.invariant.linear import linear, lm_head, mlp
+from ..kernels.invariant.linear import linear, lm_head, mlp, squared_mlp
 from ..kernels.invariant.moe import moe
 from .rowwise_op_names import BY_ROW
 from .triton import TRITON
 
 INVARIANT = replace(
-    TRITON, name="invariant", linear=linear, mlp=mlp, moe=moe, lm_head=lm_head, attend=attend,
-    attend_latents=attend_latents, row_invariant=frozenset(BY_ROW),
+    TRITON, name="invariant", linear=linear, mlp=mlp, squared_mlp=squared_mlp, moe=moe, lm_head=lm_head,
+    attend=attend, attend_latents=attend_latents, row_invariant=frozenset(BY_ROW),
 )

@@ -30,7 +30,7 @@ from .op_protocols import Ops, Types, ops_of
 from .plain.rerun_ring import kept_updates
 from .rowwise_op_names import BY_ROW
 
-KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "update", "logits")  # stored in fp32, as they are computed
+KEPT_WIDE = ("q", "k", "v", "log_decay", "beta", "write", "update", "logits")  # stored in fp32, as they are computed
 WHOLE_NUMBERS = ("pick", "length", "root")
 
 
@@ -90,5 +90,6 @@ TRITON = Ops(
     split=True,
     sigmoid=True,
     clamps=True,
-    row_invariant=frozenset(BY_ROW) - {"linear", "mlp", "moe", "lm_head", "attend", "attend_latents"},
+    row_invariant=frozenset(BY_ROW) - {
+        "linear", "mlp", "squared_mlp", "moe", "lm_head", "attend", "attend_latents"},
 )

@@ -53,6 +53,7 @@ from instep_optimized.kernels.products import few_rows as slim_file
 from instep_optimized.kernels.products import grouped_experts as grouped_file
 from instep_optimized.kernels.products import moe as experts_file
 from instep_optimized.kernels.rowwise import gdn_inputs as gates_file
+from instep_optimized.kernels.rowwise import norms as norms_file
 from instep_optimized.kernels.rowwise import pointwise as pointwise_file
 from instep_optimized.kernels.rowwise import qk_norm_and_rotary as turns_file
 from instep_optimized.kernels.rowwise.gdn_inputs import WIDE, RuleInputs, results
@@ -417,6 +418,41 @@ def split_rings() -> None:
         tokens_file.window(GdnInputs(q, q, v, gate, gate), part, v.bfloat16())
 
 
+def outer_products() -> None:
+    """Layers of Nemotron 3 Super: conv with a bias, steps, windows, prompts, skips, norms; experts over latents."""
+    for file in (conv_file, gates_file, tokens_file, norms_file, pointwise_file, grouped_file, experts_file):
+        file.launch = lambda kernel, *given, **named: compiled(kernel, *given, **{"warps": 4, "stages": 1, **named})
+    groups, heads, state, width, dtype = 8, 128, 128, 64, torch.bfloat16
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def ints() -> torch.Tensor:
+        return torch.zeros(2, dtype=torch.int64)
+
+    channels, at = heads * width + 2 * groups * state, Place("trunk", 0, "core")
+    past, fresh = Address(empty(3, channels, 3), ints()), torch.zeros(2, dtype=torch.bool)
+    mixed = conv_file.biased_conv(x=empty(8, channels), weight=empty(channels, 4), bias=empty(channels), parts=(
+        Part("window", ints(), ints(), 4, past, fresh, past),), to=at)  # fmt: skip
+    inputs = gates_file.selective_inputs(
+        mixed=mixed, a=empty(8, heads), A_log=torch.zeros(heads), dt_bias=torch.zeros(heads), key_heads=groups,
+        key_dim=state, to=(at,) * 5)  # fmt: skip
+    kept = Updates(torch.zeros(3, 8, groups, state), torch.zeros(3, 8, heads), torch.zeros(3, 8, heads, width))
+    pool, core = Address(torch.zeros(3, heads, width, state).transpose(2, 3), ints()), empty(8, heads, width)
+    ring = Ring(kept, ints(), ints(), ints(), ints())
+    for part in (Part("window", ints(), ints(), 4, pool, fresh, settled=pool, ring=ring),
+                 Part("chunk", ints(), ints(), 4096, pool, fresh, pool)):  # fmt: skip
+        tokens_file.window(inputs, part, core, delta=False)
+    pointwise_file.add_skip(core=core, v=inputs.v, weight=torch.zeros(heads), to=at)
+    norms_file.gated_group_norm(core=core, z=core, weight=torch.zeros(heads * width), eps=1e-5, groups=groups, to=at)
+    pointwise_file.square(empty(8, 2688))
+    rows, latents, count, inner = empty(4, 4096), empty(4, 1024), 512, 2688
+    weights = ExpertWeights(empty(count, 4096), empty(count, inner, 1024), empty(count, 1024, inner), None, None, None,
+                            torch.zeros(count), scale=5.0, gated=False)  # fmt: skip
+    grouped_file.grouped(rows, weights, 22, True, latents)
+    experts_file.mix(rows, weights, 22, True, SimpleNamespace(), at, latents)
+
+
 def takes_a_conv(x: torch.Tensor, weight: torch.Tensor, window: Part, part: Part) -> None:
     """Call `fits_conv` for a verify, and for others that differ from it in one property"""
     kept, wider = window.per_row, torch.zeros(8, x.shape[1] + 4, dtype=torch.bfloat16)
@@ -492,7 +528,8 @@ def spins() -> None:
 
 FORMS = {"attend": attention, "channels": channels, "clocks": clocks, "convs": convs, "few_registers": few_registers,
          "forgotten": over_barriers, "handshake": handshakes, "integers": integers, "latents": latents,
-         "many_heads": many_heads, "products": products, "prompt_channels": prompt_channels, "prompts": prompts,
+         "many_heads": many_heads, "outer_products": outer_products, "products": products,
+         "prompt_channels": prompt_channels, "prompts": prompts,
          "routers": routers, "spins": spins, "split_rings": split_rings, "turned_latents": turned_latents,
          "windows": windows}  # fmt: skip
 

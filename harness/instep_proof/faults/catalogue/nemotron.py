@@ -19,6 +19,9 @@ ABSORBED = "    S += write.key * update[..., None, :]\n"
 SKIP = "return (x + weight.to(x.dtype)[:, None] * v.to(x.dtype)).to(core.dtype)"
 GROUPS = "    y = opened.reshape(len(core), groups, len(weight) // groups)\n"
 
+STEPS, NORM, EXPERTS, GROUPED, RULE, TAPS = (f"instep_optimized/kernels/{name}.py" for name in (
+    "rowwise/gdn_inputs", "rowwise/norms", "products/moe", "products/grouped_experts", "gdn_windows/one_token_update",
+    "convs/causal_conv"))
 DRAFT = "instep_optimized/ops/fused/draft_inputs.py"
 OF_MLP = "_ungated(stored, prefix_of_block(config, prefix, layer, config.layers[layer][-1])%s, layer, config)"
 LATENT = 'stored.take(f"{at}.{name}_latent_proj.weight")'
@@ -169,4 +172,26 @@ FAULTS: tuple[Fault, ...] = (
                    "The MTP layer leaves its latents by the projection of the trunk.",
                    Edit(WEIGHTS, LATENT,
                         LATENT.replace("{at}", "{" + OF_TRUNK.replace('"', "'") + " if name == 'fc2' else at}"))),
+    _fault("outer-product-kernel-by-the-delta-rule", "outer-product", "The kernel obeys the delta rule.",
+           Edit.of(RULE, "update, read = beta * {v => (v - decay * recall(state, k))}, recall(state, q)"),
+           how=Setting("triton"), mistake="recall-added"),
+    _fault("step-kernel-without-its-bias", "step", "The kernel's step is softplus(a), without dt_bias.",
+           Edit.of(STEPS, "softplus(drive{ + tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32) => })"),
+           how=Setting("triton")),
+    _fault("group-norm-kernel-of-each-head", "group-norm", "The kernel divides by the channels of one head.",
+           Edit.of(NORM, "tl.sum(value * value, axis=1) / {each => width} + eps"), how=Setting("triton")),
+    _fault("conv-kernel-bias-after-silu", "conv-bias", "The kernel adds the bias after silu.",
+           Edit(TAPS, "    if bias is not None:\n"
+                "        total += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]\n"
+                "    out = total / (1.0 + tl.exp(-total))\n",
+                "    out = total / (1.0 + tl.exp(-total))\n"
+                "    if bias is not None:\n"
+                "        out += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]\n"),
+           how=Setting("triton")),
+    _of_two_blocks("latents-kernel-scaled-once-more", "latents", "What leaves the latents is scaled once more.",
+                   Edit.of(EXPERTS, "dense.lm_head(x=total{ => * weights.scale}, weight=from_latent, to=to)"),
+                   how=Setting("invariant")),
+    _of_two_blocks("latents-kernel-without-the-square", "latents", "The ReLU of grouped experts is not squared.",
+                   Edit.of(GROUPED, "swiglu(gate, up, limit) if GATED else {squared(gate) => tl.maximum(gate, 0.0)}"),
+                   how=Setting("triton", dtype="bfloat16")),
 )

@@ -44,6 +44,15 @@ def conv(*, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], to: 
     return mixed
 
 
+def biased_conv(
+    *, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, parts: tuple[Part, ...], to: Place
+) -> torch.Tensor:
+    """`BiasedConv` of the seam, by the general kernel for every number of rows."""
+    mixed, look = result(parts, x, *x.shape, dtype=x.dtype)
+    _over(x, weight, parts, look, mixed, bias=bias)
+    return mixed
+
+
 @fuses(conv=conv, gdn_inputs=gdn_inputs)
 def conv_inputs(
     *, x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], a: torch.Tensor, b: torch.Tensor,
@@ -75,24 +84,27 @@ def consumed(
 
 def _over(
     x: torch.Tensor, weight: torch.Tensor, parts: tuple[Part, ...], look: int, mixed: torch.Tensor | None,
-    rule: RuleInputs | None = None, columns: int = 0,
+    rule: RuleInputs | None = None, columns: int = 0, bias: torch.Tensor | None = None,
 ) -> None:
-    """Run the kernel over all parts. It stores its rows in `mixed`, or else the inputs of the delta rule."""
+    """Run the kernel over all parts. It stores its rows in `mixed`, or else the inputs of the delta rule.
+
+    bias: only the general kernel adds one
+    """
     assert x.stride(1) == 1 and weight.stride(1) == 1, "channels of x and taps of weight are contiguous"
     channels, width = weight.shape
     rows = x, x.stride(0), mixed, None if mixed is None else mixed.stride(0), weight, weight.stride(0)
     for part in parts:
-        if words_fit(x, weight, part, mixed, columns):
+        if bias is None and words_fit(x, weight, part, mixed, columns):
             walk_words(x, weight, part, mixed, look, rule, columns)
             continue
-        if prompt_fits(x, weight, part, mixed, columns, 0 if rule is None else rule.H):
+        if bias is None and prompt_fits(x, weight, part, mixed, columns, 0 if rule is None else rule.H):
             walk_prompt(x, weight, part, mixed, look, rule, columns)
             continue
         ahead, step, wide = _tiles(part, channels, width)
         # An absent argument compiles to no code. No bit depends on that: every result is a separate sum.
         memory = Spans.of(part), *(one and Windows.of(one) for one in (part.read, part.store, part.per_row))
         wide, entries = columns or wide, max(width - 1, 1)  # a conv of width 1 has windows without entries
-        if part.parents is None and part.most <= WALKED and len(part.begin):
+        if bias is None and part.parents is None and part.most <= WALKED and len(part.begin):
             launch(
                 conv_walk, (1, ceil_div(channels, wide), part.begin.numel()),
                 *rows, *memory, channels, look, ceil_div(look, len(part.begin)), rule,
@@ -104,7 +116,7 @@ def _over(
             more = beyond(look, blocks) if head is (part.most <= ahead) else 0  # one launch clears
             launch(
                 _conv, (max(blocks, 0), ceil_div(channels, wide), part.begin.numel() + more),
-                *rows, *memory, part.parents, channels, part.begin.numel(), look, 0 if head else ahead, rule,
+                *rows, *memory, part.parents, channels, part.begin.numel(), look, 0 if head else ahead, rule, bias,
                 HEAD=head, W=width, RT=tall, ST=step, CT=wide, ET=entries, JT=power_of_2(wide * entries), QT=CLEARED,
             )  # fmt: skip
 
@@ -128,15 +140,15 @@ def _tiles(part: Part, channels: int, width: int) -> tuple[int, int, int]:
 @triton.jit(do_not_specialize=["requests", "look", "ahead"])
 def _conv(
     x, x_row, mixed, mixed_row, weight, weight_row, spans, read, store, each, parents,
-    channels, requests, look, ahead, rule,
+    channels, requests, look, ahead, rule, bias,
     HEAD: tl.constexpr, W: tl.constexpr, RT: tl.constexpr, ST: tl.constexpr, CT: tl.constexpr, ET: tl.constexpr,
     JT: tl.constexpr, QT: tl.constexpr,
 ):  # fmt: skip
     """Convolve RT rows of one request, CT channels. Grid (row blocks, channel tiles, B and the blocks of `clear`).
 
     Row t takes the inputs t - (W-1) .. t. The window after row t is the last W-1 of them. With `parents` (one per
-    packed row, for trees) a row takes its own input, its parent's, and so on. If `parents` is None, Triton compiles no
-    code for it.
+    packed row, for trees) a row takes its own input, its parent's, and so on. If `parents` or `bias` is None, Triton
+    compiles no code for it.
 
     HEAD: the first RT rows of every request, and its windows. Only this launch reads the history, and a program writes
     windows after it has read. So no program can read a window after another program has overwritten it. The second
@@ -175,6 +187,8 @@ def _conv(
             )  # fmt: skip
             value = tl.where((back >= 0)[:, None], value, old.to(tl.float32))
         total += value * tl.load(weight + c * weight_row + tap, mask=in_c, other=0.0).to(tl.float32)[None, :]
+    if bias is not None:
+        total += tl.load(bias + c, mask=in_c, other=0.0).to(tl.float32)[None, :]
     out = total / (1.0 + tl.exp(-total))
     if mixed is not None:
         tl.store(

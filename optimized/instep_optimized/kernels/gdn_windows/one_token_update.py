@@ -1,4 +1,4 @@
-"""The gated delta rule for one token, as device functions that decode, verify, re-runs and folds share.
+"""The gated delta rule, and an outer product, for one token: device functions of decode, verify, re-runs and folds.
 
 Leaves out: loading and storing states (`token_by_token.py`), and chunks (`chunk16_fp32.py`).
 """
@@ -17,10 +17,12 @@ FUSED = tl.constexpr(not INTERPRETED)  # the interpreter would call a custom fun
 
 
 @triton.jit
-def step(state, q, k, kq, v, decay, beta):
+def step(state, q, k, kq, v, decay, beta, DELTA: tl.constexpr = True):
     """Put one token into a tile of V rows of one head's state, and read the state with q (already scaled).
 
         u = beta (v - decay S k);   o = decay S q + u (k . q);   S <- decay S + u k^T        (S here is [V, K])
+
+    Without DELTA a token recalls nothing: u = beta v.
 
     Shapes:  state [VL, VR, pieces, KI] fp32, V in two axes and K in two; q, k [VL or 1, 1, pieces, KI], the same in
              every row; v [VL, VR]; kq, the k . q of `overlap`, decay and beta scalars; padding of K and V is zero.
@@ -44,16 +46,19 @@ def step(state, q, k, kq, v, decay, beta):
     """
     if len(decay.shape) > 0:
         state, decay = forget(state, decay), None
-    out, update = answer(state, q, k, kq, v, decay, beta)
+    out, update = answer(state, q, k, kq, v, decay, beta, DELTA)
     return again(state, k, decay, update), out, update
 
 
 @triton.jit
-def answer(state, q, k, kq, v, decay, beta):
+def answer(state, q, k, kq, v, decay, beta, DELTA: tl.constexpr = True):
     """Compute the read-out of a token, and its update of the state, as in `step`.  -> o [VL, VR], u [VL, VR]
 
     decay: None if the state has decayed already
     """
+    if not DELTA:
+        update, read = beta * v, recall(state, q)
+        return tl.fma(update, kq, read if decay is None else decay * read), update
     known, read = recall(state, k), recall(state, q)
     if decay is None:
         update = beta * (v - known)

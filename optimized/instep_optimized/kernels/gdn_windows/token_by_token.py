@@ -39,10 +39,11 @@ KEY_PIECE, WARPS = 16, 1
 THREAD_ROWS, REGISTERS = 2, 128
 
 
-def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> None:
+def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0, delta: bool = True) -> None:
     """Run one part's kept tokens and rows through their states; write `core` [N, HV, V] and the memory of the part.
 
     look: number of its rows to check; those that no request covers become zero
+    delta: whether tokens obey the delta rule; without it they write all of their value
 
     Every part runs the same compiled code: whether an address is absent, and how many rows there are, are run-time
     values. So a window of T tokens gives the bits of T one-token decodes, and so do T tokens that are run again.
@@ -73,7 +74,7 @@ def window(inputs: GdnInputs, part: Part, core: torch.Tensor, look: int = 0) -> 
         *map(given, (part.store, part.settled, part.per_row)), *_ring(inputs, part), part.parents,
         None if did is None else Rows(did, *did.stride()[:2]), *by, look, values, keys, heads // inputs.k.shape[1],
         VL=across, VR=rows // across, KT=padded, KI=piece, WHOLE=values % rows == 0 and padded == keys,
-        TREE=tree, TILED=part.read.scales is not None, warps=WARPS,
+        TILED=part.read.scales is not None, DELTA=delta, warps=WARPS,
         registers=REGISTERS if plain and not tree else None,
     )  # fmt: skip
 
@@ -139,8 +140,8 @@ def _ring(inputs: GdnInputs, part: Part) -> tuple[Kept, int, int, int]:
 def _window(
     x, spans, read, store, settled, each, has_store, has_settled, has_each, ring, ring_size, ring_u_size, has_ring,
     parents, did, before, layer, seed_low, seed_high, look, V, K, group,
-    VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TREE: tl.constexpr,
-    TILED: tl.constexpr,
+    VL: tl.constexpr, VR: tl.constexpr, KT: tl.constexpr, KI: tl.constexpr, WHOLE: tl.constexpr, TILED: tl.constexpr,
+    DELTA: tl.constexpr,
 ):  # fmt: skip
     """Run one request, one value head, VL * VR rows of V in a program. Grid (V tiles, HV, B).
 
@@ -152,9 +153,10 @@ def _window(
     writes an entry, and by contract never while the entry is pending. An update u is read only by the program that
     wrote it.
 
-    TREE: row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Without TREE
-    both arguments are None, and Triton compiles no code for them.
+    In a tree row t continues row parents[begin + t], and `did` [N, HV, V] is scratch for the rows' updates. Else both
+    arguments are None, and Triton compiles no code for them.
     """
+    TREE: tl.constexpr = parents is not None
     # First, because Triton carries the names of a loop in the order of their definition.
     q, k, v, log_decay, beta, core = x.q.at, x.k.at, x.v.at, x.log_decay.at, x.beta.at, x.core.at
     request, stripe, head = tl.program_id(2), tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -271,7 +273,7 @@ def _window(
         decay, write = tl.exp(decay_at(log_decay, every_k, in_k, x.channels, WHOLE)), tl.load(beta)
         query = fetch(q + every_k, in_k, WHOLE)  # [VL, 1, P, KI]
         kq = overlap(fetch(k + tile_k, tile_k < K, WHOLE), fetch(q + tile_k, tile_k < K, WHOLE))  # scalar
-        state, out, update = step(state, query, key, kq, value, decay, write)  # [VL, VR, P, KI], [VL, VR], [VL, VR]
+        state, out, update = step(state, query, key, kq, value, decay, write, DELTA)  # and [VL, VR] twice
         put(core + at_v, out, in_v, WHOLE)
         if TREE:
             put(updates + t * did.per_row, update, in_v, WHOLE)

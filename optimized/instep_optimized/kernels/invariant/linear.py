@@ -17,7 +17,7 @@ import triton.language as tl
 from instep_reference.contract.place_names import Place
 
 from ..device.tile_dot_fp32 import dot
-from ..rowwise.pointwise import silu_mul
+from ..rowwise.pointwise import silu_mul, square
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2
 
 
@@ -52,6 +52,11 @@ def mlp(
     limit: of a clamped SwiGLU
     """
     return multiply(silu_mul(multiply(x, gate_up, x.dtype), limit), down, x.dtype)
+
+
+def squared_mlp(*, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """`SquaredMlp` of the seam."""
+    return multiply(square(multiply(x, up, x.dtype)), down, x.dtype)
 
 
 def lm_head(*, x: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:

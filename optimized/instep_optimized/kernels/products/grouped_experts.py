@@ -20,7 +20,7 @@ import triton.language as tl
 from ...ops.op_protocols import ExpertWeights
 from ..device.programmatic_dependent_launch import wait
 from ..device.tile_dot_fp32 import dot
-from ..rowwise.pointwise import swiglu
+from ..rowwise.pointwise import squared, swiglu
 from ..runtime import INTERPRETED, ceil_div, launch, power_of_2, tile
 
 # On a GPU (LOG.md): rows of a block for few rows, for a prompt, and the number of rows from which on the latter is
@@ -43,9 +43,12 @@ def router(weights: ExpertWeights, top_k: int, norm_topk: bool) -> dict[str, Any
             "GROUPS": groups, "BEST_GROUPS": weights.groups_per_token, "GT": power_of_2(groups)}  # fmt: skip
 
 
-def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool) -> torch.Tensor:
+def grouped(
+    x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool, read: torch.Tensor | None = None
+) -> torch.Tensor:
     """Implement `Moe`: x [N, D] of 16 bits, rows grouped by expert.
 
+    read: rows that experts read, and whose width they have, if there is no shared expert; None: x
     Operands are used as stored, an expert's middle rows are rounded to x's dtype, sums are fp32, with one cast at the
     end.
     A row adds its experts in the order of choice, the shared expert last. With the same number of rows in a block a
@@ -53,7 +56,9 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     """
     rows, width = x.shape
     if rows > MOST:
-        return torch.cat([grouped(some, weights, top_k, norm_topk) for some in x.split(MOST)])
+        reads = [None] * ceil_div(rows, MOST) if read is None else read.split(MOST)
+        return torch.cat([grouped(some, weights, top_k, norm_topk, one)
+                          for some, one in zip(x.split(MOST), reads, strict=True)])  # fmt: skip
     experts, inner = weights.router.shape[0], weights.down.shape[2]
     gate_up, down, opening = weights.shared_gate_up, weights.shared_down, weights.shared_gate
     shared = gate_up is not None and down is not None
@@ -68,8 +73,11 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     share = torch.empty(rows, each, dtype=torch.float32, device=x.device)
     chosen, order, blocks = (torch.empty(*shape, dtype=torch.int32, device=x.device)
                              for shape in ((rows, each), (pairs,), (3, room)))  # fmt: skip
-    middle, answer = x.new_empty(pairs, most), torch.empty(pairs, width, dtype=torch.float32, device=x.device)
-    out = x.new_empty(rows, width)
+    read = x if read is None else read
+    assert read.stride(1) == 1 and (read.shape[1] == width or not shared), "a shared expert reads x"
+    wide = read.shape[1]
+    middle, answer = x.new_empty(pairs, most), torch.empty(pairs, wide, dtype=torch.float32, device=x.device)
+    out = x.new_empty(rows, wide)
     launch(
         _moe_score, (ceil_div(experts, tile(SCORE["ET"], 64)), ceil_div(rows, tall)), x, x.stride(0), weights.router,
         weights.router.stride(0), score, rows, experts, width,
@@ -83,20 +91,20 @@ def grouped(x: torch.Tensor, weights: ExpertWeights, top_k: int, norm_topk: bool
     launch(_moe_sort, (ceil_div(pairs, tile(PAIRS, 64)),), chosen, order, blocks, room, pairs,
            COMPACT=compact, RT=tall, PT=tile(PAIRS, 64), QT=OTHERS)  # fmt: skip
     up, downwards = (UP, DOWN) if tall == FEW else (UP_MANY, DOWN_MANY)
-    up, downwards = _tiles(up, IT=most, DT=width), _tiles(downwards, DT=width, IT=most)
+    up, downwards = _tiles(up, IT=most, DT=wide), _tiles(downwards, DT=wide, IT=most)
     launch(
-        _moe_up, (ceil_div(most, up["IT"]), room), x, x.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
+        _moe_up, (ceil_div(most, up["IT"]), room), read, read.stride(0), weights.gate_up, *weights.gate_up.stride()[:2],
         gate_up, gate_up.stride(0) if gate_up is not None else 0, blocks, room, order, middle, most, inner,
-        down.shape[1] if down is not None else 0, experts, width, EACH=each, LIMIT=weights.limit,
+        down.shape[1] if down is not None else 0, experts, wide, EACH=each, GATED=weights.gated, LIMIT=weights.limit,
         SHARED_LIMIT=weights.shared_limit, RT=tall, WIDEN=INTERPRETED, **up,
     )  # fmt: skip
     launch(
-        _moe_down, (ceil_div(width, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
+        _moe_down, (ceil_div(wide, downwards["DT"]), room), middle, most, weights.down, *weights.down.stride()[:2],
         down, down.stride(0) if down is not None else 0, blocks, room, order, answer, inner,
-        down.shape[1] if down is not None else 0, experts, width, RT=tall, WIDEN=INTERPRETED, **downwards,
+        down.shape[1] if down is not None else 0, experts, wide, RT=tall, WIDEN=INTERPRETED, **downwards,
     )  # fmt: skip
-    columns = min(power_of_2(width), COLUMNS)
-    launch(_moe_mix, (ceil_div(width, columns), rows), answer, share, out, width, EACH=each, DT=columns)
+    columns = min(power_of_2(wide), COLUMNS)
+    launch(_moe_mix, (ceil_div(wide, columns), rows), answer, share, out, wide, EACH=each, DT=columns)
     return out
 
 
@@ -248,11 +256,12 @@ def _moe_sort(
 def _moe_up(
     x, x_row, gate_up, expert_step, gate_up_row, shared, shared_row, blocks, room, order, middle, most, inner,
     shared_inner, experts, width,
-    EACH: tl.constexpr, LIMIT: tl.constexpr, SHARED_LIMIT: tl.constexpr, RT: tl.constexpr, IT: tl.constexpr,
-    DT: tl.constexpr, WIDEN: tl.constexpr,
+    EACH: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, SHARED_LIMIT: tl.constexpr, RT: tl.constexpr,
+    IT: tl.constexpr, DT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Compute silu(gate) * up of one block, IT inner channels. Grid (tiles of I, blocks).
 
+    GATED: as in `moe._up`
     LIMIT, SHARED_LIMIT: of a clamped SwiGLU, of routed experts and of the shared one; None: no clamp
     """
     block = blocks + tl.program_id(1)
@@ -273,13 +282,14 @@ def _moe_up(
         inside = (i < inner)[:, None] & (d < width)[None, :]
         value = tl.load(rows + d[None, :], mask=(m < count)[:, None] & (d < width)[None, :], other=0.0)
         gate = dot(value, tl.trans(tl.load(columns + d[None, :], mask=inside, other=0.0)), WIDEN, False, gate)
-        up = dot(value, tl.trans(tl.load(lower + d[None, :], mask=inside, other=0.0)), WIDEN, False, up)
+        if GATED:
+            up = dot(value, tl.trans(tl.load(lower + d[None, :], mask=inside, other=0.0)), WIDEN, False, up)
     limit = LIMIT
     if LIMIT is not None or SHARED_LIMIT is not None:
         routed = float("inf") if LIMIT is None else LIMIT
         limit = tl.where(expert == experts, float("inf") if SHARED_LIMIT is None else SHARED_LIMIT, routed)
     tl.store(middle + ((first + m).to(tl.int64) * most)[:, None] + i[None, :],
-             swiglu(gate, up, limit).to(middle.dtype.element_ty),
+             (swiglu(gate, up, limit) if GATED else squared(gate)).to(middle.dtype.element_ty),
              mask=(m < count)[:, None] & (i < inner)[None, :])  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from instep_reference.contract.place_names import Place
 from ...ops.fused import fuses
 from ...ops.op_protocols import Shapes
 from ..decisions.argmax_and_acceptance import joined, pick
-from ..rowwise.pointwise import silu_mul
+from ..rowwise.pointwise import silu_mul, square
 from .few_rows import fits, largest, product
 
 torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -49,6 +49,11 @@ def mlp(
     few = limit is None and fits(x, gate_up, gated=True)
     middle = product(x, gate_up, gated=True) if few else silu_mul(x @ gate_up.t(), limit)
     return _product(middle, down)
+
+
+def squared_mlp(*, x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """Implement `SquaredMlp`: up, and its squared ReLU, are rounded to x's dtype."""
+    return _product(square(_product(x, up)), down)
 
 
 def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

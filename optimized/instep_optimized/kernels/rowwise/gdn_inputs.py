@@ -1,4 +1,4 @@
-"""Inputs of the gated delta rule: normalized queries and keys, values, log decay and write strength, in fp32.
+"""Inputs of recurrences: queries and keys, normalized for the delta rule, values, log decay, write gate; in fp32.
 
 Leaves out: the conv before it (`causal_conv.py`) and the rule itself (`token_by_token.py`, `chunk16_fp32.py`).
 """
@@ -61,6 +61,22 @@ def gdn_inputs(
     """`MakeGdnInputs` of the seam. Computed once per token here, so that no program of the rule has to do it again."""
     found = results(mixed, key_heads, key_dim, len(A_log), channels=a.dim() == 3)
     made(found, mixed, a, b, A_log, dt_bias, beta_bound, decay_bound)
+    return found
+
+
+def selective_inputs(
+    *, mixed: torch.Tensor, a: torch.Tensor, A_log: torch.Tensor, dt_bias: torch.Tensor, key_heads: int, key_dim: int,
+    to: tuple[Place, ...],
+) -> GdnInputs:
+    """`MakeSelectiveInputs` of the seam: x, B and C of the conv's output in fp32; decay and write gate of one step."""
+    assert mixed.stride(1) == a.stride(1) == 1, "rows are contiguous"
+    found = results(mixed, key_heads, key_dim, len(A_log))
+    rows, heads, width = found.v.shape
+    tall = tile(8, 64)
+    launch(
+        _selective_inputs, (ceil_div(rows * heads, tall), 3), mixed, mixed.stride(0), a, a.stride(0), A_log, dt_bias,
+        *found, rows, key_heads, heads, key_dim, width, RT=tall, CT=power_of_2(max(key_dim, width)),
+    )  # fmt: skip
     return found
 
 
@@ -131,6 +147,41 @@ def _gdn_inputs(
             tl.store(rule.q + pair[:, None] * K + at[None, :], unit(raw) * rule.scale, mask=inside)
         else:
             tl.store(rule.k + pair[:, None] * K + at[None, :], unit(raw), mask=inside)
+
+
+@triton.jit
+def _selective_inputs(
+    mixed, mixed_row, a, a_row, A_log, dt_bias, q, k, v, log_decay, write, rows, H, HV, K, V,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Copy RT (row, head) pairs of C (kind 0), of B (1), or of x with the gates (2). Rows are [x | B | C].
+
+    dt = softplus(a + dt_bias) is the write gate, and log_decay = -exp(A_log) dt. Grid (pair tiles, 3)
+    """
+    if EARLY:
+        wait()
+    kind, at = tl.program_id(1), tl.arange(0, CT)
+    pair = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT)
+    if kind == 2:
+        row, head, live = pair // HV, pair % HV, pair < rows * HV
+        inside = live[:, None] & (at < V)[None, :]
+        source = mixed + (row * mixed_row + head * V)[:, None] + at[None, :]
+        value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        tl.store(v + pair[:, None] * V + at[None, :], value, mask=inside)
+        drive = tl.load(a + row * a_row + head, mask=live, other=0.0).to(tl.float32)
+        dt = softplus(drive + tl.load(dt_bias + head, mask=live, other=0.0).to(tl.float32))
+        rate = tl.exp(tl.load(A_log + head, mask=live, other=0.0).to(tl.float32))
+        tl.store(log_decay + pair, -rate * dt, mask=live)
+        tl.store(write + pair, dt, mask=live)
+    else:
+        row, head, live = pair // H, pair % H, pair < rows * H
+        inside = live[:, None] & (at < K)[None, :]
+        source = mixed + (row * mixed_row + HV * V + (1 - kind) * H * K + head * K)[:, None] + at[None, :]
+        value = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        if kind == 0:
+            tl.store(q + pair[:, None] * K + at[None, :], value, mask=inside)
+        else:
+            tl.store(k + pair[:, None] * K + at[None, :], value, mask=inside)
 
 
 @triton.jit

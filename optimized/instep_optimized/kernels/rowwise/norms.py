@@ -1,4 +1,4 @@
-"""RMS norms over rows: the plain one times (1 + w), and the gated one of the GDN layer times w and a gate.
+"""RMS norms over rows: the plain one times (1 + w), and those of a read-out times w, with a gate before or after.
 
 Leaves out: the norms of queries and keys, which are made with the inputs of their ops (`gdn_inputs.py`,
 `qk_norm_and_rotary.py`).
@@ -87,6 +87,22 @@ def gated_norm(
     return out
 
 
+def gated_group_norm(
+    *, core: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float, groups: int, to: Place
+) -> torch.Tensor:
+    """`GatedGroupNorm` of the seam: y = core silu(z), normed over the heads of each group in fp32, times weight."""
+    assert core.stride(2) == z.stride(2) == 1, "heads are contiguous"
+    out = torch.empty_like(core, memory_format=torch.contiguous_format)
+    rows, heads, width = core.shape
+    tall, each = tile(1, 16), heads // groups * width
+    launch(
+        _gated_group_norm, (ceil_div(rows * groups, tall),), core, core.stride(0), core.stride(1),
+        z, z.stride(0), z.stride(1), weight, out, rows * groups, groups, each, width, eps,
+        RT=tall, CT=power_of_2(each),
+    )  # fmt: skip
+    return out
+
+
 @triton.jit
 def _norm(
     x, x_row, y, y_row, total, weight, out, rows, width, eps,
@@ -162,3 +178,23 @@ def _gated_norm(
     if SILU:
         opened = opened * gate
     tl.store(out + pair[:, None] * width + at[None, :], (value * opened).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gated_group_norm(
+    core, core_row, core_head, z, z_row, z_head, weight, out, rows, groups, each, width, eps,
+    RT: tl.constexpr, CT: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """RT (row, group) pairs; a group has `each` channels, of heads of `width` channels."""
+    pair, at = tl.program_id(0).to(tl.int64) * RT + tl.arange(0, RT), tl.arange(0, CT)
+    row, channel = pair // groups, (pair % groups * each)[:, None] + at[None, :]
+    inside, head = (pair < rows)[:, None] & (at < each)[None, :], channel // width
+    scale = tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        wait_before_product()
+    value = tl.load(core + (row * core_row)[:, None] + head * core_head + channel % width, mask=inside, other=0.0)
+    gate = tl.load(z + (row * z_row)[:, None] + head * z_head + channel % width, mask=inside, other=0.0)
+    gate = gate.to(tl.float32)
+    value = value.to(tl.float32) * (gate / (1.0 + tl.exp(-gate)))
+    value = value * tl.rsqrt(tl.sum(value * value, axis=1) / each + eps)[:, None] * scale
+    tl.store(out + (row * groups * each)[:, None] + channel, value.to(out.dtype.element_ty), mask=inside)

@@ -1,4 +1,4 @@
-"""Element by element: the residual sum, the output gate of attention, the gate of the MLP.
+"""Element by element: the residual sum, the output gate of attention, the activation of an MLP, a skip of values.
 
 Leaves out: everything that reduces over a row.
 """
@@ -45,6 +45,21 @@ def silu_mul(gate_up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(gate_up.shape[0], width)
     _launch(_silu_mul, out, gate_up, gate_up.stride(0), width, LIMIT=limit)
+    return out
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    """Compute relu(x)^2 of [N, I]."""
+    out = x.new_empty(x.shape)
+    _launch(_square, out, x, x.stride(0), x.shape[1])
+    return out
+
+
+def add_skip(*, core: torch.Tensor, v: torch.Tensor, weight: torch.Tensor, to: Place) -> torch.Tensor:
+    """`AddSkip` of the seam: core + weight v, v in fp32, one cast at the end."""
+    assert core.is_contiguous() and v.is_contiguous(), "read-outs and values are contiguous"
+    out = core.new_empty(core.shape)
+    _launch(_add_skip, out, core, v, weight, *core.shape[1:])
     return out
 
 
@@ -105,6 +120,27 @@ def squared(x):
     """Return relu(x)^2; a NaN stays one."""
     opened = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
     return opened * opened
+
+
+@triton.jit
+def _square(x, x_row, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at // width * x_row + at % width, mask=at < elements, other=0.0).to(tl.float32)
+    tl.store(out + at, squared(value).to(out.dtype.element_ty), mask=at < elements)
+
+
+@triton.jit
+def _add_skip(core, v, weight, heads, width, out, elements, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    if EARLY:
+        wait()
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside, head = at < elements, at // width % heads
+    value = tl.load(v + at, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(core + at, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(weight + head, mask=inside, other=0.0).to(tl.float32) * value
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
