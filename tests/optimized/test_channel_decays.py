@@ -154,8 +154,8 @@ WINDOW_FAULTS = {
     "the decay of the neighbouring channel": ("return fetch(source + every_k,", "return fetch(source + (every_k ^ 1),"),
     "one decay for all channels": ("return fetch(source + every_k,", "return fetch(source + every_k * 0,"),
     "the decay after the update": (
-        "step(state, query, key, kq, value, decay, write)",
-        "step(state, query, key, kq, value, decay * 0.0 + 1.0, write)\n        state = state * decay"),
+        "step(state, query, key, kq, value, decay, write, DELTA)",
+        "step(state, query, key, kq, value, decay * 0.0 + 1.0, write, DELTA)\n        state = state * decay"),
     "no exponential of a log decay": (
         "tl.exp(decay_at(log_decay, every_k, in_k, x.channels, WHOLE)), tl",
         "decay_at(log_decay, every_k, in_k, x.channels, WHOLE), tl"),

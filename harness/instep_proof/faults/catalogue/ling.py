@@ -115,7 +115,7 @@ FAULTS: tuple[Fault, ...] = (
     _clamp("clamp-kernel-from-above-alone", "clamps", "The kernel does not clamp up from below.",
            Edit(OPENED, KERNEL, f"up = tl.minimum(up, limit, {NAN})"), how=Setting("triton")),
     _clamp("clamp-kernel-of-the-shared-expert", "clamps", "The kernel of the shared expert is given no limit.",
-           Edit.of(EXPERTS, "dense.mlp(x=x, gate_up=gate_up, down=down, to=to, limit={weights.shared_limit => None})"),
+           Edit.of(EXPERTS, "mlp(x=x, gate_up=gate_up, down=down, to=to, limit={weights.shared_limit => None})"),
            how=Setting("precise")),
     _clamp("clamp-kernel-swaps-the-limits", "clamps", "Blocks of the shared expert have the limit of the routed ones.",
            Edit.of(GROUPED, "tl.where(expert {== => !=} experts, "

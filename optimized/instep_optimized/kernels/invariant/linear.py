@@ -44,13 +44,15 @@ def linear(*, x: torch.Tensor, weight: torch.Tensor, shape: tuple[int, ...], to:
     return multiply(x.flatten(1), weight, x.dtype).view(x.shape[0], *shape)
 
 
-def mlp(
-    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None = None
-) -> torch.Tensor:
-    """`Mlp` of the seam: two products and one kernel between them, rounded where `products.mlp` rounds.
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """`Mlp` of the seam: two products and one kernel between them, rounded where `products.mlp` rounds."""
+    return clamped_mlp(x=x, gate_up=gate_up, down=down, to=to, limit=None)
 
-    limit: of a clamped SwiGLU
-    """
+
+def clamped_mlp(
+    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None
+) -> torch.Tensor:
+    """`mlp`, and with a limit a clamped SwiGLU."""
     return multiply(silu_mul(multiply(x, gate_up, x.dtype), limit), down, x.dtype)
 
 

@@ -39,13 +39,15 @@ def linears(
     return tuple(part.view(len(x), *shape) for part, shape in zip(whole, shapes, strict=True))
 
 
-def mlp(
-    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None = None
-) -> torch.Tensor:
-    """Implement `Mlp`: the middle rows are rounded to x's dtype; with many rows gate and up are rounded before, too.
+def mlp(*, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place) -> torch.Tensor:
+    """Implement `Mlp`: the middle rows are rounded to x's dtype; with many rows gate and up are rounded before, too."""
+    return clamped_mlp(x=x, gate_up=gate_up, down=down, to=to, limit=None)
 
-    limit: of a clamped SwiGLU, which the kernel of few rows does not have
-    """
+
+def clamped_mlp(
+    *, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, to: Place, limit: float | None
+) -> torch.Tensor:
+    """`mlp`, and with a limit a clamped SwiGLU, which the kernel of few rows does not have."""
     few = limit is None and fits(x, gate_up, gated=True)
     middle = product(x, gate_up, gated=True) if few else silu_mul(x @ gate_up.t(), limit)
     return _product(middle, down)

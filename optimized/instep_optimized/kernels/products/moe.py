@@ -39,7 +39,7 @@ class Dense(Protocol):
     """Products for the shared expert and around latents. Modules `linear` and `invariant.linear` have this form."""
 
     @property
-    def mlp(self) -> ClampedMlp: ...
+    def clamped_mlp(self) -> ClampedMlp: ...
     @property
     def squared_mlp(self) -> SquaredMlp: ...
     @property
@@ -129,7 +129,7 @@ def _shared(
     gate_up, down, gate = weights.shared_gate_up, weights.shared_down, weights.shared_gate
     rows = None
     if gate_up is not None and down is not None:
-        rows = (dense.mlp(x=x, gate_up=gate_up, down=down, to=to, limit=weights.shared_limit) if weights.gated
+        rows = (dense.clamped_mlp(x=x, gate_up=gate_up, down=down, to=to, limit=weights.shared_limit) if weights.gated
                 else dense.squared_mlp(x=x, up=gate_up, down=down, to=to))  # fmt: skip
     return rows, None if gate is None else dense.lm_head(x=x, weight=gate, to=to)
 
