@@ -20,6 +20,7 @@ NORMS = 'norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")'
 LIMITS = "limit, shared_limit = config.limits(layer)"
 CLAMPED = "gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)"
 PRODUCT = "linear(gate * up, down.to(x.dtype))"
+SHARED = "x=x, gate_up=gate_up, down=down, to=to"
 NAN = "propagate_nan=tl.PropagateNan.ALL"
 KERNEL = f"up = tl.minimum(tl.maximum(up, -limit, {NAN}), limit, {NAN})"
 
@@ -115,7 +116,7 @@ FAULTS: tuple[Fault, ...] = (
     _clamp("clamp-kernel-from-above-alone", "clamps", "The kernel does not clamp up from below.",
            Edit(OPENED, KERNEL, f"up = tl.minimum(up, limit, {NAN})"), how=Setting("triton")),
     _clamp("clamp-kernel-of-the-shared-expert", "clamps", "The kernel of the shared expert is given no limit.",
-           Edit.of(EXPERTS, "mlp(x=x, gate_up=gate_up, down=down, to=to, limit={weights.shared_limit => None})"),
+           Edit.of(EXPERTS, f"dense.clamped_mlp({SHARED}, limit={{weights.shared_limit => None}})"),
            how=Setting("precise")),
     _clamp("clamp-kernel-swaps-the-limits", "clamps", "Blocks of the shared expert have the limit of the routed ones.",
            Edit.of(GROUPED, "tl.where(expert {== => !=} experts, "
